@@ -1,0 +1,67 @@
+# Everything runs in .venv, made on first use. A stamp file a purpose keeps later runs quick: pip runs again only when the
+# project's requirements changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MODEL ?= smollm2-135m-instruct
+ARGS ?=
+
+.PHONY: help serve test test-deep check format bench docs-check clean
+
+help: ## Say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+serve: $(VENV)/.installed ## Install, fetch the default model and serve it on 127.0.0.1:8000 (MODEL=..., ARGS="--port 9000")
+	@$(BIN)/penstock pull $(MODEL)
+	@$(BIN)/penstock serve $(MODEL) $(ARGS)
+
+test: $(VENV)/.installed-test ## Run every test (ARGS="-k sampler" for some)
+	@$(BIN)/penstock pull $(MODEL)
+	@$(BIN)/python -m pytest -m "not deep" $(ARGS)
+
+test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random episodes of the core
+	@$(BIN)/penstock pull $(MODEL)
+	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-check ## Format, lint, types and the direction of imports, in seconds
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python docs/check.py
+
+format: $(VENV)/.installed-check ## Let ruff mend what it can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed ## Measure this machine's offline throughput with the default model
+	@$(BIN)/penstock pull $(MODEL)
+	@$(BIN)/penstock bench $(MODEL) $(ARGS)
+
+docs-check: $(VENV)/.installed-check ## Check that the documents name what exists
+	@$(BIN)/python docs/check.py
+
+clean: ## Remove .venv and every cache of the tools (models stay in the user's cache)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing Penstock into $(VENV) (once; about 300 MB) ..."
+	@$(PIP) install --constraint constraints.txt torch==2.13.0
+	@$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	@$(PIP) install --constraint constraints.txt --editable '.[test,hub]'
+	@touch $@
+
+$(VENV)/.installed-check: $(VENV)/.installed
+	@echo "Installing what the checks need ..."
+	@$(PIP) install --constraint constraints.txt --editable '.[check]'
+	@touch $@

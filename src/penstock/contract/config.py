@@ -1,0 +1,126 @@
+"""Configuration: frozen values built once, at the edge, by `app` from what the command line or the library was given.
+
+Nothing below `cli` reads the environment. Each field's help text lives beside it, and the command line is derived from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.contract.errors import ConfigError
+
+__all__ = ["DEFAULT_MODEL", "EngineConfig", "SchedulerConfig", "ServerConfig", "option_help"]
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+POLICIES = ("fcfs", "priority")
+
+
+def _option(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+def option_help(config: type, name: str) -> str:
+    """The help text of one field of a configuration class."""
+    text: str = config.__dataclass_fields__[name].metadata["help"]  # type: ignore[attr-defined]
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Everything the scheduler is told about the world.
+
+    Attributes:
+        num_blocks: KV blocks in the pool.
+        block_size: tokens a block holds.
+        max_num_seqs: sequences that run at once; also the number of slots.
+        max_num_batched_tokens: most positions that one step computes; at least `max_num_seqs`.
+        max_model_len: most tokens of one sequence, prompt and output together.
+        policy: `fcfs` (arrival order) or `priority` (lower number first, then arrival).
+        prefix_caching: whether full blocks are kept and found again.
+        max_bypasses: admissions that may pass a waiting head which does not fit, before all wait for it.
+        cache_root: bytes that name the model; KV blocks are never shared between different roots.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 256
+    max_model_len: int = 2048
+    policy: str = "fcfs"
+    prefix_caching: bool = True
+    max_bypasses: int = 16
+    cache_root: bytes = b""
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+        if self.max_bypasses < 0:
+            raise ConfigError("max_bypasses", f"must be at least 0, got {self.max_bypasses}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                f"{self.max_num_batched_tokens} is below max_num_seqs ({self.max_num_seqs}): every running sequence"
+                " must be able to decode in each step",
+            )
+        if self.policy not in POLICIES:
+            raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the operator chose for the engine; everything else is read from the model."""
+
+    model: str = _option(
+        DEFAULT_MODEL, "A catalogue name, a Hugging Face directory, a .gguf file, or org/name on the Hugging Face hub."
+    )
+    served_model_name: str = _option("", "The name that clients ask for; by default the model's own.")
+    dtype: str = _option(
+        "auto", "Type of weights and activations; auto takes the checkpoint's, where this device is good at it.", DTYPES
+    )
+    device: str = _option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
+    threads: int = _option(0, "Compute threads on the CPU; 0 takes one a physical core.")
+    max_model_len: int = _option(
+        0,
+        "Most tokens of one request, prompt and output together; 0 takes the model's context or what fits the KV cache.",
+    )
+    kv_cache_memory: int = _option(
+        0, "Bytes for the KV cache (8GiB, 500MB and plain bytes are understood); 0 takes a quarter of the free memory."
+    )
+    block_size: int = _option(16, "Tokens in one KV block.")
+    max_num_seqs: int = _option(64, "Sequences that run at once.")
+    max_num_batched_tokens: int = _option(
+        256, "Most tokens computed in one step: the chunk size of long prompts. Smaller keeps running streams smoother."
+    )
+    scheduling_policy: str = _option("fcfs", "Order of admission: first come first served, or by priority.", POLICIES)
+    prefix_caching: bool = _option(True, "Reuse the KV of prompts that begin alike.")
+    max_queued_requests: int = _option(1024, "Sequences that may wait; more are answered 429.")
+    record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            choices = self.__dataclass_fields__[name].metadata["choices"]
+            if choices and getattr(self, name) not in choices:
+                raise ConfigError(name, f"must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("threads", "max_model_len", "kv_cache_memory"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued_requests"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the operator chose for the HTTP side."""
+
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8000, "Port to listen on; 0 takes a free one and prints it.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("port", f"must lie in 0..65535, got {self.port}")

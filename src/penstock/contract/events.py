@@ -1,0 +1,140 @@
+"""What comes out: of the scheduler, in ids (`SeqEvent`), and of the engine, in text (`Output`).
+
+Law: every accepted sequence yields exactly one `Finished`, and nothing after it. Every ask yields one `ChoiceFinished`
+for each of its choices and then one `AskFinished`, or one `AskFailed` and nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "Admitted",
+    "AskFailed",
+    "AskFinished",
+    "ChoiceDelta",
+    "ChoiceFinished",
+    "FinishReason",
+    "Finished",
+    "Generated",
+    "Output",
+    "SeqEvent",
+    "TokenPiece",
+    "Usage",
+]
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """An end-of-sequence id, a stop id or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the context is used up."""
+    ABORT = "abort"
+    """The caller went away or asked for it."""
+    ERROR = "error"
+    """A failure that belongs to this sequence alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The sequence took a slot for the first time; `cached` of its prompt tokens were found in the prefix cache."""
+
+    seq_id: str
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The sequence has one more token."""
+
+    seq_id: str
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The sequence's last event.
+
+    Attributes:
+        stop_token: the id that ended it; -1 when no id did.
+        message: for `ERROR`, what happened, safe to show; else "".
+    """
+
+    seq_id: str
+    reason: FinishReason
+    stop_token: int = -1
+    message: str = ""
+
+
+SeqEvent = Admitted | Generated | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """One generated token as text: its id, the bytes it stands for, and its log probability (0.0 when not asked for)."""
+
+    id: int
+    bytes: bytes
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """The token alone as text; bytes that are no whole character become U+FFFD."""
+        return self.bytes.decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one ask: the prompt once, the completions of all choices together."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """More of one choice: text that is final (nothing of it is held back or will be cut), and the tokens behind it.
+
+    `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
+    released. Joined over a choice, texts and tokens are the whole completion.
+    """
+
+    choice: int
+    text: str
+    tokens: tuple[TokenPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """A choice is complete.
+
+    Attributes:
+        stop: the string or token id that ended it; None for an end-of-sequence id or when it did not end by a stop.
+    """
+
+    choice: int
+    reason: FinishReason
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskFinished:
+    """Every choice of the ask is complete; the stream ends here."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AskFailed:
+    """The ask ended by a failure of ours; `message` is safe to show. The stream ends here."""
+
+    message: str
+    usage: Usage
+
+
+Output = ChoiceDelta | ChoiceFinished | AskFinished | AskFailed

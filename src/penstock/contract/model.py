@@ -1,0 +1,89 @@
+"""What rooms that never touch a tensor must know of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["GgufVocabulary", "HuggingFaceText", "ModelCard", "ModelShape", "TextFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model that the scheduler, the KV store and the tests need.
+
+    Attributes:
+        num_kv_heads: heads that keys and values have (grouped queries share them).
+        head_dim: width of one head, `D` in shape comments.
+        vocab_size: width of the logits; every token id lies below it.
+        max_positions: longest context that the model was made for.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceText:
+    """The text half of a model directory in Hugging Face layout: `tokenizer.json` and the small JSON files around it."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class GgufVocabulary:
+    """The text half of a GGUF file, as read from its metadata (keys `tokenizer.ggml.*` and `tokenizer.chat_template`).
+
+    Attributes:
+        file: path, for error messages.
+        model: tokenizer kind: `gpt2` (byte-level BPE) or `llama` (SentencePiece).
+        pre: name of the pre-tokenizer, such as `smollm` or `llama-bpe`; "" when the file has none.
+        tokens: the vocabulary; the index is the token id.
+        token_types: one a token (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
+        merges: BPE merges, "left right", best first; empty for `llama`.
+        scores: one a token for `llama`; else empty.
+        bos, eos, unknown: token ids, -1 when absent.
+        add_bos: whether text is meant to start with `bos`.
+        add_space_prefix: SentencePiece's dummy prefix.
+        chat_template: Jinja source, "" when the file has none.
+    """
+
+    file: str
+    model: str
+    pre: str
+    tokens: tuple[str, ...]
+    token_types: tuple[int, ...]
+    merges: tuple[str, ...]
+    scores: tuple[float, ...]
+    bos: int
+    eos: int
+    unknown: int
+    add_bos: bool
+    add_space_prefix: bool
+    chat_template: str
+
+
+TextFiles = HuggingFaceText | GgufVocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a served model says of itself to clients.
+
+    Attributes:
+        name: the name that clients ask for.
+        created: Unix time at which the engine was started.
+        max_model_len: most tokens of prompt and output together.
+        vocab_size: token ids in requests lie below it.
+        has_chat_template: whether conversations can be rendered.
+    """
+
+    name: str
+    created: int
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool

@@ -1,0 +1,139 @@
+"""What one step is to compute (`StepPlan`), and what came of it (`StepResult`): the only two values between deciding and doing.
+
+A plan is plain data: it can be printed, written to a file, replayed and explained. It holds no tensors and, beyond the
+tokens of a newly admitted sequence, no token values: the runner already has what it sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.contract.sampling import SamplingSpec
+
+__all__ = ["Admit", "Row", "RowFailure", "Stall", "StallReason", "StepPlan", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """All a runner must learn about a sequence, once, when it takes a slot.
+
+    Attributes:
+        slot: index in the runner's tables, `0 <= slot < max_num_seqs`; free until this step.
+        seq_id: for logs and errors only.
+        tokens: every token known so far: the prompt, and after a preemption what was generated too.
+        blocks: block ids that hold (or will hold) the KV of positions `[0, len(blocks) * block_size)`, in order.
+        computed: how many leading positions already have their KV in those blocks; `computed < len(tokens)`.
+        sampling: the sequence's sampling parameters.
+        choice: index of the choice, part of the randomness key.
+    """
+
+    slot: int
+    seq_id: str
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+    computed: int
+    sampling: SamplingSpec
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Compute positions `[start, start + count)` of the sequence in `slot`.
+
+    Attributes:
+        count: at least 1; prefill chunk or decode, the runner does not care which.
+        new_blocks: block ids appended to the sequence's table before this step.
+        sample: whether the logits of the last computed position are sampled; true exactly when the row catches up with
+            every token known, so that the sampled token is the next one.
+    """
+
+    slot: int
+    start: int
+    count: int
+    new_blocks: tuple[int, ...]
+    sample: bool
+
+
+class StallReason(StrEnum):
+    """Why the head of the waiting queue was not admitted in this step."""
+
+    NO_BLOCKS = "no_blocks"
+    NO_SLOT = "no_slot"
+    NO_BUDGET = "no_budget"
+    SHARED_PREFIX = "shared_prefix"
+    """Its next block is being computed by a running sequence right now; waiting for that is cheaper than doing it twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The waiting head stays where it is: it needs `need` of what there are `have` of."""
+
+    seq_id: str
+    reason: StallReason
+    need: int
+    have: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Apply in this order: `releases`, then `admits`, then `rows`.
+
+    Attributes:
+        step: counts from 0 without gaps.
+        releases: slots whose sequence is gone (finished, aborted or preempted); the runner forgets them.
+        rows: what to compute; empty when there is nothing to do. At most one row a slot.
+        stalls: at most one: the waiting head, if it could not be admitted.
+        waiting: how many sequences are still waiting after this plan.
+    """
+
+    step: int
+    releases: tuple[int, ...]
+    admits: tuple[Admit, ...]
+    rows: tuple[Row, ...]
+    stalls: tuple[Stall, ...] = ()
+    waiting: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions computed by this step."""
+        return sum(row.count for row in self.rows)
+
+    def explain(self) -> str:
+        """One line for people: what the step does and why the queue did not move."""
+        prefill = sum(row.count for row in self.rows if row.count > 1)
+        text = (
+            f"step {self.step}: {len(self.rows)} rows, {self.num_tokens} tokens ({prefill} in chunks), "
+            f"{len(self.admits)} admitted, {len(self.releases)} released, {self.waiting} waiting"
+        )
+        for stall in self.stalls:
+            text += f"; {stall.seq_id} waits: {stall.reason} (needs {stall.need}, has {stall.have})"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """The sequence in `slot` cannot go on (say, its logits are not finite); the others are unharmed."""
+
+    slot: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a plan.
+
+    Attributes:
+        step: the plan's.
+        tokens: one token id per sampling row that did not fail, in the plan's row order.
+        logprobs: beside `tokens`: log probability of each under the raw distribution, or 0.0 where the request did not
+            ask for it.
+        failures: rows that could not be computed; they have no entry in `tokens`.
+        seconds: how long it took, as measured by the runner's clock. Time is data here: the core never reads a clock.
+    """
+
+    step: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    failures: tuple[RowFailure, ...] = ()
+    seconds: float = 0.0

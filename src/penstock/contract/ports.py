@@ -1,0 +1,73 @@
+"""The ports: what a room asks of another, as Protocols. Implementations are named in `app.py` alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.contract.events import Output
+from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.request import Ask
+
+__all__ = ["Clock", "EngineClient", "Health", "Runner"]
+
+
+class Runner(Protocol):
+    """Executes plans. Owns the model, its KV memory and the slot tables; decides nothing."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Apply releases and admits, compute every row, sample where asked.
+
+        Raises:
+            Exception: anything raised concerns the whole step (out of memory, a kernel that failed). What concerns one
+                row only is returned in `StepResult.failures`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the engine is: `alive` until it died, and what it is doing.
+
+    Attributes:
+        reason: why it is not alive; "" while it is.
+    """
+
+    alive: bool
+    reason: str
+    running: int
+    waiting: int
+    free_blocks: int
+    total_blocks: int
+    steps: int
+
+
+class EngineClient(Protocol):
+    """An engine as seen by a server: the same three verbs for one in this process, in another, or elsewhere."""
+
+    def generate(self, ask: Ask) -> AsyncIterator[Output]:
+        """Submit and stream. Closing the iterator early (`aclose`, cancellation) aborts the request.
+
+        Raises:
+            RequestError: before the first output, when the request cannot be served.
+            Overloaded: before the first output, when it cannot be taken now.
+            EngineDead: before the first output, when nothing can be served any more.
+        """
+        ...
+
+    async def abort(self, ask_id: str) -> None:
+        """End a request; unknown and finished ids are no error. Its stream ends with finish reason `abort`."""
+        ...
+
+    def health(self) -> Health:
+        """The present state, without waiting for the engine."""
+        ...
+
+
+class Clock(Protocol):
+    """Where time comes from. Real at the edges, simulated in tests."""
+
+    def now(self) -> float:
+        """Seconds, monotone, from an arbitrary origin."""
+        ...

@@ -1,0 +1,115 @@
+"""What is asked of the engine: by a caller (`Ask`, in text) and of the scheduler (`GenerateRequest`, in token ids).
+
+An `Ask` becomes one `GenerateRequest` per choice once the engine has rendered, tokenised and resolved it. Neither ever
+changes afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.contract.sampling import NEUTRAL, SamplingSpec
+
+__all__ = ["Ask", "ChatPrompt", "GenerateRequest", "Message", "Prompt", "StopRules", "TextPrompt", "TokenPrompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is whatever the model's template knows (system, user, assistant, ...)."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Raw text. Special tokens written in it are honoured: the caller is writing the model's own format."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, used as they are; nothing is added in front."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, to be rendered by the model's chat template. Special tokens inside `content` are plain text."""
+
+    messages: tuple[Message, ...]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When a sequence ends. The core reads ids and limits; the text side reads strings.
+
+    Attributes:
+        max_tokens: most tokens to generate, at least 1; 0 stands for "the rest of the context" in an `Ask` and never
+            reaches the core.
+        min_tokens: no stop before this many generated tokens (length limits still hold).
+        token_ids: ids that end the sequence, beside the model's own end-of-sequence ids.
+        strings: texts that end the sequence; the match and all after it are cut from the output.
+        ignore_eos: the model's own end-of-sequence ids do not end it.
+        include_stop_string: keep the matched string in the output.
+    """
+
+    max_tokens: int = 0
+    min_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    include_stop_string: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One caller's request, in the caller's terms: a prompt, `n` choices, how to sample, when to stop.
+
+    Attributes:
+        id: unique among live requests; chosen by the caller's side, used for abort and logs.
+        n: how many choices to generate from the one prompt.
+        logprobs: whether each generated token comes with its log probability under the model's raw distribution.
+        priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
+        cache_salt: prompts share cached KV only with prompts of the same salt.
+    """
+
+    id: str
+    prompt: Prompt
+    n: int = 1
+    sampling: SamplingSpec = NEUTRAL
+    stop: StopRules = StopRules()
+    logprobs: bool = False
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One sequence to generate, fully resolved: what the scheduler is given.
+
+    Attributes:
+        id: unique among live sequences (`<ask id>/<choice>`).
+        prompt: token ids, at least one.
+        choice: index of this choice in its ask; part of the randomness key.
+        sampling: passed on to the runner unread; carries an explicit seed whenever sampling is random.
+        stop: resolved rules: `max_tokens` >= 1 and `token_ids` already holding the model's end-of-sequence ids unless
+            `ignore_eos`.
+        arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    choice: int = 0
+    sampling: SamplingSpec = NEUTRAL
+    stop: StopRules = StopRules()
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    arrival: float = 0.0

@@ -1,0 +1,1 @@
+"""The loop that joins core, text and a runner; local clients; recording."""

@@ -1,0 +1,1 @@
+"""The only room with torch and state: device, KV store, plan to tensors, forward, sample."""

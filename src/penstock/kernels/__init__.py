@@ -1,0 +1,1 @@
+"""Operations on tensors, each with a plain torch reference behind one signature."""

@@ -1,0 +1,1 @@
+"""One file per model family, found by its `model_type`."""

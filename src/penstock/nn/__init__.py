@@ -1,0 +1,1 @@
+"""Stateless layers made of kernels."""

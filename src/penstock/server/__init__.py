@@ -1,0 +1,1 @@
+"""HTTP: OpenAI shapes, SSE, validation, health. Knows contract and sampling only."""

@@ -1,0 +1,1 @@
+"""A runner without tensors and a clock without time, for tests."""

@@ -1,0 +1,1 @@
+"""Characters to tokens and back: tokenizer, chat template, incremental detokenizer, stop strings."""

@@ -1,0 +1,1 @@
+"""Files to named tensors: locating, reading, dequantising and binding."""
