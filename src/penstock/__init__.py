@@ -1,22 +1,35 @@
-"""Penstock: an LLM inference engine and server. Importing it loads no tensor library; the names below are found on first use."""
+"""Penstock: an LLM inference engine and server.
+
+Importing it loads no tensor library: the public names are found on first use.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from penstock.version import __version__
 
-__all__ = ["AsyncLLM", "CompletionOutput", "LLM", "RequestOutput", "SamplingParams", "__version__"]
+if TYPE_CHECKING:
+    from penstock.llm.offline import LLM
+    from penstock.llm.online import AsyncLLM
+    from penstock.llm.outputs import CompletionOutput, Logprob, RequestOutput
+    from penstock.sampling.params import SamplingParams
+
+__all__ = ["AsyncLLM", "CompletionOutput", "LLM", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+
+_PUBLIC = {
+    "AsyncLLM": "penstock.llm.online",
+    "CompletionOutput": "penstock.llm.outputs",
+    "LLM": "penstock.llm.offline",
+    "Logprob": "penstock.llm.outputs",
+    "RequestOutput": "penstock.llm.outputs",
+    "SamplingParams": "penstock.sampling.params",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public classes when they are first asked for, so that `penstock.core` runs where torch is absent."""
-    if name == "SamplingParams":
-        from penstock.sampling import SamplingParams
-
-        return SamplingParams
-    if name in __all__:
-        from penstock import llm
-
-        return getattr(llm, name)
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    """Import a public name when it is first asked for, so that `penstock.core` runs where torch is absent."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

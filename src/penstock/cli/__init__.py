@@ -1,1 +1,68 @@
-"""The command line."""
+"""The command line: parses, calls, prints. The only room that reads the environment.
+
+Exit codes: 0 done, 1 our failure, 2 a mistake in what the user gave (one line says which), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from penstock.contract.errors import PenstockError, RequestError, SetupError
+from penstock.version import __version__
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "serve": "Serve a model over HTTP, compatible with OpenAI's API.",
+    "chat": "Talk to a model in the terminal.",
+    "generate": "Continue one prompt, or a JSONL file of prompts.",
+    "pull": "Fetch a model and verify it.",
+    "models": "List the models that can be named, and what is on disk.",
+    "bench": "Measure throughput on this machine.",
+}
+
+
+class _Commands(click.Group):
+    """Loads a command's module only when it is called, so that `--help` and `--version` are immediate."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = __import__(f"penstock.cli.{cmd_name}", fromlist=["command"])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="penstock")
+def penstock() -> None:
+    """Penstock: an LLM inference engine and server."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code; users' mistakes are one line, not a traceback."""
+    try:
+        penstock.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as mistake:
+        mistake.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except (SetupError, RequestError) as mistake:
+        click.echo(f"penstock: {mistake}", err=True)
+        sys.exit(2)
+    except PenstockError as failure:
+        click.echo(f"penstock: {failure}", err=True)
+        sys.exit(1)

@@ -1,6 +1,6 @@
 """Configuration: frozen values built once, at the edge, by `app` from what the command line or the library was given.
 
-Nothing below `cli` reads the environment. Each field's help text lives beside it, and the command line is derived from it.
+Nothing below `cli` reads the environment. Each field's help text lives beside it; the command line is derived from it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class EngineConfig:
     threads: int = _option(0, "Compute threads on the CPU; 0 takes one a physical core.")
     max_model_len: int = _option(
         0,
-        "Most tokens of one request, prompt and output together; 0 takes the model's context or what fits the KV cache.",
+        "Most tokens of one request, prompt and output together; 0: the model's context, or what fits the KV cache.",
     )
     kv_cache_memory: int = _option(
         0, "Bytes for the KV cache (8GiB, 500MB and plain bytes are understood); 0 takes a quarter of the free memory."

@@ -45,7 +45,7 @@ class RequestError(PenstockError):
 
     Attributes:
         message: one sentence for the caller, without paths or internals.
-        param: the request field at fault, dotted (`messages.0.content`), or "" when no single field is.
+        param: the request field at fault, dotted (`messages.0.content`), or "" if none is.
         code: a stable machine-readable word, such as `context_length_exceeded`.
     """
 
@@ -82,7 +82,7 @@ class NeverFits(RequestError):
 
     def __init__(self, need_blocks: int, have_blocks: int, block_size: int) -> None:
         super().__init__(
-            f"The request needs {need_blocks} KV blocks of {block_size} tokens, but the engine has {have_blocks} in all."
+            f"The request needs {need_blocks} KV blocks of {block_size} tokens; the engine has {have_blocks} in all."
             " Lower max_tokens or shorten the prompt, or give the engine more --kv-cache-memory.",
             param="max_tokens",
             code="kv_cache_exceeded",

@@ -75,7 +75,7 @@ SeqEvent = Admitted | Generated | Finished
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """One generated token as text: its id, the bytes it stands for, and its log probability (0.0 when not asked for)."""
+    """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not asked for)."""
 
     id: int
     bytes: bytes

@@ -29,7 +29,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceText:
-    """The text half of a model directory in Hugging Face layout: `tokenizer.json` and the small JSON files around it."""
+    """The text half of a directory in Hugging Face layout: `tokenizer.json` and the small JSON files around it."""
 
     directory: str
 

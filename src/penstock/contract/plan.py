@@ -1,4 +1,6 @@
-"""What one step is to compute (`StepPlan`), and what came of it (`StepResult`): the only two values between deciding and doing.
+"""What one step is to compute (`StepPlan`), and what came of it (`StepResult`).
+
+These two values are all that passes between deciding and doing.
 
 A plan is plain data: it can be printed, written to a file, replayed and explained. It holds no tensors and, beyond the
 tokens of a newly admitted sequence, no token values: the runner already has what it sampled.
@@ -62,7 +64,7 @@ class StallReason(StrEnum):
     NO_SLOT = "no_slot"
     NO_BUDGET = "no_budget"
     SHARED_PREFIX = "shared_prefix"
-    """Its next block is being computed by a running sequence right now; waiting for that is cheaper than doing it twice."""
+    """Its next block is being computed by a running sequence now; waiting for that is cheaper than doing it twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,8 @@
-"""Decisions: block pool, sequences, policies, the scheduler, the trace codec. Standard library only; no clock, threads or I/O."""
+"""Decisions: block pool, sequences, policies, scheduler, trace codec. Standard library only, no clock, no I/O."""
+
+from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.scheduler import Scheduler
+from penstock.core.stats import SchedulerStats
+from penstock.core.trace import ReplayReport, replay
+
+__all__ = ["BlockPool", "Lease", "ReplayReport", "Scheduler", "SchedulerStats", "replay"]

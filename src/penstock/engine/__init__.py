@@ -1,1 +1,9 @@
-"""The loop that joins core, text and a runner; local clients; recording."""
+"""The loop that joins core, text and a runner: an engine to step by hand, a thread to step it, a client to talk to."""
+
+from penstock.engine.client import LocalClient
+from penstock.engine.engine import Engine, StepOutputs
+from penstock.engine.intake import Intake, Submission
+from penstock.engine.loop import EngineLoop
+from penstock.engine.recorder import NoRecorder, Recorder
+
+__all__ = ["Engine", "EngineLoop", "Intake", "LocalClient", "NoRecorder", "Recorder", "StepOutputs", "Submission"]

@@ -1,1 +1,7 @@
 """One file per model family, found by its `model_type`."""
+
+from __future__ import annotations
+
+from penstock.models.families import load
+
+__all__ = ["load"]

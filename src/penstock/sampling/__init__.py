@@ -1,1 +1,14 @@
-"""One file per sampling parameter; validation, documentation and the sampler derive from them."""
+"""One file per sampling parameter; validation, documentation, HTTP schema and the sampler's stages derive from them.
+
+Decides which sampling requests are valid and what they mean; executes nothing (that is `exec`) and never imports a
+tensor library: stages are written with the methods of whatever tensors they are given.
+"""
+
+from __future__ import annotations
+
+from penstock.sampling.parameter import Home, Parameter, Stage
+from penstock.sampling.parameters import PARAMETERS, STAGES
+from penstock.sampling.params import SamplingParams
+from penstock.sampling.uniform import uniform
+
+__all__ = ["Home", "PARAMETERS", "Parameter", "STAGES", "SamplingParams", "Stage", "uniform"]

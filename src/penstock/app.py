@@ -1,0 +1,190 @@
+"""The composition root: the only file that names concrete classes of several rooms, and puts them together.
+
+Reads top to bottom as the start of an engine: find the model, read it, place it, size the KV cache, join the parts.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from penstock import models
+from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
+from penstock.contract.errors import ConfigError
+from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.contract.model import ModelCard, ModelShape
+from penstock.core import Scheduler
+from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
+from penstock.exec.device import good_dtypes, kv_budget, resolve_device, resolve_dtype, set_threads
+from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for
+from penstock.exec.runner import TorchRunner
+from penstock.text import TextModel, open_text
+from penstock.weights.bind import Binder
+from penstock.weights.files import ModelFiles, open_model
+from penstock.weights.locate import default_cache_dir
+from penstock.weights.progress import byte_bar
+from penstock.weights.pull import pull
+
+__all__ = ["Assembly", "assemble", "engine_config", "serve"]
+
+
+class SystemClock:
+    """The real, monotone clock."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start."""
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """An engine that is ready to be stepped, and what it says of itself.
+
+    Attributes:
+        report: lines for the operator: model, device, memory.
+    """
+
+    engine: Engine
+    intake: Intake
+    card: ModelCard
+    config: EngineConfig
+    report: tuple[str, ...]
+
+    def start_client(self) -> LocalClient:
+        """Run the engine in a thread of its own from now on; nobody else may step it then."""
+        loop = EngineLoop(self.engine, SystemClock(), self.config.max_queued_requests)
+        loop.start()
+        return LocalClient(self.intake, loop)
+
+    def close(self) -> None:
+        """End the engine and let go of its memory."""
+        self.engine.close()
+
+
+def engine_config(**options: Any) -> EngineConfig:
+    """An `EngineConfig` from keyword arguments.
+
+    Raises:
+        ConfigError: an option is unknown or has a value that cannot be used.
+    """
+    known = {field.name for field in fields(EngineConfig)}
+    for name in options:
+        if name not in known:
+            raise ConfigError(name, f"is not an option; options are {', '.join(sorted(known))}")
+    return EngineConfig(**options)
+
+
+def assemble(
+    config: EngineConfig, cache_dir: Path | None = None, announce: Callable[[str], None] | None = None
+) -> Assembly:
+    """Find, load and join everything that an engine needs.
+
+    Args:
+        config: what the operator chose.
+        cache_dir: where fetched models are kept; None takes the user's cache directory.
+        announce: called with each line of the start report.
+
+    Raises:
+        SetupError: the model or an option cannot be used. Nothing is left half-loaded.
+    """
+    say = announce or _say_nothing
+    files = open_model(pull(config.model, cache_dir or default_cache_dir(os.environ), show_progress=True))
+    text = open_text(files.text)
+    runner, shape, memory = _build_runner(config, files, say)
+    card = ModelCard(
+        name=config.served_model_name or files.name,
+        created=int(time.time()),
+        max_model_len=memory.longest_request,
+        vocab_size=shape.vocab_size,
+        has_chat_template=text.chat_template is not None,
+    )
+    for line in memory.lines():
+        say(line)
+    return _join(config, files, text, runner, card, memory)
+
+
+def _build_runner(
+    config: EngineConfig, files: ModelFiles, say: Callable[[str], None]
+) -> tuple[TorchRunner, ModelShape, MemoryReport]:
+    """Place the model, load it, and size its KV cache from what memory is left then."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device))
+    threads = set_threads(config.threads)
+    say(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
+    say(f"runs on          {device}, {str(dtype).removeprefix('torch.')}, {threads} threads")
+    weight_bytes = files.num_weights * dtype.itemsize
+    with byte_bar("Loading", weight_bytes, show=True, delay=2.0, announce=False) as bar:
+        binder = Binder(files.source, dtype, device, str(files.path), bar.update)
+        model = models.load(files.config, binder, str(files.path))
+    shape, block_size = model.shape, config.block_size
+    num_blocks = blocks_for(kv_budget(config.kv_cache_memory, device), shape, block_size, dtype)
+    max_model_len = _max_model_len(config, shape, num_blocks * block_size)
+    kv = KVStore(shape, num_blocks, block_size, dtype, device)
+    runner = TorchRunner(model, kv, config.max_num_seqs, max_model_len, SystemClock())
+    runner.warm_up()
+    kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
+    return runner, shape, MemoryReport(weight_bytes, kv_bytes, num_blocks, block_size, max_model_len)
+
+
+def _join(
+    config: EngineConfig, files: ModelFiles, text: TextModel, runner: TorchRunner, card: ModelCard, memory: MemoryReport
+) -> Assembly:
+    """The engine around a runner."""
+    scheduler_config = SchedulerConfig(
+        num_blocks=memory.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=card.max_model_len,
+        policy=config.scheduling_policy,
+        prefix_caching=config.prefix_caching,
+        cache_root=files.digest,
+    )
+    recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder)
+    intake = Intake(text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy)
+    return Assembly(engine, intake, card, config, memory.lines())
+
+
+def serve(
+    engine_options: EngineConfig,
+    server_options: ServerConfig,
+    cache_dir: Path,
+    announce: Callable[[str], None],
+) -> None:
+    """Assemble an engine and serve it over HTTP until the process is asked to end."""
+    from penstock import server  # the HTTP stack is not needed by those who use the library
+
+    assembly = assemble(engine_options, cache_dir, announce)
+    client = assembly.start_client()
+    try:
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS)
+        server.run(
+            app, server_options, on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)")
+        )
+    finally:
+        client.close()
+        assembly.close()
+
+
+def _say_nothing(line: str) -> None:
+    """For callers who do not want the start report."""
+
+
+def _max_model_len(config: EngineConfig, shape: ModelShape, kv_tokens: int) -> int:
+    """Most tokens of one request: what the model was made for and the cache holds, or less if the operator says so."""
+    if config.max_model_len > shape.max_positions:
+        raise ConfigError(
+            "max_model_len", f"{config.max_model_len} is above the model's context, {shape.max_positions}"
+        )
+    if config.max_model_len > kv_tokens:
+        raise ConfigError(
+            "max_model_len",
+            f"{config.max_model_len} tokens do not fit the KV cache of {kv_tokens}; raise kv_cache_memory",
+        )
+    return config.max_model_len or min(shape.max_positions, kv_tokens)

@@ -1,0 +1,228 @@
+"""`penstock generate`: one prompt to the terminal, or a JSONL file of prompts to a JSONL file of results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from tqdm import tqdm
+
+from penstock.cli.options import build_configs, config_options
+from penstock.cli.sampling_options import sampling_options, sampling_params
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError, RequestError
+from penstock.contract.request import Prompt
+from penstock.llm.prompts import chat_prompt, prompt
+from penstock.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.llm.offline import LLM
+    from penstock.llm.outputs import RequestOutput
+
+__all__ = ["command"]
+
+READ_AHEAD = 1024
+"""Prompts queued at once: enough to keep every slot busy, few enough for files of any length."""
+
+
+@click.command("generate")
+@click.option("--prompt", "-p", "text", help="The prompt; '-' reads it from standard input.")
+@click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
+@click.option(
+    "--input",
+    "-i",
+    "source",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=(
+        'JSON lines, each with "prompt" (text or token ids) or "messages"; "id" and sampling parameters may be added.'
+    ),
+)
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=("Where results go, one JSON line a prompt. Lines that are there already are not computed again."),
+)
+@sampling_options()
+@config_options(EngineConfig)
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    text: str | None,
+    chat: bool,
+    source: Path | None,
+    target: Path | None,
+    **_: object,
+) -> None:
+    """Continue one prompt (--prompt), or many (--input and --output), with MODEL."""
+    if (text is None) == (source is None):
+        raise ConfigError("--prompt", "give either --prompt, or --input with --output")
+    if (source is None) != (target is None):
+        raise ConfigError("--output", "--input and --output belong together")
+    (config,) = build_configs(context, EngineConfig)
+    params = sampling_params(context)
+    jobs = read_jobs(source, params, chat) if source is not None else []
+    from penstock.llm.offline import LLM  # brings torch in: not for --help
+
+    with LLM(**asdict(config)) as llm:
+        if target is not None:
+            run_jobs(llm, jobs, target)
+            return
+        content = sys.stdin.read() if text == "-" else str(text)
+        show_one(llm, chat_prompt([{"role": "user", "content": content}]) if chat else prompt(content), params)
+
+
+def show_one(llm: LLM, asked: Prompt, params: SamplingParams) -> None:
+    """Stream one prompt's first choice to the terminal; several choices are printed whole, one after the other."""
+    llm.add_request(asked, params)
+    shown = 0
+    final: list[RequestOutput] = []
+    while llm.has_unfinished_requests():
+        final = llm.step() or final
+        if params.n == 1 and final:
+            piece = final[0].outputs[0].text[shown:]
+            shown += len(piece)
+            click.echo(piece, nl=False)
+    if params.n > 1:
+        click.echo("\n---\n".join(choice.text for choice in final[0].outputs), nl=False)
+    click.echo()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One line of the input file; `key` is its id, or its line number."""
+
+    key: str
+    asked: Prompt
+    params: SamplingParams
+
+
+def read_jobs(source: Path, params: SamplingParams, chat: bool) -> list[Job]:
+    """Every line of the input, checked before the model is loaded.
+
+    Raises:
+        ConfigError: naming the file and the line.
+    """
+    jobs: dict[str, Job] = {}
+    for number, record in _read_lines(source):
+        place = f"{source}:{number}"
+        try:
+            job = _job(record, str(number), params, chat)
+        except RequestError as error:
+            raise ConfigError(place, f"{error.param}: {error}") from error
+        if job.key in jobs:
+            raise ConfigError(place, f"the id {job.key!r} was used on an earlier line")
+        jobs[job.key] = job
+    return list(jobs.values())
+
+
+def _read_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--input", f"{source} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{source}:{number}", f"is not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise ConfigError(f"{source}:{number}", "must be a JSON object")
+        yield number, record
+
+
+def _job(record: dict[str, Any], number: str, params: SamplingParams, chat: bool) -> Job:
+    fields = dict(record)
+    key = str(fields.pop("id", number))
+    if ("prompt" in fields) == ("messages" in fields):
+        raise RequestError("give either prompt or messages", param="prompt")
+    if "messages" in fields:
+        asked: Prompt = chat_prompt(fields.pop("messages"))
+    else:
+        given = fields.pop("prompt")
+        asked = chat_prompt([{"role": "user", "content": given}]) if chat and isinstance(given, str) else prompt(given)
+    return Job(key, asked, SamplingParams.from_fields(asdict(params) | fields))
+
+
+def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:
+    """Generate what the output does not hold yet, appending each result as soon as it is there."""
+    done = finished_keys(target)
+    rest = [job for job in jobs if job.key not in done]
+    if len(rest) < len(jobs):
+        click.echo(f"{len(jobs) - len(rest)} of {len(jobs)} prompts are in {target} already", err=True)
+    with (
+        target.open("a", encoding="utf-8") as out,
+        tqdm(total=len(jobs), initial=len(jobs) - len(rest), desc="Generating", unit="prompt") as bar,
+    ):
+        for record in records(llm, rest):
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+            out.flush()
+            bar.update()
+
+
+def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
+    """Results in the order in which they finish. A prompt that cannot be served has its error as its result."""
+    keys: dict[str, str] = {}
+    for job in jobs:
+        try:
+            keys[llm.add_request(job.asked, job.params)] = job.key
+        except RequestError as error:
+            yield {"id": job.key, "error": f"{error.param}: {error}" if error.param else str(error)}
+        while len(keys) >= READ_AHEAD:
+            yield from finished_records(llm, keys)
+    while keys:
+        yield from finished_records(llm, keys)
+
+
+def finished_records(llm: LLM, keys: dict[str, str]) -> list[dict[str, Any]]:
+    """What one step finished; its keys are removed."""
+    return [as_record(keys.pop(output.request_id), output) for output in llm.step() if output.finished]
+
+
+def finished_keys(target: Path) -> set[str]:
+    """The ids of the results that are complete; a last line cut off by an interruption is removed from the file.
+
+    Raises:
+        ConfigError: the file holds something else than results.
+    """
+    if not target.exists():
+        return set()
+    content = target.read_text(encoding="utf-8")
+    whole = content[: content.rfind("\n") + 1]
+    if len(whole) < len(content):
+        target.write_text(whole, encoding="utf-8")
+    try:
+        return {str(json.loads(line)["id"]) for line in whole.splitlines()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError("--output", f"{target} exists and does not hold results of this command") from error
+
+
+def as_record(key: str, output: RequestOutput) -> dict[str, Any]:
+    """A result as one JSON object."""
+    choices = [
+        {
+            "index": choice.index,
+            "text": choice.text,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        for choice in output.outputs
+    ]
+    usage = {
+        "prompt_tokens": len(output.prompt_token_ids),
+        "completion_tokens": sum(len(choice.token_ids) for choice in output.outputs),
+        "cached_tokens": output.num_cached_tokens,
+    }
+    record: dict[str, Any] = {"id": key, "choices": choices, "usage": usage}
+    if output.error:
+        record["error"] = output.error
+    return record

@@ -1,0 +1,117 @@
+"""Command-line options derived from the configuration classes, and the YAML file that may stand in for them.
+
+Every option's name, default, choices and help come from `contract.config`; nothing is spelled twice. Precedence: flag,
+then `--config` file, then default. No environment variable stands in for a flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from penstock.contract.config import DEFAULT_MODEL
+from penstock.contract.errors import ConfigError
+
+__all__ = ["build_configs", "config_options"]
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+BYTE_FIELDS = frozenset({"kv_cache_memory"})
+
+
+class ByteSize(click.ParamType[int]):
+    """A number of bytes, plain or with a unit: 500MB, 8GiB."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse, or fail naming the option."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", str(value))
+        if match is None or match[2].lower() not in UNITS:
+            self.fail(f"{value!r} is not a number of bytes such as 500MB, 8GiB or 1048576", param, ctx)
+        return int(float(match[1]) * UNITS[match[2].lower()])
+
+
+def config_options(*classes: type, leave_out: frozenset[str] = frozenset({"model"})) -> Callable[[Any], Any]:
+    """A decorator that gives a command its MODEL, one option for each field of the classes, and `--config`."""
+
+    def decorate(command: Any) -> Any:
+        for config in reversed(classes):
+            for field in reversed(fields(config)):
+                if field.name not in leave_out:
+                    command = _option(field)(command)
+        command = click.argument("model", default=DEFAULT_MODEL, metavar=f"[MODEL={DEFAULT_MODEL}]")(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="A YAML file of these options (dashes or underscores); flags given here win.",
+        )(command)
+
+    return decorate
+
+
+def _option(field: Field[Any]) -> Callable[[Any], Any]:
+    flag = "--" + field.name.replace("_", "-")
+    help_text = field.metadata["help"]
+    if isinstance(field.default, bool):
+        return click.option(
+            f"{flag}/--no-{flag[2:]}", field.name, default=field.default, show_default=True, help=help_text
+        )
+    choices = field.metadata["choices"]
+    kind: Any = click.Choice(choices) if choices else ByteSize() if field.name in BYTE_FIELDS else type(field.default)
+    shown = field.default != ""
+    return click.option(flag, field.name, type=kind, default=field.default, show_default=shown, help=help_text)
+
+
+def build_configs(context: click.Context, *classes: type) -> list[Any]:
+    """The configuration values of a command: one for each class, from flags, file and defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, has an unknown key, or a value that cannot be used.
+    """
+    given: dict[str, Any] = {name: value for name, value in context.params.items() if name != "config_file"}
+    path = context.params.get("config_file")
+    if path is not None:
+        known = {field.name for config in classes for field in fields(config)}
+        for name, value in _read_file(path, known).items():
+            if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
+                given[name] = _convert(context, name, value, path)
+    return [config(**{f.name: given[f.name] for f in fields(config) if f.name in given}) for config in classes]
+
+
+def _read_file(path: Path, known: set[str]) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError("--config", f"{path} cannot be read: {reason}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError("--config", f"{path} must hold `option: value` lines")
+    values = {str(key).replace("-", "_"): value for key, value in content.items()}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        raise ConfigError(
+            "--config", f"{path} has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
+    return values
+
+
+def _convert(context: click.Context, name: str, value: Any, path: Path) -> Any:
+    """A value of the file, held to the same type as its flag."""
+    for parameter in context.command.params:
+        if parameter.name == name:
+            try:
+                return parameter.type_cast_value(context, value)
+            except click.BadParameter as error:
+                raise ConfigError(name, f"{error.format_message()} (in {path})") from error
+    raise AssertionError(f"the command has no option {name}")

@@ -1,0 +1,66 @@
+"""Command-line options for sampling, one for each file in `penstock.sampling.parameters`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from penstock.sampling import PARAMETERS, Parameter, SamplingParams
+
+__all__ = ["sampling_options", "sampling_params"]
+
+_TYPES: dict[str, Any] = {"number": click.FLOAT, "integer": click.INT, "string": click.STRING}
+
+
+def sampling_options(*, leave_out: frozenset[str] = frozenset(), **defaults: Any) -> Callable[[Any], Any]:
+    """A decorator that gives a command one option a sampling parameter.
+
+    Args:
+        leave_out: parameters that make no sense for the command.
+        defaults: where the command's default differs from the library's.
+    """
+
+    def decorate(command: Any) -> Any:
+        for parameter in reversed(PARAMETERS):
+            if parameter.name not in leave_out:
+                command = _option(parameter, defaults.get(parameter.name, parameter.default))(command)
+        return command
+
+    return decorate
+
+
+def _option(parameter: Parameter, default: Any) -> Callable[[Any], Any]:
+    flag = "--" + parameter.name.replace("_", "-")
+    kind, several = _json_type(parameter.json_schema())
+    if kind == "boolean":
+        return click.option(flag, parameter.name, is_flag=True, default=default, help=parameter.doc)
+    return click.option(
+        flag,
+        parameter.name,
+        type=_TYPES[kind],
+        default=None if several else default,
+        multiple=several,
+        show_default=default is not None and not several,
+        help=parameter.doc + (" May be given several times." if several else ""),
+    )
+
+
+def _json_type(schema: dict[str, Any]) -> tuple[str, bool]:
+    """The JSON type of one value, and whether a list of them is accepted."""
+    alternatives = schema.get("anyOf", [schema])
+    for alternative in alternatives:
+        if alternative["type"] == "array":
+            return str(alternative["items"]["type"]), True
+    return next(str(one["type"]) for one in alternatives if one["type"] != "null"), False
+
+
+def sampling_params(context: click.Context) -> SamplingParams:
+    """The command's options as `SamplingParams`.
+
+    Raises:
+        InvalidParameter: naming the option whose value is out of range.
+    """
+    names = {parameter.name for parameter in PARAMETERS}
+    return SamplingParams.from_fields({name: value for name, value in context.params.items() if name in names})

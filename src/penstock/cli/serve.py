@@ -1,0 +1,24 @@
+"""`penstock serve`."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from penstock.cli.options import build_configs, config_options
+from penstock.contract.config import EngineConfig, ServerConfig
+
+__all__ = ["command"]
+
+
+@click.command("serve", help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model.")
+@config_options(EngineConfig, ServerConfig)
+@click.pass_context
+def command(context: click.Context, /, **_: object) -> None:
+    """Assemble the engine and serve until interrupted."""
+    engine_config, server_config = build_configs(context, EngineConfig, ServerConfig)
+    from penstock.app import serve
+    from penstock.weights.locate import default_cache_dir
+
+    serve(engine_config, server_config, default_cache_dir(os.environ), announce=click.echo)

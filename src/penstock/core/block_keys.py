@@ -1,0 +1,51 @@
+"""Names for KV blocks: a key says exactly which tokens, after which tokens, under which salt and model, a block holds.
+
+Decides when two blocks hold the same KV. Knows nothing of where blocks live. Invariants: a key names a full block,
+never a part of one; the bytes that are hashed can be read back in one way only (lengths and token ids have a fixed width, and
+so have keys), so two different prefixes have equal keys only if BLAKE2b (RFC 7693) with 256 bits collides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+__all__ = ["KeyChain", "block_key", "root_key"]
+
+KEY_BYTES = 32
+
+
+def root_key(cache_root: bytes, salt: str) -> bytes:
+    """The parent of every first block: sequences of another model or another salt start from another root."""
+    named = salt.encode("utf-8", "surrogatepass")
+    message = struct.pack("<Q", len(cache_root)) + cache_root + struct.pack("<Q", len(named)) + named
+    return hashlib.blake2b(message, digest_size=KEY_BYTES, person=b"penstock root").digest()
+
+
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of a full block of `tokens` (each in 0..2**64-1) that follows the block named `parent`."""
+    message = parent + struct.pack(f"<{len(tokens)}Q", *tokens)
+    return hashlib.blake2b(message, digest_size=KEY_BYTES, person=b"penstock block").digest()
+
+
+class KeyChain:
+    """The keys of one sequence's full blocks, each computed once as the sequence grows. Owned by its `Seq`.
+
+    Attributes:
+        keys: one a full block, from position 0 on.
+    """
+
+    __slots__ = ("_block_size", "_root", "keys")
+
+    def __init__(self, root: bytes, block_size: int) -> None:
+        self._root = root
+        self._block_size = block_size
+        self.keys: list[bytes] = []
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Name the blocks that `tokens`, the whole sequence so far, has filled since the last call."""
+        size = self._block_size
+        for start in range(len(self.keys) * size, len(tokens) - size + 1, size):
+            parent = self.keys[-1] if self.keys else self._root
+            self.keys.append(block_key(parent, tokens[start : start + size]))

@@ -1,0 +1,255 @@
+"""Who owns which KV block, and which blocks can be found again by what they hold.
+
+Decides which block is handed out next and which cached block is forgotten for it. Does not know sequences, steps or
+what is inside a block. Invariants, verified by `BlockPool.check`: every block is free, or cached and unheld, or held; a
+block's holder count is the number of leases that list it; a block that may still be written has one holder and no key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.contract.errors import EngineFault
+
+__all__ = ["BlockPool", "Lease", "Quote"]
+
+
+class Lease:
+    """The only proof of owning blocks. Made, changed and ended by its `BlockPool`; read by whoever holds it.
+
+    Attributes:
+        blocks: block ids in order of position.
+        cached: how many leading blocks came out of the prefix cache, KV and all.
+        sealed: how many leading blocks are full and will never be written again; at least `cached`.
+        released: whether it has ended.
+        era: the pool's cache era in which it began; see `BlockPool.reset_prefix_cache`.
+    """
+
+    __slots__ = ("blocks", "cached", "era", "released", "sealed")
+
+    def __init__(self, blocks: list[int], cached: int, era: int) -> None:
+        self.blocks = blocks
+        self.cached = cached
+        self.sealed = cached
+        self.released = False
+        self.era = era
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What an `acquire` would take: `cached` blocks found by key, `need` new ones, out of the `have` it could get."""
+
+    cached: int
+    need: int
+    have: int
+
+
+class BlockPool:
+    """All KV blocks of an engine, and the prefix cache, which is only an index over them. Owned by the scheduler.
+
+    Attributes:
+        query_tokens: positions for which a lease was granted, since the start.
+        hit_tokens: how many of these came out of the prefix cache.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.query_tokens = 0
+        self.hit_tokens = 0
+        self._caching = caching
+        self._era = 0
+        self._leases: set[Lease] = set()
+        self._holders = [0] * num_blocks
+        self._free = list(reversed(range(num_blocks)))
+        self._unheld: OrderedDict[int, None] = OrderedDict()  # cached and nobody's, first to be forgotten first
+        self._index: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing of use."""
+        return len(self._free)
+
+    @property
+    def evictable(self) -> int:
+        """Blocks that are cached and held by nobody."""
+        return len(self._unheld)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be handed out now: free ones and evictable ones."""
+        return len(self._free) + len(self._unheld)
+
+    @property
+    def referenced(self) -> int:
+        """Blocks that some lease holds."""
+        return self.num_blocks - self.available
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold `num_tokens` positions."""
+        return -(-num_tokens // self.block_size)
+
+    def quote(self, keys: Sequence[bytes], num_tokens: int) -> Quote:
+        """What `acquire` with the same arguments would take now."""
+        found = self._match(keys, num_tokens)
+        revived = sum(self._holders[block] == 0 for block in found)
+        return Quote(len(found), self.blocks_for(num_tokens) - len(found), self.available - revived)
+
+    def acquire(self, keys: Sequence[bytes], num_tokens: int, spare: int = 0) -> Lease | None:
+        """Lease blocks for `num_tokens` known tokens: the longest cached prefix, and new blocks for the rest.
+
+        At least one position is left to compute, and it lies in a block of the lease's own: a fully cached sequence
+        gets its last block anew rather than write into one that others read.
+
+        Args:
+            keys: of the sequence's full blocks, in order; more than the tokens fill are ignored.
+            num_tokens: at least 1.
+            spare: blocks that must still be available afterwards.
+
+        Returns:
+            The lease, or None where blocks do not suffice; then nothing has changed.
+        """
+        quote = self.quote(keys, num_tokens)
+        if quote.need + spare > quote.have:
+            return None
+        found = self._match(keys, num_tokens)
+        for block in found:
+            self._hold(block)
+        lease = Lease(found + [self._take() for _ in range(quote.need)], len(found), self._era)
+        self._leases.add(lease)
+        self.query_tokens += num_tokens
+        self.hit_tokens += len(found) * self.block_size
+        return lease
+
+    def extend(self, lease: Lease, count: int) -> bool:
+        """Append `count` new blocks to the lease, or, where there are too few, change nothing and say False."""
+        self._require_live(lease)
+        if count > self.available:
+            return False
+        lease.blocks += [self._take() for _ in range(count)]
+        return True
+
+    def seal(self, lease: Lease, index: int, key: bytes) -> None:
+        """Declare block number `index` of the lease full and final, and let others find it under `key`.
+
+        Where another block already has the key (two sequences computed the same), a held one keeps it and ours stays
+        private; one that nobody holds yields it, since ours will be the more recently used.
+
+        Raises:
+            EngineFault: blocks are not sealed in order, each once.
+        """
+        self._require_live(lease)
+        if index != lease.sealed or index >= len(lease.blocks):
+            raise EngineFault(
+                f"block {index} of a lease sealed out of order: {lease.sealed} of {len(lease.blocks)} are"
+            )
+        lease.sealed += 1
+        if not self._caching or lease.era != self._era:
+            return
+        other = self._index.get(key)
+        if other is not None:
+            if self._holders[other] > 0:
+                return
+            self._forget(other)
+            del self._unheld[other]
+            self._free.append(other)
+        self._index[key] = lease.blocks[index]
+        self._keys[lease.blocks[index]] = key
+
+    def release(self, lease: Lease) -> None:
+        """End the lease. Sealed blocks stay findable until they are needed; the tail of a chain is forgotten first.
+
+        Raises:
+            EngineFault: the lease was released before.
+        """
+        self._require_live(lease)
+        self._leases.remove(lease)
+        lease.released = True
+        for block in reversed(lease.blocks):
+            self._drop(block)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV. Leases go on, but what they seal later is not indexed: it continues forgotten KV."""
+        self._era += 1
+        self._index.clear()
+        self._keys.clear()
+        self._free += self._unheld
+        self._unheld.clear()
+
+    def key_of(self, block: int) -> bytes | None:
+        """The key under which `block` can be found; None where it cannot."""
+        return self._keys.get(block)
+
+    def check(self) -> None:
+        """Verify the pool's invariants.
+
+        Raises:
+            EngineFault: one does not hold.
+        """
+        held = Counter(block for lease in self._leases for block in lease.blocks)
+        written = Counter(block for lease in self._leases for block in lease.blocks[lease.sealed :])
+        laws = {
+            "a block's holders are the leases that list it": all(
+                self._holders[block] == held[block] for block in range(self.num_blocks)
+            ),
+            "free + evictable + held == total": len(self._free) + len(self._unheld) + len(held) == self.num_blocks,
+            "every block is free, evictable or held": len({*self._free, *self._unheld, *held}) == self.num_blocks,
+            "a writable block has one holder and no key": all(
+                held[block] == 1 and block not in self._keys for block in written
+            ),
+            "evictable blocks have keys and free ones none": self._keys.keys() >= self._unheld.keys()
+            and self._keys.keys().isdisjoint(self._free),
+            "keys and index agree": self._index == {key: block for block, key in self._keys.items()},
+            "no live lease is marked released": not any(lease.released for lease in self._leases),
+            "cached <= sealed <= blocks": all(
+                lease.cached <= lease.sealed <= len(lease.blocks) for lease in self._leases
+            ),
+        }
+        for law, holds in laws.items():
+            if not holds:
+                raise EngineFault(f"block pool: not so: {law}")
+
+    def _match(self, keys: Sequence[bytes], num_tokens: int) -> list[int]:
+        """The cached blocks of the longest prefix that leaves a position to compute."""
+        found = []
+        for key in keys[: (num_tokens - 1) // self.block_size]:
+            block = self._index.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _take(self) -> int:
+        """Hand out a block that nobody holds, forgetting the least recently used cached one if there is no other."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._unheld.popitem(last=False)
+            self._forget(block)
+        self._holders[block] = 1
+        return block
+
+    def _hold(self, block: int) -> None:
+        if self._holders[block] == 0:
+            del self._unheld[block]
+        self._holders[block] += 1
+
+    def _drop(self, block: int) -> None:
+        self._holders[block] -= 1
+        if self._holders[block] > 0:
+            return
+        if block in self._keys:
+            self._unheld[block] = None
+        else:
+            self._free.append(block)
+
+    def _forget(self, block: int) -> None:
+        """Take a block out of the index."""
+        del self._index[self._keys.pop(block)]
+
+    def _require_live(self, lease: Lease) -> None:
+        if lease.released or lease not in self._leases:
+            raise EngineFault("a lease that is not live was used: released before, or of another pool")

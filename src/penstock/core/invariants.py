@@ -1,0 +1,83 @@
+"""What must hold of queue, running sequences and pool together, between any two calls of the scheduler.
+
+Decides nothing and changes nothing. Checked by tests after every call, and by an engine while it has nothing to do;
+raised rather than asserted, because they guard production too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.errors import EngineFault
+from penstock.core.block_keys import KeyChain, root_key
+from penstock.core.block_pool import BlockPool
+from penstock.core.policy import SeqList, WaitingQueue
+from penstock.core.promises import Promises
+from penstock.core.sequence import Seq, SeqState
+
+__all__ = ["check_sequences"]
+
+Law = tuple[str, bool]
+
+
+def check_sequences(
+    config: SchedulerConfig,
+    seqs: dict[str, Seq],
+    running: SeqList,
+    waiting: WaitingQueue,
+    pool: BlockPool,
+    promises: Promises,
+) -> None:
+    """Verify all laws about sequences.
+
+    Raises:
+        EngineFault: one does not hold; the message states it.
+    """
+    for law, holds in _laws_of_all(seqs, running, waiting, pool, promises):
+        _require(holds, law)
+    for seq in seqs.values():
+        for law, holds in _laws_of_one(seq, config):
+            _require(holds, f"{law} ({seq.id}, {seq.state})")
+        if seq.state is SeqState.RUNNING:
+            for law, holds in _laws_of_running(seq, config, pool):
+                _require(holds, f"{law} ({seq.id})")
+
+
+def _laws_of_all(
+    seqs: dict[str, Seq], running: SeqList, waiting: WaitingQueue, pool: BlockPool, promises: Promises
+) -> Iterator[Law]:
+    yield "who runs is in `running`", all((s.state is SeqState.RUNNING) == (s in running) for s in seqs.values())
+    yield "who waits is in the queue", all((s.state is SeqState.WAITING) == (s in waiting) for s in seqs.values())
+    yield "nobody else is in either", len(running) + len(waiting) == len(seqs)
+    held = {block for seq in running for block in seq.lease.blocks}
+    yield "only running sequences hold blocks", len(held) == pool.referenced
+    yield "promises are made by running sequences", all(s in running for s in promises.makers.values())
+    yield "whoever is parked waits for an open promise", waiting.awaited <= promises.makers.keys()
+    yield "somebody can go on", not seqs or bool(len(running) + len(waiting.ready))
+
+
+def _laws_of_one(seq: Seq, config: SchedulerConfig) -> Iterator[Law]:
+    yield "who does not run holds nothing", seq.holds_nothing == (seq.state is not SeqState.RUNNING)
+    yield "a live sequence is not finished", seq.state is not SeqState.FINISHED
+    yield "something is left to compute", 0 <= seq.computed < len(seq.tokens)
+    yield "tokens stay below the limit", len(seq.tokens) < seq.limit
+    chain = KeyChain(root_key(config.cache_root, seq.request.cache_salt), config.block_size)
+    if config.prefix_caching:
+        chain.follow(seq.tokens)
+    yield "keys name what the blocks hold", chain.keys == seq.chain.keys
+
+
+def _laws_of_running(seq: Seq, config: SchedulerConfig, pool: BlockPool) -> Iterator[Law]:
+    lease = seq.lease
+    yield "blocks cover what is computed", seq.computed <= len(lease.blocks) * config.block_size
+    yield "sealed blocks are computed", lease.sealed * config.block_size <= seq.computed
+    if config.prefix_caching:
+        yield "computed full blocks are sealed", lease.sealed == seq.computed // config.block_size
+    keys = zip(lease.blocks[: lease.sealed], seq.chain.keys, strict=False)
+    yield "a block is found under its own key or not at all", all(pool.key_of(b) in (None, key) for b, key in keys)
+
+
+def _require(holds: bool, law: str) -> None:
+    if not holds:
+        raise EngineFault(f"scheduler: not so: {law}")

@@ -1,0 +1,51 @@
+"""What the scheduler refuses at the door, and why.
+
+Decides whether a request can ever be served by this configuration. Knows nothing of the present load: whoever passes
+here will be served in the end.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.errors import InvalidParameter, NeverFits, PromptTooLong
+from penstock.contract.request import GenerateRequest
+
+__all__ = ["token_limit"]
+
+MAX_TOKEN_ID = 2**63 - 1
+
+
+def token_limit(request: GenerateRequest, config: SchedulerConfig) -> int:
+    """Most tokens the sequence may ever have, prompt and output together.
+
+    Raises:
+        InvalidParameter: a field has a value that the core cannot work with.
+        PromptTooLong: the context has no room for even one generated token.
+        NeverFits: the pool has fewer blocks in all than the sequence may come to need.
+    """
+    _refuse_unusable(request, config)
+    prompt_tokens = len(request.prompt)
+    if prompt_tokens >= config.max_model_len:
+        raise PromptTooLong(prompt_tokens, config.max_model_len, param="prompt")
+    limit = min(prompt_tokens + request.stop.max_tokens, config.max_model_len)
+    need = -(-limit // config.block_size)
+    if need > config.num_blocks:
+        raise NeverFits(need, config.num_blocks, config.block_size)
+    return limit
+
+
+def _refuse_unusable(request: GenerateRequest, config: SchedulerConfig) -> None:
+    if not request.prompt:
+        raise InvalidParameter("prompt", "must hold at least one token")
+    if min(request.prompt) < 0 or max(request.prompt) > MAX_TOKEN_ID:
+        raise InvalidParameter("prompt", f"token ids must lie in 0..{MAX_TOKEN_ID}")
+    if request.stop.max_tokens < 1:
+        raise InvalidParameter("max_tokens", f"must be at least 1, got {request.stop.max_tokens}")
+    if request.stop.min_tokens < 0:
+        raise InvalidParameter("min_tokens", f"must not be negative, got {request.stop.min_tokens}")
+    if not math.isfinite(request.arrival):
+        raise InvalidParameter("arrival", f"must be finite, got {request.arrival}")
+    if config.policy == "fcfs" and request.priority != 0:
+        raise InvalidParameter("priority", "must be 0: this engine serves first come, first served")

@@ -1,0 +1,151 @@
+"""One sequence on its way through the scheduler.
+
+Decides which changes of state are legal, and when a sequence's own rules end it. Does not know other sequences, the
+pool or the queue. Invariants: it holds a lease and a slot exactly while it runs; `computed < len(tokens)` between
+steps, because the last sampled token is always still pending.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from penstock.contract.errors import EngineFault
+from penstock.contract.events import Finished, FinishReason
+from penstock.contract.request import GenerateRequest
+from penstock.core.block_keys import KeyChain
+from penstock.core.block_pool import Lease
+
+__all__ = ["Seq", "SeqState"]
+
+
+class SeqState(StrEnum):
+    """Where a sequence is. A preempted one is waiting again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[SeqState, frozenset[SeqState]] = {
+    SeqState.WAITING: frozenset({SeqState.RUNNING, SeqState.FINISHED}),
+    SeqState.RUNNING: frozenset({SeqState.WAITING, SeqState.FINISHED}),
+    SeqState.FINISHED: frozenset(),
+}
+
+
+class Seq:
+    """A request and what became of it so far. Owned by the scheduler; mutable, and never seen outside the core.
+
+    Args:
+        request: what was asked.
+        rank: its place in the policy's order; smaller is earlier, no two are equal.
+        limit: most tokens it may ever have, prompt and output together.
+        chain: names its blocks.
+
+    Attributes:
+        tokens: every token known: the prompt, then what was generated.
+        computed: leading positions whose KV lies in the lease's blocks.
+        bypasses: admissions that passed it while it was the head of the queue and lacked blocks.
+        cached: prompt tokens found in the prefix cache at the first admission.
+        announced: whether `Admitted` has been emitted.
+    """
+
+    __slots__ = (
+        "_lease",
+        "_slot",
+        "announced",
+        "bypasses",
+        "cached",
+        "chain",
+        "computed",
+        "limit",
+        "rank",
+        "request",
+        "state",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerateRequest, rank: tuple[float, ...], limit: int, chain: KeyChain) -> None:
+        self.request = request
+        self.rank = rank
+        self.limit = limit
+        self.chain = chain
+        self.stop_ids = frozenset(request.stop.token_ids)
+        self.tokens = list(request.prompt)
+        self.computed = 0
+        self.bypasses = 0
+        self.cached = 0
+        self.announced = False
+        self.state = SeqState.WAITING
+        self._lease: Lease | None = None
+        self._slot = -1
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    @property
+    def lease(self) -> Lease:
+        """Its blocks; only while it runs."""
+        if self._lease is None:
+            raise EngineFault(f"sequence {self.id} is {self.state} and holds no lease")
+        return self._lease
+
+    @property
+    def slot(self) -> int:
+        """Its slot; only while it runs."""
+        if self._slot < 0:
+            raise EngineFault(f"sequence {self.id} is {self.state} and has no slot")
+        return self._slot
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether it has neither lease nor slot."""
+        return self._lease is None and self._slot < 0
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are not computed yet; 1 while it decodes."""
+        return len(self.tokens) - self.computed
+
+    def admit(self, lease: Lease, slot: int, computed: int) -> None:
+        """Start to run, with the KV of `computed` positions in hand."""
+        if not self.announced:
+            self.cached = computed
+        self._change(SeqState.RUNNING)
+        self._lease = lease
+        self._slot = slot
+        self.computed = computed
+        self.bypasses = 0
+
+    def preempt(self) -> None:
+        """Give everything up but the tokens, and wait again."""
+        self._change(SeqState.WAITING)
+        self._let_go()
+
+    def finish(self) -> None:
+        """End, from wherever it is."""
+        self._change(SeqState.FINISHED)
+        self._let_go()
+
+    def ending(self) -> Finished | None:
+        """How the newest token ends the sequence, if it does: by a stop id, or because no more tokens are allowed."""
+        rules = self.request.stop
+        generated = len(self.tokens) - len(self.request.prompt)
+        if self.tokens[-1] in self.stop_ids and generated >= rules.min_tokens:
+            return Finished(self.id, FinishReason.STOP, stop_token=self.tokens[-1])
+        if len(self.tokens) >= self.limit:
+            return Finished(self.id, FinishReason.LENGTH)
+        return None
+
+    def _let_go(self) -> None:
+        self._lease = None
+        self._slot = -1
+        self.computed = 0
+
+    def _change(self, state: SeqState) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise EngineFault(f"sequence {self.id} cannot go from {self.state} to {state}")
+        self.state = state

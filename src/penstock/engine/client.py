@@ -1,0 +1,58 @@
+"""An engine in this process, behind the `EngineClient` port: what the HTTP server and `AsyncLLM` talk to.
+
+Tokenising and rendering happen in worker threads, off the event loop; closing an iterator aborts its ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from penstock.contract.events import Output
+from penstock.contract.ports import Health
+from penstock.contract.request import Ask
+from penstock.engine.intake import Intake, Submission
+from penstock.engine.loop import EngineLoop, Reader
+from penstock.engine.mailbox import Mailbox
+
+__all__ = ["LocalClient"]
+
+
+class LocalClient:
+    """Submits asks to an `EngineLoop` and streams what comes back. Usable from any event loop."""
+
+    def __init__(self, intake: Intake, loop: EngineLoop) -> None:
+        self._intake = intake
+        self._loop = loop
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """See `EngineClient.generate`."""
+        submission = await asyncio.to_thread(self._intake.resolve, ask)
+        async with aclosing(self.stream(submission)) as stream:
+            async for outputs in stream:
+                for output in outputs:
+                    yield output
+
+    async def stream(self, submission: Submission) -> AsyncGenerator[list[Output], None]:
+        """Submit and yield, each time, all that has come since the last."""
+        mailbox = Mailbox()
+        self._loop.submit(submission, Reader(mailbox, asyncio.get_running_loop()))
+        try:
+            while not mailbox.drained:
+                yield await mailbox.take()
+        finally:
+            if not mailbox.closed:
+                self._loop.abort(submission.id)
+
+    async def abort(self, ask_id: str) -> None:
+        """See `EngineClient.abort`."""
+        self._loop.abort(ask_id)
+
+    def health(self) -> Health:
+        """See `EngineClient.health`."""
+        return self._loop.health()
+
+    def close(self) -> None:
+        """Stop the engine; live asks fail."""
+        self._loop.stop()

@@ -1,0 +1,235 @@
+"""The engine as a plain object that is stepped: it joins scheduler, runner and text, in whichever thread calls it.
+
+One `step` is: plan, record, run, commit, and turn token ids into text. A failure that belongs to one ask (its logits,
+its text) ends that ask alone; a runner that raises leaves the engine dead, and says so. Not thread-safe: one owner.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.contract.errors import EngineDead, RequestError
+from penstock.contract.events import (
+    Admitted,
+    AskFailed,
+    AskFinished,
+    ChoiceFinished,
+    Finished,
+    FinishReason,
+    Generated,
+    Output,
+    SeqEvent,
+    Usage,
+)
+from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.ports import Health, Runner
+from penstock.core import Scheduler
+from penstock.engine.choice import Choice
+from penstock.engine.intake import Submission
+from penstock.engine.recorder import NoRecorder, Recorder
+from penstock.text import TextModel
+
+__all__ = ["Engine", "StepOutputs"]
+
+StepOutputs = list[tuple[str, Output]]
+"""What a step has to say: (ask id, output) in the order in which it happened."""
+
+log = logging.getLogger(__name__)
+
+
+class _LiveAsk:
+    """An ask whose choices are not all finished. Owned by the engine."""
+
+    __slots__ = ("cached", "choices", "open", "submission")
+
+    def __init__(self, submission: Submission, choices: list[Choice]) -> None:
+        self.submission = submission
+        self.choices = choices
+        self.open = len(choices)
+        self.cached = 0
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.submission.prompt_tokens,
+            completion_tokens=sum(choice.generated for choice in self.choices),
+            cached_tokens=self.cached,
+        )
+
+
+class Engine:
+    """Generates for many asks at once, one step at a time.
+
+    Attributes:
+        scheduler: the decisions; open to learners, who may look at `scheduler.stats` between steps.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, text: TextModel, recorder: Recorder | NoRecorder | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._text = text
+        self._recorder = recorder or NoRecorder()
+        self._asks: dict[str, _LiveAsk] = {}
+        self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
+        self._steps = 0
+        self._death = ""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return not self._death and self.scheduler.has_work
+
+    def health(self) -> Health:
+        """The present state."""
+        stats = self.scheduler.stats
+        return Health(
+            alive=not self._death,
+            reason=self._death,
+            running=stats.running,
+            waiting=stats.waiting,
+            free_blocks=stats.free_blocks,
+            total_blocks=stats.total_blocks,
+            steps=self._steps,
+        )
+
+    def submit(self, submission: Submission) -> None:
+        """Queue every choice of an ask, or none.
+
+        Raises:
+            RequestError: it can never be served; nothing was queued.
+            EngineDead: nothing can be served any more.
+        """
+        if self._death:
+            raise EngineDead(self._death)
+        queued: list[str] = []
+        try:
+            for request in submission.requests:
+                self.scheduler.submit(request)
+                self._recorder.submitted(request)
+                queued.append(request.id)
+        except RequestError:
+            for seq_id in queued:
+                self._drop(seq_id)
+            raise
+        choices = [Choice(request.choice, request.stop, self._text.tokenizer) for request in submission.requests]
+        ask = _LiveAsk(submission, choices)
+        self._asks[submission.id] = ask
+        for request, choice in zip(submission.requests, choices, strict=True):
+            self._owners[request.id] = (ask, choice)
+
+    def abort(self, ask_id: str) -> StepOutputs:
+        """End an ask now; unknown ids are no error. Its blocks are free before the next step."""
+        ask = self._asks.get(ask_id)
+        if ask is None:
+            return []
+        outputs: StepOutputs = []
+        for request in ask.submission.requests:
+            if request.id in self._owners:
+                self._drop(request.id)
+                outputs += self._close(request.id, ChoiceFinished(request.choice, FinishReason.ABORT))
+        return outputs
+
+    def step(self) -> StepOutputs:
+        """Compute one step and return what it brought; nothing when there is no work.
+
+        Raises:
+            EngineDead: the engine was dead before. A step that kills it returns the failures instead.
+        """
+        if self._death:
+            raise EngineDead(self._death)
+        plan = self.scheduler.plan()
+        self._recorder.planned(plan)
+        try:
+            result = self._runner.run(plan)
+        except Exception:
+            log.exception("step %d failed; the engine stops", plan.step)
+            return self.die(f"the engine failed in step {plan.step}")
+        self._steps += 1
+        return self._commit(plan, result)
+
+    def die(self, reason: str) -> StepOutputs:
+        """Serve nothing any more; every live ask fails with `reason`."""
+        self._death = reason
+        outputs: StepOutputs = [(ask_id, AskFailed(reason, ask.usage())) for ask_id, ask in self._asks.items()]
+        self._asks.clear()
+        self._owners.clear()
+        return outputs
+
+    def close(self) -> None:
+        """Fail what is live and end the recording."""
+        self.die("the engine was closed")
+        self._recorder.close()
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> StepOutputs:
+        self._recorder.ran(result)
+        outputs: StepOutputs = []
+        for event in self.scheduler.commit(plan, result):
+            outputs += self._translate(event)
+        return outputs
+
+    def _translate(self, event: SeqEvent) -> StepOutputs:
+        owner = self._owners.get(event.seq_id)
+        if owner is None:  # its choice ended earlier in this very step, by a stop string
+            return []
+        ask, choice = owner
+        try:
+            match event:
+                case Admitted():
+                    self._note_admission(ask, choice, event)
+                    return []
+                case Generated():
+                    return self._generated(ask, choice, event)
+                case Finished():
+                    return self._finished(ask, choice, event)
+        except Exception:
+            log.exception("ask %s failed outside the model", ask.submission.id)
+            return self._fail(ask, "the text of this request could not be produced")
+
+    def _note_admission(self, ask: _LiveAsk, choice: Choice, event: Admitted) -> None:
+        if choice.index == 0:  # the other choices find what choice 0 computed: that is not the caller's cache hit
+            ask.cached = event.cached
+
+    def _generated(self, ask: _LiveAsk, choice: Choice, event: Generated) -> StepOutputs:
+        delta = choice.push(event.token, event.logprob)
+        outputs: StepOutputs = [(ask.submission.id, delta)] if delta.text or delta.tokens else []
+        if choice.matched is None:
+            return outputs
+        self._drop(event.seq_id)
+        return outputs + self._close(event.seq_id, ChoiceFinished(choice.index, FinishReason.STOP, choice.matched))
+
+    def _finished(self, ask: _LiveAsk, choice: Choice, event: Finished) -> StepOutputs:
+        if event.reason is FinishReason.ERROR:
+            return self._fail(ask, event.message)
+        delta = choice.finish()
+        outputs: StepOutputs = [(ask.submission.id, delta)] if delta.text or delta.tokens else []
+        if choice.matched is not None:
+            finished = ChoiceFinished(choice.index, FinishReason.STOP, choice.matched)
+        else:
+            finished = ChoiceFinished(choice.index, event.reason, self._visible_stop(event.stop_token))
+        return outputs + self._close(event.seq_id, finished)
+
+    def _visible_stop(self, stop_token: int) -> int | None:
+        """The stop token as told to the caller: only an id that he asked for, not the model's own end of sequence."""
+        return None if stop_token < 0 or stop_token in self._text.eos_token_ids else stop_token
+
+    def _close(self, seq_id: str, finished: ChoiceFinished) -> StepOutputs:
+        ask, _ = self._owners.pop(seq_id)
+        ask.open -= 1
+        outputs: StepOutputs = [(ask.submission.id, finished)]
+        if not ask.open:
+            del self._asks[ask.submission.id]
+            outputs.append((ask.submission.id, AskFinished(ask.usage())))
+        return outputs
+
+    def _fail(self, ask: _LiveAsk, message: str) -> StepOutputs:
+        for request in ask.submission.requests:
+            if self._owners.pop(request.id, None) is not None:
+                self._drop(request.id)
+        del self._asks[ask.submission.id]
+        return [(ask.submission.id, AskFailed(message, ask.usage()))]
+
+    def _drop(self, seq_id: str) -> None:
+        """End a sequence in the scheduler; what it says of that is known already."""
+        self.scheduler.abort(seq_id)
+        self._recorder.aborted(seq_id)

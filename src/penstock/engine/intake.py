@@ -1,0 +1,163 @@
+"""The engine's door: an `Ask` in the caller's terms becomes sequences in token ids, or is refused with a reason.
+
+Everything that a caller can get wrong is checked here, whichever front end it came through, before anything is copied
+or queued. Resolution is pure but for two things drawn from outside: the seed of a random request that gave none, and
+the arrival time. Safe to call from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from penstock.contract.errors import InvalidParameter, PromptTooLong
+from penstock.contract.limits import RequestLimits
+from penstock.contract.model import ModelCard
+from penstock.contract.ports import Clock
+from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.sampling import SamplingSpec
+from penstock.text import TextModel
+
+__all__ = ["Intake", "Submission"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """An ask that is ready to be scheduled: one request a choice, all of the same prompt.
+
+    Attributes:
+        prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
+    """
+
+    id: str
+    requests: tuple[GenerateRequest, ...]
+    prompt_text: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has; the choices share it."""
+        return len(self.requests[0].prompt)
+
+
+class Intake:
+    """Resolves asks for one model. Immutable after construction.
+
+    Args:
+        draw_seed: gives a fresh seed for a random request that named none; from the operating system in production.
+    """
+
+    def __init__(
+        self,
+        text: TextModel,
+        card: ModelCard,
+        limits: RequestLimits,
+        clock: Clock,
+        draw_seed: Callable[[], int],
+        policy: str,
+    ) -> None:
+        self._text = text
+        self._card = card
+        self._limits = limits
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._policy = policy
+
+    def resolve(self, ask: Ask) -> Submission:
+        """Render, tokenise, check and complete.
+
+        Raises:
+            RequestError: naming the field at fault.
+        """
+        self._check_limits(ask)
+        prompt, prompt_text, field = self._tokenise(ask)
+        if len(prompt) >= self._card.max_model_len:
+            raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
+        rules = self._resolve_rules(ask.stop, len(prompt))
+        sampling = _with_seed(ask.sampling, self._draw_seed)
+        template = GenerateRequest(
+            id=ask.id,
+            prompt=prompt,
+            sampling=sampling,
+            stop=rules,
+            priority=ask.priority,
+            tenant=ask.tenant,
+            cache_salt=ask.cache_salt,
+            arrival=self._clock.now(),
+        )
+        requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.n))
+        return Submission(ask.id, requests, prompt_text)
+
+    def _check_limits(self, ask: Ask) -> None:
+        limits = self._limits
+        if not 1 <= ask.n <= limits.max_choices:
+            raise InvalidParameter("n", f"must lie in 1..{limits.max_choices}, got {ask.n}")
+        if len(ask.cache_salt) > limits.max_cache_salt_chars:
+            raise InvalidParameter("cache_salt", f"must have at most {limits.max_cache_salt_chars} characters")
+        if len(ask.stop.strings) > limits.max_stop_strings:
+            raise InvalidParameter("stop", f"at most {limits.max_stop_strings} strings are allowed")
+        if ask.priority and self._policy != "priority":
+            raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
+
+    def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str]:
+        """The prompt as token ids, as text, and the name of the field that it came from."""
+        match ask.prompt:
+            case TokenPrompt(token_ids):
+                return self._check_ids(token_ids), "", "prompt"
+            case TextPrompt(text):
+                self._check_length(len(text), "prompt")
+                return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt"
+            case ChatPrompt(messages):
+                if not messages:
+                    raise InvalidParameter("messages", "must not be empty")
+                self._check_length(sum(len(message.content) for message in messages), "messages")
+                token_ids = self._text.encode_messages(messages)
+                return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages"
+
+    def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        if not token_ids:
+            raise InvalidParameter("prompt", "must have at least one token id")
+        for token_id in token_ids:
+            if not 0 <= token_id < self._card.vocab_size:
+                raise InvalidParameter(
+                    "prompt", f"token id {token_id} lies outside the vocabulary (0..{self._card.vocab_size - 1})"
+                )
+        return token_ids
+
+    def _check_length(self, chars: int, field: str) -> None:
+        """Refuse a text that cannot fit whatever its tokens are, before spending time on tokenising it."""
+        most = self._card.max_model_len * self._limits.max_prompt_chars_per_token
+        if chars > most:
+            raise InvalidParameter(
+                field,
+                f"has {chars} characters; a context of {self._card.max_model_len} tokens takes at most {most}",
+                code="context_length_exceeded",
+            )
+
+    def _start_token(self) -> tuple[int, ...]:
+        """What stands for an empty text: the beginning of a sequence, or, in models without one, the end of another."""
+        if self._text.bos_token_id is not None:
+            return (self._text.bos_token_id,)
+        if self._text.eos_token_ids:
+            return (min(self._text.eos_token_ids),)
+        raise InvalidParameter("prompt", "is empty, and this model has no token to start from")
+
+    def _resolve_rules(self, rules: StopRules, prompt_tokens: int) -> StopRules:
+        room = self._card.max_model_len - prompt_tokens
+        max_tokens = min(rules.max_tokens, room) if rules.max_tokens else room
+        if rules.min_tokens > max_tokens:
+            raise InvalidParameter(
+                "min_tokens", f"{rules.min_tokens} is above what can be generated here ({max_tokens} tokens)"
+            )
+        for token_id in rules.token_ids:
+            if not 0 <= token_id < self._card.vocab_size:
+                raise InvalidParameter("stop_token_ids", f"{token_id} lies outside the vocabulary")
+        ends = frozenset() if rules.ignore_eos else self._text.eos_token_ids
+        token_ids = tuple(sorted(ends.union(rules.token_ids)))
+        return replace(rules, max_tokens=max_tokens, token_ids=token_ids)
+
+
+def _with_seed(spec: SamplingSpec, draw_seed: Callable[[], int]) -> SamplingSpec:
+    """`spec` with an explicit seed when its sampling is random, so that a replay draws the same."""
+    if spec.get("temperature", 1.0) == 0 or spec.has("seed"):
+        return spec
+    return SamplingSpec(tuple(sorted((*spec.entries, ("seed", draw_seed())))))

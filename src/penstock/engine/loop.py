@@ -1,0 +1,194 @@
+"""The engine's thread: sleeps when there is nothing to do, steps while there is, and never waits with work at hand.
+
+The thread owns the `Engine`; everybody else talks to it by messages. No lock is held across a step, and a message costs
+its sender nothing but an append. Outputs go back to each event loop in one call a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.contract.errors import EngineDead, Overloaded, PenstockError
+from penstock.contract.events import AskFailed, AskFinished, Output
+from penstock.contract.ports import Clock, Health
+from penstock.engine.engine import Engine, StepOutputs
+from penstock.engine.intake import Submission
+from penstock.engine.mailbox import Mailbox
+from penstock.engine.pace import Pace
+
+__all__ = ["EngineLoop"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Where the outputs of an ask go: a mailbox and the event loop it lives on."""
+
+    mailbox: Mailbox
+    event_loop: asyncio.AbstractEventLoop
+
+    def refuse(self, error: PenstockError) -> None:
+        """Tell the reader that there will be nothing."""
+        _call(self.event_loop, self.mailbox.fail, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    submission: Submission
+    reader: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    ask_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Message = _Submit | _Abort | _Stop
+
+
+class EngineLoop:
+    """Runs an engine in a thread of its own.
+
+    Args:
+        max_queued: sequences that may wait for admission; asks beyond are refused as `Overloaded`.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, max_queued: int) -> None:
+        self._engine = engine
+        self._max_queued = max_queued
+        self._pace = Pace(clock)
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._readers: dict[str, Reader] = {}
+        self._door = threading.Lock()
+        self._ended = False
+        self._stopping = False
+        self._health = engine.health()
+        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every ask, then the thread; returns when it has ended. Safe to call twice."""
+        self._inbox.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, submission: Submission, reader: Reader) -> None:
+        """Hand over an ask; acceptance or refusal arrives in the reader's mailbox."""
+        with self._door:  # held for one append, never for a step
+            if not self._ended:
+                self._inbox.put(_Submit(submission, reader))
+                return
+        reader.refuse(EngineDead(self._health.reason))
+
+    def abort(self, ask_id: str) -> None:
+        """End an ask soon: before the next step begins."""
+        self._inbox.put(_Abort(ask_id))
+
+    def health(self) -> Health:
+        """The state after the last step, or the death of the thread."""
+        return self._health
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._drain()
+                if self._engine.has_work:
+                    self._publish(self._engine.step())
+                    self._health = self._engine.health()
+        except Exception:
+            log.exception("the engine's thread failed")
+            self._publish(self._engine.die("the engine failed"))
+        else:
+            self._publish(self._engine.die("the engine was stopped"))
+        self._health = self._engine.health()
+        self._shut_door()
+
+    def _drain(self) -> None:
+        """Take every message there is; with no work, wait for one."""
+        if not self._engine.has_work:
+            self._engine.scheduler.check()  # idle anyway: the cheapest moment to find a leak
+            self._health = self._engine.health()
+            self._receive(self._inbox.get())
+        while not self._inbox.empty():
+            self._receive(self._inbox.get_nowait())
+
+    def _receive(self, message: _Message) -> None:
+        match message:
+            case _Submit(submission, reader):
+                self._accept(submission, reader)
+            case _Abort(ask_id):
+                self._publish(self._engine.abort(ask_id))
+            case _Stop():
+                self._stopping = True
+
+    def _accept(self, submission: Submission, reader: Reader) -> None:
+        try:
+            self._refuse_overload(len(submission.requests))
+            self._engine.submit(submission)
+        except PenstockError as error:
+            reader.refuse(error)
+            return
+        self._readers[submission.id] = reader
+
+    def _refuse_overload(self, more: int) -> None:
+        waiting = self._engine.scheduler.num_waiting
+        if waiting + more > self._max_queued:
+            raise Overloaded(
+                f"{waiting} sequences are waiting already; the queue takes {self._max_queued}.",
+                retry_after=self._pace.seconds_for(waiting),
+            )
+
+    def _publish(self, outputs: StepOutputs) -> None:
+        """Send a step's outputs: one call to each event loop, whatever the number of asks."""
+        by_ask: dict[str, list[Output]] = defaultdict(list)
+        for ask_id, output in outputs:
+            by_ask[ask_id].append(output)
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = defaultdict(list)
+        for ask_id, its_outputs in by_ask.items():
+            reader = self._readers[ask_id]
+            by_loop[reader.event_loop].append((reader.mailbox, its_outputs))
+            if isinstance(its_outputs[-1], AskFinished | AskFailed):
+                del self._readers[ask_id]
+                self._pace.finished_one()
+        for event_loop, deliveries in by_loop.items():
+            _call(event_loop, _deliver, deliveries)
+
+    def _shut_door(self) -> None:
+        """Refuse what was sent while the thread ended, and all that comes later."""
+        with self._door:
+            self._ended = True
+        while not self._inbox.empty():
+            message = self._inbox.get_nowait()
+            if isinstance(message, _Submit):
+                message.reader.refuse(EngineDead(self._health.reason))
+
+
+_Delivery = tuple[Mailbox, list[Output]]
+
+
+def _deliver(deliveries: list[_Delivery]) -> None:
+    for mailbox, outputs in deliveries:
+        mailbox.put(outputs)
+
+
+def _call(event_loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    """Call on an event loop from this thread; a loop that is closed has no reader left to tell."""
+    try:
+        event_loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        log.debug("a reader's event loop was closed before its last output")

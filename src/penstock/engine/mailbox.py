@@ -1,0 +1,75 @@
+"""A mailbox that merges: what a reader has not taken yet is joined, so a slow reader costs one copy of his text.
+
+One writer (the event loop, fed by the engine's thread once a step) and one reader, both on the same event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from penstock.contract.errors import PenstockError
+from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, Output
+
+__all__ = ["Mailbox", "merge"]
+
+
+def merge(waiting: list[Output], new: Iterable[Output]) -> None:
+    """Append `new` to `waiting`, joining each delta to the last one of its choice where nothing of it lies between.
+
+    A choice's finish always follows its last delta, so joining with any earlier delta of the same choice keeps the
+    order within the choice, which is the only order that matters.
+    """
+    latest = {output.choice: index for index, output in enumerate(waiting) if isinstance(output, ChoiceDelta)}
+    for output in new:
+        if not isinstance(output, ChoiceDelta):
+            waiting.append(output)
+            continue
+        index = latest.get(output.choice)
+        if index is None:
+            latest[output.choice] = len(waiting)
+            waiting.append(output)
+            continue
+        before = waiting[index]
+        assert isinstance(before, ChoiceDelta)
+        waiting[index] = ChoiceDelta(output.choice, before.text + output.text, before.tokens + output.tokens)
+
+
+class Mailbox:
+    """Outputs of one ask on their way to its reader. Confined to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Output] = []
+        self._error: PenstockError | None = None
+        self._ready = asyncio.Event()
+        self.closed = False
+
+    @property
+    def drained(self) -> bool:
+        """Whether the reader has taken everything that will ever come."""
+        return self.closed and not self._waiting
+
+    def put(self, outputs: Iterable[Output]) -> None:
+        """Add outputs; the terminal one closes the mailbox."""
+        merge(self._waiting, outputs)
+        self.closed = self.closed or any(isinstance(output, AskFinished | AskFailed) for output in self._waiting[-1:])
+        self._ready.set()
+
+    def fail(self, error: PenstockError) -> None:
+        """Tell the reader that the ask was refused; there will be no outputs."""
+        self._error = error
+        self.closed = True
+        self._ready.set()
+
+    async def take(self) -> list[Output]:
+        """Wait for outputs and take all there are.
+
+        Raises:
+            PenstockError: the ask was refused.
+        """
+        await self._ready.wait()
+        self._ready.clear()
+        if self._error is not None:
+            raise self._error
+        taken, self._waiting = self._waiting, []
+        return taken

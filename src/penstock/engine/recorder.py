@@ -1,0 +1,89 @@
+"""Writes what the scheduler was told and what it decided to a file, as a trace that `penstock.core.trace` replays.
+
+A trace holds token ids of prompts and answers: it is as private as they are. Recording never stops the engine: when the
+file cannot be written any more, that is logged once and recording ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TextIO
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.errors import ConfigError
+from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.request import GenerateRequest
+from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
+
+__all__ = ["NoRecorder", "Recorder"]
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Appends records to a trace file. Owned by the engine; not thread-safe.
+
+    Raises:
+        ConfigError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path, config: SchedulerConfig) -> None:
+        self._path = path
+        try:
+            self._file: TextIO | None = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("record", f"{path} cannot be written: {error.strerror}") from error
+        self._write(encode_header(config))
+
+    def submitted(self, request: GenerateRequest) -> None:
+        """A sequence was queued."""
+        self._write(encode_submit(request))
+
+    def aborted(self, seq_id: str) -> None:
+        """A sequence was ended from outside the scheduler."""
+        self._write(encode_abort(seq_id))
+
+    def planned(self, plan: StepPlan) -> None:
+        """A step was decided."""
+        self._write(encode_plan(plan))
+
+    def ran(self, result: StepResult) -> None:
+        """A step was computed; what is on record until here survives a crash of this process."""
+        self._write(encode_result(result))
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """End the trace; nothing can be recorded after."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line + "\n")
+        except OSError as error:
+            log.error("recording to %s ended: %s", self._path, error.strerror)
+            self._file = None
+
+
+class NoRecorder:
+    """Records nothing; what an engine has that is not asked to record."""
+
+    def submitted(self, request: GenerateRequest) -> None:
+        """See `Recorder`."""
+
+    def aborted(self, seq_id: str) -> None:
+        """See `Recorder`."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """See `Recorder`."""
+
+    def ran(self, result: StepResult) -> None:
+        """See `Recorder`."""
+
+    def close(self) -> None:
+        """See `Recorder`."""

@@ -1,0 +1,152 @@
+"""What the machine can do: device, dtype, threads and free memory, from what the operator chose and what is there.
+
+Decides what `auto` and 0 mean. Knows options and hardware, but no model: of a checkpoint it is told only the name of
+the dtype that it is stored in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from penstock.contract.errors import ConfigError
+
+__all__ = [
+    "compute_threads",
+    "free_memory",
+    "good_dtypes",
+    "kv_budget",
+    "resolve_device",
+    "resolve_dtype",
+    "set_threads",
+]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""CPU flags, as Linux spells them on x86 and on Arm, that mean bfloat16 products in hardware."""
+
+_AUTO_KV_SHARE = 4  # kv_cache_memory 0 takes one part in four of the free memory
+
+_CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def resolve_device(option: str) -> torch.device:
+    """The device for the option `device`: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: for `cuda` where torch finds no CUDA device.
+    """
+    available = torch.cuda.is_available()
+    if option == "cuda" and not available:
+        raise ConfigError("device", "cuda was asked for, but torch finds no CUDA device; use cpu or auto")
+    if option == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def good_dtypes(device: torch.device, cpuinfo: Path = _CPUINFO) -> frozenset[torch.dtype]:
+    """The dtypes in which this device computes fast; float32 is always among them."""
+    if device.type == "cuda":
+        return frozenset(
+            {torch.float32, torch.float16} | ({torch.bfloat16} if torch.cuda.is_bf16_supported() else set())
+        )
+    return frozenset({torch.float32} | ({torch.bfloat16} if _BFLOAT16_FLAGS & _cpu_flags(cpuinfo) else set()))
+
+
+def resolve_dtype(option: str, stored: str, device: torch.device, good: frozenset[torch.dtype]) -> torch.dtype:
+    """The dtype of activations for the option `dtype`.
+
+    Args:
+        option: `auto`, `float32`, `bfloat16` or `float16`.
+        stored: the name of the dtype that the checkpoint is stored in; any other word means that it is quantised.
+        device: where the model will run.
+        good: the dtypes that the device is good at, from `good_dtypes`.
+
+    Raises:
+        ConfigError: for float16 on a CPU, where sums overflow and nothing is gained.
+    """
+    if option == "float16" and device.type == "cpu":
+        raise ConfigError("dtype", "float16 is not supported on a CPU; use bfloat16 or float32")
+    if option != "auto":
+        return _DTYPES[option]
+    preferred = _DTYPES.get(stored, torch.bfloat16)
+    return preferred if preferred in good else torch.float32
+
+
+def compute_threads(option: int) -> int:
+    """Threads for the option `threads`: itself, or for 0 one a physical core that this process may use."""
+    return option or min(_physical_cores(), _cpu_quota(_CGROUP))
+
+
+def set_threads(option: int) -> int:
+    """Set torch's compute threads for the option `threads`, and say how many there are."""
+    threads = compute_threads(option)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def free_memory(device: torch.device, meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Bytes that can still be taken on `device`, without swapping and within the container's limit if there is one."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_machine_memory(meminfo), _container_memory(cgroup))
+
+
+def kv_budget(option: int, device: torch.device, free: Callable[[torch.device], int] = free_memory) -> int:
+    """Bytes for the KV cache, for the option `kv_cache_memory`: itself, or for 0 a quarter of what is free now."""
+    return option or free(device) // _AUTO_KV_SHARE
+
+
+def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
+    """What the first processor says it can do; nothing where the system does not tell."""
+    if not cpuinfo.exists():
+        return frozenset()
+    for line in cpuinfo.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _physical_cores() -> int:
+    """Cores, counting hardware threads of one core once, among the processors that this process may use."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    siblings = [_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list" for cpu in allowed]
+    if not all(file.exists() for file in siblings):
+        return len(allowed)
+    return len({file.read_text() for file in siblings})
+
+
+def _cpu_quota(cgroup: Path) -> int:
+    """Processors' worth of time that the container gets, rounded up; as many as there are without a limit."""
+    file = cgroup / "cpu.max"
+    fields = file.read_text().split() if file.exists() else ["max"]
+    if fields[0] == "max":
+        return os.cpu_count() or 1
+    quota, period = int(fields[0]), int(fields[1])
+    return max(1, -(-quota // period))
+
+
+def _machine_memory(meminfo: Path) -> int:
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # no better figure: assume half is taken
+
+
+def _container_memory(cgroup: Path) -> int:
+    """What the container's limit leaves; without a limit, more than any machine has."""
+    limit, used = cgroup / "memory.max", cgroup / "memory.current"
+    if not (limit.exists() and used.exists()) or limit.read_text().strip() == "max":
+        return 2**63
+    return max(0, int(limit.read_text()) - int(used.read_text()))

@@ -1,0 +1,118 @@
+"""The KV cache: memory for the keys and values of every block, sized once from a budget in bytes.
+
+Decides how much fits and how it is laid out. Does not know which sequence owns which block, nor what a block holds:
+blocks are handed out again without being cleared, so readers must not look beyond what was written.
+
+Invariant: the memory never moves and never grows after construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from penstock.contract.errors import ConfigError
+from penstock.contract.model import ModelShape
+
+__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for"]
+
+
+def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes: keys and values of `block_size` positions in all layers."""
+    return 2 * shape.num_layers * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+
+
+def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
+    """How many blocks a budget pays for.
+
+    Raises:
+        ConfigError: when it does not pay for one.
+    """
+    each = block_bytes(shape, block_size, dtype)
+    if budget_bytes < each:
+        raise ConfigError(
+            "kv_cache_memory",
+            f"{_readable(budget_bytes)} does not hold even one KV block, which takes {_readable(each)}"
+            f" ({block_size} tokens); give it more, or lower block_size",
+        )
+    return budget_bytes // each
+
+
+class KVStore:
+    """Keys and values of all layers, in blocks. Owned by the runner.
+
+    Attributes:
+        keys: one `[num_blocks, block_size, Hkv, D]` a layer, uninitialised until written; the operating system finds
+            the memory page by page as blocks are first used.
+        values: beside `keys`.
+    """
+
+    def __init__(
+        self, shape: ModelShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.device = device
+        size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+        self.keys = tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers))
+        self.values = tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers))
+
+    @contextmanager
+    def borrowed_block(self, block: int) -> Iterator[None]:
+        """Inside the `with`, `block` may be overwritten; after it, the block holds again what it held before."""
+        caches = (*self.keys, *self.values)
+        held = [cache[block].clone() for cache in caches]
+        try:
+            yield
+        finally:
+            for cache, old in zip(caches, held, strict=True):
+                cache[block] = old
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Where the memory goes, for the operator to read at start.
+
+    Attributes:
+        weight_bytes: what the model's parameters take.
+        kv_bytes: what the KV cache takes once all of it is used.
+        max_model_len: most tokens of one request.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds, of all sequences together."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def longest_request(self) -> int:
+        """Most tokens of one request: what the context allows and the cache holds."""
+        return min(self.max_model_len, self.kv_tokens)
+
+    def lines(self) -> tuple[str, ...]:
+        """The report, a line each."""
+        return (
+            f"weights          {_readable(self.weight_bytes)}",
+            f"KV cache         {_readable(self.kv_bytes)}: {self.num_blocks} blocks, {self.kv_tokens} tokens in all",
+            f"longest request  {self.longest_request} tokens, prompt and output together",
+        )
+
+
+def _readable(count: int) -> str:
+    """A number of bytes, in the largest binary unit of which there is one."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,120 @@
+"""The runner: executes plans with a torch model.
+
+Decides nothing about what to compute. Does not know the scheduler, text, or how a model is built: the model is a
+`forward` that calls back for attention, and here attention means the KV store.
+
+Invariant: between steps, everything known of a sequence is in the slot tables and the KV store; a released slot leaves
+nothing behind that a later sequence could see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from penstock.contract.plan import Admit, Row, RowFailure, StepPlan, StepResult
+from penstock.contract.ports import Clock
+from penstock.contract.sampling import SamplingSpec
+from penstock.exec.batch import ForwardBatch, SlotTables
+from penstock.exec.kv_store import KVStore
+from penstock.exec.sampler import Sampled, sample
+from penstock.kernels.paged_attention import paged_attention, write_kv
+
+if TYPE_CHECKING:
+    from penstock.nn.causal_lm import CausalLM
+
+__all__ = ["TorchRunner"]
+
+_NOT_FINITE = "The model's output for this request is not finite."
+
+
+class _PagedAttend:
+    """The model's way to attend in one step: writes this step's keys and values, then reads all of each row's."""
+
+    def __init__(self, kv: KVStore, batch: ForwardBatch, scale: float) -> None:
+        self._kv = kv
+        self._batch = batch
+        self._scale = scale
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`q` `[T, Hq, D]`, `k` and `v` `[T, Hkv, D]`, of one layer; `[T, Hq, D]` in the dtype of `q`."""
+        batch, keys, values = self._batch, self._kv.keys[layer], self._kv.values[layer]
+        write_kv(keys, values, k, v, batch.write_slots)
+        return paged_attention(q, keys, values, batch.q_start, batch.kv_len, batch.block_table, self._scale)
+
+
+class TorchRunner:
+    """Runs a `CausalLM` over a `KVStore`. Owned by the engine's thread; not thread-safe.
+
+    Scores are scaled by `head_dim ** -0.5` (Vaswani et al., "Attention is all you need", 2017, section 3.2.1); a model
+    that wants another scale multiplies its queries.
+    """
+
+    def __init__(self, model: CausalLM, kv: KVStore, max_num_seqs: int, max_model_len: int, clock: Clock) -> None:
+        self._model = model
+        self._kv = kv
+        self._max_model_len = max_model_len
+        self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
+        self._clock = clock
+        self._scale = model.shape.head_dim**-0.5
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Apply releases and admits, compute every row, sample where asked; see `contract.ports.Runner`."""
+        began = self._clock.now()
+        slots = self._slots
+        for slot in plan.releases:
+            slots.release(slot)
+        for admit in plan.admits:
+            slots.admit(admit)
+        for row in plan.rows:
+            slots.advance(row)
+        sampling = [row for row in plan.rows if row.sample]
+        sampled = self._compute(plan.rows, sampling) if plan.rows else Sampled([], [], [])
+        return self._result(plan.step, sampling, sampled, began)
+
+    def warm_up(self) -> None:
+        """Run the paths of a first request once, so that it is not slower than the tenth.
+
+        Uses tables of its own and gives the block that it borrows back as it was: nothing that runs before or after
+        can tell.
+        """
+        count = min(3, self._kv.block_size, self._max_model_len)
+        spec = SamplingSpec((("logprobs", 0), ("seed", 0), ("temperature", 0.5), ("top_k", 2), ("top_p", 0.5)))
+        admit = Admit(0, "warm-up", (0,) * count, (0,), 0, spec, 0)
+        chunk = (Row(0, 0, count - 1, (), False),) if count > 1 else ()
+        last = (Row(0, count - 1, 1, (), True),)
+        kept, self._slots = self._slots, SlotTables(1, self._max_model_len, self._kv.block_size)
+        try:
+            with self._kv.borrowed_block(0):
+                self.run(StepPlan(0, (), (admit,), chunk))
+                self.run(StepPlan(1, (), (), last))
+        finally:
+            self._slots = kept
+
+    @torch.inference_mode()
+    def _compute(self, rows: Sequence[Row], sampling: Sequence[Row]) -> Sampled:
+        """Forward all `rows`; choose a token for those `sampling`."""
+        batch = self._slots.batch(rows, self._kv.device)
+        attend = _PagedAttend(self._kv, batch, self._scale)
+        hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+        if not sampling:
+            return Sampled([], [], [])
+        logits = self._model.logits(hidden[batch.sample_rows])  # [S, V]
+        draws = [self._slots.draw(row.slot) for row in sampling]
+        return sample(logits, draws, [row.start + row.count for row in sampling])
+
+    def _result(self, step: int, sampling: Sequence[Row], sampled: Sampled, began: float) -> StepResult:
+        """Remember the new tokens and report them; a failed row gets none."""
+        tokens, logprobs, failures = [], [], []
+        for row, token, logprob, failed in zip(sampling, *sampled, strict=True):
+            if failed:
+                failures.append(RowFailure(row.slot, _NOT_FINITE))
+                continue
+            self._slots.append(row.slot, token)
+            tokens.append(token)
+            logprobs.append(logprob)
+        seconds = self._clock.now() - began
+        return StepResult(step, tuple(tokens), tuple(logprobs), tuple(failures), seconds)

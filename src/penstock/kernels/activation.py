@@ -1,0 +1,49 @@
+"""Activation functions, and the gated form that modern MLPs use.
+
+Decides the formulas; does not know which model uses which. Computed in float32 and rounded once. Written out from
+`exp`, `tanh` and `erf` because torch's own fused `silu` and `gelu` take another path for the last few elements of an
+array, whose last bit differs: there a row would depend on where in the batch it lies.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["gelu", "gelu_new", "relu", "silu_and_mul"]
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up`, where `silu(x) = x / (1 + exp(-x))` (SwiGLU: Shazeer 2020, section 2).
+
+    `silu(gate)` is rounded to the dtype before the product, as in the models' own code.
+
+    Args:
+        gate_up: `[T, 2 * F]`: the gate's F columns, then those of the up projection.
+
+    Returns:
+        `[T, F]` in the dtype of `gate_up`.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)  # [T, F] each
+    wide = gate.float()
+    return (wide / (-wide).exp_().add_(1)).to(gate_up.dtype) * up
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """GELU by tanh: `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))` (Hendrycks and Gimpel 2016)."""
+    wide = x.float()
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
+    return (0.5 * wide * (1 + inner.tanh())).to(x.dtype)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU by the error function, `x/2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel 2016)."""
+    wide = x.float()
+    return (0.5 * wide * (1 + (wide * math.sqrt(0.5)).erf())).to(x.dtype)
+
+
+def relu(x: Tensor) -> Tensor:
+    """`max(x, 0)`."""
+    return torch.nn.functional.relu(x)

@@ -1,0 +1,45 @@
+"""Normalisation of the last dimension, accumulated in float32 whatever the dtype.
+
+Decides the arithmetic and its rounding points; does not know where in a model it stands. Every row is independent.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["layer_norm", "rms_norm"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square normalisation: `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, equation 4).
+
+    The quotient is computed in float32 and rounded to the dtype of `x` before the product with `weight`: the rounding
+    points of the Llama checkpoints' own code, which bfloat16 models were trained with.
+
+    Args:
+        x: `[..., H]`.
+        weight: `[H]`.
+        eps: keeps rows of zeros finite.
+
+    Returns:
+        `[..., H]` in the dtype of `x`.
+    """
+    wide = x.float()
+    inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)  # [..., 1]
+    return (wide * inverse).to(x.dtype) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer normalisation with the biased variance: `(x - mean) / sqrt(var + eps) * weight + bias` (Ba et al. 2016).
+
+    Args:
+        x: `[..., H]`.
+        weight: `[H]`.
+        bias: `[H]`.
+        eps: keeps constant rows finite.
+
+    Returns:
+        `[..., H]` in the dtype of `x`.
+    """
+    return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)

@@ -1,0 +1,112 @@
+"""Attention over keys and values that lie in blocks of a shared cache, found through block tables: torch reference.
+
+Decides how queries of one step meet the cached keys and values of their own sequence. Knows slots of positions, not
+sequences: who owns a block, and what it holds beyond `kv_len`, is none of its business.
+
+Invariants: a row reads the cache only at positions below its `kv_len`; whatever else its blocks hold, NaN included,
+cannot reach the output (blocks are reused without being cleared). Sums are float32. Grouped queries: query head `h`
+reads key-value head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["paged_attention", "write_kv"]
+
+
+def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
+    """Store new keys and values in the caches, in place.
+
+    Args:
+        k_cache: `[num_blocks, block_size, Hkv, D]`, contiguous.
+        v_cache: beside `k_cache`.
+        k: `[T, Hkv, D]`, converted to the cache's dtype.
+        v: beside `k`.
+        write_slots: `[T]` int64, `block * block_size + offset` of each; all different.
+    """
+    k_cache.flatten(0, 1).index_copy_(0, write_slots, k.to(k_cache.dtype))
+    v_cache.flatten(0, 1).index_copy_(0, write_slots, v.to(v_cache.dtype))
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_start: Tensor,
+    kv_len: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """Causal attention of ragged rows; the rows' own keys and values must already be in the caches.
+
+    Query `i` of row `r` stands at position `kv_len[r] - count[r] + i`, where `count[r] = q_start[r + 1] - q_start[r]`,
+    and sees the positions up to its own.
+
+    Args:
+        q: `[T, Hq, D]`.
+        k_cache: `[num_blocks, block_size, Hkv, D]`.
+        v_cache: beside `k_cache`.
+        q_start: `[R + 1]` ascending from 0 to T; on the host, so that no device is waited for.
+        kv_len: `[R]` positions that the row's sequence has with this step's; on the host.
+        block_table: `[R, M]` block ids; entries that `kv_len` does not reach are any valid id.
+        scale: what scores are multiplied by before softmax.
+
+    Returns:
+        `[T, Hq, D]`, contiguous, in the dtype of `q`.
+    """
+    bounds = q_start.tolist()
+    lengths = kv_len.tolist()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    single = [row for row, first in enumerate(bounds[:-1]) if bounds[row + 1] - first == 1]
+    if single:
+        at = torch.tensor([bounds[row] for row in single], device=q.device)
+        rows = torch.tensor(single)
+        table = block_table[rows.to(block_table.device)]
+        out[at] = _attend_single(q[at], k_cache, v_cache, kv_len[rows], table, scale).to(q.dtype)
+    for row, first in enumerate(bounds[:-1]):
+        last = bounds[row + 1]
+        if last - first > 1:
+            k, v = (_gather(cache, block_table[row : row + 1], lengths[row])[0] for cache in (k_cache, v_cache))
+            out[first:last] = _attend_chunk(q[first:last], k, v, scale).to(q.dtype)
+    return out
+
+
+def _gather(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
+    """The first `length` positions of each row of `block_table`, as float32 `[R, length, Hkv, D]`."""
+    num_blocks = -(-length // cache.shape[1])
+    return cache[block_table[:, :num_blocks].long()].flatten(1, 2)[:, :length].float()
+
+
+def _attend_single(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_len: Tensor, block_table: Tensor, scale: float
+) -> Tensor:
+    """One query a row, `[R, Hq, D]`, all rows in one call, padded to the longest `L`; `[R, Hq, D]` float32."""
+    num_rows, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    longest = int(kv_len.max())
+    k = _gather(k_cache, block_table, longest)  # [R, L, Hkv, D]
+    v = _gather(v_cache, block_table, longest)
+    beyond = (torch.arange(longest) >= kv_len[:, None]).to(q.device)  # [R, L]
+    grouped = q.float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)  # [R, Hkv, G, D]
+    scores = grouped @ k.permute(0, 2, 3, 1) * scale  # [R, Hkv, G, L]
+    weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1)
+    # A weight of 0 does not silence a NaN that an earlier owner left in the block: 0 * NaN is NaN.
+    v.masked_fill_(beyond[:, :, None, None], 0.0)
+    return (weights @ v.transpose(1, 2)).view(num_rows, num_heads, head_dim)
+
+
+def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The last `C` positions of one sequence, `[C, Hq, D]`, against all its `[L, Hkv, D]`; `[C, Hq, D]` float32."""
+    count, num_heads, head_dim = q.shape
+    length, num_kv_heads, _ = k.shape
+    groups = num_heads // num_kv_heads
+    grouped = q.float().view(count, num_kv_heads, groups, head_dim).permute(1, 2, 0, 3)  # [Hkv, G, C, D]
+    keys = k.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)  # [Hkv, G, L, D]
+    values = v.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)
+    positions = torch.arange(length - count, length, device=q.device)
+    seen = torch.arange(length, device=q.device) <= positions[:, None]  # [C, L]
+    mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scale)
+    return mixed.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)

@@ -1,0 +1,31 @@
+"""Rotary position embedding: rotates the two halves of each head by position-dependent angles.
+
+Decides how given angles are applied; does not know how they were derived (`nn.rope` does). Every row is independent.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["rotate"]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs `(x[i], x[i + D/2])` by the given angles (Su et al. 2021, section 3.4.2).
+
+    Pairs are made of the two halves of a head (the layout of Hugging Face checkpoints), not of neighbours. Computed in
+    float32 and rounded once at the end.
+
+    Args:
+        x: `[T, heads, D]`; rows may be strided.
+        cos: `[T, D/2]`, float32: the row of each token's position.
+        sin: `[T, D/2]`, float32.
+
+    Returns:
+        `[T, heads, D]` in the dtype of `x`, contiguous.
+    """
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D/2]
+    first, second = x.float().chunk(2, dim=-1)  # [T, heads, D/2] each
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)  # [T, heads, D]
+    return rotated.to(x.dtype)

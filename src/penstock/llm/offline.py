@@ -1,0 +1,197 @@
+"""`LLM`: batches of prompts, and the engine stepped by hand for those who want to watch it.
+
+Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from penstock.app import Assembly, assemble, engine_config
+from penstock.contract.config import DEFAULT_MODEL
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.model import ModelCard
+from penstock.contract.request import Ask, Prompt
+from penstock.engine import StepOutputs
+from penstock.llm.outputs import Answer, RequestOutput
+from penstock.llm.prompts import Conversation, PromptLike, conversations, prompt, prompts
+from penstock.sampling import SamplingParams
+
+__all__ = ["LLM"]
+
+
+class LLM:
+    """A model that generates for many prompts at once.
+
+    Args:
+        model: a catalogue name, a Hugging Face directory, a `.gguf` file, or `org/name`. A catalogue model that is not
+            on disk yet is fetched.
+        cache_dir: where fetched models are kept; None takes the user's cache directory.
+        options: fields of `penstock.contract.config.EngineConfig`, by name.
+
+    Raises:
+        SetupError: the model or an option cannot be used; the message names the file or the option.
+
+    Example:
+        >>> with LLM() as llm:
+        ...     [answer] = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(max_tokens=32))
+        ...     print(answer.outputs[0].text)
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, cache_dir: Path | None = None, **options: Any) -> None:
+        self._assembly: Assembly = assemble(engine_config(model=model, **options), cache_dir)
+        self._engine = self._assembly.engine
+        self._answers: dict[str, Answer] = {}
+        self._missed: list[RequestOutput] = []
+        self._ids = itertools.count()
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler that decides each step, for looking at between steps."""
+        return self._engine.scheduler
+
+    @property
+    def card(self) -> ModelCard:
+        """The model's name and sizes."""
+        return self._assembly.card
+
+    @property
+    def report(self) -> tuple[str, ...]:
+        """What the start report says: model, device, memory; a line each."""
+        return self._assembly.report
+
+    def generate(
+        self,
+        prompts_given: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; results are in the order of the prompts.
+
+        Args:
+            prompts_given: a text, a list of texts, token ids, or a list of lists of token ids.
+            sampling_params: one for all, or one a prompt.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            RequestError: a prompt or parameter cannot be served; nothing was generated for any.
+        """
+        return self._run(prompts(prompts_given), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template; as `generate` otherwise."""
+        return self._run(conversations(messages), sampling_params, use_tqdm)
+
+    def add_request(self, prompt_given: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
+        """Queue one request and return its id; it joins the batch at the next `step`.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        given = prompt_given if isinstance(prompt_given, Prompt) else prompt(prompt_given)
+        return self._add(given, sampling_params or SamplingParams())
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; returns the requests that moved, as they stand; a finished one for the last time.
+
+        Requests of `add_request` that moved during a `generate` are returned here too.
+        """
+        missed, self._missed = self._missed, []
+        return missed + (self._fold(self._engine.step()) if self._engine.has_work else [])
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would do anything."""
+        return self._engine.has_work
+
+    def abort_request(self, request_id: str) -> list[RequestOutput]:
+        """End a request now; unknown and finished ids are no error."""
+        return self._fold(self._engine.abort(request_id))
+
+    def close(self) -> None:
+        """Drop every request and release the model's memory."""
+        for request_id in list(self._answers):
+            self._engine.abort(request_id)
+        self._answers.clear()
+        self._assembly.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        asked: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = _one_for_each(sampling_params, len(asked))
+        order = self._add_all(asked, params)
+        finished: dict[str, RequestOutput] = {}
+        missed: list[RequestOutput] = []
+        with tqdm(total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            while len(finished) < len(order):
+                for output in self.step():
+                    if output.request_id not in order:
+                        missed.append(output)
+                    elif output.finished:
+                        finished[output.request_id] = output
+                        bar.update()
+        self._missed = missed
+        return [finished[request_id] for request_id in order]
+
+    def _add_all(self, asked: Sequence[Prompt], params: Sequence[SamplingParams]) -> dict[str, None]:
+        """Queue all or none; the ids in order."""
+        order: dict[str, None] = {}
+        try:
+            for one, its_params in zip(asked, params, strict=True):
+                order[self._add(one, its_params)] = None
+        except Exception:
+            for request_id in order:
+                self._fold(self._engine.abort(request_id))
+            raise
+        return order
+
+    def _add(self, given: Prompt, params: SamplingParams) -> str:
+        ask = Ask(str(next(self._ids)), given, n=params.n, sampling=params.spec(), stop=params.stop_rules())
+        submission = self._assembly.intake.resolve(ask)
+        self._engine.submit(submission)
+        self._answers[ask.id] = Answer(submission, params.logprobs is not None)
+        return ask.id
+
+    def _fold(self, outputs: StepOutputs) -> list[RequestOutput]:
+        moved: dict[str, None] = {}
+        for ask_id, output in outputs:
+            moved[ask_id] = None
+            self._answers[ask_id].add(output)
+        results = [self._answers[ask_id].output() for ask_id in moved]
+        for result in results:
+            if result.finished:
+                del self._answers[result.request_id]
+        return results
+
+
+def _one_for_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    if given is None:
+        return [SamplingParams()] * count
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidParameter("sampling_params", f"has {len(given)} entries for {count} prompts")
+    return given

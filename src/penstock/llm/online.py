@@ -1,0 +1,90 @@
+"""`AsyncLLM`: the engine in a thread of its own, streaming to many callers on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.app import assemble, engine_config
+from penstock.contract.config import DEFAULT_MODEL
+from penstock.contract.errors import EngineFault
+from penstock.contract.ports import Health
+from penstock.contract.request import Ask, Prompt
+from penstock.llm.outputs import Answer, RequestOutput
+from penstock.llm.prompts import Conversation, PromptLike, chat_prompt, prompt
+from penstock.sampling import SamplingParams
+
+__all__ = ["AsyncLLM"]
+
+
+class AsyncLLM:
+    """A model that streams to many callers at once; arguments as for `LLM`.
+
+    Example:
+        >>> async with AsyncLLM() as llm:
+        ...     async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=32)):
+        ...         print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, cache_dir: Path | None = None, **options: Any) -> None:
+        self._assembly = assemble(engine_config(model=model, **options), cache_dir)
+        self._client = self._assembly.start_client()
+
+    async def generate(
+        self, prompt_given: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream one request; each output is the request so far, the last one is `finished`.
+
+        Leaving the loop early, or cancelling the task, aborts the request.
+
+        Raises:
+            RequestError: it cannot be served.
+            Overloaded: the queue is full.
+            EngineFault: it failed for a reason of ours.
+        """
+        params = sampling_params or SamplingParams()
+        given = prompt_given if isinstance(prompt_given, Prompt) else prompt(prompt_given)
+        ask = Ask(request_id or uuid.uuid4().hex, given, n=params.n, sampling=params.spec(), stop=params.stop_rules())
+        submission = await asyncio.to_thread(self._assembly.intake.resolve, ask)
+        answer = Answer(submission, params.logprobs is not None)
+        stream = self._client.stream(submission)
+        try:
+            async for outputs in stream:
+                for output in outputs:
+                    answer.add(output)
+                if answer.error:
+                    raise EngineFault(answer.error)
+                yield answer.output()
+        finally:
+            await stream.aclose()
+
+    def chat(
+        self, messages: Conversation, sampling_params: SamplingParams | None = None, request_id: str = ""
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream the answer to a conversation; as `generate` otherwise."""
+        return self.generate(chat_prompt(messages), sampling_params, request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its stream ends with finish reason `abort`. Unknown ids are no error."""
+        await self._client.abort(request_id)
+
+    def health(self) -> Health:
+        """How the engine is."""
+        return self._client.health()
+
+    def close(self) -> None:
+        """Stop the engine; live requests fail."""
+        self._client.close()
+        self._assembly.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)

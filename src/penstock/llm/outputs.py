@@ -1,0 +1,142 @@
+"""What the library returns, and how it grows out of the engine's outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, FinishReason, Output, Usage
+from penstock.engine import Submission
+
+__all__ = ["Answer", "CompletionOutput", "Logprob", "RequestOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log probability of a token under the model's raw distribution, and the token as text."""
+
+    logprob: float
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice, as far as it is generated.
+
+    Attributes:
+        token_ids: every generated token up to a stop string's cut; an end-of-sequence id is included.
+        cumulative_logprob: sum of the tokens' log probabilities; None unless `logprobs` were asked for.
+        logprobs: one `{token id: Logprob}` a token; None unless asked for.
+        finish_reason: "stop", "length", "abort" or "error"; None while unfinished.
+        stop_reason: the stop string or stop token id that ended it; None for the model's own end of sequence.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One request and its choices.
+
+    Attributes:
+        prompt: the prompt as text (a conversation as its template rendered it); None when it was given as token ids.
+        num_cached_tokens: prompt tokens whose KV was found in the prefix cache; known once `finished`.
+        error: what went wrong on our side, for this request alone; "" when nothing did.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    error: str = ""
+
+
+class _GrowingChoice:
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "text", "token_ids", "total_logprob")
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.total_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+
+class Answer:
+    """Folds the outputs of one ask into a `RequestOutput`. Owned by the call that waits for it."""
+
+    def __init__(self, submission: Submission, wants_logprobs: bool) -> None:
+        self._submission = submission
+        self._wants_logprobs = wants_logprobs
+        self._choices = [_GrowingChoice() for _ in submission.requests]
+        self._usage = Usage()
+        self.error = ""
+        self.finished = False
+
+    @property
+    def generated(self) -> int:
+        """Tokens let out so far, over all choices."""
+        return sum(len(choice.token_ids) for choice in self._choices)
+
+    def add(self, output: Output) -> None:
+        """Take the next output."""
+        match output:
+            case ChoiceDelta():
+                self._extend(output)
+            case ChoiceFinished(choice, reason, stop):
+                self._choices[choice].finish_reason = reason.value
+                self._choices[choice].stop_reason = stop
+            case AskFinished(usage):
+                self._usage = usage
+                self.finished = True
+            case AskFailed(message, usage):
+                self._fail(message, usage)
+
+    def _fail(self, message: str, usage: Usage) -> None:
+        for choice in self._choices:
+            choice.finish_reason = choice.finish_reason or FinishReason.ERROR.value
+        self._usage = usage
+        self.error = message
+        self.finished = True
+
+    def _extend(self, delta: ChoiceDelta) -> None:
+        choice = self._choices[delta.choice]
+        choice.text.append(delta.text)
+        for piece in delta.tokens:
+            choice.token_ids.append(piece.id)
+            if self._wants_logprobs:
+                choice.logprobs.append({piece.id: Logprob(piece.logprob, piece.text)})
+                choice.total_logprob += piece.logprob
+
+    def output(self) -> RequestOutput:
+        """The request as it stands."""
+        request = self._submission.requests[0]
+        return RequestOutput(
+            request_id=self._submission.id,
+            prompt=self._submission.prompt_text or None,
+            prompt_token_ids=list(request.prompt),
+            outputs=[self._completion(index) for index in range(len(self._choices))],
+            finished=self.finished,
+            num_cached_tokens=self._usage.cached_tokens,
+            error=self.error,
+        )
+
+    def _completion(self, index: int) -> CompletionOutput:
+        choice = self._choices[index]
+        return CompletionOutput(
+            index=index,
+            text="".join(choice.text),
+            token_ids=list(choice.token_ids),
+            cumulative_logprob=choice.total_logprob if self._wants_logprobs else None,
+            logprobs=list(choice.logprobs) if self._wants_logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )

@@ -1,0 +1,79 @@
+"""The shapes in which the library accepts prompts, turned into the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+
+__all__ = ["Conversation", "PromptLike", "chat_prompt", "conversations", "prompt", "prompts"]
+
+PromptLike = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
+
+Conversation = Sequence[Mapping[str, str]]
+"""Messages with `role` and `content`."""
+
+
+def prompts(given: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
+    """One prompt or a list of them, always as a list."""
+    if isinstance(given, str | Mapping) or _is_token_ids(given):
+        return [prompt(given)]  # type: ignore[arg-type]
+    return [prompt(one) for one in given]  # type: ignore[arg-type]
+
+
+def prompt(given: PromptLike) -> Prompt:
+    """One prompt.
+
+    Raises:
+        InvalidParameter: it has none of the accepted shapes.
+    """
+    if isinstance(given, str):
+        return TextPrompt(given)
+    if isinstance(given, Mapping):
+        return _from_mapping(given)
+    if _is_token_ids(given):
+        return TokenPrompt(tuple(given))
+    raise InvalidParameter("prompt", f"must be text or a list of token ids, got {type(given).__name__}")
+
+
+def conversations(given: Conversation | Sequence[Conversation]) -> list[ChatPrompt]:
+    """One conversation or a list of them, always as a list."""
+    if given and isinstance(given[0], Mapping):
+        return [chat_prompt(given)]  # type: ignore[arg-type]
+    return [chat_prompt(one) for one in given]  # type: ignore[arg-type]
+
+
+def chat_prompt(messages: Conversation) -> ChatPrompt:
+    """One conversation.
+
+    Raises:
+        InvalidParameter: a message is not `{"role": text, "content": text}`.
+    """
+    turns = []
+    for index, message in enumerate(messages):
+        if set(message) != {"role", "content"}:
+            raise InvalidParameter(f"messages.{index}", f"must have role and content only, got {sorted(message)}")
+        if not isinstance(message["role"], str) or not isinstance(message["content"], str):
+            raise InvalidParameter(f"messages.{index}", "role and content must be text")
+        turns.append(Message(message["role"], message["content"]))
+    return ChatPrompt(tuple(turns))
+
+
+def _from_mapping(given: Mapping[str, Any]) -> Prompt:
+    if set(given) == {"prompt"}:
+        return prompt(given["prompt"])
+    if set(given) == {"prompt_token_ids"}:
+        return prompt(given["prompt_token_ids"])
+    raise InvalidParameter("prompt", f"a mapping must have prompt or prompt_token_ids only, got {sorted(given)}")
+
+
+def _is_token_ids(given: object) -> bool:
+    return (
+        isinstance(given, Sequence)
+        and not isinstance(given, str | bytes)
+        and len(given) > 0
+        and all(isinstance(item, int) and not isinstance(item, bool) for item in given)
+    )

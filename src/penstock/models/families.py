@@ -1,0 +1,65 @@
+"""Finds the family file that knows a checkpoint's `model_type`, and has it build the model.
+
+Decides which file that is: the module of this package whose name is the `model_type`. Does not know any family; adding
+one is adding a file with a function `load(reader: ConfigReader, parameters: Parameters) -> CausalLM`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.models.config_reader import ConfigReader
+from penstock.nn.causal_lm import CausalLM
+from penstock.nn.parameters import Parameters
+
+__all__ = ["FinishingParameters", "families", "load"]
+
+_SHARED = frozenset({"config_reader", "decoder_config", "families"})
+"""Modules of this package that are no family."""
+
+
+class FinishingParameters(Parameters, Protocol):
+    """Parameters that can tell whether every tensor of the checkpoint was taken or ignored by name."""
+
+    def finish(self) -> None:
+        """Raise for every tensor that nobody asked for."""
+        ...
+
+
+def families() -> list[str]:
+    """Every `model_type` there is a file for, sorted."""
+    found = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
+    return sorted(found - _SHARED)
+
+
+def load(config: Mapping[str, Any], binder: FinishingParameters, file: str) -> CausalLM:
+    """Build the model that `config` describes from the binder's tensors.
+
+    The config is checked as a whole before the first tensor is taken.
+
+    Args:
+        config: the checkpoint's configuration, in the terms of Hugging Face's `config.json`.
+        binder: answers for the checkpoint's tensors; every one must be taken or ignored by name.
+        file: where the config came from, for error messages.
+
+    Raises:
+        ModelFileError: unknown `model_type`, a value that is not implemented or absurd, a tensor that is missing, has
+        another
+            shape, or was not asked for.
+    """
+    reader = ConfigReader(config, file)
+    name = reader.text("model_type")
+    if name not in families():
+        raise reader.error("model_type", f"{name!r} is not implemented; there are {', '.join(families())}")
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            raise reader.error(
+                key, "pre-quantised safetensors are not implemented; use the original weights or a GGUF file"
+            )
+    model: CausalLM = importlib.import_module(f"penstock.models.{name}").load(reader, binder)
+    binder.finish()
+    return model

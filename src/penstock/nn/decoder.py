@@ -1,0 +1,136 @@
+"""The decoder that Llama made common: pre-norm, rotary grouped-query attention, gated MLP.
+
+Decides the computation and the checkpoint's tensor names; families declare only where they differ (biases, norms on
+queries and keys). Knows no config file and no cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.contract.model import ModelShape
+from penstock.nn.attention import Heads, RotaryAttention
+from penstock.nn.causal_lm import Attend
+from penstock.nn.layers import Embedding, Linear, RMSNorm
+from penstock.nn.mlp import GatedMLP
+from penstock.nn.parameters import Parameters
+from penstock.nn.rope import Rope, RotaryTable
+
+__all__ = ["Decoder", "DecoderConfig", "DecoderLayer"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """All that tells one such model from another.
+
+    Attributes:
+        intermediate_size: width of the MLP's inside.
+        tied: the head is the embedding.
+        qkv_bias: query, key and value projections have biases.
+        output_bias: the attention's output projection has a bias.
+        mlp_bias: the MLP's three projections have biases.
+        qk_norm: queries and keys are normed over each head before they are rotated.
+    """
+
+    shape: ModelShape
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: Rope
+    tied: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+
+    attention_norm: RMSNorm
+    attention: RotaryAttention
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+
+    def __call__(self, x: Tensor, layer: int, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """`[T, H]` to `[T, H]`; see `RotaryAttention` for `rotation`."""
+        x = x + self.attention(self.attention_norm(x), layer, rotation, attend)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """A `CausalLM`."""
+
+    shape: ModelShape
+    embedding: Embedding
+    layers: tuple[DecoderLayer, ...]
+    norm: RMSNorm
+    head: Linear
+    rope: RotaryTable
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM.forward`."""
+        rotation = self.rope.rows(positions)
+        x = self.embedding(token_ids)  # [T, H]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, rotation, attend)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM.logits`."""
+        return self.head(hidden).float()  # [S, V]
+
+    @classmethod
+    def bind(cls, config: DecoderConfig, parameters: Parameters) -> Decoder:
+        """Take every tensor of the model by its Hugging Face name, and ignore by name the redundant ones."""
+        shape = config.shape
+        embedding = Embedding.bind(parameters, "model.embed_tokens", shape.vocab_size, shape.hidden_size)
+        layers = tuple(_bind_layer(config, parameters, f"model.layers.{i}") for i in range(shape.num_layers))
+        # Older checkpoints store the frequencies that the config already determines.
+        parameters.ignore("model.rotary_emb.inv_freq")
+        return cls(
+            shape=shape,
+            embedding=embedding,
+            layers=layers,
+            norm=RMSNorm.bind(parameters, "model.norm", shape.hidden_size, config.rms_norm_eps),
+            head=_bind_head(config, parameters, embedding),
+            rope=RotaryTable.build(config.rope, shape.head_dim, shape.max_positions, embedding.weight.device),
+        )
+
+
+def _bind_head(config: DecoderConfig, parameters: Parameters, embedding: Embedding) -> Linear:
+    if not config.tied:
+        return Linear.bind(parameters, "lm_head", config.shape.vocab_size, config.shape.hidden_size, bias=False)
+    parameters.ignore("lm_head.weight")  # a stored copy: the config's word wins, as in transformers
+    return Linear(embedding.weight)
+
+
+def _bind_layer(config: DecoderConfig, parameters: Parameters, name: str) -> DecoderLayer:
+    hidden, eps = config.shape.hidden_size, config.rms_norm_eps
+    return DecoderLayer(
+        attention_norm=RMSNorm.bind(parameters, f"{name}.input_layernorm", hidden, eps),
+        attention=_bind_attention(config, parameters, f"{name}.self_attn"),
+        mlp_norm=RMSNorm.bind(parameters, f"{name}.post_attention_layernorm", hidden, eps),
+        mlp=GatedMLP.bind(parameters, f"{name}.mlp", hidden, config.intermediate_size, bias=config.mlp_bias),
+    )
+
+
+def _bind_attention(config: DecoderConfig, parameters: Parameters, name: str) -> RotaryAttention:
+    shape = config.shape
+    q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    parts = {f"{name}.q_proj": q_width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
+    q_norm = k_norm = None
+    if config.qk_norm:
+        q_norm = RMSNorm.bind(parameters, f"{name}.q_norm", shape.head_dim, config.rms_norm_eps)
+        k_norm = RMSNorm.bind(parameters, f"{name}.k_norm", shape.head_dim, config.rms_norm_eps)
+    parameters.ignore(f"{name}.rotary_emb.inv_freq")
+    return RotaryAttention(
+        heads=Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+        qkv=Linear.bind_fused(parameters, parts, shape.hidden_size, bias=config.qkv_bias),
+        output=Linear.bind(parameters, f"{name}.o_proj", shape.hidden_size, q_width, bias=config.output_bias),
+        q_norm=q_norm,
+        k_norm=k_norm,
+    )

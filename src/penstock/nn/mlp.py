@@ -1,0 +1,51 @@
+"""The feed-forward halves of a transformer layer.
+
+Decides how projections and activation are joined; does not know which family uses which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.kernels.activation import silu_and_mul
+from penstock.nn.layers import Linear
+from penstock.nn.parameters import Parameters
+
+__all__ = ["GatedMLP", "PlainMLP"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedMLP:
+    """SwiGLU: `down(silu(gate(x)) * up(x))`; `gate_up` holds the gate's F rows, then those of `up`."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[T, H]` to `[T, H]`."""
+        return self.down(silu_and_mul(self.gate_up(x)))  # [T, H] -> [T, 2F] -> [T, F] -> [T, H]
+
+    @classmethod
+    def bind(cls, parameters: Parameters, name: str, hidden: int, inner: int, *, bias: bool) -> GatedMLP:
+        """Take `gate_proj`, `up_proj` and `down_proj` under `name`."""
+        parts = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
+        return cls(
+            gate_up=Linear.bind_fused(parameters, parts, hidden, bias=bias),
+            down=Linear.bind(parameters, f"{name}.down_proj", hidden, inner, bias=bias),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainMLP:
+    """`down(activation(up(x)))`."""
+
+    up: Linear
+    activation: Callable[[Tensor], Tensor]
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[T, H]` to `[T, H]`."""
+        return self.down(self.activation(self.up(x)))  # [T, H] -> [T, F] -> [T, H]

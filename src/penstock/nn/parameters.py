@@ -1,0 +1,34 @@
+"""Where layers get their tensors from: the part of a binder that layers see.
+
+Decides the signature only. Does not know files, dtypes on disk or quantisation; whoever implements it answers with
+tensors of the final dtype on the final device, and fails by name on whatever is missing or has another shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+__all__ = ["Parameters"]
+
+
+class Parameters(Protocol):
+    """A checkpoint's tensors, each to be taken or refused by name."""
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor `name`, which must have `shape`; owned by the caller."""
+        ...
+
+    def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
+        """Tensors stacked in the given order: `[N1, K], [N2, K], ...` to `[N1 + N2 + ..., K]`; vectors likewise."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a tensor of this name."""
+        ...
+
+    def ignore(self, name: str) -> None:
+        """State that the tensor `name`, if there is one, is not needed."""
+        ...

@@ -1,0 +1,132 @@
+"""Angles of rotary position embedding: inverse frequencies, their scalings for longer contexts, and cos/sin tables.
+
+Decides which angle a position has; does not know how angles are applied (`kernels.rope`) or how a config spells them
+(`models.config_reader`). Everything is float32 on the CPU, in the same order of operations as transformers, so that
+tables agree with it bit by bit; then moved to the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "FrequencyFactors",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Rope",
+    "RotaryTable",
+    "Scaling",
+    "Unscaled",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """The original embedding: rope type `default`."""
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """Scale `[D/2]` radians per position."""
+        return frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Position interpolation (Chen et al. 2023): positions, and so frequencies, are divided by `factor`."""
+
+    factor: float
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """Scale `[D/2]` radians per position."""
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's scaling: slow frequencies are divided by `factor`, fast ones kept, those between interpolated.
+
+    Attributes:
+        low_freq_factor: wavelengths longer than `original_positions / low_freq_factor` are divided in full.
+        high_freq_factor: wavelengths shorter than `original_positions / high_freq_factor` are kept;
+            above `low_freq_factor`.
+        original_positions: context length of the pretraining (`original_max_position_embeddings`).
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """Scale `[D/2]` radians per position."""
+        wavelengths = 2 * math.pi / frequencies
+        longest = self.original_positions / self.low_freq_factor
+        shortest = self.original_positions / self.high_freq_factor
+        share = self.original_positions / wavelengths - self.low_freq_factor
+        share = share / (self.high_freq_factor - self.low_freq_factor)  # 0 at `longest`, 1 at `shortest`
+        between = (1 - share) * frequencies / self.factor + share * frequencies
+        kept_or_divided = torch.where(wavelengths > longest, frequencies / self.factor, frequencies)
+        is_between = (wavelengths >= shortest) & (wavelengths <= longest)
+        return torch.where(is_between, between, kept_or_divided)
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyFactors:
+    """Each frequency is divided by a factor of its own: the tensor `rope_freqs.weight` of GGUF files.
+
+    Attributes:
+        factors: one per pair of a head's elements, `head_dim / 2` in all.
+    """
+
+    factors: tuple[float, ...]
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """Scale `[D/2]` radians per position."""
+        return frequencies / torch.tensor(self.factors, dtype=torch.float32)
+
+
+Scaling = Unscaled | LinearScaling | Llama3Scaling | FrequencyFactors
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary position embedding, as a config describes it.
+
+    Attributes:
+        theta: base of the geometric series of frequencies.
+        scaling: what a longer context made of them.
+    """
+
+    theta: float = 10000.0
+    scaling: Scaling = Unscaled()
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Radians per position, `[D/2]` float32: `theta ** (-2i / D)` (Su et al. 2021, section 3.2.2), then scaled."""
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim  # [D/2]
+        return self.scaling(1.0 / (self.theta**exponents))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryTable:
+    """Cosines and sines of all positions: `cos` and `sin` are `[P, D/2]` float32.
+
+    A table, and not cosines computed where needed: vectorised cosines may differ in the last bit with an element's
+    place in its array, and a position's angle must not depend on its neighbours in the batch.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def build(cls, rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> RotaryTable:
+        """Tabulate positions `[0, max_positions)`."""
+        positions = torch.arange(max_positions, dtype=torch.float32)
+        angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [P, D/2]
+        return cls(angles.cos().to(device), angles.sin().to(device))
+
+    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of `positions` `[T]` int64, `[T, D/2]` each."""
+        return self.cos[positions], self.sin[positions]

@@ -1,0 +1,163 @@
+"""The types that a sampling parameter can have: what values they accept, and their JSON schema.
+
+Decides what is a number, an integer, a flag or a list, and refuses everything else by name: `True` is no number, NaN
+and infinities are no temperature. Knows no parameter.
+
+Invariant: `check` returns the value in its one canonical form (a float, an int, a tuple), so equal requests compare
+equal whatever the caller wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.contract.errors import InvalidParameter
+
+__all__ = ["Flag", "Integer", "Integers", "Kind", "Number", "Strings"]
+
+
+class Kind(Protocol):
+    """The type and range of a parameter."""
+
+    def check(self, name: str, value: object) -> Any:
+        """`value` in canonical form.
+
+        Raises:
+            InvalidParameter: naming `name`, when the type or range is wrong.
+        """
+        ...
+
+    def schema(self) -> Mapping[str, Any]:
+        """The JSON schema of the values that `check` accepts (JSON Schema 2020-12)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite real number in `[low, high]`, or in `(low, high]` when `low` itself is excluded."""
+
+    low: float
+    high: float
+    excludes_low: bool = False
+
+    def check(self, name: str, value: object) -> float:
+        """`value` as a float."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidParameter(name, f"must be a number, got {_shown(value)}")
+        # Compared before the conversion: an int beyond the range of floats cannot be converted, but it can be compared.
+        within = self.low < value <= self.high or (value == self.low and not self.excludes_low)
+        if not within or not math.isfinite(value):
+            left = "(" if self.excludes_low else "["
+            raise InvalidParameter(name, f"must lie in {left}{self.low:g}, {self.high:g}], got {_shown(value)}")
+        return float(value) + 0.0  # -0.0 becomes 0.0: they mean the same
+
+    def schema(self) -> Mapping[str, Any]:
+        """The bounds, as JSON Schema words them."""
+        low = "exclusiveMinimum" if self.excludes_low else "minimum"
+        return {"type": "number", low: self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number in `[low, high]`."""
+
+    low: int
+    high: int
+
+    def check(self, name: str, value: object) -> int:
+        """`value` itself."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidParameter(name, f"must be an integer, got {_shown(value)}")
+        if not self.low <= value <= self.high:
+            raise InvalidParameter(name, f"must lie in {self.low}..{self.high}, got {_shown(value)}")
+        return int(value)
+
+    def schema(self) -> Mapping[str, Any]:
+        """The bounds, as JSON Schema words them."""
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def check(self, name: str, value: object) -> bool:
+        """`value` itself."""
+        if not isinstance(value, bool):
+            raise InvalidParameter(name, f"must be true or false, got {_shown(value)}")
+        return value
+
+    def schema(self) -> Mapping[str, Any]:
+        """A boolean."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """One string or a list of them, each of 1 to `max_chars` characters that can be written as UTF-8."""
+
+    max_items: int
+    max_chars: int
+
+    def check(self, name: str, value: object) -> tuple[str, ...]:
+        """The strings as a tuple; a single one becomes a tuple of one."""
+        items = (value,) if isinstance(value, str) else _items(name, value, "a string or a list of strings")
+        if len(items) > self.max_items:
+            raise InvalidParameter(name, f"may have at most {self.max_items} strings, got {len(items)}")
+        return tuple(self._check_item(name, item) for item in items)
+
+    def _check_item(self, name: str, item: object) -> str:
+        if not isinstance(item, str):
+            raise InvalidParameter(name, f"must hold strings only, got {_shown(item)}")
+        if not item:
+            raise InvalidParameter(name, "must not hold an empty string")
+        if len(item) > self.max_chars:
+            raise InvalidParameter(name, f"may hold strings of at most {self.max_chars} characters, got {len(item)}")
+        # JSON can smuggle half a surrogate pair in; no text of ours ever holds one, and encoding it would raise later.
+        if any("\ud800" <= character <= "\udfff" for character in item):
+            raise InvalidParameter(name, "must hold valid Unicode text, got an unpaired surrogate")
+        return item
+
+    def schema(self) -> Mapping[str, Any]:
+        """A string or an array of strings."""
+        item = {"type": "string", "minLength": 1, "maxLength": self.max_chars}
+        return {"anyOf": [item, {"type": "array", "items": item, "maxItems": self.max_items}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A list of whole numbers, each in `[low, high]`; kept in the order given."""
+
+    max_items: int
+    low: int
+    high: int
+
+    def check(self, name: str, value: object) -> tuple[int, ...]:
+        """The numbers as a tuple."""
+        items = _items(name, value, "a list of integers")
+        if len(items) > self.max_items:
+            raise InvalidParameter(name, f"may have at most {self.max_items} entries, got {len(items)}")
+        each = Integer(self.low, self.high)
+        return tuple(each.check(name, item) for item in items)
+
+    def schema(self) -> Mapping[str, Any]:
+        """An array of integers."""
+        return {"type": "array", "items": Integer(self.low, self.high).schema(), "maxItems": self.max_items}
+
+
+def _items(name: str, value: object, wanted: str) -> Sequence[object]:
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
+        raise InvalidParameter(name, f"must be {wanted}, got {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """`value` for an error message: short, and safe for integers too long to be printed."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "an integer of more than 64 bits"
+    if isinstance(value, bool | int | float) or value is None:
+        return repr(value)
+    return f"a value of type {type(value).__name__}"

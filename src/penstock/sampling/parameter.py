@@ -1,0 +1,94 @@
+"""What a sampling parameter is: one value that holds all that any room must know of it.
+
+Each parameter is declared once, in the file of its name, as `PARAMETER`. Validation, the public `SamplingParams`, the
+HTTP schema, the documentation and the sampler's stages all read these values; no other place spells a parameter again.
+Knows no particular parameter, and no tensor library: a stage is written with tensor methods only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from penstock.sampling.kinds import Kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Apply = Callable[[Tensor, Tensor], Tensor]
+
+__all__ = ["Home", "Parameter", "Stage"]
+
+
+class Home(StrEnum):
+    """Which value of the contract carries the parameter."""
+
+    ASK = "ask"
+    """`Ask`: it says how many sequences there are."""
+    SPEC = "spec"
+    """`SamplingSpec`: the runner reads it."""
+    STOP_RULES = "stop_rules"
+    """`StopRules`: it says when a sequence ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A reshaping of the distribution, applied to many rows at once.
+
+    Attributes:
+        order: stages run in ascending order; see `penstock.sampling`.
+        apply: `(logits [R, V] float32, values [R, 1] float64 on the host) -> [R, V] float32`, leaving its arguments as
+            they are. Row-wise: the bits of a row's result depend on that row and its value alone. Rows are finite or
+            -inf, with at least one finite entry; ruled-out tokens come back as -inf, and at least one token stays.
+    """
+
+    order: int
+    apply: Apply
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One sampling parameter.
+
+    Attributes:
+        name: as callers write it; vLLM's name where vLLM has the parameter.
+        kind: its type and range.
+        default: what it is when the caller says nothing.
+        neutral: the value that changes nothing; it is never stored in a `SamplingSpec`.
+        nullable: whether None (null in JSON) is accepted; it stands for the neutral value.
+        home: the value of the contract that carries it.
+        field: its name there.
+        doc: one or two sentences for users.
+        stages: none or one; the maths of a parameter that shapes the distribution.
+        random_only: whether it means nothing when the choice is greedy.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    neutral: Any
+    nullable: bool
+    home: Home
+    field: str
+    doc: str
+    stages: tuple[Stage, ...] = ()
+    random_only: bool = False
+
+    def check(self, value: object) -> Any:
+        """`value` in canonical form.
+
+        Raises:
+            InvalidParameter: naming this parameter.
+        """
+        if value is None and self.nullable:
+            return self.neutral
+        return self.kind.check(self.name, value)
+
+    def json_schema(self) -> dict[str, Any]:
+        """The parameter as a property of a JSON schema: type, range, default, description."""
+        kind = dict(self.kind.schema())
+        if self.nullable:
+            kind = {"anyOf": [*kind.get("anyOf", [kind]), {"type": "null"}]}
+        return kind | {"default": self.default, "description": self.doc}

@@ -1,0 +1,45 @@
+"""`temperature`: how flat the distribution is made before a token is drawn; 0 is greedy.
+
+Softmax with temperature: Ackley, Hinton and Sejnowski, "A learning algorithm for Boltzmann machines" (1985), section 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.sampling.kinds import Number
+from penstock.sampling.parameter import Home, Parameter, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["GREEDY", "PARAMETER", "apply"]
+
+GREEDY = 0.0
+"""The temperature that stands for "always the likeliest token"; the sampler never divides by it."""
+
+_SMALLEST_NORMAL = 2.0**-126  # of float32: below it, a division could be by zero
+
+
+def apply(logits: Tensor, values: Tensor) -> Tensor:
+    """Logits `[R, V]` over temperatures `[R, 1]`, all above 0.
+
+    The maximum is taken off first, which softmax does not notice: the likeliest token stays at exactly 0 and the others
+    go to -inf at worst, so that the smallest temperature gives the greedy distribution and no NaN.
+    """
+    scale = values.to(device=logits.device, dtype=logits.dtype).clamp(min=_SMALLEST_NORMAL)  # [R, 1]
+    return (logits - logits.amax(-1, keepdim=True)) / scale
+
+
+PARAMETER = Parameter(
+    name="temperature",
+    kind=Number(0.0, 2.0),
+    default=1.0,
+    neutral=1.0,
+    nullable=False,
+    home=Home.SPEC,
+    field="temperature",
+    doc="Randomness of the choice: logits are divided by it. 0 always takes the likeliest token (the lowest id where"
+    " several are), and makes top_k, top_p, min_p and seed irrelevant.",
+    stages=(Stage(10, apply),),
+)

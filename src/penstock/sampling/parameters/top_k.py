@@ -1,0 +1,56 @@
+"""`top_k`: only the k likeliest tokens can be drawn.
+
+Fan, Lewis and Dauphin, "Hierarchical neural story generation" (2018), section 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.sampling.kinds import Integer
+from penstock.sampling.parameter import Home, Parameter, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PARAMETER", "apply"]
+
+_RANGE = Integer(-1, 2**31 - 1)
+
+
+class _Count:
+    """A count of tokens where 0 takes all, and -1 is taken as another way to write 0, as in vLLM."""
+
+    def check(self, name: str, value: object) -> int:
+        """`value`, or 0 for -1."""
+        return max(0, _RANGE.check(name, value))
+
+    def schema(self) -> Mapping[str, Any]:
+        """The bounds, -1 included."""
+        return _RANGE.schema()
+
+
+def apply(logits: Tensor, values: Tensor) -> Tensor:
+    """Keep, in each row of `[R, V]`, the values `[R, 1]` likeliest tokens; those tied with the last of them stay too.
+
+    Ties are kept so that the result does not depend on the order in which equal logits happen to be found.
+    """
+    counts = values.clamp(max=logits.shape[-1]).long()  # [R, 1], on the host: no wait for the device
+    likeliest = logits.topk(int(counts.amax()), dim=-1).values  # [R, max k], descending
+    threshold = likeliest.gather(-1, (counts - 1).to(logits.device))  # [R, 1]
+    return logits.masked_fill(logits < threshold, float("-inf"))
+
+
+PARAMETER = Parameter(
+    name="top_k",
+    kind=_Count(),
+    default=0,
+    neutral=0,
+    nullable=False,
+    home=Home.SPEC,
+    field="top_k",
+    doc="Draw only from this many likeliest tokens (and those tied with the last of them); 0 or -1 takes all.",
+    stages=(Stage(20, apply),),
+    random_only=True,
+)

@@ -1,0 +1,31 @@
+"""Parts of answers that several endpoints write alike.
+
+Decides OpenAI's usage object and how a log probability is written. Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.contract.events import Usage
+from penstock.server.strict_json import JsonObject
+
+__all__ = ["LEAST_LOGPROB", "finite_logprob", "usage_object"]
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot write; vLLM's convention."""
+
+
+def usage_object(usage: Usage) -> JsonObject:
+    """Token counts as OpenAI writes them."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def finite_logprob(logprob: float) -> float:
+    """`logprob` as JSON can write it."""
+    return logprob if math.isfinite(logprob) else LEAST_LOGPROB

@@ -1,0 +1,196 @@
+"""`POST /v1/completions`: from a body to an `Exchange`, and from outputs to OpenAI's text completion objects.
+
+Decides the prompt's four spellings and the endpoint's defaults (16 tokens, as OpenAI's). Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+from penstock.contract.errors import InvalidParameter, PromptTooLong
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Usage
+from penstock.contract.limits import RequestLimits
+from penstock.contract.model import ModelCard
+from penstock.contract.request import Prompt, TextPrompt, TokenPrompt
+from penstock.server.answers import finite_logprob, usage_object
+from penstock.server.exchange import Exchange
+from penstock.server.fields import INTEGER, NEUTRAL_COMPLETION, Field, Kind, join_path, read_fields
+from penstock.server.parameters import (
+    COMMON_FIELDS,
+    STREAM_OPTIONS,
+    check_model,
+    check_prompt_chars,
+    check_stream_options,
+    read_terms,
+    sampling_fields,
+)
+from penstock.server.strict_json import JsonObject
+
+__all__ = ["COMPLETION_FIELDS", "CompletionShape", "PROMPT_SCHEMA", "parse_completion", "read_prompt"]
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _IDS]}
+PROMPTS = Kind(
+    "a string, a list of strings, a list of token ids, or a list of lists of token ids",
+    {"anyOf": [*PROMPT_SCHEMA["anyOf"], {"type": "array", "items": PROMPT_SCHEMA, "minItems": 1}]},
+    lambda value: isinstance(value, str | list),
+)
+
+COMPLETION_FIELDS = (
+    Field("prompt", PROMPTS, "What to continue: text or token ids, one prompt or several."),
+    Field("best_of", INTEGER, "Must equal n: there is no choosing among more."),
+    STREAM_OPTIONS,
+    *COMMON_FIELDS,
+    *sampling_fields(),
+)
+
+
+def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits: RequestLimits) -> Exchange:
+    """The exchange that `body` asks for.
+
+    Raises:
+        RequestError: it cannot be served; names the field.
+    """
+    check_model(body, card)
+    given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
+    _check_best_of(given)
+    check_logprobs(given)
+    terms = read_terms(given, {"max_tokens": 16}, {}, card, limits)
+    prompts = _prompts(given, card, limits)
+    if len(prompts) * terms.params.n > limits.max_sequences:
+        message = f"{len(prompts)} prompts times n = {terms.params.n} is more than {limits.max_sequences} sequences."
+        raise InvalidParameter("n", message)
+    return Exchange(
+        id=exchange_id,
+        asks=tuple(terms.ask(f"{exchange_id}-{index}", prompt) for index, prompt in enumerate(prompts)),
+        stream=given.get("stream", False),
+        include_usage=check_stream_options(given),
+        aliases={"messages": "prompt"},
+    )
+
+
+def _check_best_of(given: JsonObject) -> None:
+    if "best_of" in given and given["best_of"] != given.get("n", 1):
+        message = "best_of is not supported beyond n: leave it out, or give it n's value."
+        raise InvalidParameter("best_of", message, code="unsupported_parameter")
+
+
+def check_logprobs(given: JsonObject) -> None:
+    """Refuse alternatives to the generated token, which are not implemented."""
+    logprobs = given.get("logprobs", 0)
+    if isinstance(logprobs, bool) or not isinstance(logprobs, int):
+        raise InvalidParameter("logprobs", "logprobs must be an integer.", code="invalid_type")
+    if logprobs != 0:
+        message = "logprobs is supported at 0 only: the generated token's own, without alternatives."
+        raise InvalidParameter("logprobs", message, code="unsupported_parameter")
+
+
+def _prompts(given: JsonObject, card: ModelCard, limits: RequestLimits) -> list[Prompt]:
+    value = given.get("prompt")
+    if value is None:
+        raise InvalidParameter("prompt", "prompt is missing.", code="missing_value")
+    if isinstance(value, str) or (value and not isinstance(value[0], str | list)):
+        return [read_prompt(value, "prompt", card, limits)]
+    if not value:
+        raise InvalidParameter("prompt", "prompt must not be an empty list.")
+    if len(value) > limits.max_prompts:
+        raise InvalidParameter("prompt", f"prompt may hold at most {limits.max_prompts} prompts.")
+    if len({type(item) for item in value}) > 1:
+        raise InvalidParameter("prompt", f"prompt must be {PROMPTS.name}, not a mixture.", code="invalid_type")
+    return [read_prompt(item, f"prompt.{index}", card, limits) for index, item in enumerate(value)]
+
+
+def read_prompt(value: Any, path: str, card: ModelCard, limits: RequestLimits) -> Prompt:
+    """One prompt: text, or token ids of the served vocabulary.
+
+    Raises:
+        RequestError: it is neither, or longer than the context.
+    """
+    if isinstance(value, str):
+        check_prompt_chars(len(value), path, card, limits)
+        return TextPrompt(value)
+    if not isinstance(value, list):
+        raise InvalidParameter(path, f"{path} must be a string or a list of token ids.", code="invalid_type")
+    if not value:
+        raise InvalidParameter(path, f"{path} must hold at least one token id.")
+    if len(value) >= card.max_model_len:
+        raise PromptTooLong(len(value), card.max_model_len, param=path)
+    for index, token in enumerate(value):
+        if type(token) is not int or not 0 <= token < card.vocab_size:
+            where = join_path(path, index)
+            raise InvalidParameter(where, f"{where} must be a token id: an integer in 0..{card.vocab_size - 1}.")
+    return TokenPrompt(tuple(value))
+
+
+class CompletionShape:
+    """OpenAI's `text_completion`, whole or in pieces. One instance an answer: it counts `text_offset` on."""
+
+    def __init__(self, exchange_id: str, model: str, created: int, logprobs: bool) -> None:
+        self._head = {
+            "id": exchange_id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+            "system_fingerprint": None,
+        }
+        self._logprobs = logprobs
+        self._offsets: dict[int, _Offsets] = {}
+
+    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+        """The whole `text_completion`."""
+        objects = [
+            {**self._choice(delta), "finish_reason": finished.reason.value, "stop_reason": finished.stop}
+            for delta, finished in choices
+        ]
+        return {**self._head, "choices": objects, "usage": usage_object(usage)}
+
+    def opening(self, index: int) -> None:
+        """Completions have no role to open with."""
+
+    def piece(self, delta: ChoiceDelta) -> JsonObject | None:
+        """A chunk with text."""
+        if not delta.text and not (self._logprobs and delta.tokens):
+            return None
+        return {**self._head, "choices": [self._choice(delta)]}
+
+    def ending(self, finished: ChoiceFinished) -> JsonObject:
+        """The chunk with the finish reason."""
+        choice = {
+            "index": finished.choice,
+            "text": "",
+            "logprobs": None,
+            "finish_reason": finished.reason.value,
+            "stop_reason": finished.stop,
+        }
+        return {**self._head, "choices": [choice]}
+
+    def usage(self, usage: Usage) -> JsonObject:
+        """The chunk with the usage, which belongs to no choice."""
+        return {**self._head, "choices": [], "usage": usage_object(usage)}
+
+    def _choice(self, delta: ChoiceDelta) -> JsonObject:
+        logprobs = self._logprobs_object(delta) if self._logprobs else None
+        return {"index": delta.choice, "text": delta.text, "logprobs": logprobs, "finish_reason": None}
+
+    def _logprobs_object(self, delta: ChoiceDelta) -> JsonObject:
+        offsets = self._offsets.setdefault(delta.choice, _Offsets())
+        return {
+            "text_offset": [offsets.advance(token) for token in delta.tokens],
+            "token_logprobs": [finite_logprob(token.logprob) for token in delta.tokens],
+            "tokens": [token.text for token in delta.tokens],
+            "top_logprobs": None,
+        }
+
+
+class _Offsets:
+    """Where each token of one choice starts, in characters; one of several tokens counts when it is complete."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def advance(self, token: TokenPiece) -> int:
+        start = self._offset
+        self._offset += len(self._decoder.decode(token.bytes))
+        return start

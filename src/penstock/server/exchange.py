@@ -1,0 +1,181 @@
+"""One HTTP request and its answer, in the engine's terms: what to ask, and the outputs of it all as one stream.
+
+Decides how the outputs of several prompts become one fair stream with choices numbered through, that every prompt is
+aborted when one fails or the client leaves, and how usage adds up. Knows no JSON shapes and no HTTP.
+Invariants: at most one output per prompt is held here, so a slow reader costs nothing; a stream that ends without an
+error has ended every choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from penstock.contract.errors import EngineFault
+from penstock.contract.events import (
+    AskFailed,
+    AskFinished,
+    ChoiceDelta,
+    ChoiceFinished,
+    FinishReason,
+    Output,
+    TokenPiece,
+    Usage,
+)
+from penstock.contract.ports import EngineClient
+from penstock.contract.request import Ask
+
+__all__ = ["Exchange", "Replies", "Transcript"]
+
+NO_ALIASES: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A parsed request.
+
+    Attributes:
+        id: the answer's id, and the stem of the asks' ids.
+        asks: one a prompt, each with the same `n`.
+        stream: whether to answer piece by piece.
+        include_usage: whether a stream ends with a usage chunk.
+        aliases: parameter names that errors use -> the names that this caller used.
+    """
+
+    id: str
+    asks: tuple[Ask, ...]
+    stream: bool = False
+    include_usage: bool = False
+    aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of the whole answer: prompt i's choice j has index `i * n + j`."""
+        return sum(ask.n for ask in self.asks)
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class Replies:
+    """The outputs of an exchange as one stream. Owned by the one task that answers the request."""
+
+    def __init__(self, client: EngineClient, exchange: Exchange) -> None:
+        self.usage = Usage()
+        self._client = client
+        self._exchange = exchange
+
+    async def stream(self) -> AsyncGenerator[ChoiceDelta | ChoiceFinished, None]:
+        """Deltas and ends with the whole answer's choice indices. Close it (`aclosing`): that aborts what is left.
+
+        Raises:
+            PenstockError: as `EngineClient.generate`; and `EngineFault` when an ask failed on the way.
+        """
+        asks = self._exchange.asks
+        unfinished = len(asks)
+        async with aclosing(_merged(self._client, asks)) as outputs:
+            async for prompt, output in outputs:
+                match output:
+                    case ChoiceDelta() | ChoiceFinished():
+                        yield _renumbered(output, prompt * asks[prompt].n)
+                    case AskFinished():
+                        unfinished -= 1
+                        self._add(output.usage)
+                    case AskFailed():
+                        self._add(output.usage)
+                        raise EngineFault(output.message)
+        if unfinished:
+            raise EngineFault("The engine ended the answer before it was complete.")
+
+    def _add(self, usage: Usage) -> None:
+        self.usage = Usage(
+            prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
+            completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
+            cached_tokens=self.usage.cached_tokens + usage.cached_tokens,
+        )
+
+
+def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta | ChoiceFinished:
+    if isinstance(output, ChoiceFinished) and output.reason is FinishReason.ERROR:
+        raise EngineFault("One of the choices failed.")
+    return replace(output, choice=first + output.choice) if first else output
+
+
+async def _merged(client: EngineClient, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
+    """(prompt index, output), taking from every prompt that has something in turn."""
+    iterators = [client.generate(ask) for ask in asks]
+    try:
+        if len(iterators) == 1:  # the common case, without a task an output
+            async for output in iterators[0]:
+                yield 0, output
+            return
+        async with aclosing(_in_turns(iterators)) as turns:
+            async for turn in turns:
+                yield turn
+    finally:
+        for ask, iterator in zip(asks, iterators, strict=True):
+            await _close(client, ask, iterator)
+
+
+async def _in_turns(iterators: Sequence[AsyncIterator[Output]]) -> AsyncGenerator[tuple[int, Output], None]:
+    pending = {asyncio.create_task(_next(iterator)): index for index, iterator in enumerate(iterators)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: pending[task]):
+                index = pending.pop(task)
+                output = task.result()
+                if output is None:
+                    continue
+                yield index, output
+                pending[asyncio.create_task(_next(iterators[index]))] = index
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _next(iterator: AsyncIterator[Output]) -> Output | None:
+    return await anext(iterator, None)
+
+
+async def _close(client: EngineClient, ask: Ask, iterator: AsyncIterator[Output]) -> None:
+    if isinstance(iterator, _Closable):
+        await iterator.aclose()
+    else:
+        await client.abort(ask.id)
+
+
+class Transcript:
+    """A whole answer, gathered from the same stream that would be sent piece by piece. Owned by one answering task."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._tokens: list[list[TokenPiece]] = [[] for _ in range(num_choices)]
+        self._ends: dict[int, ChoiceFinished] = {}
+
+    def take(self, output: ChoiceDelta | ChoiceFinished) -> None:
+        """Add one output."""
+        if isinstance(output, ChoiceFinished):
+            self._ends[output.choice] = output
+            return
+        self._texts[output.choice].append(output.text)
+        self._tokens[output.choice].extend(output.tokens)
+
+    def choices(self) -> list[tuple[ChoiceDelta, ChoiceFinished]]:
+        """Every choice as if it had come in one piece, by index.
+
+        Raises:
+            EngineFault: a choice has not ended.
+        """
+        if len(self._ends) != len(self._texts):
+            raise EngineFault("The engine ended the answer before it was complete.")
+        return [
+            (ChoiceDelta(index, "".join(self._texts[index]), tuple(self._tokens[index])), self._ends[index])
+            for index in range(len(self._texts))
+        ]

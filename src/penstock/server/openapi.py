@@ -1,0 +1,178 @@
+"""The OpenAPI document's schemas, derived from the tables that requests are checked against.
+
+Decides how requests, answers and errors are described. Knows no checking: what a schema cannot say (limits across
+fields, the served model's sizes) is said by the 400 that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.server.fields import NEUTRAL_STREAM_OPTIONS, Field, Neutrals
+from penstock.server.parameters import STREAM_OPTIONS_FIELDS
+from penstock.server.strict_json import JsonObject
+
+__all__ = ["COMPONENTS", "answers", "reference", "request_body"]
+
+_STRING: JsonObject = {"type": "string"}
+_INTEGER: JsonObject = {"type": "integer"}
+_OPTIONAL_STRING: JsonObject = {"type": ["string", "null"]}
+_FINISH: JsonObject = {"type": "string", "enum": ["stop", "length", "abort"]}
+_STOP_REASON: JsonObject = {"type": ["string", "integer", "null"]}
+
+
+def _object(properties: Mapping[str, Any], *, optional: Sequence[str] = ()) -> JsonObject:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": dict(properties), "required": required}
+
+
+def _list(items: JsonObject) -> JsonObject:
+    return {"type": "array", "items": items}
+
+
+def reference(name: str) -> JsonObject:
+    """A reference to one of `COMPONENTS`."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _nullable(schema: JsonObject) -> JsonObject:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+_CHAT_LOGPROB = _object(
+    {"token": _STRING, "logprob": {"type": "number"}, "bytes": _list(_INTEGER), "top_logprobs": _list({})}
+)
+_CHAT_CHOICE = _object(
+    {
+        "index": _INTEGER,
+        "message": _object({"role": _STRING, "content": _STRING, "refusal": {"type": "null"}}),
+        "logprobs": _nullable(_object({"content": _list(_CHAT_LOGPROB), "refusal": {"type": "null"}})),
+        "finish_reason": _FINISH,
+        "stop_reason": _STOP_REASON,
+    }
+)
+_COMPLETION_LOGPROBS = _object(
+    {
+        "text_offset": _list(_INTEGER),
+        "token_logprobs": _list({"type": "number"}),
+        "tokens": _list(_STRING),
+        "top_logprobs": {"type": "null"},
+    }
+)
+_COMPLETION_CHOICE = _object(
+    {
+        "index": _INTEGER,
+        "text": _STRING,
+        "logprobs": _nullable(_COMPLETION_LOGPROBS),
+        "finish_reason": _FINISH,
+        "stop_reason": _STOP_REASON,
+    }
+)
+
+
+def _answer(kind: str, choice: JsonObject) -> JsonObject:
+    return _object(
+        {
+            "id": _STRING,
+            "object": {"type": "string", "const": kind},
+            "created": _INTEGER,
+            "model": _STRING,
+            "system_fingerprint": {"type": "null"},
+            "choices": _list(choice),
+            "usage": reference("Usage"),
+        }
+    )
+
+
+_ERROR = _object({"message": _STRING, "type": _STRING, "param": _OPTIONAL_STRING, "code": _STRING})
+
+COMPONENTS: JsonObject = {
+    "Error": _object({"error": _ERROR}),
+    "Usage": _object(
+        {
+            "prompt_tokens": _INTEGER,
+            "completion_tokens": _INTEGER,
+            "total_tokens": _INTEGER,
+            "prompt_tokens_details": _object({"cached_tokens": _INTEGER}),
+        }
+    ),
+    "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE),
+    "Completion": _answer("text_completion", _COMPLETION_CHOICE),
+    "Generated": _object({"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage")}),
+    "Model": _object(
+        {
+            "id": _STRING,
+            "object": {"type": "string", "const": "model"},
+            "created": _INTEGER,
+            "owned_by": _STRING,
+            "root": _STRING,
+            "parent": {"type": "null"},
+            "max_model_len": _INTEGER,
+        }
+    ),
+    "ModelList": _object({"object": {"type": "string", "const": "list"}, "data": _list(reference("Model"))}),
+    "Health": _object(
+        {
+            "status": {"type": "string", "enum": ["ok", "dead"]},
+            "reason": _STRING,
+            "running": _INTEGER,
+            "waiting": _INTEGER,
+            "free_blocks": _INTEGER,
+            "total_blocks": _INTEGER,
+            "steps": _INTEGER,
+            "error": _ERROR,
+        },
+        optional=("error",),
+    ),
+}
+
+_STATUSES = {
+    400: "A field is wrong, unknown or not supported; the error names it.",
+    404: "The model is not served here.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    429: "The queue is full; try again after Retry-After seconds.",
+    500: "The server failed.",
+    503: "The engine is dead, or the server is shutting down.",
+}
+
+
+def request_body(fields: Sequence[Field], neutrals: Neutrals, required: str) -> JsonObject:
+    """The OpenAPI request body for a table of fields, one of which must be there."""
+    schema = _closed_object(fields, neutrals)
+    schema["required"] = [required]
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def answers(name: str, *statuses: int, stream: str = "") -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI answers of an endpoint: component `name` for 200, the error object for `statuses` (all if none)."""
+    content: JsonObject = {"application/json": {"schema": reference(name)}}
+    if stream:
+        content[stream] = {"schema": {"type": "string"}}
+    result: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
+    error = {"application/json": {"schema": reference("Error")}}
+    for status in statuses or _STATUSES:
+        result[status] = {"description": _STATUSES[status], "content": error}
+    return result
+
+
+def _closed_object(fields: Sequence[Field], neutrals: Neutrals) -> JsonObject:
+    properties = {field.name: _property(field) for field in fields}
+    for name, values in neutrals.items():
+        properties[name] = {
+            "enum": [*values, None],
+            "description": "Not supported: accepted at its neutral value only.",
+        }
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _property(field: Field) -> JsonObject:
+    schema = field.kind.schema
+    if field.name == "stream_options":
+        schema = _closed_object(STREAM_OPTIONS_FIELDS, NEUTRAL_STREAM_OPTIONS)
+    if field.name not in ("messages", "prompt"):
+        schema = _nullable({key: value for key, value in schema.items() if key not in ("default", "description")})
+    default = field.kind.schema.get("default")
+    return schema | {"description": field.doc} | ({} if default is None else {"default": default})

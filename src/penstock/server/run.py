@@ -1,0 +1,121 @@
+"""Running the application: a listening socket, uvicorn, and an orderly end.
+
+Decides the address, when the server counts as ready, and how it ends: on the first SIGINT or SIGTERM it takes no more
+connections and lets running answers finish within a time limit, on the second it stops at once. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from penstock.contract.config import ServerConfig
+from penstock.contract.errors import ConfigError
+
+__all__ = ["DRAIN_SECONDS", "Server", "run"]
+
+DRAIN_SECONDS = 30
+BACKLOG = 2048
+MAX_HEADER_BYTES = 16 * 1024
+KEEP_ALIVE_SECONDS = 5
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """uvicorn with a socket of its own, a call when it is ready, and signals that end it with exit code 0."""
+
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, on_ready: Callable[[str], None], drain_seconds: int = DRAIN_SECONDS
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",  # the implementation that the tests run on, whatever else is installed
+                loop="asyncio",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=drain_seconds,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+        self._address = (config.host, config.port)
+        self._on_ready = on_ready
+
+    def stop(self) -> None:
+        """End as by a first signal. May be called from any thread."""
+        self.should_exit = True
+
+    async def listen(self) -> None:
+        """Serve until stopped.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        listening = _listen(*self._address)
+        try:
+            await self.serve(sockets=[listening])
+        finally:
+            listening.close()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; then says the URL."""
+        await super().startup(sockets)
+        if sockets and not self.should_exit:
+            host, port = sockets[0].getsockname()[:2]
+            self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Take the signals over while serving; unlike uvicorn's, does not kill the process with them afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 (a signal handler's signature)
+        """First signal: end in order. Second: now."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def run(
+    app: ASGIApp, config: ServerConfig, on_ready: Callable[[str], None], drain_seconds: int = DRAIN_SECONDS
+) -> None:
+    """Serve `app` until SIGINT or SIGTERM; returns when every answer is finished or `drain_seconds` are over.
+
+    Args:
+        app: the application.
+        config: where to listen; port 0 takes a free one.
+        on_ready: called once with the URL, when connections are accepted.
+        drain_seconds: how long running answers may go on after the signal; what is left then gets an error.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    asyncio.run(Server(app, config, on_ready, drain_seconds).listen())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except socket.gaierror as error:
+        raise ConfigError("host", f"{host!r} is no address of this machine: {error.strerror}") from None
+    except OSError as error:
+        raise ConfigError("port", f"cannot listen on {host}, port {port}: {error.strerror}") from None

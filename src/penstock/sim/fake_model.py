@@ -1,0 +1,41 @@
+"""A language model without weights: the next token is a hash of everything before it.
+
+Decides what is right: `golden` computes an answer from the tokens alone, with no memory, blocks or batch, so whatever a
+runner with a KV memory answers can be compared with it. Knows nothing of plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from penstock.contract.sampling import SamplingSpec
+
+__all__ = ["cell", "golden", "next_token"]
+
+CELL_BITS = 63
+
+
+def cell(token: int, position: int) -> int:
+    """What the fake KV memory holds for `token` at `position`: different for any two pairs that a test will meet."""
+    return (token * 1_000_003 + position * 7_919 + 1) % (1 << CELL_BITS)
+
+
+def next_token(cells: Sequence[int], vocab_size: int, sampling: SamplingSpec, choice: int) -> int:
+    """The token after a prefix whose KV is `cells`; random choices differ by seed and choice, as real ones do."""
+    seed = int(sampling.get("seed", 0))
+    message = struct.pack(f"<{len(cells) + 2}q", seed % (1 << CELL_BITS), choice, *cells)
+    return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little") % vocab_size
+
+
+def golden(
+    prompt: Sequence[int], count: int, vocab_size: int, sampling: SamplingSpec, choice: int = 0
+) -> tuple[int, ...]:
+    """The `count` tokens that follow `prompt`, computed without any KV memory; stop rules are not its business."""
+    tokens = list(prompt)
+    cells = [cell(token, position) for position, token in enumerate(tokens)]
+    for _ in range(count):
+        tokens.append(next_token(cells, vocab_size, sampling, choice))
+        cells.append(cell(tokens[-1], len(cells)))
+    return tuple(tokens[len(prompt) :])

@@ -1,0 +1,207 @@
+"""A runner with a paged KV memory and no tensors. Implements the port `Runner`.
+
+It does what a real one does with a plan, through the same block tables: it writes a value for each position, reads
+the whole prefix back and derives the next token from what it read. So a block that is stale, shared too early, aliased
+or in the wrong order changes its answer, and silent KV corruption becomes a failed equality with `golden`. Blocks are
+poisoned when they are handed out; reading a position that was never written raises.
+
+It also holds each plan to the law of `contract.plan`, and raises `PlanViolation` where the plan breaks it. It decides
+nothing else, and does not know the scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.errors import EngineFault
+from penstock.contract.plan import Admit, Row, RowFailure, StepPlan, StepResult
+from penstock.sim.clock import SimClock
+from penstock.sim.fake_model import cell, next_token
+
+__all__ = ["FakeRunner", "PlanViolation", "StepCost"]
+
+
+class PlanViolation(EngineFault):
+    """A plan broke the law of `contract.plan`, or led the runner to KV that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """How long a step takes: a linear model, in seconds a step, a computed token, and a token of context read."""
+
+    step: float = 0.001
+    token: float = 0.0001
+    context: float = 0.000001
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Simulated duration of a plan."""
+        context = sum(row.start + row.count for row in plan.rows)
+        return self.step + self.token * plan.num_tokens + self.context * context
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What the runner knows of the sequence in a slot: all of it came with an `Admit` or was sampled here."""
+
+    admit: Admit
+    tokens: list[int]
+    table: list[int]
+    computed: int
+
+
+class FakeRunner:
+    """Executes plans in a fake memory. Owns that memory and the slot tables.
+
+    Args:
+        config: the scheduler's; plans are held to its sizes.
+        vocab_size: tokens are drawn from `range(vocab_size)`.
+        clock: moved on by each step's cost, if given.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        vocab_size: int = 64,
+        cost: StepCost | None = None,
+        clock: SimClock | None = None,
+    ) -> None:
+        self._config = config
+        self._vocab_size = vocab_size
+        self._cost = cost or StepCost()
+        self._clock = clock
+        self._memory: list[list[int | None]] = [[None] * config.block_size for _ in range(config.num_blocks)]
+        self._slots: dict[int, _Slot] = {}
+        self._step = 0
+        self._failing: dict[str, str] = {}
+        self._crashes: set[int] = set()
+
+    @property
+    def occupied(self) -> dict[int, str]:
+        """Slot -> id of the sequence in it."""
+        return {index: slot.admit.seq_id for index, slot in self._slots.items()}
+
+    def fail_sequence(self, seq_id: str, message: str) -> None:
+        """Let the next row of this sequence fail."""
+        self._failing[seq_id] = message
+
+    def crash_at(self, step: int) -> None:
+        """Let the whole of this step raise."""
+        self._crashes.add(step)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Apply the plan in its order: releases, admits, rows.
+
+        Raises:
+            PlanViolation: the plan is unlawful.
+            RuntimeError: a crash was ordered for this step.
+        """
+        self._require(plan.step == self._step, f"step {plan.step} came where {self._step} was due")
+        self._step += 1
+        if plan.step in self._crashes:
+            raise RuntimeError(f"step {plan.step} was told to crash")
+        for index in plan.releases:
+            self._require(self._slots.pop(index, None) is not None, f"slot {index} was released but is free")
+        for admit in plan.admits:
+            self._admit(admit)
+        self._check_rows(plan)
+        prefixes = [self._read(self._slots[row.slot], row.start) for row in plan.rows]
+        results = [self._compute(row, prefix) for row, prefix in zip(plan.rows, prefixes, strict=True)]
+        tokens = tuple(result for result in results if isinstance(result, int))
+        seconds = self._cost.seconds(plan)
+        if self._clock is not None:
+            self._clock.advance(seconds)
+        return StepResult(
+            step=plan.step,
+            tokens=tokens,
+            logprobs=tuple(-1.0 / (1 + token) for token in tokens),
+            failures=tuple(result for result in results if isinstance(result, RowFailure)),
+            seconds=seconds,
+        )
+
+    def _admit(self, admit: Admit) -> None:
+        size = self._config.block_size
+        self._require(0 <= admit.slot < self._config.max_num_seqs, f"slot {admit.slot} does not exist")
+        self._require(admit.slot not in self._slots, f"slot {admit.slot} is taken")
+        self._require(0 <= admit.computed < len(admit.tokens), f"{admit.seq_id}: nothing is left to compute")
+        self._require(admit.computed <= len(admit.blocks) * size, f"{admit.seq_id}: computed exceeds its blocks")
+        self._require(len(set(admit.blocks)) == len(admit.blocks), f"{admit.seq_id}: a block is listed twice")
+        slot = _Slot(admit, list(admit.tokens), list(admit.blocks), admit.computed)
+        first_new = -(-admit.computed // size)
+        self._poison(admit.blocks[first_new:], admit.seq_id)
+        self._slots[admit.slot] = slot
+
+    def _poison(self, blocks: tuple[int, ...], seq_id: str) -> None:
+        """Blocks that are handed out as new must be nobody's, and nothing in them may be read before it is written."""
+        if not blocks:
+            return
+        taken = {block for slot in self._slots.values() for block in slot.table}
+        for block in blocks:
+            self._require(0 <= block < self._config.num_blocks, f"{seq_id}: block {block} does not exist")
+            self._require(block not in taken, f"{seq_id}: new block {block} belongs to another slot")
+            self._memory[block] = [None] * self._config.block_size
+
+    def _check_rows(self, plan: StepPlan) -> None:
+        """Extend the tables, then hold all rows to the law, before any of them writes."""
+        self._require(plan.num_tokens <= self._config.max_num_batched_tokens, "the token budget is exceeded")
+        self._require(len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows")
+        for row in plan.rows:
+            self._require(row.slot in self._slots, f"slot {row.slot} has a row but no sequence")
+            slot = self._slots[row.slot]
+            self._poison(row.new_blocks, slot.admit.seq_id)
+            slot.table += row.new_blocks
+            self._check_row(row, slot)
+        readers = self._holders()
+        for row in plan.rows:
+            for block in self._written(row):
+                self._require(readers[block] == 1, f"slot {row.slot} writes block {block}, which others hold too")
+
+    def _check_row(self, row: Row, slot: _Slot) -> None:
+        name, end = slot.admit.seq_id, row.start + row.count
+        self._require(row.count >= 1, f"{name}: a row computes nothing")
+        self._require(row.start == slot.computed, f"{name}: starts at {row.start}, but {slot.computed} are computed")
+        self._require(end <= len(slot.tokens), f"{name}: goes beyond its known tokens")
+        self._require(end <= self._config.max_model_len, f"{name}: goes beyond the context")
+        self._require(row.sample == (end == len(slot.tokens)), f"{name}: samples exactly when it has caught up")
+        self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
+
+    def _holders(self) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for slot in self._slots.values():
+            for block in slot.table:
+                counts[block] = counts.get(block, 0) + 1
+        return counts
+
+    def _written(self, row: Row) -> list[int]:
+        size = self._config.block_size
+        return self._slots[row.slot].table[row.start // size : (row.start + row.count - 1) // size + 1]
+
+    def _read(self, slot: _Slot, count: int) -> list[int]:
+        """The KV of positions `[0, count)`, as the block table leads to it."""
+        blocks = slot.table[: -(-count // self._config.block_size)]
+        found = [value for block in blocks for value in self._memory[block]][:count]
+        cells = [value for value in found if value is not None]
+        self._require(len(cells) == count, f"{slot.admit.seq_id}: reads a position that was never written")
+        return cells
+
+    def _compute(self, row: Row, prefix: list[int]) -> int | RowFailure | None:
+        """Write the row's positions and sample, or fail as ordered; None where the row does not sample."""
+        slot = self._slots[row.slot]
+        message = self._failing.pop(slot.admit.seq_id, None)
+        if message is not None:
+            return RowFailure(row.slot, message)
+        for position in range(row.start, row.start + row.count):
+            value = cell(slot.tokens[position], position)
+            block, offset = divmod(position, self._config.block_size)
+            self._memory[slot.table[block]][offset] = value
+        slot.computed += row.count
+        if not row.sample:
+            return None
+        cells = prefix + self._read(slot, slot.computed)[row.start :]
+        token = next_token(cells, self._vocab_size, slot.admit.sampling, slot.admit.choice)
+        slot.tokens.append(token)
+        return token
+
+    def _require(self, holds: bool, law: str) -> None:
+        if not holds:
+            raise PlanViolation(f"step {self._step - 1}: {law}")

@@ -1,0 +1,45 @@
+"""Token ids to text while they arrive: never half a character, never a special token.
+
+Works on bytes: each token adds its bytes to an incremental UTF-8 decoder, which gives back the characters that are
+complete. So a push costs the length of one token, whatever came before. Bytes that can no longer become a character
+turn into U+FFFD as the Unicode standard advises (section 3.9, substitution of maximal subparts).
+
+Does not know stop strings. Invariant: all pushes and the flush, joined, are the UTF-8 decoding of the tokens' bytes.
+The tokens are read as a continuation: a leading space that the model wrote stays, also the first of all, unlike in
+`Tokenizer.decode`, which takes its ids for a whole text and drops SentencePiece's dummy prefix.
+"""
+
+from __future__ import annotations
+
+import codecs
+
+from penstock.text.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer"]
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """One sequence's text so far. Owned by whoever streams that sequence; not shared between threads.
+
+    Args:
+        skip_special_tokens: leave control tokens out of the text instead of spelling them.
+    """
+
+    __slots__ = ("_decoder", "_skip_special_tokens", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = _UTF8(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """Take one more token; the characters that it completed, "" while a character is incomplete."""
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """End the text: U+FFFD for a character that stayed incomplete, else ""."""
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,89 @@
+"""What each token id stands for, as bytes.
+
+Decides how a vocabulary's spellings map to bytes, from the decoder that the tokenizer declares:
+
+- byte-level BPE writes each byte as one printable character (GPT-2's table, Radford et al. 2019, `bytes_to_unicode`);
+- SentencePiece writes a space as U+2581 and, with byte fallback, a lone byte as `<0xAB>`.
+
+Added tokens are spelled plainly. Any other decoder is refused: its tokens are not bytes, so neither streaming nor
+per-token logprobs could be exact.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from penstock.contract.errors import ModelFileError
+
+__all__ = ["BYTE_OF_CHARACTER", "strips_leading_space", "token_byte_table"]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+def _byte_of_character() -> dict[str, int]:
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+BYTE_OF_CHARACTER = _byte_of_character()
+
+
+def token_byte_table(backend: Backend, file: str) -> tuple[bytes, ...]:
+    """The bytes of every token; the index is the id, ids that name no token have none.
+
+    Raises:
+        ModelFileError: the decoder is neither byte-level nor SentencePiece; or the ids are too sparse to be real.
+    """
+    added = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items()}
+    spelled = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
+    decoders = _decoder_types(backend)
+    if "ByteLevel" not in decoders and not {"Metaspace", "Replace"} & set(decoders):
+        raise ModelFileError(file, "decoder", f"only byte-level BPE and SentencePiece are read, this is {decoders}")
+    to_bytes = _from_byte_level if "ByteLevel" in decoders else _from_sentencepiece
+    size = max(spelled, default=-1) + 1
+    if size > 16 * len(spelled) + 1024:
+        raise ModelFileError(file, "model.vocab", f"has {len(spelled)} tokens but ids up to {size - 1}")
+    return tuple(
+        added[id_].encode() if id_ in added else to_bytes(spelled[id_]) if id_ in spelled else b""
+        for id_ in range(size)
+    )
+
+
+def strips_leading_space(backend: Backend) -> bool:
+    """Whether decoding a whole text drops its first space: SentencePiece's dummy prefix, which encoding put there."""
+    for decoder in _decoders(backend):
+        if decoder["type"] == "Strip" and decoder.get("content") == " " and decoder.get("start", 0) > 0:
+            return True
+        if decoder["type"] == "Metaspace" and decoder.get("prepend_scheme", "always") != "never":
+            return True
+    return False
+
+
+def _from_byte_level(token: str) -> bytes:
+    if all(character in BYTE_OF_CHARACTER for character in token):
+        return bytes(BYTE_OF_CHARACTER[character] for character in token)
+    return token.encode()
+
+
+def _from_sentencepiece(token: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte.group(1), 16)]) if byte else token.replace(_SPACE, " ").encode()
+
+
+def _decoder_types(backend: Backend) -> list[str]:
+    return [str(decoder["type"]) for decoder in _decoders(backend)]
+
+
+def _decoders(backend: Backend) -> list[dict[str, Any]]:
+    if backend.decoder is None:
+        return []
+    state = backend.decoder.__getstate__()  # the decoder's own JSON, without the vocabulary that `to_str` would write
+    declared: dict[str, Any] = json.loads(state)
+    nested: list[dict[str, Any]] = declared["decoders"] if declared["type"] == "Sequence" else [declared]
+    return nested

@@ -1,0 +1,205 @@
+"""Characters to tokens and back, exactly as the model was trained, and the bundle of a model's text side.
+
+Decides nothing about vocabularies (the readers of each format do) beyond one thing: how a rendered conversation is
+encoded so that control tokens come from the chat template alone.
+
+Does not know requests or streams. Invariants: ids equal those of the model's own tokenizer; immutable once built, so
+safe to use from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as Backend
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.model import GgufVocabulary, TextFiles
+from penstock.contract.request import Message
+from penstock.text.chat_template import ChatTemplate
+from penstock.text.control_tokens import ControlTokens, RenderedChat
+from penstock.text.gguf_tokenizer import read_gguf
+from penstock.text.huggingface import read_huggingface
+from penstock.text.parts import TextParts
+from penstock.text.token_bytes import strips_leading_space, token_byte_table
+from penstock.text.unicode_text import require_unicode
+
+__all__ = ["TextModel", "Tokenizer", "open_text"]
+
+# Holds the place of a template's control token while the text around it is encoded. A Unicode noncharacter: it is no
+# text, and users' text that holds it is refused where it could be mistaken for ours.
+_PLACE = "\U0010ffff"
+
+
+class Tokenizer:
+    """One model's tokenizer.
+
+    Args:
+        backend: the `tokenizers` pipeline; owned by this object from now on.
+        file: where it came from, for errors.
+
+    Raises:
+        ModelFileError: the vocabulary is of a kind whose tokens are not bytes.
+    """
+
+    __slots__ = ("_backend", "_literal", "_pieces", "_place_id", "_special", "_strips_leading_space")
+
+    def __init__(self, backend: Backend, file: str) -> None:
+        self._backend = backend
+        self._pieces = token_byte_table(backend, file)
+        self._strips_leading_space = strips_leading_space(backend)
+        added = backend.get_added_tokens_decoder()
+        self._special = {id_: token.content for id_, token in added.items() if token.special}
+        # A second pipeline, since the switch that makes special tokens ordinary text is not per call.
+        self._literal = Backend.from_str(backend.to_str())
+        self._literal.encode_special_tokens = True
+        self._literal.add_tokens([AddedToken(_PLACE, normalized=False, special=False)])
+        self._place_id = self._literal.token_to_id(_PLACE)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id. The model's logits may be wider: checkpoints pad them."""
+        return len(self._pieces)
+
+    @property
+    def control_tokens(self) -> ControlTokens:
+        """The spellings that this tokenizer reads as special tokens."""
+        return ControlTokens(self._special.values())
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token acts on the model (begin, end, turns) rather than being text."""
+        return token_id in self._special
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for: part of a character, or several; a leading space included.
+
+        Special tokens give their spelling. Ids beyond the vocabulary, which padded logits have, stand for nothing.
+        """
+        return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
+
+    def encode(self, text: str, *, param: str = "prompt") -> tuple[int, ...]:
+        """The ids of raw text. Special tokens spelled in it are honoured; BOS is added if the model's tokenizer does.
+
+        Raises:
+            InvalidParameter: the text has a lone surrogate; names `param`.
+        """
+        return tuple(self._encode(self._backend, text, param, add_special_tokens=True).ids)
+
+    def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
+        """The ids of a rendered conversation. Only the template's own control tokens are control tokens.
+
+        Nothing is added in front: a template writes its own BOS.
+
+        Raises:
+            InvalidParameter: a lone surrogate; or a control token together with U+10FFFF inside the messages.
+        """
+        encoding = self._encode(self._backend, chat.template_text, "messages", add_special_tokens=False)
+        if not chat.stand_ins:
+            return tuple(encoding.ids)
+        if _PLACE in chat.template_text:
+            raise InvalidParameter("messages", "control tokens cannot be mixed with the noncharacter U+10FFFF")
+        controls = self._controls(encoding, chat.template_text)
+        literal = chat.restore(_replace_spans(chat.template_text, [span for _, span in controls]))
+        return self._fill_places(literal, [id_ for id_, _ in controls])
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids that are a whole text: SentencePiece's dummy space in front is dropped.
+
+        Bytes that form no character become U+FFFD, one for each maximal ill-formed part (Unicode 3.9).
+        """
+        kept = (id_ for id_ in token_ids if not (skip_special_tokens and id_ in self._special))
+        text = b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self._strips_leading_space else text
+
+    def _controls(self, encoding: Encoding, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """The control tokens spelled in the text, as (id, span).
+
+        An unknown character has a special id too, but is not its spelling.
+        """
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return [(id_, span) for id_, span in pairs if id_ in self._special and self._special[id_] in text[slice(*span)]]
+
+    def _fill_places(self, literal: str, controls: Sequence[int]) -> tuple[int, ...]:
+        """The ids of text in which all is ordinary but the place holders, which become `controls` in order."""
+        encoding = self._encode(self._literal, literal, "messages", add_special_tokens=False)
+        if self._controls(encoding, literal):
+            raise InvalidParameter(
+                "messages", "they spell a control token that this tokenizer has no other way to write"
+            )
+        ids = list(encoding.ids)
+        places = [index for index, id_ in enumerate(ids) if id_ == self._place_id]
+        for index, control in zip(places, controls, strict=True):
+            ids[index] = control
+        return tuple(ids)
+
+    @staticmethod
+    def _encode(backend: Backend, text: str, param: str, *, add_special_tokens: bool) -> Encoding:
+        return backend.encode(require_unicode(text, param), add_special_tokens=add_special_tokens)
+
+
+def _replace_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """The text with each span (start, end), in order and disjoint, replaced by the place holder."""
+    pieces: list[str] = []
+    done = 0
+    for start, end in spans:
+        pieces += [text[done:start], _PLACE]
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A model's text side.
+
+    Attributes:
+        chat_template: None when the model has none.
+        eos_token_ids: ids that end a generated text.
+        bos_token_id: None when the model has none.
+    """
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    bos_token_id: int | None
+
+    def encode_messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The prompt that asks the model for the next assistant turn.
+
+        Raises:
+            InvalidParameter: the model has no chat template, or it refuses the conversation.
+        """
+        if self.chat_template is None:
+            raise InvalidParameter(
+                "messages", "this model has no chat template; send a raw prompt instead", code="no_chat_template"
+            )
+        return self.tokenizer.encode_chat(self.chat_template.render(messages))
+
+
+def open_text(files: TextFiles) -> TextModel:
+    """Read a model's tokenizer and chat template.
+
+    Raises:
+        ModelFileError: a file is missing, corrupt, or of a kind that is not implemented.
+    """
+    parts = read_gguf(files) if isinstance(files, GgufVocabulary) else read_huggingface(files)
+    tokenizer = Tokenizer(parts.backend, parts.file)
+    return TextModel(
+        tokenizer=tokenizer,
+        chat_template=_chat_template(parts, tokenizer),
+        eos_token_ids=parts.eos,
+        bos_token_id=parts.bos if parts.bos >= 0 else None,
+    )
+
+
+def _chat_template(parts: TextParts, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if parts.template is None:
+        return None
+    return ChatTemplate(
+        parts.template.source,
+        file=parts.template.file,
+        key=parts.template.key,
+        special_tokens=parts.special_tokens,
+        control_tokens=tokenizer.control_tokens,
+    )

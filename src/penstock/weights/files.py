@@ -1,0 +1,156 @@
+"""From a path to all that an engine needs of a model: settings, tensors, text files, a name and a fingerprint.
+
+Decides which format a path is in, and what the model is called if the operator does not say. Knows no model family and
+reads no weights, only headers and, for the fingerprint, samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.contract.errors import ModelFileError
+from penstock.contract.model import HuggingFaceText, TextFiles
+from penstock.weights.catalogue import CATALOGUE
+from penstock.weights.gguf_file import open_gguf
+from penstock.weights.gguf_vocabulary import read_vocabulary
+from penstock.weights.safetensors_files import load_json_object, open_safetensors
+from penstock.weights.source import TensorSource, open_binary
+
+__all__ = ["ModelFiles", "open_model"]
+
+_DTYPE_NAMES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """An opened model.
+
+    Attributes:
+        path: the `.gguf` file or the directory.
+        name: what clients call it unless the operator says otherwise.
+        config: settings in the terms of Hugging Face's `config.json`.
+        source: its tensors.
+        text: where its tokenizer and chat template come from.
+        stored_dtype: the type of most weights on disk: `float32`, `bfloat16`, `float16` or `quantised`.
+        num_weights: how many numbers the tensors hold together.
+        num_bytes: how many bytes they take on disk.
+        digest: 32 bytes that name the model in cache keys: a hash of the settings, of every tensor's name, shape and
+            stored type, and of each weight file's size and contents, the latter sampled at 256 evenly spaced places.
+            The same files give the same digest anywhere; an edit that keeps sizes and misses the samples goes unseen.
+    """
+
+    path: Path
+    name: str
+    config: Mapping[str, Any]
+    source: TensorSource
+    text: TextFiles
+    stored_dtype: str
+    num_weights: int
+    num_bytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One tensor, whatever the format."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    elements: int
+    bytes: int
+
+
+def open_model(path: Path) -> ModelFiles:
+    """Open a model without reading its weights.
+
+    Args:
+        path: a `.gguf` file, or a directory in Hugging Face layout.
+
+    Raises:
+        ModelFileError: a file is missing, malformed, or uses something that is not supported.
+    """
+    return _open_directory(path) if path.is_dir() else _open_gguf_file(path)
+
+
+def _open_gguf_file(path: Path) -> ModelFiles:
+    source = open_gguf(path)
+    stored = [
+        _Stored(name, tensor.shape, tensor.kind.name, tensor.elements, tensor.bytes)
+        for name, tensor in source.stored.items()
+    ]
+    names = [entry.name for entry in CATALOGUE.values() if entry.file_name == path.name]
+    name = names[0] if names else path.stem.lower()
+    text = read_vocabulary(source.header, source.config["vocab_size"])
+    return _model_files(path, name, source.config, source, text, stored, [path])
+
+
+def _open_directory(path: Path) -> ModelFiles:
+    if not (path / "config.json").is_file():
+        raise ModelFileError(str(path / "config.json"), "", "is missing; a model directory must have it")
+    config = load_json_object(path / "config.json")
+    source = open_safetensors(path)
+    stored = [
+        _Stored(name, tensor.shape, tensor.dtype, tensor.elements, tensor.bytes)
+        for name, tensor in source.stored.items()
+    ]
+    files = sorted({tensor.path for tensor in source.stored.values()})
+    text = HuggingFaceText(str(path))
+    return _model_files(path, path.resolve().name, config, source, text, stored, files)
+
+
+def _model_files(
+    path: Path,
+    name: str,
+    config: Mapping[str, Any],
+    source: TensorSource,
+    text: TextFiles,
+    stored: list[_Stored],
+    files: Iterable[Path],
+) -> ModelFiles:
+    return ModelFiles(
+        path=path,
+        name=name,
+        config=config,
+        source=source,
+        text=text,
+        stored_dtype=_stored_dtype(path, stored),
+        num_weights=sum(tensor.elements for tensor in stored),
+        num_bytes=sum(tensor.bytes for tensor in stored),
+        digest=_digest(config, stored, files),
+    )
+
+
+def _stored_dtype(path: Path, stored: list[_Stored]) -> str:
+    """The type of most weights; what is no weight (an integer buffer) has no say."""
+    counts: Counter[str] = Counter()
+    for tensor in stored:
+        if tensor.dtype in _DTYPE_NAMES:
+            counts[_DTYPE_NAMES[tensor.dtype]] += tensor.elements
+        elif tensor.dtype.startswith("Q"):
+            counts["quantised"] += tensor.elements
+    if not counts:
+        raise ModelFileError(str(path), "", "holds no tensor of a type that weights can have")
+    return counts.most_common(1)[0][0]
+
+
+def _digest(config: Mapping[str, Any], stored: list[_Stored], files: Iterable[Path]) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    table = sorted((tensor.name, list(tensor.shape), tensor.dtype) for tensor in stored)
+    digest.update(json.dumps([config, table], sort_keys=True).encode())
+    for path in files:
+        with open_binary(path) as stream:
+            size = stream.seek(0, 2)
+            digest.update(size.to_bytes(8, "little"))
+            for sample in range(_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.digest()

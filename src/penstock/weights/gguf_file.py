@@ -1,0 +1,167 @@
+"""Tensors of a GGUF file under Hugging Face names, in Hugging Face orientation, dequantised as they are read.
+
+Decides how stored rows reach their place: formats from `gguf_blocks`, names and arrangements from `gguf_names`,
+settings from `gguf_config`. Memory beyond the wanted tensor stays within a few MiB, or one row if that is more.
+
+Invariant: every tensor of the file has a name here, or opening it failed. (`rope_freqs.weight` goes into the config.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.contract.errors import ModelFileError
+from penstock.weights.gguf_blocks import FLOAT_TYPES, decode
+from penstock.weights.gguf_config import translate_config
+from penstock.weights.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from penstock.weights.gguf_names import Arrangement, hugging_face_tensor
+from penstock.weights.source import PIECE_ELEMENTS, TensorSource, convert_into, open_binary, read_bytes, read_elements
+
+__all__ = ["GgufSource", "open_gguf"]
+
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GgufSource(TensorSource):
+    """The tensors of one GGUF file, read on demand.
+
+    Attributes:
+        header: what the file says of itself.
+        config: its settings, in Hugging Face terms.
+        stored: where each tensor lies, by its Hugging Face name.
+    """
+
+    def __init__(
+        self, header: GgufHeader, config: dict[str, Any], tensors: dict[str, tuple[GgufTensor, Arrangement]]
+    ) -> None:
+        self.header = header
+        self.config = config
+        self.stored = {name: tensor for name, (tensor, _) in tensors.items()}
+        self._arrangements = {name: arrangement for name, (_, arrangement) in tensors.items()}
+
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+        return frozenset(self.stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, as Hugging Face has it."""
+        if name not in self.stored:
+            raise ModelFileError(str(self.header.path), name, "the file has no such tensor")
+        shape = self.stored[name].shape
+        return shape[::-1] if self._arrangements[name] is Arrangement.TRANSPOSED else shape
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Fill `out` with a tensor's numbers."""
+        wanted, path = self.shape(name), self.header.path
+        if tuple(out.shape) != wanted:
+            raise ModelFileError(str(path), name, f"has shape {wanted}, expected {tuple(out.shape)}")
+        tensor, arrangement = self.stored[name], self._arrangements[name]
+        if arrangement is Arrangement.SAME:
+            self._read_flat(tensor, out.view(-1))
+        elif arrangement is Arrangement.TRANSPOSED:
+            for start, rows in _row_pieces(path, tensor):
+                convert_into(rows.T, out[:, start : start + len(rows)], path, name)
+        else:
+            order = self._row_order(tensor, arrangement).to(out.device)
+            for start, rows in _row_pieces(path, tensor):
+                placed = torch.empty_like(rows, dtype=out.dtype, device=out.device)
+                convert_into(rows, placed, path, name)
+                out.view(tensor.shape[0], -1)[order[start : start + len(rows)]] = placed
+
+    def _read_flat(self, tensor: GgufTensor, flat: torch.Tensor) -> None:
+        """Elements lie as wanted: straight in for float types, block by block for the others."""
+        path, kind = self.header.path, tensor.kind
+        if kind.name in FLOAT_TYPES:
+            read_elements(path, tensor.name, tensor.offset, FLOAT_TYPES[kind.name], flat)
+            return
+        for start, numbers in _pieces(path, tensor, kind.elements):
+            numbers = numbers.view(-1)
+            convert_into(numbers, flat[start * kind.elements :][: len(numbers)], path, tensor.name)
+
+    def _row_order(self, tensor: GgufTensor, arrangement: Arrangement) -> torch.Tensor:
+        """Where each stored row goes: `[rows]`, int64.
+
+        Stored rows of a head alternate between the halves that Hugging Face's rotary embedding rotates (`permute` in
+        llama.cpp's conversion); its inverse puts row `2i + j` at `j * D / 2 + i`.
+        """
+        query = arrangement is Arrangement.INTERLEAVED_QUERY
+        heads = self.config["num_attention_heads" if query else "num_key_value_heads"]
+        order = torch.arange(tensor.shape[0]).view(heads, 2, -1)  # [H, 2, D/2]
+        return order.transpose(1, 2).reshape(-1)
+
+
+def _row_pieces(path: Path, tensor: GgufTensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Rows of a matrix (or the single numbers of a vector) in order: index of the first, and `[rows, row size]`."""
+    return _pieces(path, tensor, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
+
+
+def _pieces(path: Path, tensor: GgufTensor, width: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensor as rows of `width` elements, a few MiB at a time: index of the first row, and `[rows, width]`."""
+    kind = tensor.kind
+    rows, row_bytes = tensor.elements // width, width // kind.elements * kind.bytes
+    step = max(1, min(rows, PIECE_ELEMENTS // width))
+    raw = torch.empty(step * row_bytes, dtype=torch.uint8)
+    with open_binary(path) as stream:
+        stream.seek(tensor.offset)
+        for start in range(0, rows, step):
+            part = raw[: min(step, rows - start) * row_bytes]
+            read_bytes(stream, path, tensor.name, part)
+            yield start, decode(part, kind).view(-1, width)
+
+
+def open_gguf(path: Path) -> GgufSource:
+    """Open a GGUF file: check its header, translate its settings and names.
+
+    Raises:
+        ModelFileError: it is malformed, or holds something that is not understood.
+    """
+    header = read_gguf_header(path)
+    file, tensors = str(path), dict(header.tensors)
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFileError(file, "token_embd.weight", "is missing or no matrix")
+    factors = _rope_factors(path, tensors.pop(_ROPE_FACTORS, None))
+    config = translate_config(
+        header,
+        vocab_size=embedding.shape[0],
+        tied="output.weight" not in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        rope_factors=factors,
+    )
+    renamed = {}
+    for name, tensor in tensors.items():
+        known = hugging_face_tensor(config["model_type"], name)
+        if known is None:
+            raise ModelFileError(file, name, f"no tensor of a {config['model_type']} model has this name")
+        renamed[known.name] = (tensor, known.arrangement)
+        _check_heads(file, tensor, known.arrangement, config)
+    return GgufSource(header, config, renamed)
+
+
+def _rope_factors(path: Path, tensor: GgufTensor | None) -> tuple[float, ...]:
+    if tensor is None:
+        return ()
+    if tensor.kind.name != "F32" or len(tensor.shape) != 1 or tensor.elements > 4096:
+        raise ModelFileError(str(path), _ROPE_FACTORS, "must be a short F32 vector")
+    factors = torch.empty(tensor.shape)
+    read_elements(path, _ROPE_FACTORS, tensor.offset, torch.float32, factors)
+    return tuple(factors.tolist())
+
+
+def _check_heads(file: str, tensor: GgufTensor, arrangement: Arrangement, config: dict[str, Any]) -> None:
+    """Rows can be put in order only if they are the heads that the settings promise."""
+    if arrangement in (Arrangement.SAME, Arrangement.TRANSPOSED):
+        if arrangement is Arrangement.TRANSPOSED and len(tensor.shape) != 2:
+            raise ModelFileError(file, tensor.name, f"must be a matrix, got shape {tensor.shape}")
+        return
+    query = arrangement is Arrangement.INTERLEAVED_QUERY
+    heads = config["num_attention_heads" if query else "num_key_value_heads"]
+    rows = heads * config["head_dim"]
+    if tensor.shape[0] != rows or len(tensor.shape) > 2 or config["head_dim"] % 2:
+        raise ModelFileError(
+            file, tensor.name, f"has shape {tensor.shape}; {heads} heads of {config['head_dim']} have {rows} rows"
+        )

@@ -1,0 +1,42 @@
+"""A bar on a terminal, one line elsewhere.
+
+Decides how long work is shown, not what the work is. Bars go to stderr; stdout belongs to the answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+__all__ = ["byte_bar"]
+
+
+@contextmanager
+def byte_bar(title: str, total: int, show: bool, *, delay: float = 0.0, announce: bool = True) -> Iterator[tqdm]:
+    """A progress bar over `total` bytes.
+
+    Args:
+        title: what is going on, in a few words.
+        total: bytes there will be.
+        show: False for silence.
+        delay: seconds of work before the bar appears.
+        announce: where stderr is no terminal, say `title` in one line instead of drawing.
+    """
+    terminal = sys.stderr.isatty()
+    if show and announce and not terminal:
+        sys.stderr.write(f"{title}\n")
+        sys.stderr.flush()
+    with tqdm(
+        total=total,
+        desc=title,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1000,
+        disable=not (show and terminal),
+        delay=delay,
+        file=sys.stderr,
+    ) as bar:
+        yield bar

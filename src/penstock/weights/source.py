@@ -1,0 +1,118 @@
+"""The port through which models receive weights, and reading stored numbers into tensors.
+
+Decides how bytes become numbers of the wanted type: straight into the tensor where the stored type is the wanted one,
+else in pieces, so that memory beyond the tensor itself stays within a few MiB. Knows no file format.
+
+Invariants: files are read, never mapped: a tensor that was handed out depends on no file, and a file cut short is an
+error and not a signal. Stored numbers are little-endian, as both formats say and as this machine must be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import torch
+
+from penstock.contract.errors import ModelFileError
+
+__all__ = ["PIECE_ELEMENTS", "TensorSource", "convert_into", "open_binary", "read_bytes", "read_elements"]
+
+PIECE_ELEMENTS = 1 << 19
+"""Elements converted at once: 2 MiB in float32."""
+
+
+class TensorSource(Protocol):
+    """Named tensors in files, under Hugging Face names and in Hugging Face orientation."""
+
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor.
+
+        Raises:
+            ModelFileError: there is no such tensor.
+        """
+        ...
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Fill `out`, a contiguous tensor of this shape, converting to its dtype and device.
+
+        Raises:
+            ModelFileError: there is no such tensor, it holds no weights (integers), `out` has another shape, the file
+                is shorter than it was, or a finite number does not fit the dtype.
+        """
+        ...
+
+    def read(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        """A fresh, contiguous tensor that the caller owns; raises as `read_into` does."""
+        out = torch.empty(self.shape(name), dtype=dtype, device=device)
+        self.read_into(name, out)
+        return out
+
+
+def open_binary(path: Path) -> BinaryIO:
+    """Open a model's file, unbuffered.
+
+    Raises:
+        ModelFileError: it cannot be opened.
+    """
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise ModelFileError(str(path), "", f"cannot be read: {error.strerror or error}") from error
+
+
+def read_bytes(stream: BinaryIO, path: Path, name: str, destination: torch.Tensor) -> None:
+    """Fill `destination` (contiguous, on the CPU) with the next bytes of `stream`.
+
+    Raises:
+        ModelFileError: the stream ends before.
+    """
+    if destination.numel() == 0:
+        return
+    view = memoryview(destination.view(-1).view(torch.uint8).numpy())
+    done = 0
+    while done < len(view):
+        count = stream.readinto(view[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise ModelFileError(str(path), name, f"the file ends {len(view) - done} bytes too early")
+        done += count
+
+
+def read_elements(path: Path, name: str, offset: int, stored: torch.dtype, out: torch.Tensor) -> None:
+    """Fill `out` (contiguous) with the `out.numel()` numbers of type `stored` that begin at byte `offset` of the file.
+
+    Raises:
+        ModelFileError: the file is too short, or a finite number does not fit `out`'s dtype.
+    """
+    flat = out.view(-1)
+    with open_binary(path) as stream:
+        stream.seek(offset)
+        if out.dtype == stored and out.device.type == "cpu":
+            read_bytes(stream, path, name, flat)
+            return
+        piece = torch.empty(min(PIECE_ELEMENTS, flat.numel()), dtype=stored)
+        for start in range(0, flat.numel(), PIECE_ELEMENTS):
+            part = piece[: min(PIECE_ELEMENTS, flat.numel() - start)]
+            read_bytes(stream, path, name, part)
+            convert_into(part, flat[start : start + part.numel()], path, name)
+
+
+def convert_into(piece: torch.Tensor, out: torch.Tensor, path: Path, name: str) -> None:
+    """Copy `piece` into `out` of the same shape, converting.
+
+    Raises:
+        ModelFileError: a finite number is beyond the range of `out`'s dtype; it would silently become infinite.
+    """
+    out.copy_(piece)
+    if piece.numel() == 0 or torch.finfo(out.dtype).max >= torch.finfo(piece.dtype).max:
+        return
+    infinite = torch.isinf(out)
+    if bool(infinite.any()) and bool((infinite & torch.isfinite(piece).to(out.device)).any()):
+        worst = piece[torch.isfinite(piece)].abs().max().item()
+        raise ModelFileError(
+            str(path), name, f"a number of size {worst:g} is beyond the range of {out.dtype}; use a wider dtype"
+        )

@@ -1,0 +1,279 @@
+"""Drives a scheduler and the paged-memory fake runner together and holds every call to the laws.
+
+Raises `Violation` (or the runner's `PlanViolation`, or the core's `EngineFault`) at the first law that is broken, so that
+it serves directed tests, random episodes, the state machine and the planted bugs alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.errors import RequestError
+from penstock.contract.events import Admitted, Finished, FinishReason, Generated, SeqEvent
+from penstock.contract.plan import StepPlan
+from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.sampling import SamplingSpec
+from penstock.core import trace
+from penstock.core.scheduler import Scheduler
+from penstock.sim import FakeRunner, golden
+
+VOCAB = 11
+
+
+class Violation(AssertionError):
+    """A law was broken."""
+
+
+def require(holds: bool, law: str) -> None:
+    if not holds:
+        raise Violation(law)
+
+
+def config(num_blocks: int = 32, **options) -> SchedulerConfig:
+    defaults = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64}
+    return SchedulerConfig(num_blocks, **{**defaults, **options})
+
+
+def request(seq_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **options) -> GenerateRequest:
+    rules = {name: options.pop(name) for name in ("min_tokens", "token_ids") if name in options}
+    return GenerateRequest(seq_id, tuple(prompt), stop=StopRules(max_tokens=max_tokens, **rules), **options)
+
+
+def answer(req: GenerateRequest, max_model_len: int) -> tuple[tuple[int, ...], FinishReason, int]:
+    """What must come out: tokens, reason and stop id, from the golden model and the stop rules alone."""
+    room = min(req.stop.max_tokens, max_model_len - len(req.prompt))
+    tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice)
+    for count, token in enumerate(tokens, start=1):
+        if token in req.stop.token_ids and count >= req.stop.min_tokens:
+            return tokens[:count], FinishReason.STOP, token
+    return tokens, FinishReason.LENGTH, -1
+
+
+class Harness:
+    """A scheduler, a runner, and a memory of all that was promised."""
+
+    def __init__(self, cfg: SchedulerConfig) -> None:
+        self.config = cfg
+        self.scheduler = Scheduler(cfg)
+        self.runner = FakeRunner(cfg, VOCAB)
+        self.trace = [trace.encode_header(cfg)]
+        self.requests: dict[str, GenerateRequest] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.admitted: dict[str, int] = {}
+        self.finished: dict[str, Finished] = {}
+        self.allowed_ends: dict[str, FinishReason] = {}
+        self.flight: StepPlan | None = None
+        self.writers: dict[int, tuple[str, int]] = {}  # block -> (salt, cache era) of who wrote it
+        self.era = 0
+        self.eras: dict[str, int] = {}  # sequence -> cache era of its present admission
+        self.plans: list[StepPlan] = []
+
+    @property
+    def live(self) -> list[str]:
+        return [seq_id for seq_id in self.requests if seq_id not in self.finished]
+
+    def submit(self, req: GenerateRequest) -> None:
+        self.scheduler.submit(req)
+        self.trace.append(trace.encode_submit(req))
+        self.requests[req.id] = req
+        self.tokens[req.id] = []
+        self.check()
+
+    def abort(self, seq_id: str) -> None:
+        was_live = seq_id in self.live
+        if was_live:
+            self.allowed_ends[seq_id] = FinishReason.ABORT
+        self.trace.append(trace.encode_abort(seq_id))
+        events = self.scheduler.abort(seq_id)
+        require(len(events) == was_live, "an abort of a live sequence yields its Finished, any other nothing")
+        self.note(events)
+        self.check()
+
+    def reset(self) -> None:
+        self.trace.append(trace.encode_reset())
+        self.scheduler.reset_prefix_cache()
+        self.era += 1
+        self.check()
+
+    def fail(self, seq_id: str) -> None:
+        self.allowed_ends[seq_id] = FinishReason.ERROR
+        self.runner.fail_sequence(seq_id, "planted")
+
+    def plan(self) -> StepPlan:
+        self.flight = self.scheduler.plan()
+        self.plans.append(self.flight)
+        self.trace.append(trace.encode_plan(self.flight))
+        self._check_admits(self.flight)
+        require(len(self.flight.stalls) <= 1, "at most one stall")
+        require(self.flight.waiting == self.scheduler.num_waiting, "the plan counts who waits")
+        waits = self.flight.waiting > 0
+        require(waits == bool(self.flight.stalls), "a waiting head is explained, and nobody else is")
+        require(bool(self.flight.rows) == self.scheduler.has_work, "a step with work at hand computes something")
+        self.check()
+        return self.flight
+
+    def commit(self) -> tuple[SeqEvent, ...]:
+        plan, self.flight = self.flight, None
+        assert plan is not None
+        result = self.runner.run(plan)
+        self._note_writes(plan)
+        self.trace.append(trace.encode_result(result))
+        events = self.scheduler.commit(plan, result)
+        self.note(events)
+        self.check()
+        return events
+
+    def step(self) -> tuple[SeqEvent, ...]:
+        self.plan()
+        return self.commit()
+
+    def drain(self) -> int:
+        """Run until nothing is left, within a bound on steps; then everything must be back."""
+        if self.flight is not None:
+            self.commit()
+        bound = self.drain_bound()
+        steps = 0
+        while self.scheduler.has_work:
+            require(steps < bound, f"everything ends within {bound} steps")
+            self.step()
+            steps += 1
+        self.plan()
+        self.commit()
+        self.check_end()
+        return steps
+
+    def drain_bound(self) -> int:
+        """The eldest waits for at most all slots and all who may pass it, and each of these gets on in every step."""
+        longest = max((self.limit(seq_id) for seq_id in self.live), default=0)
+        return len(self.live) * (self.config.max_num_seqs + self.config.max_bypasses + 1) * longest
+
+    def limit(self, seq_id: str) -> int:
+        req = self.requests[seq_id]
+        return min(len(req.prompt) + req.stop.max_tokens, self.config.max_model_len)
+
+    def check(self) -> None:
+        self.scheduler.check()
+        stats = self.scheduler.stats
+        require(stats.running + stats.waiting == len(self.live), "each live sequence runs or waits")
+        require(stats.running <= self.config.max_num_seqs, "never more than max_num_seqs run")
+
+    def check_end(self) -> None:
+        stats = self.scheduler.stats
+        require(stats.free_blocks == stats.total_blocks, "all blocks are back")
+        require(stats.running == stats.waiting == 0, "nobody is left")
+        require(self.runner.occupied == {}, "the runner has forgotten everybody")
+        require(set(self.finished) == set(self.requests), "everybody finished")
+        memory = self.scheduler
+        require(not memory._seqs and not memory._promises.makers, "no trace of finished sequences remains")
+        require(not memory._waiting.awaited and not len(memory._running), "no trace of finished sequences remains")
+
+    def note(self, events: Sequence[SeqEvent]) -> None:
+        for event in events:
+            require(event.seq_id in self.requests, "events are about accepted sequences")
+            require(event.seq_id not in self.finished, "nothing comes after Finished")
+            match event:
+                case Admitted(seq_id, cached):
+                    require(seq_id not in self.admitted, "Admitted comes once")
+                    require(0 <= cached < len(self.requests[seq_id].prompt), "a position of the prompt is computed")
+                    self.admitted[seq_id] = cached
+                case Generated(seq_id, token, logprob):
+                    require(seq_id in self.admitted, "Admitted comes first")
+                    require(logprob == -1.0 / (1 + token), "a logprob stays with its token")
+                    self.tokens[seq_id].append(token)
+                case Finished(seq_id):
+                    self.finished[seq_id] = event
+                    self._check_answer(event)
+
+    def _check_answer(self, event: Finished) -> None:
+        tokens, reason, stop_token = answer(self.requests[event.seq_id], self.config.max_model_len)
+        got = tuple(self.tokens[event.seq_id])
+        if self.allowed_ends.get(event.seq_id) is event.reason:
+            require(got == tokens[: len(got)], f"{event.seq_id}: cut short, but right: {got} of {tokens}")
+            return
+        require(got == tokens, f"{event.seq_id}: the answer is the golden one: {got} != {tokens}")
+        require((event.reason, event.stop_token) == (reason, stop_token), f"{event.seq_id}: ends as it should")
+
+    def _check_admits(self, plan: StepPlan) -> None:
+        for admit in plan.admits:
+            req = self.requests[admit.seq_id]
+            require(admit.tokens == (*req.prompt, *self.tokens[req.id]), "an admission tells all known tokens")
+            self.eras[req.id] = self.era
+            for block in admit.blocks[: -(-admit.computed // self.config.block_size)]:
+                require(self.writers.get(block) == (req.cache_salt, self.era), "KV is shared within salt and era only")
+            require(admit.computed == 0 or self.config.prefix_caching, "no cache, no hits")
+
+    def _note_writes(self, plan: StepPlan) -> None:
+        for row in plan.rows:
+            slot = self.runner._slots[row.slot]
+            req = self.requests[slot.admit.seq_id]
+            for block in self.runner._written(row):
+                self.writers[block] = (req.cache_salt, self.eras[req.id])
+
+
+def random_config(rng: random.Random) -> SchedulerConfig:
+    max_num_seqs = rng.randint(1, 5)
+    return SchedulerConfig(
+        num_blocks=rng.choice([6, 8, 12, 20]),
+        block_size=rng.choice([1, 2, 3, 4]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 3, 8, 40]),
+        max_model_len=rng.choice([10, 20, 40]),
+        policy=rng.choice(["fcfs", "priority"]),
+        prefix_caching=rng.random() < 0.9,
+        max_bypasses=rng.choice([0, 1, 3, 16]),
+        cache_root=b"model",
+    )
+
+
+def random_prompt(rng: random.Random) -> tuple[int, ...]:
+    """Prompts that often begin alike: a common stem, cut anywhere, and a short tail."""
+    stem = rng.choice([(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2), (1, 2, 3, 4, 9, 9, 9, 9), (0,) * 10])
+    tail = tuple(rng.randrange(3) for _ in range(rng.choice([0, 0, 1, 3])))
+    return stem[: rng.randint(1, len(stem))] + tail
+
+
+def random_request(rng: random.Random, number: int, policy: str) -> GenerateRequest:
+    return GenerateRequest(
+        id=f"s{number}",
+        prompt=random_prompt(rng),
+        choice=rng.choice([0, 0, 0, 1]),
+        sampling=SamplingSpec((("seed", 7),)) if rng.random() < 0.2 else SamplingSpec(),
+        stop=StopRules(
+            max_tokens=rng.choice([1, 2, 5, 12]),
+            min_tokens=rng.choice([0, 0, 2]),
+            token_ids=rng.choice([(), (), (3,), (1, 7)]),
+        ),
+        priority=rng.randrange(3) if policy == "priority" else 0,
+        cache_salt=rng.choice(["", "", "other"]),
+        arrival=float(number // 3),
+    )
+
+
+def run_episode(seed: int, moves: int = 60) -> Harness:
+    """One random life of an engine, checked after every call, drained at the end."""
+    rng = random.Random(seed)
+    harness = Harness(random_config(rng))
+    for number in range(moves):
+        move = rng.random()
+        if move < 0.35:
+            req = random_request(rng, number, harness.config.policy)
+            try:
+                harness.submit(req)
+            except RequestError:
+                continue
+        elif move < 0.42 and harness.live:
+            harness.abort(rng.choice(harness.live))
+        elif move < 0.44 and harness.live:
+            harness.fail(rng.choice(harness.live))
+        elif move < 0.46:
+            harness.reset()
+        elif harness.flight is not None:
+            harness.commit()
+        elif move < 0.7:
+            harness.plan()
+        else:
+            harness.step()
+    harness.drain()
+    return harness

@@ -1,0 +1,130 @@
+"""Device, dtype, threads and memory: what `auto` and 0 mean, on machines that are only described."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from penstock.contract.errors import ConfigError
+from penstock.exec import device as room
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+
+
+def test_cuda_without_a_device_is_refused_by_option(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError) as refused:
+        room.resolve_device("cuda")
+    assert refused.value.option == "device"
+    assert room.resolve_device("auto") == room.resolve_device("cpu") == CPU
+
+
+def test_auto_takes_a_cuda_device_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert room.resolve_device("auto") == room.resolve_device("cuda") == CUDA
+    assert room.resolve_device("cpu") == CPU
+
+
+@pytest.mark.parametrize(
+    ("stored", "good", "expected"),
+    [
+        ("bfloat16", {FP32, BF16}, BF16),
+        ("bfloat16", {FP32}, FP32),
+        ("float32", {FP32, BF16}, FP32),
+        ("float16", {FP32, BF16}, FP32),
+        ("float16", {FP32, FP16}, FP16),
+        ("quantised", {FP32, BF16}, BF16),
+        ("quantised", {FP32}, FP32),
+    ],
+)
+def test_auto_dtype_is_the_checkpoints_where_the_device_is_good_at_it(stored, good, expected):
+    assert room.resolve_dtype("auto", stored, CPU, frozenset(good)) is expected
+
+
+def test_a_named_dtype_is_taken_except_float16_on_a_cpu():
+    assert room.resolve_dtype("bfloat16", "float32", CPU, frozenset({FP32})) is BF16
+    assert room.resolve_dtype("float16", "float32", CUDA, frozenset({FP32})) is FP16
+    with pytest.raises(ConfigError) as refused:
+        room.resolve_dtype("float16", "float16", CPU, frozenset({FP32, FP16}))
+    assert refused.value.option == "dtype"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "good"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx2 avx512_bf16 sse\n", {FP32, BF16}),
+        ("flags : fpu amx_bf16\n", {FP32, BF16}),
+        ("Features\t: fp asimd i8mm bf16\n", {FP32, BF16}),
+        ("flags : fpu avx2 avx512f\n", {FP32}),
+        ("model name : avx512_bf16\n", {FP32}),
+        (None, {FP32}),
+    ],
+)
+def test_a_cpu_is_good_at_bfloat16_only_with_instructions_for_it(tmp_path, cpuinfo, good):
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(cpuinfo)
+    assert room.good_dtypes(CPU, file) == good
+
+
+def test_threads_are_as_told_or_one_a_core_within_the_containers_quota(monkeypatch, tmp_path):
+    assert room.compute_threads(3) == 3
+    monkeypatch.setattr(room, "_physical_cores", lambda: 8)
+    monkeypatch.setattr(room, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert room.compute_threads(0) == 8
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert room.compute_threads(0) == 2
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert room.compute_threads(0) == 8
+
+
+def test_hardware_threads_of_one_core_count_once(monkeypatch, tmp_path):
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings)
+    monkeypatch.setattr(room, "_CPUS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert room._physical_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
+    assert room._physical_cores() == 1
+
+
+def test_setting_threads_reaches_torch():
+    before = torch.get_num_threads()
+    try:
+        assert room.set_threads(2) == torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_free_memory_is_the_machines_or_what_the_container_leaves(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    assert room.free_memory(CPU, meminfo, tmp_path) == 4000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert room.free_memory(CPU, meminfo, tmp_path) == 4000 * 1024
+    (tmp_path / "memory.max").write_text("50000\n")
+    assert room.free_memory(CPU, meminfo, tmp_path) == 49000
+
+
+def test_free_memory_of_a_cuda_device_is_the_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
+    assert room.free_memory(CUDA) == 123
+
+
+def test_this_machine_has_free_memory_and_a_core():
+    assert 2**20 < room.free_memory(CPU) < 2**50
+    assert room.compute_threads(0) >= 1
+
+
+def test_the_kv_budget_is_as_told_or_a_quarter_of_what_is_free():
+    assert room.kv_budget(5, CPU, lambda device: 1000) == 5
+    assert room.kv_budget(0, CPU, lambda device: 1000) == 250

@@ -1,0 +1,59 @@
+"""The KV store: what fits a budget, what is reported, and that a borrowed block comes back whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.contract.errors import ConfigError
+from penstock.contract.model import ModelShape
+from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for
+
+SHAPE = ModelShape(
+    num_layers=30, hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152, max_positions=8192
+)
+
+
+def test_a_block_costs_what_its_tensors_take():
+    for dtype in (torch.float32, torch.bfloat16):
+        store = KVStore(SHAPE, 2, 16, dtype, torch.device("cpu"))
+        taken = sum(cache.nbytes for cache in (*store.keys, *store.values))
+        assert taken == 2 * block_bytes(SHAPE, 16, dtype)
+        assert store.keys[29].shape == store.values[0].shape == (2, 16, 3, 64)
+    assert block_bytes(SHAPE, 1, torch.bfloat16) == 30 * 2 * 192 * 2
+
+
+def test_a_budget_pays_for_whole_blocks():
+    each = block_bytes(SHAPE, 16, torch.bfloat16)
+    assert blocks_for(each, SHAPE, 16, torch.bfloat16) == 1
+    assert blocks_for(10 * each - 1, SHAPE, 16, torch.bfloat16) == 9
+
+
+def test_a_budget_below_one_block_is_refused_by_option():
+    with pytest.raises(ConfigError) as refused:
+        blocks_for(block_bytes(SHAPE, 16, torch.float32) - 1, SHAPE, 16, torch.float32)
+    assert refused.value.option == "kv_cache_memory"
+
+
+def test_the_report_says_where_the_memory_goes():
+    report = MemoryReport(98 * 2**20, 3 * 2**30, num_blocks=100, block_size=16, max_model_len=2048)
+    assert (report.kv_tokens, report.longest_request) == (1600, 1600)
+    assert MemoryReport(0, 0, 200, 16, 2048).longest_request == 2048
+    text = "\n".join(report.lines())
+    for part in ("98.0 MiB", "3.0 GiB", "100 blocks", "1600 tokens in all", "1600 tokens, prompt and output"):
+        assert part in text
+    assert "0 bytes" in MemoryReport(0, 1500, 1, 1, 1).lines()[0]
+    assert "1.5 KiB" in MemoryReport(0, 1500, 1, 1, 1).lines()[1]
+
+
+def test_a_borrowed_block_comes_back_whole_even_after_an_error():
+    small = ModelShape(2, 8, 2, 1, 4, 10, 16)
+    store = KVStore(small, 3, 2, torch.float32, torch.device("cpu"))
+    for index, cache in enumerate((*store.keys, *store.values)):
+        cache.fill_(index)
+    with pytest.raises(RuntimeError), store.borrowed_block(1):
+        for cache in (*store.keys, *store.values):
+            cache[1] = -1.0
+        raise RuntimeError
+    for index, cache in enumerate((*store.keys, *store.values)):
+        assert bool((cache == index).all())

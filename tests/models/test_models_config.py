@@ -1,0 +1,324 @@
+"""What a config may say, and how it is refused: by key and value, before any tensor is touched."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.contract.errors import ModelFileError
+from penstock.models import load
+from penstock.models.config_reader import ConfigReader
+from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled
+
+FILE = "config.json"
+
+LLAMA_LIKE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+}
+GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+class TouchedError(Exception):
+    """The config was accepted: the model now asks for its tensors."""
+
+
+class NoTensors:
+    """A binder that is not to be reached."""
+
+    def has(self, name):
+        return False
+
+    def take(self, name, shape):
+        raise TouchedError
+
+    def take_fused(self, parts):
+        raise TouchedError
+
+    def ignore(self, name):
+        raise TouchedError
+
+    def finish(self):
+        raise TouchedError
+
+
+def config_of(family, **changes):
+    base = GPT2 if family == "gpt2" else LLAMA_LIKE
+    return {"model_type": family, **base, **changes}
+
+
+def refusal(config):
+    with pytest.raises(ModelFileError) as caught:
+        load(config, NoTensors(), FILE)
+    assert str(caught.value).startswith(f"{FILE}: {caught.value.key}: ")
+    return caught.value
+
+
+def is_accepted(config):
+    with pytest.raises(TouchedError):
+        load(config, NoTensors(), FILE)
+    return True
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_a_plain_config_is_accepted(family):
+    assert is_accepted(config_of(family))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mamba", "config_reader", "families", "decoder_config", "os", "..llama", "llama.x", "", "Llama", "__init__"],
+)
+def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
+    error = refusal({**LLAMA_LIKE, "model_type": name})
+    assert error.key == "model_type"
+    assert "gpt2, llama, mistral, qwen2, qwen3" in str(error)
+
+
+@pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
+def test_a_model_type_that_is_no_string_is_refused(value):
+    assert refusal({**LLAMA_LIKE, "model_type": value}).key == "model_type"
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("llama", "hidden_act", "gelu"),
+        ("llama", "hidden_act", 1),
+        ("llama", "quantization_config", {"quant_method": "gptq"}),
+        ("llama", "compression_config", {"bits": 8}),
+        ("llama", "hidden_size", 0),
+        ("llama", "hidden_size", None),
+        ("llama", "hidden_size", 32.0),
+        ("llama", "hidden_size", "32"),
+        ("llama", "num_hidden_layers", 10**9),
+        ("llama", "num_hidden_layers", True),
+        ("llama", "num_hidden_layers", -1),
+        ("llama", "vocab_size", 10**12),
+        ("llama", "intermediate_size", 10**400),
+        ("llama", "max_position_embeddings", 10**10),
+        ("llama", "num_key_value_heads", 3),
+        ("llama", "num_key_value_heads", 8),
+        ("llama", "num_attention_heads", 6),
+        ("llama", "head_dim", 7),
+        ("llama", "head_dim", 0),
+        ("llama", "rms_norm_eps", math.nan),
+        ("llama", "rms_norm_eps", math.inf),
+        ("llama", "rms_norm_eps", -1e-6),
+        ("llama", "rms_norm_eps", "1e-6"),
+        ("llama", "rms_norm_eps", True),
+        ("llama", "attention_bias", "yes"),
+        ("llama", "mlp_bias", 1),
+        ("llama", "tie_word_embeddings", 0),
+        ("llama", "rope_theta", 0),
+        ("llama", "rope_scaling", "linear"),
+        ("llama", "partial_rotary_factor", 0.5),
+        ("llama", "layer_types", ["full_attention", "sliding_attention"]),
+        ("llama", "layer_types", ["full_attention"]),
+        ("llama", "layer_types", ["full_attention", "linear_attention"]),
+        ("llama", "layer_types", ["full_attention", ["x"]]),
+        ("mistral", "sliding_window", 0),
+        ("mistral", "sliding_window", "none"),
+        ("qwen2", "use_sliding_window", "no"),
+        ("qwen2", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen3", "attention_bias", None.__class__),
+        ("gpt2", "activation_function", "silu"),
+        ("gpt2", "scale_attn_weights", False),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+        ("gpt2", "reorder_and_upcast_attn", True),
+        ("gpt2", "add_cross_attention", True),
+        ("gpt2", "n_inner", 0),
+        ("gpt2", "n_head", 5),
+        ("gpt2", "n_head", 0),
+        ("gpt2", "n_embd", 10**9),
+        ("gpt2", "n_layer", 10**9),
+        ("gpt2", "n_positions", False),
+        ("gpt2", "layer_norm_epsilon", None.__class__),
+    ],
+)
+def test_a_value_that_cannot_be_honoured_is_refused_by_key(family, key, value):
+    assert refusal(config_of(family, **{key: value})).key == key
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_size_without_default_is_required(family):
+    required = {"num_key_value_heads", "rms_norm_eps"}
+    for key in set(config_of(family)) - required:
+        config = config_of(family)
+        del config[key]
+        error = refusal(config)
+        assert error.key == key
+        assert "is missing" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, "rope_type"),
+        ({"type": "dynamic", "factor": 4.0}, "type"),
+        ({"rope_type": "llama3", "type": "linear"}, "type"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor"),
+        ({"rope_type": "linear", "factor": True}, "factor"),
+        ({"rope_type": "linear", "factor": 2.0, "mrope_section": [1, 2]}, "mrope_section"),
+        ({"rope_type": "default", "factor": 2.0}, "factor"),
+        ({"rope_type": "default", "rope_theta": "big"}, "rope_theta"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor"),
+        ({**LLAMA3, "low_freq_factor": None}, "low_freq_factor"),
+        ({**LLAMA3, "original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        ({"rope_type": "factors"}, "factors"),
+        ({"rope_type": "factors", "factors": [1.0]}, "factors"),
+        ({"rope_type": "factors", "factors": [1.0, 0.0, 1.0, 1.0]}, "factors"),
+        ({"rope_type": "factors", "factors": [1.0, 10**400, 1.0, 1.0]}, "factors"),
+    ],
+)
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_rotary_parameters_are_refused_by_dotted_key(spelling, section, key):
+    assert refusal(config_of("llama", **{spelling: section})).key == f"{spelling}.{key}"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, Rope(10000.0, Unscaled())),
+        ({"rope_theta": 5e5}, Rope(5e5, Unscaled())),
+        ({"rope_theta": 500000, "rope_scaling": None}, Rope(5e5, Unscaled())),
+        ({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}, Rope(5e5, LinearScaling(2.0))),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.5}}, Rope(1e6, LinearScaling(2.5))),
+        ({"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}, Rope(1e6, Unscaled())),
+        ({"rope_scaling": LLAMA3}, Rope(1e4, Llama3Scaling(8.0, 1.0, 4.0, 32))),
+        (
+            {"rope_scaling": {**LLAMA3, "type": "llama3", "original_max_position_embeddings": None}},
+            Rope(1e4, Llama3Scaling(8.0, 1.0, 4.0, 128)),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "factors", "factors": [1, 2, 3.5, 4]}},
+            Rope(1e4, FrequencyFactors((1.0, 2.0, 3.5, 4.0))),
+        ),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2},
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+            },
+            Rope(1e4, LinearScaling(2.0)),
+        ),
+    ],
+)
+def test_both_spellings_of_rotary_parameters_are_read(config, expected):
+    assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128) == expected
+
+
+def test_two_spellings_that_disagree_are_refused():
+    sections = {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default"}}
+    assert refusal(config_of("llama", **sections)).key == "rope_scaling"
+
+
+def test_two_pretraining_lengths_that_disagree_are_refused():
+    config = config_of("llama", rope_scaling=LLAMA3, original_max_position_embeddings=64)
+    assert refusal(config).key == "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": None},
+        {"num_key_value_heads": None},
+        {"head_dim": None},
+        {"head_dim": 20},
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
+        {"partial_rotary_factor": 1},
+        {"pretraining_tp": 4, "torch_dtype": "bfloat16", "use_cache": False, "attention_dropout": 0.1},
+        {"quantization_config": None},
+        {"layer_types": ["full_attention", "full_attention"]},
+    ],
+)
+def test_neutral_and_derived_values_are_accepted(changes):
+    assert is_accepted(config_of("llama", **changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "window"),
+    [
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {"sliding_window": 99}, 99),
+        ("mistral", {}, 4096),
+        ("qwen2", {"sliding_window": 99}, None),
+        ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, None),
+        ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 2}, None),
+        ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 1}, 99),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+        (
+            "qwen3",
+            {
+                "sliding_window": 99,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+                "layer_types": ["full_attention", "full_attention"],
+            },
+            None,
+        ),
+        (
+            "qwen3",
+            {"sliding_window": 99, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+            99,
+        ),
+    ],
+)
+def test_a_sliding_window_caps_the_context(family, changes, window, monkeypatch):
+    from penstock.nn.decoder import Decoder
+
+    seen = []
+    monkeypatch.setattr(Decoder, "bind", lambda config, parameters: seen.append(config))
+
+    class Satisfied(NoTensors):
+        def finish(self):
+            return None
+
+    config = config_of(family, max_position_embeddings=8192, **changes)
+    load(config, Satisfied(), FILE)
+    assert seen[0].shape.max_positions == (window or 8192)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = [
+    *("model_type", "hidden_act", "attention_bias", "head_dim", "rope_theta", "rope_scaling", "rope_parameters"),
+    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "tie_word_embeddings", "n_inner"),
+    *("activation_function", "scale_attn_weights", "partial_rotary_factor", *LLAMA_LIKE, *GPT2),
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    family=st.sampled_from(["gpt2", "llama", "mistral", "qwen2", "qwen3"]),
+    changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
+)
+def test_any_config_is_either_accepted_or_refused_by_key(family, changes):
+    with pytest.raises((ModelFileError, TouchedError)) as caught:
+        load({**config_of(family), **changes}, NoTensors(), FILE)
+    if isinstance(caught.value, ModelFileError):
+        assert caught.value.key.split(".")[0] in changes.keys() | {
+            "num_attention_heads",
+            "num_key_value_heads",
+            "n_head",
+        }

@@ -1,0 +1,109 @@
+"""Layers and attention, each against what transformers or torch computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from penstock.nn.attention import Heads
+from penstock.nn.dense import DenseAttention
+from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, RotaryTable
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("head_dim", [10, 20, 64, 128])
+@pytest.mark.parametrize(
+    ("parameters", "rope"),
+    [
+        ({"rope_type": "default", "rope_theta": 10000.0}, Rope()),
+        ({"rope_type": "default", "rope_theta": 500000.0}, Rope(500000.0)),
+        ({"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}, Rope(10000.0, LinearScaling(2.5))),
+        ({**LLAMA3, "rope_theta": 500000.0}, Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))),
+    ],
+    ids=["default", "large-theta", "linear", "llama3"],
+)
+def test_rotary_tables_are_those_of_transformers_bit_by_bit(parameters, rope, head_dim):
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, max_position_embeddings=65536, rope_parameters=dict(parameters)
+    )
+    theirs = LlamaRotaryEmbedding(config)
+    assert torch.equal(rope.inverse_frequencies(head_dim), theirs.inv_freq)
+    table = RotaryTable.build(rope, head_dim, max_positions=3000, device=torch.device("cpu"))
+    positions = torch.tensor([0, 1, 2999, 17, 17, 1024])
+    cos, sin = table.rows(positions)
+    their_cos, their_sin = theirs(torch.zeros(1), positions[None])
+    half = head_dim // 2
+    torch.testing.assert_close(cos, their_cos[0, :, :half], atol=2e-7, rtol=0)  # one unit in the last place
+    torch.testing.assert_close(sin, their_sin[0, :, :half], atol=2e-7, rtol=0)
+
+
+def test_llama3_scaling_has_all_three_regimes():
+    plain = Rope(500000.0).inverse_frequencies(128)
+    ratio = plain / Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192)).inverse_frequencies(128)
+    assert (ratio == 1).any()
+    assert (ratio == 8).any()
+    assert ((ratio > 1.01) & (ratio < 7.99)).any()
+
+
+def test_factors_divide_frequencies_so_that_those_of_a_scaling_reproduce_it():
+    theta = 500000.0
+    config = LlamaConfig(hidden_size=64, num_attention_heads=1, rope_parameters={**LLAMA3, "rope_theta": theta})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    factors = tuple((Rope(theta).inverse_frequencies(64) / scaled).tolist())
+    torch.testing.assert_close(
+        Rope(theta, FrequencyFactors(factors)).inverse_frequencies(64), scaled, rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 10), (6, 2, 20), (3, 1, 24)])
+def test_dense_attention_is_torchs_causal_attention(heads, kv_heads, dim):
+    q, k, v = random(9, heads, dim), random(9, kv_heads, dim, seed=1), random(9, kv_heads, dim, seed=2)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], is_causal=True, enable_gqa=True
+    )
+    out = DenseAttention()(0, q, k, v)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, expected[0].transpose(0, 1), atol=1e-6, rtol=1e-5)
+
+
+def test_dense_attention_continues_and_keeps_layers_apart():
+    q, k, v = random(9, 4, 10), random(9, 2, 10, seed=1), random(9, 2, 10, seed=2)
+    whole = DenseAttention()(0, q, k, v)
+    attend = DenseAttention()
+    parts = []
+    for start, stop in ((0, 4), (4, 5), (5, 9)):
+        attend(1, q[start:stop], -k[start:stop], 2 * v[start:stop])
+        parts.append(attend(0, q[start:stop], k[start:stop], v[start:stop]))
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_dense_attention_keeps_its_own_copy():
+    q, k, v = random(3, 2, 8), random(3, 2, 8, seed=1), random(3, 2, 8, seed=2)
+    expected = DenseAttention()(0, torch.cat((q, q)), torch.cat((k, k)), torch.cat((v, v)))[3:]
+    attend, first_k, first_v = DenseAttention(), k.clone(), v.clone()
+    attend(0, q, first_k, first_v)
+    first_k.zero_()
+    first_v.zero_()
+    torch.testing.assert_close(attend(0, q, k, v), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_fused_projection_is_cut_into_queries_keys_and_values():
+    qkv = torch.arange(2 * 5 * 3).view(2, 15)
+    q, k, v = Heads(queries=3, keys=1, dim=3).split(qkv)
+    assert torch.equal(q.flatten(1), qkv[:, :9])
+    assert torch.equal(k.flatten(1), qkv[:, 9:12])
+    assert torch.equal(v.flatten(1), qkv[:, 12:])

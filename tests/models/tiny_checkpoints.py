@@ -1,0 +1,181 @@
+"""Tiny random checkpoints written by transformers, and what transformers computes from them: every family's golden.
+
+The sizes are awkward on purpose: heads that do not add up to the hidden size, head widths that are no power of two, one
+key head for all queries, vocabularies that are no multiple of 8. Norm weights and biases are random too, so that one
+left out or swapped shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.models import load
+from penstock.nn.causal_lm import CausalLM
+from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
+
+__all__ = ["VARIANTS", "load_model", "reference_greedy", "reference_logits", "write_checkpoint"]
+
+_IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
+_SIZES: dict[str, Any] = {**_IDS, "num_hidden_layers": 3, "max_position_embeddings": 512}
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_WIDE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "vocab_size": 101}
+_ONE_TO_ONE = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 97}
+_ALL_TO_ONE = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 127}
+
+_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    "gpt2": {
+        "tied": {"n_embd": 60, "n_head": 3, "n_layer": 3, "vocab_size": 101},
+        "untied_inner_gelu": {
+            "n_embd": 48,
+            "n_head": 2,
+            "n_layer": 2,
+            "vocab_size": 97,
+            "n_inner": 52,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+        },
+        "one_head_relu": {"n_embd": 26, "n_head": 1, "n_layer": 3, "vocab_size": 127, "activation_function": "relu"},
+    },
+    "llama": {
+        "wide_heads_untied": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+        "one_to_one_tied_linear": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_biases_llama3": {
+            **_ALL_TO_ONE,
+            "intermediate_size": 100,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    },
+    "mistral": {
+        "wide_heads_no_window": {**_WIDE_HEADS, "intermediate_size": 88, "sliding_window": None},
+        "one_to_one_tied_large_window": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "all_to_one_small_window": {**_ALL_TO_ONE, "intermediate_size": 100, "sliding_window": 80},
+    },
+    "qwen2": {
+        "gqa3_tied": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "one_to_one_untied_linear": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+        "all_to_one_window": {
+            **_ALL_TO_ONE,
+            "intermediate_size": 100,
+            "use_sliding_window": True,
+            "sliding_window": 80,
+            "max_window_layers": 1,
+        },
+    },
+    "qwen3": {
+        "wide_heads_tied": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "one_to_one_untied_biases": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 56,
+            "attention_bias": True,
+        },
+        "all_to_one_narrow_heads": {**_ALL_TO_ONE, "head_dim": 10, "intermediate_size": 100},
+    },
+}
+
+VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in _CONFIGS.items()}
+"""The variants that there are of each family."""
+
+
+def write_checkpoint(directory: Path, family: str, variant: str, dtype: torch.dtype = torch.float32) -> Path:
+    """Write `config.json` and `model.safetensors` into `directory`, the same ones every time; there is no tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = dict(_CONFIGS[family][variant])
+    if family == "gpt2":
+        settings |= {"n_positions": 512, **_IDS}
+    else:
+        settings = {**_SIZES, "rope_parameters": dict(_DEFAULT_ROPE), **settings}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
+    model.to(dtype).save_pretrained(directory)
+    return directory
+
+
+def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """The checkpoint as Penstock loads it, on the CPU."""
+    files = open_model(directory)
+    return load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory))
+
+
+def reference_logits(directory: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What transformers makes of a sequence: `[T, V]` float32, one row for each position."""
+    with torch.no_grad():
+        return _reference(directory, dtype)(torch.tensor([token_ids])).logits[0].float()
+
+
+def reference_greedy(directory: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """The `count` most likely tokens that follow `prompt`, one by one, by transformers in float32; ends at no token."""
+    model, cache, tokens = _reference(directory, torch.float32), None, []
+    latest = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            out = model(torch.tensor([latest]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            latest = [int(out.logits[0, -1].argmax())]
+            tokens += latest
+    return tokens
+
+
+@functools.lru_cache(maxsize=2)
+def _reference(directory: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
+
+def _randomise(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * 2.0 / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.copy_(noise * 0.3 + (1.0 if name.endswith("weight") else 0.0))

@@ -1,0 +1,85 @@
+"""A real server on a free port, in a thread, in front of a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from scripted_engine import ScriptedEngine
+
+from penstock.contract.config import ServerConfig
+from penstock.contract.limits import RequestLimits
+from penstock.contract.model import ModelCard
+from penstock.server import create_app
+from penstock.server.run import Server
+
+CARD = ModelCard(name="acme/tiny-1", created=1_700_000_000, max_model_len=64, vocab_size=100, has_chat_template=True)
+LIMITS = RequestLimits(max_body_bytes=64 * 1024, max_prompts=8, max_sequences=12)
+
+
+@dataclass
+class Served:
+    """A running server, its engine, and a plain client."""
+
+    url: str
+    engine: ScriptedEngine
+    http: httpx.Client
+
+    @property
+    def port(self) -> int:
+        return httpx.URL(self.url).port or 0
+
+    def chat(self, **fields: object) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": "Hi"}]} | fields
+        return self.http.post("/v1/chat/completions", json=body)
+
+    def complete(self, **fields: object) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"prompt": "Hi"} | fields)
+
+    def generate(self, **fields: object) -> httpx.Response:
+        return self.http.post("/generate", json={"prompt": "Hi"} | fields)
+
+    @property
+    def ask(self):
+        return self.engine.asks[-1]
+
+
+def start(
+    engine: ScriptedEngine, card: ModelCard = CARD, drain_seconds: int = 1
+) -> tuple[str, Server, threading.Thread]:
+    """Serve in a thread; returns when connections are accepted."""
+    ready = threading.Event()
+    urls: list[str] = []
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    server = Server(create_app(engine, card, LIMITS), ServerConfig(port=0), on_ready, drain_seconds)
+    thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
+    thread.start()
+    assert ready.wait(10)
+    return urls[0], server, thread
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[tuple[str, ScriptedEngine]]:
+    engine = ScriptedEngine()
+    url, server, thread = start(engine)
+    yield url, engine
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def served(_server: tuple[str, ScriptedEngine]) -> Iterator[Served]:
+    url, engine = _server
+    engine.reset()
+    with httpx.Client(base_url=url, timeout=10) as http:
+        yield Served(url, engine, http)
+    engine.wait_until(lambda: not engine.live)

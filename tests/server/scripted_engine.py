@@ -1,0 +1,125 @@
+"""An `EngineClient` that plays a script: no model, no scheduler, only outputs, delays and errors in a fixed order.
+
+It records what it was asked and which asks were left before their end, so that tests can tell an abort from a finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from penstock.contract.events import (
+    AskFailed,
+    AskFinished,
+    ChoiceDelta,
+    ChoiceFinished,
+    FinishReason,
+    Output,
+    TokenPiece,
+    Usage,
+)
+from penstock.contract.ports import Health
+from penstock.contract.request import Ask
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Do nothing for so long; for ever by default."""
+
+    seconds: float = 1e9
+
+
+@dataclass(frozen=True)
+class Until:
+    """Do nothing until the test sets the event."""
+
+    event: threading.Event
+
+
+Step = Output | Wait | Until | Exception
+Script = Callable[[Ask], Iterable[Step]]
+
+
+def delta(text: str, choice: int = 0, token: int = 7, logprob: float = -0.5, raw: bytes | None = None) -> ChoiceDelta:
+    """One token's worth of text."""
+    return ChoiceDelta(choice, text, (TokenPiece(token, text.encode() if raw is None else raw, logprob),))
+
+
+def stop(choice: int = 0, by: str | int | None = None) -> ChoiceFinished:
+    return ChoiceFinished(choice, FinishReason.STOP, by)
+
+
+def length(choice: int = 0) -> ChoiceFinished:
+    return ChoiceFinished(choice, FinishReason.LENGTH)
+
+
+def finished(prompt: int = 5, completion: int = 2, cached: int = 0) -> AskFinished:
+    return AskFinished(Usage(prompt, completion, cached))
+
+
+def failed(message: str = "The logits are not finite.") -> AskFailed:
+    return AskFailed(message, Usage(5, 1, 0))
+
+
+def always(*steps: Step) -> Script:
+    return lambda ask: steps
+
+
+HELLO = always(delta("Hel"), delta("lo"), stop(), finished())
+HEALTHY = Health(alive=True, reason="", running=1, waiting=2, free_blocks=30, total_blocks=40, steps=9)
+
+
+@dataclass
+class ScriptedEngine:
+    """See the module. `script` may be exchanged between requests."""
+
+    script: Script = HELLO
+    state: Health = HEALTHY
+    asks: list[Ask] = field(default_factory=list)
+    live: set[str] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)
+    yielded: int = 0
+
+    def reset(self) -> None:
+        self.script, self.state, self.yielded = HELLO, HEALTHY, 0
+        for record in (self.asks, self.live, self.left):
+            record.clear()
+
+    async def generate(self, ask: Ask) -> AsyncIterator[Output]:
+        self.asks.append(ask)
+        self.live.add(ask.id)
+        ended = False
+        try:
+            for step in self.script(ask):
+                ended = isinstance(step, AskFinished | AskFailed | Exception)
+                match step:
+                    case Wait():
+                        await asyncio.sleep(step.seconds)
+                    case Until():
+                        while not step.event.is_set():
+                            await asyncio.sleep(0.002)
+                    case Exception():
+                        raise step
+                    case _:
+                        self.yielded += 1
+                        yield step
+        finally:
+            self.live.discard(ask.id)
+            if not ended:
+                self.left.append(ask.id)
+
+    async def abort(self, ask_id: str) -> None:
+        self.left.append(ask_id)
+
+    def health(self) -> Health:
+        return self.state
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 3.0) -> None:
+        """Wait, in the test's thread, for something the server does in its own."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the server did not get there in time"
+            time.sleep(0.005)

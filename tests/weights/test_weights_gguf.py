@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from weights_samples import (
+    ARCHITECTURES,
+    CONTEXT,
+    HEADS,
+    INNER,
+    KV_HEADS,
+    LAYERS,
+    VOCAB,
+    WIDTH,
+    Tiny,
+    shapes,
+    to_gguf,
+    weights,
+    with_gguf_layout,
+    write_gguf,
+)
+
+from penstock.contract.errors import ModelFileError
+from penstock.weights.gguf_blocks import decode
+from penstock.weights.gguf_file import open_gguf
+from penstock.weights.gguf_header import GGML_TYPE_NAMES, READABLE_TYPES, read_gguf_header
+from penstock.weights.gguf_names import hugging_face_tensor
+from penstock.weights.gguf_vocabulary import read_vocabulary
+
+QUANTISED = ("Q4_0", "Q4_1", "Q8_0")
+
+
+@pytest.mark.parametrize("number", READABLE_TYPES)
+def test_blocks_decode_to_the_very_bits_of_the_gguf_package(number: int) -> None:
+    kind = READABLE_TYPES[number]
+    ggml = gguf.GGMLQuantizationType(number)
+    assert gguf.GGML_QUANT_SIZES[ggml] == (kind.elements, kind.bytes)
+    raw = np.random.default_rng(number).integers(0, 256, (64, kind.bytes * 4), dtype=np.uint8)
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = gguf.quants.dequantize(raw, ggml).reshape(-1).astype(np.float32)
+    got = decode(torch.from_numpy(raw.reshape(-1)), kind).float().numpy()
+    assert np.array_equal(got, want, equal_nan=True)
+
+
+def test_type_names_are_the_gguf_packages() -> None:
+    official = {member.value: member.name for member in gguf.GGMLQuantizationType}
+    assert all(official[number] == name for number, name in GGML_TYPE_NAMES.items())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_names_invert_the_official_name_map(architecture: str) -> None:
+    tiny = Tiny(architecture, attention_bias=architecture == "llama")
+    for name, shape in shapes(tiny).items():
+        stored, array = to_gguf(tiny, name, torch.zeros(shape))
+        known = hugging_face_tensor(architecture, stored)
+        assert known is not None, stored
+        assert known.name == name
+        assert (array.shape != shape) <= (known.arrangement.name == "TRANSPOSED")
+
+
+@pytest.mark.parametrize("quantisation", ["F32", "F16", "BF16", *QUANTISED])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tensors_come_back_as_they_were_before_conversion(tmp_path: Path, architecture: str, quantisation: str) -> None:
+    tiny = with_gguf_layout(Tiny(architecture, attention_bias=architecture == "llama"))
+    tensors = weights(tiny)
+    source = open_gguf(write_gguf(tmp_path / "tiny.gguf", tiny, tensors, quantisation))
+    assert source.names() == set(tensors)
+    kind = gguf.GGMLQuantizationType[quantisation]
+    for name, tensor in tensors.items():
+        want = tensor
+        if tensor.ndim > 1 and quantisation != "F32":  # what quantisation alone does to it, rows as they are stored
+            stored = tensor.T if architecture == "gpt2" and source.stored[name].shape != tensor.shape else tensor
+            if architecture == "gpt2" and name.endswith("attn.c_proj.weight"):  # square: its shape tells nothing
+                stored = tensor.T
+            array = gguf.quants.dequantize(gguf.quants.quantize(np.ascontiguousarray(stored), kind), kind)
+            want = torch.from_numpy(array.copy())
+            want = want.T if stored is not tensor else want
+        assert source.shape(name) == tuple(tensor.shape)
+        for dtype in (torch.float32, torch.bfloat16):
+            got = source.read(name, dtype, "cpu")
+            assert got.is_contiguous()
+            assert torch.equal(got, want.to(dtype)), name
+
+
+def golden_tensors(path: Path, settings: object) -> dict[str, torch.Tensor]:
+    """The tensors that transformers reads from a GGUF file."""
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings)
+    return load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_transformers_reads_the_same_model_from_the_same_file(tmp_path: Path, architecture: str) -> None:
+    from transformers import AutoConfig
+
+    # transformers takes Qwen 3's head width from its own default (128), not from the file
+    tiny = Tiny(architecture, head_dim=128) if architecture == "qwen3" else Tiny(architecture)
+    path = write_gguf(tmp_path / "tiny.gguf", tiny, weights(tiny), "Q8_0")
+    settings = AutoConfig.from_pretrained(tmp_path, gguf_file=path.name)
+    golden = golden_tensors(path, settings)
+    source = open_gguf(path)
+    assert source.names() == set(golden)
+    for name in source.names():
+        assert torch.equal(source.read(name, torch.float32, "cpu"), golden[name].float()), name
+    for key in ("vocab_size", "rms_norm_eps", "layer_norm_epsilon", "max_position_embeddings", "num_key_value_heads"):
+        if key in source.config:
+            assert source.config[key] == pytest.approx(getattr(settings, key)), key
+
+
+def test_a_llama_config_says_all_in_hugging_face_terms(tmp_path: Path) -> None:
+    source = open_gguf(write_gguf(tmp_path / "tiny.gguf", Tiny(tied=True), weights(Tiny(tied=True))))
+    assert source.config == {
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": WIDTH // HEADS,
+        "rms_norm_eps": float(np.float32(1e-6)),
+        "rope_theta": 5000.0,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def test_a_gpt2_config_uses_gpt2s_own_names(tmp_path: Path) -> None:
+    tiny = Tiny("gpt2", tied=True)
+    assert open_gguf(write_gguf(tmp_path / "tiny.gguf", tiny, weights(tiny))).config == {
+        "model_type": "gpt2",
+        "vocab_size": VOCAB,
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_inner": INNER,
+        "n_positions": CONTEXT,
+        "layer_norm_epsilon": float(np.float32(1e-5)),
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def opened(tmp_path: Path, keys: dict[str, object], **more: object) -> dict[str, object]:
+    return open_gguf(write_gguf(tmp_path / "tiny.gguf", Tiny(), weights(Tiny()), keys=keys, **more)).config
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({"rope.scaling.type": "none"}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+            {"rope_type": "yarn", "factor": 4.0, "original_context_length": 64},
+        ),
+    ],
+)
+def test_rope_scaling_is_passed_on(tmp_path: Path, keys: dict[str, object], scaling: object) -> None:
+    assert opened(tmp_path, keys).get("rope_scaling") == scaling
+
+
+def test_rope_factors_become_part_of_the_config_and_are_no_tensor(tmp_path: Path) -> None:
+    factors = np.array([1, 1, 2, 2, 4, 8, 8, 8], dtype=np.float32)
+    path = write_gguf(tmp_path / "t.gguf", Tiny(), weights(Tiny()), extra_tensors={"rope_freqs.weight": factors})
+    source = open_gguf(path)
+    assert source.config["rope_scaling"] == {"rope_type": "factors", "factors": factors.tolist()}
+    assert source.names() == set(weights(Tiny()))
+
+
+@pytest.mark.parametrize(
+    ("factors", "keys", "message"),
+    [
+        (np.ones(5, dtype=np.float32), {}, "rope_freqs.weight: must hold 8 positive factors"),
+        (np.zeros(8, dtype=np.float32), {}, "rope_freqs.weight: must hold 8 positive factors"),
+        (np.ones(8, dtype=np.float16), {}, "rope_freqs.weight: must be a short F32 vector"),
+        (np.ones(8, dtype=np.float32), {"rope.scaling.type": "yarn"}, "llama.rope.scaling.type: 'yarn' together"),
+    ],
+)
+def test_rope_factors_that_make_no_sense_are_refused(
+    tmp_path: Path, factors: np.ndarray, keys: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        opened(tmp_path, keys, extra_tensors={"rope_freqs.weight": factors})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("expert_count", 8),
+        ("logit_scale", 0.5),
+        ("attention.scale", 0.1),
+        ("attention.clamp_kqv", 8.0),
+        ("attention.causal", False),
+        ("embedding_scale", 12.0),
+        ("rope.freq_base_swa", 10000.0),
+        ("something.new", 1),
+        ("attention.sliding_window", CONTEXT - 1),
+        ("rope.dimension_count", 8),
+        ("attention.value_length", 8),
+        ("vocab_size", VOCAB + 1),
+        ("attention.head_count", 3),
+        ("attention.head_count", 0),
+        ("attention.head_count", [4, 4]),
+        ("attention.head_count_kv", 3),
+        ("block_count", None),
+        ("block_count", "2"),
+        ("embedding_length", -1.0),
+        ("attention.layer_norm_rms_epsilon", float("nan")),
+        ("attention.layer_norm_rms_epsilon", 0.0),
+        ("rope.freq_base", float("inf")),
+        ("context_length", 0),
+    ],
+)
+def test_keys_that_change_the_maths_or_make_no_sense_are_refused_by_name(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    with pytest.raises(ModelFileError, match=r"llama\.[a-z_.]+: ") as caught:
+        opened(tmp_path, {key: value})
+    assert key in caught.value.key or caught.value.key == "llama.embedding_length"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("expert_count", 0), ("expert_used_count", 0), ("attention.sliding_window", CONTEXT), ("logit_scale", 1.0)],
+)
+def test_keys_with_a_neutral_value_change_nothing(tmp_path: Path, key: str, value: object) -> None:
+    assert opened(tmp_path, {key: value}) == opened(tmp_path, {})
+
+
+def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match=r"general.architecture: 'mamba' cannot be read; gpt2, llama"):
+        open_gguf(tmp_path / "t.gguf")
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.0.attn_rot_embd.weight", "blk.00.attn_q.weight", "blk.0.ffn_gate_exps.weight", "x"]
+)
+def test_an_unknown_tensor_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFileError, match=f"{name}: no tensor of a llama model has this name"):
+        opened(tmp_path, {}, extra_tensors={name: np.zeros(4, dtype=np.float32)})
+
+
+@pytest.mark.parametrize("quantisation", ["Q5_0", "Q6_K", "IQ4_NL"])
+def test_other_quantisations_are_refused_naming_tensor_and_type(tmp_path: Path, quantisation: str) -> None:
+    kind = gguf.GGMLQuantizationType[quantisation]
+    size = gguf.GGML_QUANT_SIZES[kind]
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((4, size[1]), dtype=np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match=rf"token_embd.weight: has type {quantisation}, .*Q4_0, Q4_1, Q8_0"):
+        open_gguf(tmp_path / "t.gguf")
+
+
+def test_heads_that_contradict_the_stored_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"blk.0.attn_k.weight: has shape \(32, 64\); 4 heads of 16 have 64 rows"):
+        opened(tmp_path, {"attention.head_count_kv": 4})
+
+
+def vocabulary_of(tmp_path: Path, **overrides: object) -> object:
+    path = write_gguf(tmp_path / "t.gguf", Tiny(), weights(Tiny()), vocabulary=overrides)
+    return read_vocabulary(read_gguf_header(path), VOCAB)
+
+
+def test_the_vocabulary_is_read_whole(tmp_path: Path) -> None:
+    vocabulary = vocabulary_of(tmp_path)
+    assert (vocabulary.model, vocabulary.pre, vocabulary.file) == ("gpt2", "smollm", str(tmp_path / "t.gguf"))
+    assert vocabulary.tokens[:4] == ("<unk>", "<s>", "</s>", "a")
+    assert len(vocabulary.tokens) == len(vocabulary.token_types) == VOCAB
+    assert vocabulary.token_types[:4] == (2, 3, 3, 1)
+    assert vocabulary.merges == ("a b", "b c")
+    assert vocabulary.scores == ()
+    assert (vocabulary.bos, vocabulary.eos, vocabulary.unknown) == (1, 2, 0)
+    assert (vocabulary.add_bos, vocabulary.add_space_prefix) == (False, False)
+    assert vocabulary.chat_template == "{{ messages }}"
+
+
+def test_a_sentencepiece_vocabulary_begins_with_bos_and_a_space_unless_it_says_otherwise(tmp_path: Path) -> None:
+    scores = [float(-index) for index in range(VOCAB)]
+    overrides = {"ggml.model": "llama", "ggml.scores": scores, "ggml.add_bos_token": None, "ggml.merges": None}
+    vocabulary = vocabulary_of(tmp_path, **overrides, **{"ggml.bos_token_id": None, "chat_template": None})
+    assert vocabulary.scores == tuple(scores)
+    assert (vocabulary.add_bos, vocabulary.add_space_prefix, vocabulary.bos) == (True, True, -1)
+    assert (vocabulary.merges, vocabulary.chat_template) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("ggml.tokens", None, "tokens: must be an array of str"),
+        ("ggml.tokens", [1, 2], "tokens: must be an array of str"),
+        ("ggml.tokens", ["a"] * (VOCAB + 1), "49 tokens do not fit an embedding of 48 rows"),
+        ("ggml.token_type", [1, 1], "token_type: has 2 entries for 48 tokens"),
+        ("ggml.model", None, "model: is missing"),
+        ("ggml.eos_token_id", VOCAB, "eos_token_id: 48 is no token id"),
+        ("ggml.eos_token_id", "x", "eos_token_id: must be of type int"),
+        ("ggml.add_bos_token", 1, "add_bos_token: must be of type bool"),
+        ("chat_template", 3, "tokenizer.chat_template: must be a string"),
+    ],
+)
+def test_a_broken_vocabulary_is_refused_by_key(tmp_path: Path, key: str, value: object, message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        vocabulary_of(tmp_path, **{key: value})
+
+
+@pytest.mark.model
+def test_the_default_model_reads_as_transformers_reads_it(default_model: Path) -> None:
+    from transformers import LlamaConfig
+
+    source = open_gguf(default_model)
+    golden = golden_tensors(default_model, LlamaConfig(**source.config))
+    assert source.names() == set(golden)
+    for name in source.names():
+        assert torch.equal(source.read(name, torch.float32, "cpu"), golden[name].float()), name
