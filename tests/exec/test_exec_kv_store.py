@@ -51,9 +51,14 @@ def test_a_borrowed_block_comes_back_whole_even_after_an_error():
     store = KVStore(small, 3, 2, torch.float32, torch.device("cpu"))
     for index, cache in enumerate((*store.keys, *store.values)):
         cache.fill_(index)
-    with pytest.raises(RuntimeError), store.borrowed_block(1):
-        for cache in (*store.keys, *store.values):
-            cache[1] = -1.0
-        raise RuntimeError
+
+    def spoil_and_fail():
+        with store.borrowed_block(1):
+            for cache in (*store.keys, *store.values):
+                cache[1] = -1.0
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        spoil_and_fail()
     for index, cache in enumerate((*store.keys, *store.values)):
         assert bool((cache == index).all())

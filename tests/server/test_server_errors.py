@@ -227,7 +227,7 @@ def test_a_good_request_id_comes_back_and_a_bad_one_is_replaced(served):
 
     assert answered("my.request-1_A") == "my.request-1_A"
     assert answered("x" * 64) == "x" * 64
-    for bad in ("x" * 65, "a b", "é".encode().decode("latin-1"), "a/b"):
+    for bad in ("x" * 65, "a b", "a/b"):
         assert answered(bad).startswith("req-")
     assert answered("a b") != answered("a b")
 

@@ -151,6 +151,33 @@ def test_text_beside_an_injection_keeps_the_ids_it_would_have(name, models):
     assert loud != quiet
 
 
+UNUSED = (("\U000f0000", "never in the text"),)
+
+
+@pytest.mark.parametrize("name", [*vocabularies.NAMES, *(f"{name}.gguf" for name in GGUF_NAMES)])
+def test_the_careful_way_of_encoding_equals_the_plain_one(name, models):
+    """A stand-in that does not occur sends a text the careful way, which must not show."""
+    encode = models[name].tokenizer.encode_chat
+    specials = vocabularies.SPECIALS[name.removesuffix(".gguf")]
+    for text in vocabularies.CORPUS:
+        for chat in (text, text.join(specials), f" {specials[0]} {text}\n{specials[-1]}{text}", specials[-1] + text):
+            assert encode(RenderedChat(chat, UNUSED)) == encode(RenderedChat(chat))
+
+
+@pytest.mark.parametrize("flags", [{"rstrip": True}, {"lstrip": True}, {"normalized": True}, {"single_word": True}])
+@pytest.mark.parametrize("name", ["smollm", "llama", "llama-metaspace"])
+def test_the_careful_way_heeds_what_control_tokens_do_with_the_space_around_them(name, flags, saved, tmp_path):
+    content = json.loads((Path(saved[name].directory) / "tokenizer.json").read_text())
+    for token in content["added_tokens"]:
+        token |= flags
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = open_text(HuggingFaceText(str(tmp_path))).tokenizer
+    last = vocabularies.SPECIALS[name][-1]
+    for text in (f"a {last} b", f"{last}\n\n {last}  x", f"a{last}b {last}", last):
+        expected = tokenizer.encode_chat(RenderedChat(text))
+        assert tokenizer.encode_chat(RenderedChat(text, UNUSED)) == expected
+
+
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_no_message_changes_the_control_tokens_of_its_conversation(data, models):
@@ -203,7 +230,7 @@ def test_control_tokens_are_found_as_by_trying_the_longest_first_everywhere(stri
 
 
 def test_control_tokens_of_any_length_and_number_are_accepted():
-    for strings in (["<" * 5000], ["a" * n for n in range(1, 1500)], [f"{'b' * n}c" for n in range(1500)]):
+    for strings in (["<" * 5000], ["a" * n for n in range(1, 400)], [f"{'b' * n}c" for n in range(400)]):
         disarmed, _ = ControlTokens(strings).disarm([strings[-1] + "!"])
         assert len(disarmed[0]) == 2
 

@@ -207,7 +207,7 @@ def test_gguf_eos_adds_control_tokens_that_end_turns_or_texts_by_name(saved):
 
 @pytest.mark.parametrize("options", [{"add_bos_token": True}, {"add_bos_token": False}, {"add_eos_token": True}])
 @pytest.mark.parametrize("name", ["llama3", "smollm", "llama"])
-def test_the_configuration_overrules_whether_bos_is_added_as_in_transformers(name, options, saved, tmp_path):
+def test_tokenizer_json_alone_decides_whether_bos_is_added_as_in_transformers(name, options, saved, tmp_path):
     for file in Path(saved[name].directory).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | options

@@ -145,6 +145,8 @@ GGUF_LIES: dict[str, tuple[bytes, str]] = {
         for huge in HUGE
     },
     "key beyond the end": (start(keys=1) + struct.pack("<Q", 100) + b"abc", "needs 100 bytes"),
+    "key with a control character": (start(keys=1) + string(b"a\x1b[2Jb") + bytes(8), "metadata: .* is no name"),
+    "endless tensor name": (start(tensors=1) + tensor(b"a" * 4000) + bytes(64), "tensors: .* is no name"),
     "value type": (start(keys=1) + string(b"k") + struct.pack("<I", 13), "k: unknown value type 13"),
     "nested array": (start(keys=1) + string(b"k") + struct.pack("<IIQ", 9, 9, 1) + bytes(64), "nested type 9"),
     **{
@@ -204,7 +206,10 @@ def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path, name
 def test_a_directory_without_a_config_is_refused_by_name(tmp_path: Path) -> None:
     write_directory(tmp_path, {"a": torch.ones(1)}, {})
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ModelFileError, match=r"config\.json: is missing"):
+    with pytest.raises(ModelFileError, match=r"config\.json: is missing; a model directory must have it$"):
+        open_model(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelFileError, match=r"to use a \.gguf file in it, name the file"):
         open_model(tmp_path)
 
 

@@ -161,6 +161,7 @@ def opened(tmp_path: Path, keys: dict[str, object], **more: object) -> dict[str,
     ("keys", "scaling"),
     [
         ({"rope.scaling.type": "none"}, None),
+        ({"rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         (
             {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
@@ -186,7 +187,7 @@ def test_rope_factors_become_part_of_the_config_and_are_no_tensor(tmp_path: Path
         (np.ones(5, dtype=np.float32), {}, "rope_freqs.weight: must hold 8 positive factors"),
         (np.zeros(8, dtype=np.float32), {}, "rope_freqs.weight: must hold 8 positive factors"),
         (np.ones(8, dtype=np.float16), {}, "rope_freqs.weight: must be a short F32 vector"),
-        (np.ones(8, dtype=np.float32), {"rope.scaling.type": "yarn"}, "llama.rope.scaling.type: 'yarn' together"),
+        (np.ones(8, dtype=np.float32), {"rope.scaling.type": "yarn"}, "llama.rope.scaling.type: 'yarn' with"),
     ],
 )
 def test_rope_factors_that_make_no_sense_are_refused(
@@ -200,6 +201,7 @@ def test_rope_factors_that_make_no_sense_are_refused(
     ("key", "value"),
     [
         ("expert_count", 8),
+        ("rope.scaling.attn_factor", 2.0),
         ("logit_scale", 0.5),
         ("attention.scale", 0.1),
         ("attention.clamp_kqv", 8.0),

@@ -112,7 +112,7 @@ def test_locate_finds_what_is_there_and_says_what_to_run_when_it_is_not(tmp_path
     cache = tmp_path / "cache"
     with pytest.raises(ModelUnavailable, match="tiny: not pulled yet; run: penstock pull tiny"):
         locate(NAME, cache)
-    with pytest.raises(ModelUnavailable, match="org/name: no such path, and not pulled .*run: penstock pull org/name"):
+    with pytest.raises(ModelUnavailable, match=r"org/name: no such path, and not pulled .*run: penstock pull org/name"):
         locate("org/name", cache)
     for unknown in ("nothing", "a/b/c", "../x", "", "org/.."):
         with pytest.raises(ModelUnavailable, match=r"no such file or directory.*\(tiny\)"):
@@ -122,7 +122,7 @@ def test_locate_finds_what_is_there_and_says_what_to_run_when_it_is_not(tmp_path
     assert locate(str(file), cache) == file
     assert locate(str(tmp_path), cache) == tmp_path
     (tmp_path / "model.bin").write_bytes(b"x")
-    with pytest.raises(ModelUnavailable, match="is not a .gguf file"):
+    with pytest.raises(ModelUnavailable, match=r"is not a .gguf file"):
         locate(str(tmp_path / "model.bin"), cache)
 
 

@@ -167,6 +167,8 @@ LIES = {
     "no utf-8": (b'{"\xff": 1}', 8, "is not JSON"),
     "deep": (DEEP.encode(), 8, "is not JSON"),
     "huge integer": (b'{"a": ' + b"9" * 10_000 + b"}", 8, "is not JSON"),
+    "control character": ({"a\n": entry()}, 8, "is no name"),
+    "endless name": ({"a" * 9999: entry()}, 8, "is no name"),
     "twice": (b'{"a": 1, "a": 2}', 8, "'a' appears twice"),
 }
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import GgufVocabulary
-from penstock.text.parts import TemplateSource, TextParts, surround
+from penstock.text.parts import TemplateSource, TextParts
 
 __all__ = ["END_NAMES", "PRE_TOKENIZERS", "read_gguf"]
 
@@ -102,7 +102,7 @@ def read_gguf(vocabulary: GgufVocabulary) -> TextParts:
     backend = _byte_level_bpe(vocabulary) if vocabulary.model == "gpt2" else _sentencepiece(vocabulary)
     _add_tokens(backend, vocabulary)
     if vocabulary.add_bos:
-        surround(backend, (vocabulary.tokens[vocabulary.bos], vocabulary.bos), None)
+        _prepend_bos(backend, vocabulary)
     template = TemplateSource(vocabulary.chat_template, vocabulary.file, "tokenizer.chat_template")
     return TextParts(
         file=vocabulary.file,
@@ -212,6 +212,14 @@ def _add_tokens(backend: Backend, vocabulary: GgufVocabulary) -> None:
     ordinary = [text for text, type_ in texts if type_ == _USER_DEFINED and text]
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     backend.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
+
+
+def _prepend_bos(backend: Backend, vocabulary: GgufVocabulary) -> None:
+    # Named apart from its spelling, which may hold a colon: the template's notation would read that as its own.
+    bos = {"id": "bos", "ids": [vocabulary.bos], "tokens": [vocabulary.tokens[vocabulary.bos]]}
+    backend.post_processor = processors.TemplateProcessing(
+        single=["bos", "$A"], pair=["bos", "$A", "$B"], special_tokens=[bos]
+    )
 
 
 def _special_tokens(vocabulary: GgufVocabulary) -> dict[str, str]:

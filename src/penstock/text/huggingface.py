@@ -1,9 +1,10 @@
 """A tokenizer from a directory in Hugging Face layout.
 
-Decides which file says what: `tokenizer.json` the vocabulary; `tokenizer_config.json` the special tokens' spellings;
-`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`, the template; and the end-of-sequence ids are
-the union of `config.json`, `generation_config.json` and `tokenizer_config.json`, since checkpoints disagree and each
-of them ends a text. Older formats (`tokenizer.model`, `vocab.json`) are not read: a conversion could differ.
+Decides which file says what: `tokenizer.json` the vocabulary and what is added around a text (`add_bos_token` beside it
+is passed over, as in transformers); `tokenizer_config.json` the special tokens' spellings; `chat_template.jinja`, else
+`chat_template` in `tokenizer_config.json`, the template; and the end-of-sequence ids are the union of `config.json`,
+`generation_config.json` and `tokenizer_config.json`, since checkpoints disagree and each of them ends a text. Older
+formats (`tokenizer.model`, `vocab.json`) are not read: a conversion could differ.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import HuggingFaceText
-from penstock.text.parts import TemplateSource, TextParts, surround
+from penstock.text.parts import TemplateSource, TextParts
 
 __all__ = ["read_huggingface"]
 
@@ -37,7 +38,6 @@ def read_huggingface(files: HuggingFaceText) -> TextParts:
     config = _read_json(config_file)
     special_tokens = _special_tokens(config, config_file)
     ids = _declare_special(backend, special_tokens, config_file)
-    _surround(backend, config, special_tokens, ids)
     eos = _ids_in(directory / "config.json", "eos_token_id")
     eos += _ids_in(directory / "generation_config.json", "eos_token_id")
     bos = _ids_in(directory / "config.json", "bos_token_id")
@@ -109,19 +109,6 @@ def _declare_special(backend: Backend, special_tokens: Mapping[str, str], file: 
         if text not in special:
             backend.add_special_tokens([AddedToken(text, normalized=False, special=True)])
     return ids
-
-
-def _surround(
-    backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str], ids: Mapping[str, int]
-) -> None:
-    """Where the configuration says whether BOS or EOS is added, it overrules `tokenizer.json`, as in transformers."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    tokens = [
-        (special_tokens[name], ids[name]) if config.get(f"add_{name}") and name in ids else None
-        for name in ("bos_token", "eos_token")
-    ]
-    surround(backend, *tokens)
 
 
 def _ids_in(file: Path, key: str) -> list[int]:

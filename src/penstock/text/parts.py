@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
 
-__all__ = ["TemplateSource", "TextParts", "surround"]
+__all__ = ["TemplateSource", "TextParts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +38,3 @@ class TextParts:
     bos: int
     eos: frozenset[int]
     template: TemplateSource | None
-
-
-def surround(backend: Backend, begin: tuple[str, int] | None, end: tuple[str, int] | None) -> None:
-    """Make the backend put a token (spelling, id) in front of every text it encodes, and one behind; None puts none."""
-    # Named by place: a spelling may hold a colon, which the template's notation would read as its own.
-    special = [
-        {"id": name, "ids": [token[1]], "tokens": [token[0]]}
-        for name, token in (("begin", begin), ("end", end))
-        if token
-    ]
-    template = [name for name, wanted in (("begin", begin), ("$A", True), ("end", end)) if wanted]
-    backend.post_processor = processors.TemplateProcessing(
-        single=template, pair=[*template, "$B"], special_tokens=special
-    )

@@ -95,7 +95,8 @@ def _open_gguf_file(path: Path) -> ModelFiles:
 
 def _open_directory(path: Path) -> ModelFiles:
     if not (path / "config.json").is_file():
-        raise ModelFileError(str(path / "config.json"), "", "is missing; a model directory must have it")
+        advice = "; to use a .gguf file in it, name the file" if any(path.glob("*.gguf")) else ""
+        raise ModelFileError(str(path / "config.json"), "", f"is missing; a model directory must have it{advice}")
     config = load_json_object(path / "config.json")
     source = open_safetensors(path)
     stored = [

@@ -9,6 +9,7 @@ Invariant: an architecture's key is translated, or has a value that changes noth
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ class _Keys:
             return default
         value = self.get(key)
         if type(value) is not int or not 1 <= value < _MAX_SIZE:
-            raise self.fail(key, f"must be a whole number from 1 to 2^31, got {_short(value)}")
+            raise self.fail(key, f"must be a whole number from 1 to 2^31, got {reprlib.repr(value)}")
         return value
 
     def real(self, key: str, default: float = 0.0) -> float:
@@ -77,7 +78,7 @@ class _Keys:
             return default
         value = self.get(key)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise self.fail(key, f"must be a positive number, got {_short(value)}")
+            raise self.fail(key, f"must be a positive number, got {reprlib.repr(value)}")
         return float(value)
 
     def scaling(self) -> dict[str, Any]:
@@ -89,7 +90,7 @@ class _Keys:
         for key, value in self._values.items():
             if key in self._read or value in _NEUTRAL.get(key, ()):
                 continue
-            raise self.fail(key, f"{_short(value)} is not supported, and to ignore it could change the answers")
+            raise self.fail(key, f"{reprlib.repr(value)} is not supported, and to ignore it could change the answers")
 
 
 def translate_config(
@@ -112,7 +113,7 @@ def translate_config(
         raise ModelFileError(
             str(header.path),
             "general.architecture",
-            f"{_short(architecture)} cannot be read; {', '.join(ARCHITECTURES)} can",
+            f"{reprlib.repr(architecture)} cannot be read; {', '.join(ARCHITECTURES)} can",
         )
     keys = _Keys(header, architecture)
     if keys.has("vocab_size") and keys.size("vocab_size") != vocab_size:
@@ -192,26 +193,23 @@ def _rope_scaling(keys: _Keys, factors: tuple[float, ...], head_dim: int) -> dic
     anything else under its own name, for the model to refuse.
     """
     entries = keys.scaling()
-    kind = entries.pop("type", "none")
+    # like llama.cpp: a factor alone means linear scaling
+    kind = entries.pop("type", "linear" if "factor" in entries else "none")
     if factors:
         if kind != "none":
-            raise keys.fail("rope.scaling.type", f"{_short(kind)} together with rope_freqs.weight is not supported")
+            raise keys.fail("rope.scaling.type", f"{reprlib.repr(kind)} with rope_freqs.weight is not supported")
         if len(factors) != head_dim // 2 or not all(math.isfinite(factor) and factor > 0 for factor in factors):
             raise ModelFileError(keys.file, "rope_freqs.weight", f"must hold {head_dim // 2} positive factors")
+    if kind not in ("none", "linear"):
+        return {"rope_type": str(kind)} | entries
+    for key in sorted(set(entries) - {"factor", "finetuned", "original_context_length"}):
+        raise keys.fail(_ROPE_SCALING + key, f"is not supported together with scaling type {kind}")
+    if factors:
         return {"rope_type": "factors", "factors": list(factors)}
-    if kind == "none":
-        return {}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": keys.real(_ROPE_SCALING + "factor")}
-    return {"rope_type": str(kind)} | entries
+    return {"rope_type": "linear", "factor": keys.real(_ROPE_SCALING + "factor")} if kind == "linear" else {}
 
 
 def _special_tokens(header: GgufHeader) -> dict[str, int]:
     """`bos_token_id` and `eos_token_id`, where the tokenizer's metadata has them."""
     found = {f"{name}_token_id": header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     return {name: value for name, value in found.items() if type(value) is int}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -7,6 +7,7 @@ length is checked before anything is allocated for it. Does not know what keys a
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.contract.errors import ModelFileError
-from penstock.weights.source import open_binary
+from penstock.weights.source import is_decent_name, open_binary
 
 __all__ = ["GGML_TYPE_NAMES", "READABLE_TYPES", "BlockType", "GgufHeader", "GgufTensor", "read_gguf_header"]
 
@@ -155,6 +156,12 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.fail(f"is not UTF-8: {error.reason}") from error
 
+    def name(self) -> str:
+        name = self.string()
+        if not is_decent_name(name):
+            raise self.fail(f"{reprlib.repr(name)} is no name: too long, or not printable")
+        return name
+
     def value(self) -> Any:
         kind = self.number("I")
         if kind == _STRING:
@@ -217,7 +224,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
     alignment = metadata.get(cursor.where, 32)
     # bool is an int to Python, and 2^20 is far above any alignment in use
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise cursor.fail(f"must be a power of two, got {alignment!r}")
+        raise cursor.fail(f"must be a power of two, got {reprlib.repr(alignment)}")
     return alignment
 
 
@@ -225,8 +232,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(count):
         cursor.where = "metadata"
-        key = cursor.string()
-        cursor.where = key
+        cursor.where = key = cursor.name()
         if key in metadata:
             raise cursor.fail("appears twice")
         metadata[key] = cursor.value()
@@ -236,7 +242,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
 def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockType, int]:
     """Name, shape, type and offset in the data section."""
     cursor.where = "tensors"
-    cursor.where = name = cursor.string()
+    cursor.where = name = cursor.name()
     dimensions = cursor.number("I")
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise cursor.fail(f"has {dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are possible")

@@ -9,7 +9,8 @@ cannot overflow. Does not know what the tensors mean.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from penstock.contract.errors import ModelFileError
-from penstock.weights.source import TensorSource, open_binary, read_elements
+from penstock.weights.source import TensorSource, is_decent_name, open_binary, read_elements
 
 __all__ = ["INDEX_FILE", "SafetensorsSource", "StoredTensor", "load_json_object", "open_safetensors", "read_header"]
 
@@ -139,9 +140,12 @@ def _read_shards(index: Path) -> dict[str, StoredTensor]:
     weight_map = load_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFileError(str(index), "weight_map", "must be an object that maps tensor names to files")
+    _check_names(index, weight_map)
     for name, shard in weight_map.items():
         if not _is_plain_name(shard):
-            raise ModelFileError(str(index), f"weight_map.{name}", f"{shard!r} is not a file name in this directory")
+            raise ModelFileError(
+                str(index), f"weight_map.{name}", f"{reprlib.repr(shard)} is not a file name in this directory"
+            )
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):
         for name, tensor in read_header(index.parent / shard).items():
@@ -157,7 +161,7 @@ def _read_shards(index: Path) -> dict[str, StoredTensor]:
 def _is_plain_name(shard: Any) -> bool:
     if not isinstance(shard, str) or not shard.endswith(".safetensors"):
         return False
-    return not any(mark in shard for mark in ("/", "\\", ":", "\0"))
+    return is_decent_name(shard) and not any(mark in shard for mark in "/\\:")
 
 
 def load_json_object(path: Path) -> dict[str, Any]:
@@ -187,7 +191,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"the key {name!r} appears twice")
+            raise ValueError(f"the key {reprlib.repr(name)} appears twice")
         values[name] = value
     return values
 
@@ -211,9 +215,16 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ModelFileError(file, "__metadata__", "must map strings to strings")
+    _check_names(path, header)
     tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
     _check_coverage(path, tensors, 8 + length, size)
     return tensors
+
+
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if not is_decent_name(name):
+            raise ModelFileError(str(path), "", f"{reprlib.repr(name)} is no name: too long, or not printable")
 
 
 def _stored(path: Path, name: str, entry: Any, data_start: int, size: int) -> StoredTensor:
@@ -222,7 +233,7 @@ def _stored(path: Path, name: str, entry: Any, data_start: int, size: int) -> St
         raise ModelFileError(file, name, "must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise ModelFileError(file, name, f"unknown dtype {dtype!r}")
+        raise ModelFileError(file, name, f"unknown dtype {reprlib.repr(dtype)}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
         raise ModelFileError(file, name, f"shape must be a list of at most {_MAX_DIMENSIONS} sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

@@ -16,7 +16,17 @@ import torch
 
 from penstock.contract.errors import ModelFileError
 
-__all__ = ["PIECE_ELEMENTS", "TensorSource", "convert_into", "open_binary", "read_bytes", "read_elements"]
+__all__ = [
+    "PIECE_ELEMENTS",
+    "TensorSource",
+    "convert_into",
+    "is_decent_name",
+    "open_binary",
+    "read_bytes",
+    "read_elements",
+]
+
+_MAX_NAME = 256
 
 PIECE_ELEMENTS = 1 << 19
 """Elements converted at once: 2 MiB in float32."""
@@ -51,6 +61,11 @@ class TensorSource(Protocol):
         out = torch.empty(self.shape(name), dtype=dtype, device=device)
         self.read_into(name, out)
         return out
+
+
+def is_decent_name(name: str) -> bool:
+    """Whether a name found in a file can be shown: it goes into errors and logs, where control characters do harm."""
+    return len(name) <= _MAX_NAME and name.isprintable()
 
 
 def open_binary(path: Path) -> BinaryIO:

@@ -1,0 +1,133 @@
+"""An engine on a stand: the real scheduler, text and engine around the paged-memory fake runner. No tensors."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, Output
+from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.contract.model import GgufVocabulary, ModelCard
+from penstock.contract.request import Ask, StopRules, TokenPrompt
+from penstock.contract.sampling import SamplingSpec
+from penstock.core import Scheduler
+from penstock.engine import Engine, Intake, NoRecorder, Recorder
+from penstock.sim.clock import SimClock
+from penstock.sim.fake_model import golden
+from penstock.sim.fake_runner import FakeRunner
+from penstock.text import TextModel, open_text
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
+END = "<|end|>"
+VOCABULARY = (*LETTERS.replace(" ", "Ġ"), END)
+END_ID = len(LETTERS)
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+def text_model() -> TextModel:
+    """A tokenizer of single letters, so that texts are easy to foresee."""
+    return open_text(
+        GgufVocabulary(
+            file="stand.gguf",
+            model="gpt2",
+            pre="gpt-2",
+            tokens=VOCABULARY,
+            token_types=(*[1] * len(LETTERS), 3),
+            merges=(),
+            scores=(),
+            bos=-1,
+            eos=END_ID,
+            unknown=-1,
+            add_bos=False,
+            add_space_prefix=False,
+            chat_template=TEMPLATE,
+        )
+    )
+
+
+@dataclass
+class Stand:
+    """The parts, for tests to reach into."""
+
+    engine: Engine
+    intake: Intake
+    runner: FakeRunner
+    text: TextModel
+    clock: SimClock
+    config: SchedulerConfig
+    outputs: dict[str, list[Output]] = field(default_factory=dict)
+    ids: itertools.count = field(default_factory=itertools.count)
+
+    def submit(self, prompt: str = "hello", **fields) -> str:
+        """Queue an ask for a text prompt; unless told otherwise it ignores the model's end and is seeded."""
+        return self.submit_ask(ask(f"ask-{next(self.ids)}", self.text, prompt, **fields))
+
+    def submit_ask(self, one: Ask) -> str:
+        self.engine.submit(self.intake.resolve(one))
+        self.outputs[one.id] = []
+        return one.id
+
+    def step(self) -> None:
+        self.collect(self.engine.step())
+
+    def collect(self, outputs) -> None:
+        for ask_id, output in outputs:
+            self.outputs[ask_id].append(output)
+
+    def run(self, most_steps: int = 10_000) -> None:
+        for _ in range(most_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine did not finish")
+
+    def expected(self, prompt: str, count: int, seed: int = 7, choice: int = 0) -> tuple[int, ...]:
+        ids = self.text.tokenizer.encode(prompt)
+        return golden(ids, count, len(VOCABULARY), SamplingSpec((("seed", seed),)), choice)
+
+    def spelled(self, tokens) -> str:
+        return "".join(self.text.tokenizer.token_bytes(token).decode() for token in tokens if token != END_ID)
+
+
+def ask(ask_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> Ask:
+    stop = StopRules(**{"max_tokens": 8, "ignore_eos": True, **rules})
+    ids = text.tokenizer.encode(prompt)
+    return Ask(ask_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
+
+
+def build(*, record: Path | None = None, num_blocks: int = 64, block_size: int = 4, **scheduler) -> Stand:
+    config = SchedulerConfig(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        **{"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 128, **scheduler},
+    )
+    text, clock = text_model(), SimClock()
+    runner = FakeRunner(config, vocab_size=len(VOCABULARY), clock=clock)
+    recorder = Recorder(record, config) if record else NoRecorder()
+    engine = Engine(Scheduler(config), runner, text, recorder)
+    card = ModelCard("stand", 0, config.max_model_len, len(VOCABULARY), True)
+    intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy)
+    return Stand(engine, intake, runner, text, clock, config)
+
+
+def text_of(outputs: list[Output], choice: int = 0) -> str:
+    return "".join(o.text for o in outputs if isinstance(o, ChoiceDelta) and o.choice == choice)
+
+
+def tokens_of(outputs: list[Output], choice: int = 0) -> tuple[int, ...]:
+    deltas = [o for o in outputs if isinstance(o, ChoiceDelta) and o.choice == choice]
+    return tuple(piece.id for delta in deltas for piece in delta.tokens)
+
+
+def finishes_of(outputs: list[Output]) -> list[ChoiceFinished]:
+    return [o for o in outputs if isinstance(o, ChoiceFinished)]
+
+
+def terminal_of(outputs: list[Output]) -> AskFinished | AskFailed:
+    """The one terminal output, which must be the last."""
+    ends = [o for o in outputs if isinstance(o, AskFinished | AskFailed)]
+    assert len(ends) == 1
+    assert outputs[-1] is ends[0]
+    return ends[0]

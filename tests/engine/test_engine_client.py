@@ -1,0 +1,207 @@
+"""The engine in its thread: many readers, slow readers, readers that leave, and the end."""
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import engine_stand as stand
+import pytest
+from engine_stand import finishes_of, terminal_of, text_of, tokens_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
+from penstock.contract.events import (
+    AskFailed,
+    AskFinished,
+    ChoiceDelta,
+    ChoiceFinished,
+    FinishReason,
+    TokenPiece,
+    Usage,
+)
+from penstock.contract.request import Ask, TokenPrompt
+from penstock.engine import EngineLoop, LocalClient
+from penstock.engine.mailbox import merge
+from penstock.engine.pace import Pace
+
+
+@asynccontextmanager
+async def serving(max_queued=1000, **config):
+    bench = stand.build(**config)
+    loop = EngineLoop(bench.engine, bench.clock, max_queued)
+    loop.start()
+    client = LocalClient(bench.intake, loop)
+    try:
+        yield bench, client
+    finally:
+        await asyncio.to_thread(client.close)
+        bench.engine.scheduler.check()
+
+
+async def collect(client, one):
+    return [output async for output in client.generate(one)]
+
+
+async def eventually(condition, seconds=1.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+async def test_many_readers_each_get_their_own_answer():
+    async with serving(num_blocks=40) as (bench, client):
+        prompts = [f"prompt {'z' * (i % 9)} {i % 5}".replace("0", "a") for i in range(40)]
+        asks = [stand.ask(f"a{i}", bench.text, p, max_tokens=12) for i, p in enumerate(prompts)]
+        answers = await asyncio.gather(*[collect(client, one) for one in asks])
+        for prompt, outputs in zip(prompts, answers, strict=True):
+            assert tokens_of(outputs) == bench.expected(prompt, 12)
+            assert isinstance(terminal_of(outputs), AskFinished)
+        await eventually(lambda: client.health().free_blocks == 40)
+
+
+async def test_readers_on_two_event_loops_are_served_at_once():
+    async with serving() as (bench, client):
+        answers = []
+
+        def other_loop():
+            answers.append(asyncio.run(collect(client, stand.ask("other", bench.text, "other", max_tokens=20))))
+
+        thread = threading.Thread(target=other_loop)
+        thread.start()
+        here = await collect(client, stand.ask("here", bench.text, "here", max_tokens=20))
+        await asyncio.to_thread(thread.join)
+        assert tokens_of(here) == bench.expected("here", 20)
+        assert tokens_of(answers[0]) == bench.expected("other", 20)
+
+
+async def test_a_reader_that_leaves_gives_its_blocks_back():
+    async with serving() as (bench, client):
+
+        async def leave(one):
+            stream = client.generate(one)
+            async for _ in stream:
+                break
+            await stream.aclose()
+
+        stays = asyncio.create_task(collect(client, stand.ask("stays", bench.text, "stays", max_tokens=100)))
+        await asyncio.gather(
+            *[leave(stand.ask(f"l{i}", bench.text, f"leaves {'q' * i}", n=2, max_tokens=110)) for i in range(5)]
+        )
+        assert tokens_of(await stays) == bench.expected("stays", 100)
+        await eventually(lambda: client.health().free_blocks == bench.config.num_blocks)
+        assert client.health().running == client.health().waiting == 0
+
+
+async def test_a_cancelled_task_aborts_its_ask():
+    async with serving() as (bench, client):
+        task = asyncio.create_task(collect(client, stand.ask("a", bench.text, "hello", max_tokens=120)))
+        await eventually(lambda: client.health().steps > 0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await eventually(lambda: client.health().free_blocks == bench.config.num_blocks)
+
+
+async def test_abort_by_id_ends_the_stream_with_its_reason():
+    async with serving(max_num_seqs=1) as (bench, client):
+        blocker = asyncio.create_task(collect(client, stand.ask("run", bench.text, "hello", max_tokens=120)))
+        queued = asyncio.create_task(collect(client, stand.ask("wait", bench.text, "hello again", max_tokens=120)))
+        await eventually(lambda: client.health().waiting == 1)
+        await client.abort("wait")
+        await client.abort("nobody")
+        [finish] = finishes_of(await queued)
+        assert finish.reason is FinishReason.ABORT
+        assert tokens_of(await blocker) == bench.expected("hello", 120)
+
+
+async def test_a_slow_reader_gets_everything_in_few_pieces():
+    async with serving() as (bench, client):
+        stream = client.generate(stand.ask("slow", bench.text, "hello", max_tokens=100))
+        outputs = [await anext(stream)]
+        await eventually(lambda: client.health().steps >= 100)
+        outputs += [output async for output in stream]
+        assert text_of(outputs) == bench.spelled(bench.expected("hello", 100))
+        assert len([o for o in outputs if isinstance(o, ChoiceDelta)]) <= 3
+
+
+async def test_a_full_queue_is_refused_with_a_time_to_come_back():
+    async with serving(max_queued=2, max_num_seqs=1) as (bench, client):
+        first = asyncio.create_task(collect(client, stand.ask("a0", bench.text, "hello", max_tokens=100)))
+        await eventually(lambda: client.health().steps > 0)
+        with pytest.raises(Overloaded) as caught:
+            await collect(client, stand.ask("big", bench.text, "hello", n=3))
+        assert 1 <= caught.value.retry_after <= 120
+        await first
+
+
+async def test_refusals_reach_the_one_who_asked():
+    async with serving() as (bench, client):
+        with pytest.raises(InvalidParameter):
+            await collect(client, Ask("a", TokenPrompt((999,))))
+        running = asyncio.create_task(collect(client, stand.ask("twin", bench.text, "hello", max_tokens=100)))
+        await eventually(lambda: client.health().running == 1)
+        with pytest.raises(InvalidParameter):
+            await collect(client, stand.ask("twin", bench.text, "hello"))
+        assert tokens_of(await running) == bench.expected("hello", 100)
+
+
+async def test_a_step_that_raises_reaches_every_reader_and_later_ones(caplog):
+    async with serving() as (bench, client):
+        bench.runner.crash_at(2)
+        answers = await asyncio.gather(
+            *[collect(client, stand.ask(f"a{i}", bench.text, f"hello {'b' * i}", max_tokens=50)) for i in range(4)],
+            return_exceptions=True,
+        )
+        for answer in answers:  # an ask that came after the death is refused; one that was running fails
+            assert isinstance(answer, EngineDead) or isinstance(answer[-1], AskFailed)
+        await eventually(lambda: not client.health().alive)
+        with pytest.raises(EngineDead):
+            await collect(client, stand.ask("late", bench.text, "hello"))
+
+
+async def test_stopping_fails_live_asks_and_refuses_later_ones():
+    async with serving() as (bench, client):
+        task = asyncio.create_task(collect(client, stand.ask("a", bench.text, "hello", n=8, max_tokens=120)))
+        await eventually(lambda: client.health().steps > 0)
+        await asyncio.to_thread(client.close)
+        outputs = await task
+        assert isinstance(outputs[-1], AskFailed | AskFinished)
+        with pytest.raises(EngineDead):
+            await collect(client, stand.ask("late", bench.text, "hello"))
+
+
+PIECES = st.lists(
+    st.tuples(st.integers(0, 2), st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2)), max_size=30
+)
+
+
+@given(PIECES, st.lists(st.booleans(), min_size=30, max_size=30))
+def test_merging_keeps_each_choices_text_tokens_and_end(pieces, cuts):
+    outputs = [ChoiceDelta(c, t, tuple(TokenPiece(i, b"", 0.0) for i in ids)) for c, t, ids in pieces]
+    outputs += [ChoiceFinished(c, FinishReason.STOP) for c in range(3)] + [AskFinished(Usage())]
+    waiting, batch = [], []
+    for output, cut in zip(outputs, [*cuts, *[True] * 10], strict=False):
+        batch.append(output)
+        if cut:
+            merge(waiting, batch)
+            batch = []
+    merge(waiting, batch)
+    for choice in range(3):
+        assert text_of(waiting, choice) == text_of(outputs, choice)
+        assert tokens_of(waiting, choice) == tokens_of(outputs, choice)
+    assert [o for o in waiting if not isinstance(o, ChoiceDelta)] == outputs[-4:]
+    assert len(waiting) <= 3 + 4
+
+
+def test_the_pace_tells_a_time_within_bounds():
+    clock = stand.SimClock()
+    pace = Pace(clock)
+    assert pace.seconds_for(100) == 1
+    for _ in range(10):
+        clock.advance(2.0)
+        pace.finished_one()
+    assert pace.seconds_for(5) == 9  # ten finishes in 18 seconds
+    assert pace.seconds_for(10_000) == 120

@@ -1,0 +1,94 @@
+"""The OpenAPI document says what the server does."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.server.chat import CHAT_FIELDS
+from penstock.server.fields import NEUTRAL_CHAT
+
+
+@pytest.fixture
+def document(served) -> dict:
+    return served.http.get("/openapi.json").json()
+
+
+def resolve(document: dict, schema: dict) -> dict:
+    name = schema.get("$ref", "").removeprefix("#/components/schemas/")
+    return document["components"]["schemas"][name] if name else schema
+
+
+def check(document: dict, schema: dict, value: object, path: str = "") -> None:
+    """As much of JSON Schema as the document uses, strictly: an object may hold no key that is not described."""
+    schema = resolve(document, schema)
+    if "anyOf" in schema:
+        schema = schema["anyOf"][1 if value is None else 0]
+    kinds = {
+        "object": dict, "array": list, "string": str, "integer": int, "number": float, "null": type(None), "boolean": bool
+    }  # fmt: skip
+    kind = schema["type"]
+    allowed = tuple(kinds[each] for each in (kind if isinstance(kind, list) else [kind]))
+    assert isinstance(value, allowed), path
+    assert value in schema.get("enum", [value]), path
+    assert value == schema.get("const", value), path
+    if isinstance(value, dict):
+        assert set(schema["required"]) <= set(value) <= set(schema["properties"]), path
+        for key, item in value.items():
+            check(document, schema["properties"][key], item, f"{path}.{key}")
+    if isinstance(value, list):
+        for item in value:
+            check(document, schema["items"], item, f"{path}[]")
+
+
+def schema_of(document: dict, method: str, path: str, status: str) -> dict:
+    return document["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
+
+
+def test_answers_are_as_described(served, document):
+    for call, path in (
+        (served.chat, "/v1/chat/completions"),
+        (served.complete, "/v1/completions"),
+        (served.generate, "/generate"),
+    ):
+        check(document, schema_of(document, "post", path, "200"), call().json(), path)
+        check(document, schema_of(document, "post", path, "400"), call(n=-1).json(), path)
+    check(document, schema_of(document, "post", "/v1/chat/completions", "200"), served.chat(logprobs=True).json())
+    check(document, schema_of(document, "post", "/v1/completions", "200"), served.complete(logprobs=0).json())
+    for path in ("/v1/models", "/health"):
+        check(document, schema_of(document, "get", path, "200"), served.http.get(path).json(), path)
+
+
+def test_every_reference_resolves_and_every_route_is_there(document):
+    assert set(document["paths"]) == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/generate",
+        "/v1/models",
+        "/v1/models/{model_id}",
+        "/health",
+    }
+    names = set(document["components"]["schemas"])
+
+    def walk(value: object) -> None:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                assert value["$ref"].removeprefix("#/components/schemas/") in names
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item)
+
+    walk(document)
+
+
+def test_requests_are_described_field_by_field_and_closed(document):
+    content = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
+    schema = content["application/json"]["schema"]
+    assert set(schema["properties"]) == {field.name for field in CHAT_FIELDS} | set(NEUTRAL_CHAT)
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["messages"]
+    assert schema["properties"]["frequency_penalty"]["enum"] == [0, None]
+    temperature = schema["properties"]["temperature"]
+    assert temperature["default"] == 1.0
+    assert {"type": "number", "minimum": 0.0, "maximum": 2.0} in temperature["anyOf"]

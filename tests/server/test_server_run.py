@@ -1,0 +1,106 @@
+"""The process: ready, draining, gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import start
+from scripted_engine import ScriptedEngine, Wait, always, delta
+from sse_reader import read_events
+
+from penstock.contract.config import ServerConfig
+from penstock.contract.errors import ConfigError
+from penstock.server import run
+
+PROGRAM = """
+from scripted_engine import ScriptedEngine, Wait, always, delta, finished, stop
+from conftest import CARD, LIMITS
+from penstock.contract.config import ServerConfig
+from penstock.server import create_app, run
+
+engine = ScriptedEngine(script=always(delta("a"), Wait(0.5), delta("b"), stop(), finished()))
+run(create_app(engine, CARD, LIMITS), ServerConfig(port=0), lambda url: print(url, flush=True))
+print("left", engine.left, flush=True)
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_running_answer_finish_and_the_process_ends_with_0(process, number):
+    url = process.stdout.readline().strip()
+    with httpx.stream("POST", f"{url}/generate", json={"prompt": "x", "stream": True}, timeout=10) as response:
+        pieces = response.iter_text()
+        assert next(pieces) == "a"
+        process.send_signal(number)
+        time.sleep(0.2)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+        assert "".join(pieces) == "b"
+    assert process.stdout.read() == "left []\n"
+    assert process.wait(10) == 0
+
+
+def test_what_outlasts_the_drain_gets_an_error_and_is_aborted():
+    engine = ScriptedEngine(script=lambda ask: (delta("x"), Wait()) if ask.n == 1 else (Wait(),))
+    url, server, thread = start(engine, drain_seconds=1)
+    body = {"prompt": "a", "stream": True}
+    whole: list[httpx.Response] = []
+    plain = threading.Thread(
+        target=lambda: whole.append(httpx.post(f"{url}/v1/completions", json={"prompt": "a", "n": 2}, timeout=10))
+    )
+    plain.start()
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=10) as response:
+        pieces = response.iter_raw()
+        content = next(pieces)
+        engine.wait_until(lambda: len(engine.live) == 2)
+        server.stop()
+        content += b"".join(pieces)
+    plain.join(10)
+    thread.join(10)
+    assert not thread.is_alive()
+    events = [event.data for event in read_events(content)]
+    assert json.loads(events[-2])["error"]["code"] == "shutting_down"
+    assert events[-1] == "[DONE]"
+    assert whole[0].status_code == 503
+    assert whole[0].headers["retry-after"] == "5"
+    assert len(engine.left) == 2
+    assert not engine.live
+
+
+def test_a_port_in_use_is_said_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port: cannot listen on 127.0.0.1, port {port}: Address already in use"):
+            run(lambda scope, receive, send: None, ServerConfig(port=port), print)
+
+
+def test_a_host_that_is_none_is_said_in_one_line():
+    with pytest.raises(ConfigError, match="host"):
+        run(lambda scope, receive, send: None, ServerConfig(host="no such host", port=0), print)
+
+
+def test_the_default_address_is_this_machine_only():
+    url, server, thread = start(ScriptedEngine(script=always()))
+    assert url.startswith("http://127.0.0.1:")
+    server.stop()
+    thread.join(10)

@@ -1,0 +1,67 @@
+"""Loading needs little more memory than the weights themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+PROGRAM = """
+import pathlib, sys
+import torch
+from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
+
+torch.set_num_threads(1)
+torch.ones(4).bfloat16()
+
+
+def peak():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+dtype = getattr(torch, sys.argv[2])
+files = open_model(pathlib.Path(sys.argv[1]))
+before = peak()
+binder = Binder(files.source, dtype, "cpu", sys.argv[1])
+loaded = [binder.take(name, files.source.shape(name)) for name in sorted(files.source.names())]
+binder.finish()
+print(peak() - before, sum(tensor.nbytes for tensor in loaded))
+"""
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+
+
+def growth(path: Path, dtype: str) -> float:
+    """Growth of the peak while loading, as a multiple of the weights in their final type."""
+    command = [sys.executable, "-c", PROGRAM, str(path), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    grown, weights = map(int, done.stdout.split())
+    assert weights > 90_000_000
+    return grown / weights
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 MB in float32: one large embedding and some layers."""
+    directory = tmp_path_factory.mktemp("large")
+    tensors = {f"layer{index}": torch.empty(2048, 2048).uniform_() for index in range(6)}
+    tensors["embedding"] = torch.empty(12_500, 2000).uniform_()
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_safetensors_load_within_1_3_of_their_final_size(large: Path, dtype: str) -> None:
+    assert 0.9 < growth(large, dtype) < 1.3
+
+
+@pytest.mark.model
+def test_the_default_model_loads_within_1_3_of_its_final_size(default_model: Path) -> None:
+    assert 0.9 < growth(default_model, "bfloat16") < 1.3
