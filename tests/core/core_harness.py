@@ -1,7 +1,7 @@
 """Drives a scheduler and the paged-memory fake runner together and holds every call to the laws.
 
-Raises `Violation` (or the runner's `PlanViolation`, or the core's `EngineFault`) at the first law that is broken, so that
-it serves directed tests, random episodes, the state machine and the planted bugs alike.
+Raises `Violation` (or the runner's `PlanViolation`, or the core's `EngineFault`) at the first law that is broken, so
+that it serves directed tests, random episodes, the state machine and the planted bugs alike.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Harness:
         require(set(self.finished) == set(self.requests), "everybody finished")
         memory = self.scheduler
         require(not memory._seqs and not memory._promises.makers, "no trace of finished sequences remains")
-        require(not memory._waiting.awaited and not len(memory._running), "no trace of finished sequences remains")
+        require(not len(memory._waiting) and not len(memory._running), "no trace of finished sequences remains")
 
     def note(self, events: Sequence[SeqEvent]) -> None:
         for event in events:

@@ -32,7 +32,7 @@ def in_state(state: SeqState) -> Seq:
     return made
 
 
-@pytest.mark.parametrize(("start", "end"), itertools.product(SeqState, SeqState))
+@pytest.mark.parametrize(("start", "end"), list(itertools.product(SeqState, SeqState)))
 def test_only_the_tables_transitions_are_legal(start, end):
     made = in_state(start)
     if end in TRANSITIONS[start]:

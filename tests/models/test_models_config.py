@@ -296,6 +296,45 @@ def test_a_sliding_window_caps_the_context(family, changes, window, monkeypatch)
     assert seen[0].shape.max_positions == (window or 8192)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
+    from transformers import AutoConfig
+
+    from penstock.nn.decoder import Decoder
+
+    seen = []
+    monkeypatch.setattr(Decoder, "bind", lambda config, parameters: seen.append(config))
+
+    class Satisfied(NoTensors):
+        def finish(self):
+            return None
+
+    left_out = {"rms_norm_eps"}
+    config = {key: value for key, value in config_of(family).items() if key not in left_out}
+    load(config, Satisfied(), FILE)
+    sizes = {key: value for key, value in config.items() if key != "model_type"}
+    theirs = AutoConfig.for_model(family, **sizes)
+    assert seen[0].rms_norm_eps == theirs.rms_norm_eps
+    assert seen[0].tied == theirs.tie_word_embeddings
+    assert seen[0].shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert seen[0].output_bias == getattr(theirs, "attention_bias", False)
+    assert seen[0].mlp_bias == getattr(theirs, "mlp_bias", False)
+    assert seen[0].rope == Rope(theirs.rope_parameters["rope_theta"])
+
+
+def test_what_a_gpt2_config_leaves_out_has_the_default_of_transformers():
+    from transformers import GPT2Config as Theirs
+
+    from penstock.models.gpt2 import GPT2Config
+
+    ours, theirs = GPT2Config.read(ConfigReader(GPT2, FILE)), Theirs(**GPT2)
+    assert ours.tied == theirs.tie_word_embeddings
+    assert ours.layer_norm_epsilon == theirs.layer_norm_epsilon
+    assert ours.activation == theirs.activation_function
+    assert ours.inner_size == 4 * theirs.n_embd
+    assert theirs.n_inner is None
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -104,6 +104,7 @@ class ScriptedEngine:
                     case Exception():
                         raise step
                     case _:
+                        await asyncio.sleep(0)  # as any engine: never two outputs without the loop between them
                         self.yielded += 1
                         yield step
         finally:

@@ -1,7 +1,7 @@
 """A reader of server-sent events, written from the standard: WHATWG HTML, sections 9.2.5 and 9.2.6.
 
-It knows nothing of our server. One leading BOM is dropped; lines end with CR, LF or CRLF; a line that begins with a colon
-is a comment; `data` lines are joined with LF; a blank line dispatches; an event that is not dispatched at the end is lost.
+It knows nothing of our server. One leading BOM is dropped; lines end with CR, LF or CRLF; a line that begins with a
+colon is a comment; `data` lines are joined with LF; a blank line dispatches; what is not dispatched at the end is lost.
 """
 
 from __future__ import annotations

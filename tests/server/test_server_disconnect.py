@@ -86,16 +86,18 @@ def test_a_slow_reader_is_not_read_ahead_for(served):
     piece = "x" * 16384
     total = 4000  # 64 MB: far more than sockets and buffers take
     served.engine.script = lambda ask: (*(delta(piece) for _ in range(total)), stop(), finished())
-    connection = post(served.port, "/generate", prompt="a", stream=True)
-    seen = -1
-    while seen != served.engine.yielded:  # until the server waits for the reader
-        seen = served.engine.yielded
-        time.sleep(0.1)
-    assert 0 < seen < total / 4
-    connection.recv(1 << 20)
-    leave(connection, "reset")
+    with post(served.port, "/generate", prompt="a", stream=True) as connection:
+        served.engine.wait_until(lambda: served.engine.yielded > 0)
+        seen = 0
+        while seen != served.engine.yielded:  # until the server waits for the reader
+            seen = served.engine.yielded
+            time.sleep(0.3)
+        assert 0 < seen < total / 2
+        connection.recv(1 << 20)
+        leave(connection, "reset")
     served.engine.wait_until(lambda: not served.engine.live)
     assert len(served.engine.left) == 1
+    assert served.engine.yielded < total / 2
 
 
 def test_a_reader_that_pauses_loses_nothing(served):

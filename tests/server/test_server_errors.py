@@ -7,9 +7,9 @@ import socket
 
 import httpx
 import pytest
-from conftest import LIMITS
 from scripted_engine import always, delta, failed
 
+from conftest import LIMITS
 from penstock.contract.errors import (
     EngineDead,
     EngineFault,
@@ -148,6 +148,12 @@ def test_a_body_that_is_not_strict_json_is_400(served, body, code, param):
     check_error(served.http.post("/generate", content=body, headers=JSON), 400, code, param)
 
 
+def test_the_whole_range_of_64_bits_is_read(served):
+    for seed in (-(2**63), 2**63 - 1):
+        assert served.generate(seed=seed).status_code == 200
+        assert served.ask.sampling.get("seed", 0) == seed
+
+
 def test_nesting_that_python_can_read_is_bounded_all_the_same(served):
     body = b'{"prompt":"x","top_p":' + b"[" * 100 + b"]" * 100 + b"}"
     response = served.http.post("/generate", content=body, headers=JSON)
@@ -189,11 +195,26 @@ def test_a_length_that_promises_too_much_is_413_before_the_body_came(served):
 
 
 def test_a_length_that_promises_too_little_ends_the_body_there(served):
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 5\r\n"
+    head += b"Content-Type: application/json\r\n\r\n"
     answer = raw_exchange(served.port, head + b'{"prompt":"x"}')
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"invalid_json"' in answer
     assert not served.engine.asks
+
+
+def test_a_body_that_does_not_come_is_408(served, monkeypatch):
+    monkeypatch.setattr("penstock.server.body.DEADLINE_SECONDS", 0.1)
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+    answer = raw_exchange(served.port, head + b'{"prompt"')
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"request_timeout"' in answer
+
+
+def test_a_head_request_is_refused_without_a_body_and_the_connection_lives(served):
+    response = served.http.head("/health")
+    assert (response.status_code, response.content) == (405, b"")
+    assert served.http.get("/health").status_code == 200
 
 
 def test_a_client_that_leaves_within_its_body_asks_nothing(served, caplog):

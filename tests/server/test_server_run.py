@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,13 +16,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import start
 from scripted_engine import ScriptedEngine, Wait, always, delta
 from sse_reader import read_events
 
+from conftest import start
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.server import run
+from penstock.server.run import listen
 
 PROGRAM = """
 from scripted_engine import ScriptedEngine, Wait, always, delta, finished, stop
@@ -97,6 +99,28 @@ def test_a_port_in_use_is_said_in_one_line():
 def test_a_host_that_is_none_is_said_in_one_line():
     with pytest.raises(ConfigError, match="host"):
         run(lambda scope, receive, send: None, ServerConfig(host="no such host", port=0), print)
+
+
+def test_answers_of_two_writes_do_not_wait_for_acknowledgements():
+    nodelay: list[int] = []
+
+    class Recorder(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            nodelay.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.close()
+
+    async def accept_one() -> None:
+        listening = listen("127.0.0.1", 0)
+        accepting = await asyncio.get_running_loop().create_server(Recorder, sock=listening)
+        async with accepting:
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.close()
+            await writer.wait_closed()
+            while not nodelay:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(accept_one())
+    assert nodelay[0] != 0
 
 
 def test_the_default_address_is_this_machine_only():

@@ -254,6 +254,18 @@ def test_a_corrupt_tokenizer_json_is_one_line(content, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "field", "value"),
+    [("model", "continuing_subword_prefix", "long prefix"), ("post_processor", "special_tokens", {})],
+)
+def test_damage_that_makes_the_library_panic_is_refused_at_load(key, field, value, saved, tmp_path):
+    content = json.loads((Path(saved["llama"].directory) / "tokenizer.json").read_text())
+    content[key][field] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelFileError, match="not a readable tokenizer"):
+        open_text(HuggingFaceText(str(tmp_path)))
+
+
 def test_a_tokenizer_whose_tokens_are_not_bytes_is_refused(saved, tmp_path):
     content = json.loads((Path(saved["gpt2"].directory) / "tokenizer.json").read_text())
     for decoder in (None, {"type": "WordPiece", "prefix": "##", "cleanup": True}):

@@ -107,7 +107,20 @@ def test_damaged_weights_never_crash(tmp_path: Path) -> None:
         assert set(loaded) == set(wanted)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": NaN', "\x00", '{"model_type": "llama"', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"a": NaN',
+        "\x00",
+        '{"model_type": "llama"',
+        "[" * 100_000,
+        '{"a":' + "[" * 980 + "]" * 980 + "}",
+    ],
+)
 def test_a_broken_config_is_refused_by_name(tmp_path: Path, text: str) -> None:
     write_directory(tmp_path, {"a": torch.ones(1)}, {})
     (tmp_path / "config.json").write_text(text)
@@ -168,6 +181,7 @@ GGUF_LIES: dict[str, tuple[bytes, str]] = {
     "overlap": (start(tensors=2) + tensor() + tensor(b"b") + bytes(64), "b: begins at 0 of the data, expected 32"),
     "tensor twice": (start(tensors=2) + tensor() + tensor(offset=32) + bytes(64), "a: appears twice"),
     "cut short": (start(tensors=1) + tensor(dims=(64,)) + bytes(100), "a: needs 256 bytes, beyond the end"),
+    "padding is not zero": (start(tensors=1) + tensor() + b"\x01" + bytes(63), "padding: the bytes between"),
     "bytes at the end": (start(tensors=1) + tensor() + bytes(200), "its tensors end at"),
 }
 

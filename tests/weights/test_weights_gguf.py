@@ -327,6 +327,23 @@ def test_a_broken_vocabulary_is_refused_by_key(tmp_path: Path, key: str, value: 
 
 
 @pytest.mark.model
+def test_the_default_model_opens_as_what_it_is_known_to_be(default_model: Path) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    source = open_gguf(default_model)
+    facts = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+    facts |= {"head_dim": 64, "intermediate_size": 1536, "vocab_size": 49152, "max_position_embeddings": 8192}
+    assert source.config.items() >= (facts | {"rope_theta": 100000.0, "tie_word_embeddings": True}).items()
+    with torch.device("meta"):
+        expected = AutoModelForCausalLM.from_config(LlamaConfig(**source.config)).state_dict()
+    assert source.names() | {"lm_head.weight"} == set(expected)
+    assert all(source.shape(name) == tuple(expected[name].shape) for name in source.names())
+    norm = source.read("model.layers.0.input_layernorm.weight", torch.float32, "cpu")
+    assert 0 < norm.abs().mean() < 10
+
+
+@pytest.mark.deep
+@pytest.mark.model
 def test_the_default_model_reads_as_transformers_reads_it(default_model: Path) -> None:
     from transformers import LlamaConfig
 

@@ -1,8 +1,8 @@
 """Names for KV blocks: a key says exactly which tokens, after which tokens, under which salt and model, a block holds.
 
 Decides when two blocks hold the same KV. Knows nothing of where blocks live. Invariants: a key names a full block,
-never a part of one; the bytes that are hashed can be read back in one way only (lengths and token ids have a fixed width, and
-so have keys), so two different prefixes have equal keys only if BLAKE2b (RFC 7693) with 256 bits collides.
+never a part of one; the bytes that are hashed can be read back in one way only (lengths and token ids have a fixed
+width, and so have keys), so two prefixes that differ have equal keys only if BLAKE2b (RFC 7693) with 256 bits collides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scheduler: decides what each step computes, for whom, and where its KV goes.
+"""The scheduler: what each step computes, for whom, and where its KV goes. One file: plan, commit and abort must agree.
 
     submit, abort  ->  plan()  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
@@ -23,7 +23,7 @@ from penstock.contract.request import GenerateRequest
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.invariants import check_sequences
-from penstock.core.policy import RANKINGS, SeqList, WaitingQueue
+from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.promises import Promises
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
@@ -63,9 +63,9 @@ class Scheduler:
         self._pool = BlockPool(config.num_blocks, config.block_size, config.prefix_caching)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
-        self._waiting = WaitingQueue()
+        self._waiting = SeqList()
         self._running = SeqList()
-        self._promises = Promises(self._waiting)
+        self._promises = Promises()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
         self._releases: list[int] = []  # slots given back since the last plan
         self._flight: _Flight | None = None
@@ -121,7 +121,7 @@ class Scheduler:
         self._name_blocks(seq)
         self._submitted += 1
         self._seqs[seq.id] = seq
-        self._waiting.ready.add(seq)
+        self._waiting.add(seq)
 
     def abort(self, seq_id: str, reason: FinishReason = FinishReason.ABORT, message: str = "") -> tuple[SeqEvent, ...]:
         """End a sequence now, whatever it is doing; an unknown id is no error and yields nothing.
@@ -234,7 +234,7 @@ class Scheduler:
         """Back to the queue with its tokens; its full blocks stay findable until somebody needs them."""
         self._leave(seq)
         seq.preempt()
-        self._waiting.ready.add(seq)
+        self._waiting.add(seq)
         self._preemptions += 1
 
     # ---- planning: those who wait
@@ -242,28 +242,34 @@ class Scheduler:
     def _admit_waiting(self, draft: _Draft) -> Stall | None:
         """Admit from the queue while there is room; says why its head, if any is left, was not admitted.
 
-        A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it.
+        A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it. Who
+        waits for a shared prefix is passed freely: the blocks come with the next commit.
         """
-        ready, passed, head_stall = self._waiting.ready, 0, None
-        spare = self._growing() if len(ready) else 0
-        while passed < len(ready) and (not passed or ready[0].bypasses + passed <= self.config.max_bypasses):
-            seq = ready[passed]
+        index, lacking = 0, 0
+        head: Seq | None = None  # the first that lacks blocks
+        first_stall: Stall | None = None
+        spare = sum(self._may_grow(seq) for seq in self._running) if len(self._waiting) else 0
+        while index < len(self._waiting):
+            if head is not None and head.bypasses + lacking > self.config.max_bypasses:
+                break
+            seq = self._waiting[index]
             stall = self._try_admit(seq, draft, spare)
             if stall is None:
                 spare += self._may_grow(seq)
-                if passed:
-                    ready[0].bypasses += 1
+                if head is not None:
+                    head.bypasses += 1
                 continue
-            if stall.reason is StallReason.SHARED_PREFIX:
-                continue
-            head_stall = head_stall or stall
-            if stall.reason is not StallReason.NO_BLOCKS:
+            first_stall = first_stall or stall
+            if stall.reason in (StallReason.NO_SLOT, StallReason.NO_BUDGET):
                 break
-            passed += 1
-        return self._waiting.parked_head() or head_stall
+            if stall.reason is StallReason.NO_BLOCKS:
+                head = head or seq
+                lacking += 1
+            index += 1
+        return first_stall
 
     def _try_admit(self, seq: Seq, draft: _Draft, spare: int) -> Stall | None:
-        """Give `seq` a slot, blocks and a row, or say what is missing. One who shares is parked."""
+        """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed."""
         if not self._free_slots:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
         if draft.budget < 1:
@@ -272,9 +278,7 @@ class Scheduler:
         quote = self._pool.quote(keys, known)
         shared = self._promises.run_length(keys[quote.cached : (known - 1) // self.config.block_size])
         if shared:
-            stall = Stall(seq.id, StallReason.SHARED_PREFIX, need=quote.cached + shared, have=quote.cached)
-            self._waiting.park(seq, keys[stall.need - 1], stall)
-            return stall
+            return Stall(seq.id, StallReason.SHARED_PREFIX, need=quote.cached + shared, have=quote.cached)
         lease = self._pool.acquire(keys, known, spare)
         if lease is None:
             return Stall(seq.id, StallReason.NO_BLOCKS, need=quote.need + spare, have=quote.have)
@@ -291,14 +295,11 @@ class Scheduler:
         draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, request.sampling, request.choice))
         draft.add(seq, min(seq.remaining, draft.budget))
 
-    def _growing(self) -> int:
-        """Blocks that an admission must leave: one for each running sequence that may outgrow its lease.
+    def _may_grow(self, seq: Seq) -> bool:
+        """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.
 
         Otherwise the newcomer would be the first to be preempted, a few steps later, with its work thrown away.
         """
-        return sum(self._may_grow(seq) for seq in self._running)
-
-    def _may_grow(self, seq: Seq) -> bool:
         return len(seq.lease.blocks) < self._pool.blocks_for(seq.limit - 1)  # the last token is never computed
 
     # ---- committing

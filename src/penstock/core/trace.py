@@ -13,11 +13,11 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError, PenstockError
@@ -218,7 +218,7 @@ def _decode_record(data: Any, number: int) -> _Record:
         raise ConfigError("trace", f"line {number}: not a record of one of the kinds {', '.join(KINDS)}")
     ((kind, body),) = data.items()
     try:
-        return typing.cast("_Record", _decode(KINDS[kind], body))
+        return cast("_Record", _decode(KINDS[kind], body))
     except (TypeError, ValueError, PenstockError) as error:
         raise ConfigError("trace", f"line {number}: {kind}: {error}") from error
 
@@ -237,14 +237,14 @@ def _plain(value: Any) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
 def _decode(kind: Any, data: Any) -> Any:
     """The value of type `kind` that `_plain` made `data` of; anything else is a ValueError that names the field."""
     if dataclasses.is_dataclass(kind):
-        return _decode_fields(typing.cast("type[Any]", kind), data)
+        return _decode_fields(cast("type[Any]", kind), data)
     if typing.get_origin(kind) is tuple:
         return _decode_tuple(typing.get_args(kind), data)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -257,7 +257,7 @@ def _decode(kind: Any, data: Any) -> Any:
 
 
 def _decode_fields(kind: type[Any], data: Any) -> Any:
-    hints = _hints(kind)
+    hints: dict[str, Any] = _hints(cast("Hashable", kind))
     if not isinstance(data, dict) or data.keys() != hints.keys():
         raise ValueError(f"expected the fields {', '.join(hints)} of {kind.__name__.lstrip('_')}, got {data!r}"[:400])
     return kind(**{name: _decode(hints[name], data[name]) for name in hints})

@@ -152,7 +152,10 @@ def _health(client: EngineClient) -> Response:
 
 def _openapi(original: Callable[[], JsonObject]) -> JsonObject:
     document = original()
-    document.setdefault("components", {}).setdefault("schemas", {}).update(COMPONENTS)
+    document["components"] = {"schemas": COMPONENTS}
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # the framework's own; no request here is ever answered so
     return document
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -108,8 +108,11 @@ def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta
 
 async def _merged(client: EngineClient, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
     """(prompt index, output), taking from every prompt that has something in turn."""
-    iterators = [client.generate(ask) for ask in asks]
-    try:
+    async with AsyncExitStack() as closing:  # closes every iterator, even when closing one of them fails
+        iterators: list[AsyncIterator[Output]] = []
+        for ask in asks:
+            iterators.append(client.generate(ask))
+            closing.push_async_callback(_close, client, ask, iterators[-1])
         if len(iterators) == 1:  # the common case, without a task an output
             async for output in iterators[0]:
                 yield 0, output
@@ -117,9 +120,6 @@ async def _merged(client: EngineClient, asks: Sequence[Ask]) -> AsyncGenerator[t
         async with aclosing(_in_turns(iterators)) as turns:
             async for turn in turns:
                 yield turn
-    finally:
-        for ask, iterator in zip(asks, iterators, strict=True):
-            await _close(client, ask, iterator)
 
 
 async def _in_turns(iterators: Sequence[AsyncIterator[Output]]) -> AsyncGenerator[tuple[int, Output], None]:

@@ -14,12 +14,12 @@ from typing import Any
 
 from penstock.contract.errors import InvalidParameter, RequestError
 
-__all__ = ["JsonObject", "decode", "encode"]
+__all__ = ["JsonObject", "decode", "encode", "printable"]
 
 JsonObject = dict[str, Any]
 
 MAX_DEPTH = 64
-INT_BITS = 63
+MIN_INT, MAX_INT = -(2**63), 2**63 - 1
 MAX_INT_DIGITS = 20
 """Digits of an integer that are looked at; a longer literal is out of range whatever follows."""
 
@@ -54,16 +54,13 @@ def _malformed(what: str) -> RequestError:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
-    result = dict(pairs)
-    if len(result) == len(pairs):
-        return result
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
+    result: JsonObject = {}
+    for key, value in pairs:
+        if key in result:
             name = printable(key)
             raise InvalidParameter(name, f"The key {name!r} is given twice in one object.", code="duplicate_key")
-        seen.add(key)
-    raise AssertionError("fewer keys than pairs, yet none twice")
+        result[key] = value
+    return result
 
 
 def _integer(literal: str) -> int:
@@ -94,7 +91,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
             yield printable(key), child
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            if type(child) is not int or child.bit_length() > INT_BITS:
+            if type(child) is not int or not MIN_INT <= child <= MAX_INT:
                 yield str(index), child
 
 
@@ -107,7 +104,7 @@ def _fault(value: Any, path: tuple[str, ...]) -> str:
         return "has a key that holds half of a surrogate pair, which is no character"
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number"
-    if isinstance(value, int) and value.bit_length() > INT_BITS:
+    if isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
         return "is an integer beyond 64 bits"
     return ""
 

@@ -61,7 +61,11 @@ def _read_backend(file: Path) -> Backend:
         )
     try:
         backend = Backend.from_file(str(file))
-    except Exception as error:  # the library raises no narrower class
+        backend.encode("a text", add_special_tokens=True)  # a post-processor's mistakes show only in use
+    except BaseException as error:
+        # The library raises no narrower class than Exception, and for some damage its panic, which is not even one.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelFileError(str(file), "", f"is not a readable tokenizer: {' '.join(str(error).split())}") from error
     # A file may ask for both; a prompt must be neither cut silently nor filled up.
     backend.no_truncation()

@@ -9,6 +9,7 @@ safe to use from several threads at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,9 +29,10 @@ from penstock.text.unicode_text import require_unicode
 
 __all__ = ["TextModel", "Tokenizer", "open_text"]
 
-# Holds the place of a template's control token while the text around it is encoded. A Unicode noncharacter: it is no
-# text, and users' text that holds it is refused where it could be mistaken for ours.
-_PLACE = "\U0010ffff"
+# Hold the places of a template's control tokens while the text around them is encoded. The 32 noncharacters of Unicode
+# 23.7: they are no text, and users' text that holds one is refused where it could be mistaken for ours.
+_NONCHARACTERS = range(0xFDD0, 0xFDF0)
+_HAS_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
 
 class Tokenizer:
@@ -44,19 +46,20 @@ class Tokenizer:
         ModelFileError: the vocabulary is of a kind whose tokens are not bytes.
     """
 
-    __slots__ = ("_backend", "_literal", "_pieces", "_place_id", "_special", "_strips_leading_space")
+    __slots__ = ("_backend", "_literal", "_pieces", "_place_ids", "_places", "_special", "_strips_leading_space")
 
     def __init__(self, backend: Backend, file: str) -> None:
         self._backend = backend
         self._pieces = token_byte_table(backend, file)
         self._strips_leading_space = strips_leading_space(backend)
         added = backend.get_added_tokens_decoder()
-        self._special = {id_: token.content for id_, token in added.items() if token.special}
+        self._special = {id_: token for id_, token in added.items() if token.special}
         # A second pipeline, since the switch that makes special tokens ordinary text is not per call.
         self._literal = Backend.from_str(backend.to_str())
         self._literal.encode_special_tokens = True
-        self._literal.add_tokens([AddedToken(_PLACE, normalized=False, special=False)])
-        self._place_id = self._literal.token_to_id(_PLACE)
+        self._places = {id_: _place(token) for id_, token in self._special.items()}
+        self._literal.add_tokens([_place(token) for token in self._special.values()])
+        self._place_ids = frozenset(self._literal.token_to_id(place.content) for place in self._places.values())
 
     @property
     def vocab_size(self) -> int:
@@ -66,7 +69,7 @@ class Tokenizer:
     @property
     def control_tokens(self) -> ControlTokens:
         """The spellings that this tokenizer reads as special tokens."""
-        return ControlTokens(self._special.values())
+        return ControlTokens(token.content for token in self._special.values())
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token acts on the model (begin, end, turns) rather than being text."""
@@ -93,15 +96,15 @@ class Tokenizer:
         Nothing is added in front: a template writes its own BOS.
 
         Raises:
-            InvalidParameter: a lone surrogate; or a control token together with U+10FFFF inside the messages.
+            InvalidParameter: a lone surrogate; or a control token and one of U+FDD0 to U+FDEF in the messages.
         """
         encoding = self._encode(self._backend, chat.template_text, "messages", add_special_tokens=False)
         if not chat.stand_ins:
             return tuple(encoding.ids)
-        if _PLACE in chat.template_text:
-            raise InvalidParameter("messages", "control tokens cannot be mixed with the noncharacter U+10FFFF")
+        if _HAS_NONCHARACTER.search(chat.template_text):
+            raise InvalidParameter("messages", "control tokens cannot be mixed with the noncharacters U+FDD0 to U+FDEF")
         controls = self._controls(encoding, chat.template_text)
-        literal = chat.restore(_replace_spans(chat.template_text, [span for _, span in controls]))
+        literal = chat.restore(self._with_places(chat.template_text, controls))
         return self._fill_places(literal, [id_ for id_, _ in controls])
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -119,7 +122,21 @@ class Tokenizer:
         An unknown character has a special id too, but is not its spelling.
         """
         pairs = zip(encoding.ids, encoding.offsets, strict=True)
-        return [(id_, span) for id_, span in pairs if id_ in self._special and self._special[id_] in text[slice(*span)]]
+        return [(id_, span) for id_, span in pairs if self._spells(id_, text[slice(*span)])]
+
+    def _spells(self, id_: int, part: str) -> bool:
+        return id_ in self._special and self._special[id_].content in part
+
+    def _with_places(self, text: str, controls: Sequence[tuple[int, tuple[int, int]]]) -> str:
+        """The text with each control token, in order and disjoint, replaced by its place holder."""
+        pieces: list[str] = []
+        done = 0
+        for id_, span in controls:
+            spelling = self._special[id_].content
+            start = text.index(spelling, *span)  # the span may hold the space that the token takes with it
+            pieces += [text[done:start], self._places[id_].content]
+            done = start + len(spelling)
+        return "".join([*pieces, text[done:]])
 
     def _fill_places(self, literal: str, controls: Sequence[int]) -> tuple[int, ...]:
         """The ids of text in which all is ordinary but the place holders, which become `controls` in order."""
@@ -129,7 +146,7 @@ class Tokenizer:
                 "messages", "they spell a control token that this tokenizer has no other way to write"
             )
         ids = list(encoding.ids)
-        places = [index for index, id_ in enumerate(ids) if id_ == self._place_id]
+        places = [index for index, id_ in enumerate(ids) if id_ in self._place_ids]
         for index, control in zip(places, controls, strict=True):
             ids[index] = control
         return tuple(ids)
@@ -139,14 +156,12 @@ class Tokenizer:
         return backend.encode(require_unicode(text, param), add_special_tokens=add_special_tokens)
 
 
-def _replace_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """The text with each span (start, end), in order and disjoint, replaced by the place holder."""
-    pieces: list[str] = []
-    done = 0
-    for start, end in spans:
-        pieces += [text[done:start], _PLACE]
-        done = end
-    return "".join([*pieces, text[done:]])
+def _place(token: AddedToken) -> AddedToken:
+    """The place holder that is looked for as `token` is: beside spaces, inside words, in normalised text."""
+    rule = (token.single_word, token.lstrip, token.rstrip, token.normalized)
+    spelling = chr(_NONCHARACTERS[sum(flag << bit for bit, flag in enumerate(rule))])
+    single_word, lstrip, rstrip, normalized = rule
+    return AddedToken(spelling, single_word=single_word, lstrip=lstrip, rstrip=rstrip, normalized=normalized)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ SINGLE_FILE = "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_JSON_BYTES = 256 << 20
 _MAX_DIMENSIONS = 16
+_MAX_DEPTH = 64
 _WEIGHTS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BITS = {
     "F64": 64,
@@ -180,11 +181,23 @@ def load_json_object(path: Path) -> dict[str, Any]:
 def _parse_object(raw: bytes, path: Path, key: str) -> dict[str, Any]:
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+        _check_depth(value)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise ModelFileError(str(path), key, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelFileError(str(path), key, f"must be a JSON object, got {type(value).__name__}")
     return value
+
+
+def _check_depth(value: Any) -> None:
+    """No model's file nests deeply; whoever walks these values later may then recurse without fear."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inner = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
+        if not level:
+            return
+    raise ValueError(f"it nests deeper than {_MAX_DEPTH} levels")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

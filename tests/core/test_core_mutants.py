@@ -1,0 +1,333 @@
+"""Bugs planted on purpose: the random episodes must catch every one, or they prove nothing about the real code.
+
+That the real code passes the same episodes is `test_random_episodes_hold_every_law`.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import pytest
+from core_harness import Violation, run_episode
+
+from penstock.contract.errors import EngineFault, NeverFits
+from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
+from penstock.core.block_pool import BlockPool
+from penstock.core.promises import Promises
+from penstock.core.scheduler import Scheduler
+from penstock.core.sequence import Seq
+
+MOST_EPISODES = 150
+
+
+def skip_a_decref(patch):
+    drop = BlockPool._drop
+    patch(BlockPool, "_drop", lambda pool, block: None if block == 1 else drop(pool, block))
+
+
+def free_a_shared_block(patch):
+    def drop(pool, block):
+        pool._holders[block] = 0
+        pool._unheld[block] = None
+
+    patch(BlockPool, "_drop", drop)
+
+
+def evict_a_held_block(patch):
+    take = BlockPool._take
+
+    def greedy(pool):
+        held = [block for block, key in pool._keys.items() if pool._holders[block]]
+        if pool._free or not held:
+            return take(pool)
+        pool._forget(held[0])
+        return held[0]
+
+    patch(BlockPool, "_take", greedy)
+
+
+def leave_an_evicted_block_in_the_index(patch):
+    patch(BlockPool, "_forget", lambda pool, block: pool._keys.pop(block))
+
+
+def use_a_full_hit_whole(patch):
+    match = BlockPool._match
+    patch(BlockPool, "_match", lambda pool, keys, known: match(pool, keys, known + 1))
+
+
+def keep_half_an_acquisition(patch):
+    acquire = BlockPool.acquire
+
+    def leaky(pool, keys, known, spare=0):
+        lease = acquire(pool, keys, known, spare)
+        if lease is None and pool._free:
+            pool._holders[pool._free.pop()] = 1
+        return lease
+
+    patch(BlockPool, "acquire", leaky)
+
+
+def take_no_hold_of_a_hit(patch):
+    patch(BlockPool, "_hold", lambda pool, block: None)
+
+
+def forget_the_salt(patch):
+    patch(scheduler, "root_key", lambda root, salt: block_keys.root_key(root, ""))
+
+
+def forget_the_parent(patch):
+    key = block_keys.block_key
+    patch(block_keys, "block_key", lambda parent, tokens: key(b"", tokens))
+
+
+def seal_when_planned_not_when_computed(patch):
+    add = scheduler._Draft.add
+
+    def eager(draft, seq, count, new_blocks=()):
+        add(draft, seq, count, new_blocks)
+        pool = eager.pools[-1]
+        for index in range(seq.lease.sealed, min((seq.computed + count) // pool.block_size, len(seq.chain.keys))):
+            pool.seal(seq.lease, index, seq.chain.keys[index])
+
+    eager.pools = []
+    start = BlockPool.__init__
+
+    def remember(pool, *sizes):
+        start(pool, *sizes)
+        eager.pools.append(pool)
+
+    patch(BlockPool, "__init__", remember)
+    patch(scheduler._Draft, "add", eager)
+
+
+def seal_a_block_too_many(patch):
+    advance = Scheduler._advance
+
+    def greedy(self, seq, count):
+        advance(self, seq, count)
+        keys = seq.chain.keys
+        if seq.lease.sealed < min(len(keys), len(seq.lease.blocks)):
+            self._pool.seal(seq.lease, seq.lease.sealed, keys[seq.lease.sealed])
+
+    patch(Scheduler, "_advance", greedy)
+
+
+def count_one_position_too_few(patch):
+    advance = Scheduler._advance
+    patch(Scheduler, "_advance", lambda self, seq, count: advance(self, seq, count - (count > 1)))
+
+
+def count_the_cached_positions_wrong(patch):
+    admit = Seq.admit
+    patch(Seq, "admit", lambda seq, lease, slot, computed: admit(seq, lease, slot, max(0, computed - 1)))
+
+
+def seal_from_the_start_through_a_new_lease(patch):
+    acquire = BlockPool.acquire
+
+    def amnesia(pool, keys, known, spare=0):
+        lease = acquire(pool, keys, known, spare)
+        if lease is not None:
+            lease.sealed = 0
+        return lease
+
+    patch(BlockPool, "acquire", amnesia)
+
+
+def index_what_continues_forgotten_kv(patch):
+    reset = BlockPool.reset_prefix_cache
+
+    def same_era(pool):
+        era = pool._era
+        reset(pool)
+        pool._era = era
+
+    patch(BlockPool, "reset_prefix_cache", same_era)
+
+
+def forget_to_release_the_slot(patch):
+    leave = Scheduler._leave
+
+    def forgetful(self, seq):
+        leave(self, seq)
+        self._releases.pop()
+
+    patch(Scheduler, "_leave", forgetful)
+
+
+def lose_a_slot(patch):
+    class Lossy:
+        heappop = staticmethod(heapq.heappop)
+        heappush = staticmethod(lambda heap, slot: None if slot == 0 else heapq.heappush(heap, slot))
+
+    patch(scheduler, "heapq", Lossy)
+
+
+def preempt_the_eldest(patch):
+    def eldest(self, seq, positions):
+        need = self._pool.blocks_for(positions) - len(seq.lease.blocks)
+        if need <= 0:
+            return ()
+        while not self._pool.extend(seq.lease, need):
+            victim = self._running[0]
+            self._preempt(victim)
+            if victim is seq:
+                return None
+        return tuple(seq.lease.blocks[-need:])
+
+    patch(Scheduler, "_cover", eldest)
+
+
+def forget_generated_tokens_when_preempted(patch):
+    preempt = Seq.preempt
+
+    def amnesia(seq):
+        preempt(seq)
+        del seq.tokens[len(seq.request.prompt) :]
+
+    patch(Seq, "preempt", amnesia)
+
+
+def keep_a_promise_of_one_who_left(patch):
+    patch(Scheduler, "_withdraw", lambda self, seq: None)
+
+
+def take_the_aborted_ones_token(patch):
+    def commit(self, plan, result):
+        flight = self._match_flight(plan, result)
+        lost = tuple(i for i, seq in enumerate(flight.seqs) if seq.state is sequence.SeqState.FINISHED)
+        self._flight = scheduler._Flight(plan, flight.seqs)
+        if lost and result.tokens:
+            tokens = result.tokens[1:] + result.tokens[:1]
+            result = type(result)(result.step, tokens, result.logprobs, result.failures, result.seconds)
+        return original(self, plan, result)
+
+    original = Scheduler.commit
+    patch(Scheduler, "commit", commit)
+
+
+def ignore_min_tokens(patch):
+    ending = Seq.ending
+
+    def hasty(seq):
+        if seq.tokens[-1] in seq.stop_ids:
+            return sequence.Finished(seq.id, sequence.FinishReason.STOP, stop_token=seq.tokens[-1])
+        return ending(seq)
+
+    patch(Seq, "ending", hasty)
+
+
+def announce_each_admission(patch):
+    preempt = Seq.preempt
+
+    def anew(seq):
+        preempt(seq)
+        seq.announced = False
+
+    patch(Seq, "preempt", anew)
+
+
+def exceed_the_budget(patch):
+    draft = scheduler._Draft
+    patch(scheduler, "_Draft", lambda budget: draft(budget + 1))
+
+
+def admit_what_never_fits(patch):
+    def lenient(request, config):
+        try:
+            return refusal.token_limit(request, config)
+        except NeverFits:
+            return min(len(request.prompt) + request.stop.max_tokens, config.max_model_len)
+
+    patch(scheduler, "token_limit", lenient)
+
+
+def order_blocks_wrongly(patch):
+    extend = BlockPool.extend
+
+    def swapped(pool, lease, count):
+        done = extend(pool, lease, count)
+        if done and len(lease.blocks) > lease.sealed + 1:
+            lease.blocks[-1], lease.blocks[-2] = lease.blocks[-2], lease.blocks[-1]
+        return done
+
+    patch(BlockPool, "extend", swapped)
+
+
+def promise_forever(patch):
+    patch(Promises, "settle", lambda self, seq, keys: None)
+
+
+MUTANTS = [
+    skip_a_decref,
+    free_a_shared_block,
+    evict_a_held_block,
+    leave_an_evicted_block_in_the_index,
+    use_a_full_hit_whole,
+    keep_half_an_acquisition,
+    take_no_hold_of_a_hit,
+    forget_the_salt,
+    forget_the_parent,
+    seal_when_planned_not_when_computed,
+    seal_a_block_too_many,
+    count_one_position_too_few,
+    count_the_cached_positions_wrong,
+    seal_from_the_start_through_a_new_lease,
+    index_what_continues_forgotten_kv,
+    forget_to_release_the_slot,
+    lose_a_slot,
+    preempt_the_eldest,
+    forget_generated_tokens_when_preempted,
+    keep_a_promise_of_one_who_left,
+    take_the_aborted_ones_token,
+    ignore_min_tokens,
+    announce_each_admission,
+    exceed_the_budget,
+    admit_what_never_fits,
+    order_blocks_wrongly,
+    promise_forever,
+]
+
+BROKEN = (Violation, EngineFault, KeyError)  # not what a broken mutant would raise by itself, such as TypeError
+
+
+def first_caught() -> int:
+    """The number of the first episode in which a law is broken; -1 if there is none."""
+    for seed in range(MOST_EPISODES):
+        try:
+            run_episode(seed)
+        except BROKEN:
+            return seed
+    return -1
+
+
+@pytest.mark.parametrize("plant", MUTANTS)
+def test_a_planted_bug_is_caught(plant, monkeypatch):
+    plant(monkeypatch.setattr)
+    assert first_caught() >= 0
+
+
+SILENT_CORRUPTION = [
+    free_a_shared_block,
+    evict_a_held_block,
+    use_a_full_hit_whole,
+    take_no_hold_of_a_hit,
+    forget_the_parent,
+    seal_when_planned_not_when_computed,
+    seal_a_block_too_many,
+    forget_generated_tokens_when_preempted,
+    order_blocks_wrongly,
+]
+
+
+@pytest.mark.parametrize("plant", SILENT_CORRUPTION)
+def test_corrupted_memory_is_caught_by_the_runner_alone(plant, monkeypatch):
+    """Without the core's own checks: what the runner reads back betrays it."""
+    monkeypatch.setattr(Scheduler, "check", lambda self: None)
+    plant(monkeypatch.setattr)
+    assert first_caught() >= 0
+
+
+def test_the_modules_under_test_are_the_real_ones():
+    assert scheduler.root_key is block_keys.root_key
+    assert block_pool.BlockPool is BlockPool

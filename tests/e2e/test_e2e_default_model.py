@@ -1,0 +1,94 @@
+"""The default model from its GGUF file against transformers' own dequantised load of the same file, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock import LLM, SamplingParams
+
+COUNT = 64
+TIE = 1e-4
+"""Two logits closer than this are a tie: which of them wins is a matter of rounding, and no error."""
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, there was a little",
+    "def fibonacci(n):\n    ",
+    "Water boils at",
+    "1, 1, 2, 3, 5, 8,",
+    "Die Hauptstadt von Deutschland",
+    "In the beginning",
+    "The quick brown fox",
+    "import numpy as np\n",
+    "Dear Sir or Madam,",
+    "Q: What is photosynthesis?\nA:",
+    "She opened the door and",
+    "The three laws of motion",
+    "La vie est",
+    "To be, or not to be",
+    "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nList three colours.<|im_end|>\n<|im_start|>assistant\n",
+    "x = [i**2 for i in range(10)]\nprint(x)\n# Output:",
+    "🙂🙃 emoji are",
+    "SELECT name FROM users WHERE",
+]
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def reference(default_model: Path):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        default_model.parent, gguf_file=default_model.name, dtype=torch.float32
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def llm(default_model: Path):
+    with LLM(str(default_model), dtype="float32", kv_cache_memory=200_000_000) as llm:
+        yield llm
+
+
+def test_greedy_text_is_transformers_up_to_ties(llm, reference):
+    """By induction: each token must be the reference's best after the same prefix, or as good as its best."""
+    params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+    ties = []
+    for output in llm.generate(PROMPTS, params, use_tqdm=False):
+        prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
+        assert len(tokens) == COUNT
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]  # [COUNT, V]
+        best = logits.max(-1)
+        short = best.values - logits[torch.arange(COUNT), torch.tensor(tokens)]
+        ties += [(output.prompt, int(step), float(short[step])) for step in torch.nonzero(short > 0)]
+    print(f"{len(ties)} ties in {len(PROMPTS) * COUNT} tokens: {ties}")
+    assert all(gap < TIE for _, _, gap in ties)
+
+
+def test_logprobs_are_the_reference_distribution(llm, reference):
+    params = SamplingParams(temperature=0, max_tokens=16, logprobs=0, ignore_eos=True)
+    [output] = llm.generate("The capital of France is", params, use_tqdm=False)
+    prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
+    with torch.no_grad():
+        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)[torch.arange(16), torch.tensor(tokens)]
+    found = torch.tensor(
+        [entry[token].logprob for entry, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_the_conversation_template_is_transformers(llm, default_model: Path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(default_model.parent, gguf_file=default_model.name)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    [output] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
+    assert output.prompt == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert "Paris" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"

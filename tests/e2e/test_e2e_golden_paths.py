@@ -1,0 +1,121 @@
+"""Every family through the real scheduler and runner: whatever way a request takes, it gets transformers' tokens.
+
+One prompt alone, ragged prompts together, long prompts in chunks, prompts found in the prefix cache, and sequences that
+are preempted and recomputed: 64 greedy tokens each, in float32.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tiny_checkpoints import VARIANTS, load_model, reference_greedy, write_checkpoint
+
+from penstock.app import SystemClock
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.events import Admitted, Generated
+from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.sampling import SamplingSpec
+from penstock.core import Scheduler
+from penstock.exec.kv_store import KVStore
+from penstock.exec.runner import TorchRunner
+
+COUNT = 64
+GREEDY = SamplingSpec((("temperature", 0.0),))
+FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+
+
+class Bench:
+    """One scheduler and one runner over a model."""
+
+    def __init__(self, model, *, num_blocks: int = 256, block_size: int = 16, tokens: int = 256, seqs: int = 8) -> None:
+        longest = min(model.shape.max_positions, num_blocks * block_size)
+        self.config = SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            max_model_len=longest,
+        )
+        self.scheduler = Scheduler(self.config)
+        kv = KVStore(model.shape, num_blocks, block_size, torch.float32, torch.device("cpu"))
+        for cache in (*kv.keys, *kv.values):
+            cache.fill_(float("nan"))  # whoever reads what was never written fails loudly
+        self.runner = TorchRunner(model, kv, seqs, longest, SystemClock())
+        self.submitted = 0
+        self.cached: dict[str, int] = {}
+        self.largest_row = 0
+
+    def run(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """All prompts at once; the tokens of each."""
+        answers: dict[str, list[int]] = {}
+        for prompt in prompts:
+            name = str(self.submitted)
+            self.submitted += 1
+            answers[name] = []
+            self.scheduler.submit(
+                GenerateRequest(name, tuple(prompt), sampling=GREEDY, stop=StopRules(max_tokens=COUNT))
+            )
+        while self.scheduler.has_work:
+            plan = self.scheduler.plan()
+            self.largest_row = max([self.largest_row, *(row.count for row in plan.rows)])
+            for event in self.scheduler.commit(plan, self.runner.run(plan)):
+                if isinstance(event, Generated):
+                    answers[event.seq_id].append(event.token)
+                elif isinstance(event, Admitted):
+                    self.cached[event.seq_id] = event.cached
+        self.scheduler.check()
+        return list(answers.values())
+
+
+def draw_prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    draw = random.Random(5)
+    return [[draw.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=["-".join(pair) for pair in FAMILIES])
+def golden(request, tmp_path_factory):
+    """A model, prompts of four lengths that fit its context beside the answer, and transformers' answers."""
+    directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)
+    model = load_model(directory)
+    room = model.shape.max_positions - COUNT
+    prompts = draw_prompts(model.shape.vocab_size, [min(length, room) for length in (1, 7, 16, 90)])
+    return model, prompts, [reference_greedy(directory, prompt, COUNT) for prompt in prompts]
+
+
+def test_alone(golden):
+    model, prompts, expected = golden
+    for prompt, answer in zip(prompts, expected, strict=True):
+        assert Bench(model).run([prompt]) == [answer]
+
+
+def test_together_and_ragged(golden):
+    model, prompts, expected = golden
+    assert Bench(model, block_size=5).run(prompts) == expected
+
+
+def test_in_chunks_mixed_with_decoding(golden):
+    model, prompts, expected = golden
+    bench = Bench(model, tokens=6, seqs=4)
+    assert bench.run(prompts) == expected
+    assert bench.largest_row <= 6
+
+
+def test_after_a_prefix_hit(golden):
+    model, prompts, expected = golden
+    bench = Bench(model, block_size=4)
+    bench.run(prompts)
+    assert bench.run(prompts) == expected
+    for name, prompt in enumerate(prompts):
+        hit = bench.cached[str(len(prompts) + name)]
+        assert hit == (len(prompt) - 1) // 4 * 4
+
+
+def test_after_forced_preemption(golden):
+    model, prompts, expected = golden
+    longest = max(len(prompt) for prompt in prompts) + COUNT
+    bench = Bench(model, num_blocks=longest // 4 + 6, block_size=4)
+    assert bench.run(prompts * 2) == expected * 2
+    assert bench.scheduler.stats.preemptions > 0
