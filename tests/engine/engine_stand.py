@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, Output
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
+from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.request import Ask, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import Scheduler
@@ -97,7 +99,21 @@ def ask(ask_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7,
     return Ask(ask_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
 
 
-def build(*, record: Path | None = None, num_blocks: int = 64, block_size: int = 4, **scheduler) -> Stand:
+class Unhurried:
+    """A runner that takes its time, as real ones do: tests that act in the middle of a run need a middle."""
+
+    def __init__(self, runner: FakeRunner, pause: float) -> None:
+        self._runner = runner
+        self._pause = pause
+
+    def run(self, plan: StepPlan) -> StepResult:
+        time.sleep(self._pause)
+        return self._runner.run(plan)
+
+
+def build(
+    *, pause: float = 0.0, record: Path | None = None, num_blocks: int = 64, block_size: int = 4, **scheduler
+) -> Stand:
     config = SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -106,7 +122,7 @@ def build(*, record: Path | None = None, num_blocks: int = 64, block_size: int =
     text, clock = text_model(), SimClock()
     runner = FakeRunner(config, vocab_size=len(VOCABULARY), clock=clock)
     recorder = Recorder(record, config) if record else NoRecorder()
-    engine = Engine(Scheduler(config), runner, text, recorder)
+    engine = Engine(Scheduler(config), Unhurried(runner, pause) if pause else runner, text, recorder)
     card = ModelCard("stand", 0, config.max_model_len, len(VOCABULARY), True)
     intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy)
     return Stand(engine, intake, runner, text, clock, config)

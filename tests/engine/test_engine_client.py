@@ -28,8 +28,8 @@ from penstock.engine.pace import Pace
 
 
 @asynccontextmanager
-async def serving(max_queued=1000, **config):
-    bench = stand.build(**config)
+async def serving(max_queued=1000, pause=0.002, **config):
+    bench = stand.build(pause=pause, **config)
     loop = EngineLoop(bench.engine, bench.clock, max_queued)
     loop.start()
     client = LocalClient(bench.intake, loop)

@@ -150,6 +150,14 @@ def test_tokens_ruled_out_by_the_model_are_never_drawn():
     assert not any(sampled.failed)
 
 
+@pytest.mark.parametrize(("number", "token"), [(0.0, 2), (1 - 2.0**-52, 7)])
+def test_the_ends_of_the_unit_interval_draw_tokens_that_can_be_drawn(monkeypatch, number, token):
+    monkeypatch.setattr("penstock.exec.sampler.uniform", lambda seed, choice, position: number)
+    logits = torch.full((1, 10), float("-inf"))
+    logits[0, 2:8] = torch.tensor([0.3, 1.1, -2.0, 0.7, 4.0, 0.1])
+    assert sample(logits, [draw()], [3]).tokens == [token]
+
+
 def test_a_random_draw_without_a_seed_is_our_bug():
     with pytest.raises(AssertionError, match="seed"):
         Draw.of(SamplingSpec(), 0)

@@ -225,7 +225,7 @@ def test_chat_logprobs_hold_every_token_streamed_or_not(served):
     chunks = chunks_of(served.chat(logprobs=True, top_logprobs=0, stream=True))
     pieces = [c["choices"][0]["logprobs"] for c in chunks]
     assert [token for piece in pieces if piece for token in piece["content"]] == expected
-    assert served.ask.logprobs is True
+    assert served.ask.sampling.has("logprobs")
 
 
 def test_completion_logprobs_count_characters_streamed_or_not(served):
@@ -245,7 +245,7 @@ def test_completion_logprobs_count_characters_streamed_or_not(served):
 def test_without_logprobs_there_are_none(served):
     assert served.chat().json()["choices"][0]["logprobs"] is None
     assert served.complete().json()["choices"][0]["logprobs"] is None
-    assert served.ask.logprobs is False
+    assert not served.ask.sampling.has("logprobs")
 
 
 def test_several_prompts_are_numbered_through_and_their_usage_is_summed(served):

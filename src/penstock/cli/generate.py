@@ -15,7 +15,7 @@ from tqdm import tqdm
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ConfigError, RequestError
+from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
 from penstock.contract.request import Prompt
 from penstock.llm.prompts import chat_prompt, prompt
 from penstock.sampling import SamplingParams
@@ -116,7 +116,7 @@ def read_jobs(source: Path, params: SamplingParams, chat: bool) -> list[Job]:
         try:
             job = _job(record, str(number), params, chat)
         except RequestError as error:
-            raise ConfigError(place, f"{error.param}: {error}") from error
+            raise ConfigError(place, str(error)) from error
         if job.key in jobs:
             raise ConfigError(place, f"the id {job.key!r} was used on an earlier line")
         jobs[job.key] = job
@@ -144,7 +144,7 @@ def _job(record: dict[str, Any], number: str, params: SamplingParams, chat: bool
     fields = dict(record)
     key = str(fields.pop("id", number))
     if ("prompt" in fields) == ("messages" in fields):
-        raise RequestError("give either prompt or messages", param="prompt")
+        raise InvalidParameter("prompt", "give either prompt or messages")
     if "messages" in fields:
         asked: Prompt = chat_prompt(fields.pop("messages"))
     else:
@@ -176,7 +176,7 @@ def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
         try:
             keys[llm.add_request(job.asked, job.params)] = job.key
         except RequestError as error:
-            yield {"id": job.key, "error": f"{error.param}: {error}" if error.param else str(error)}
+            yield {"id": job.key, "error": str(error)}
         while len(keys) >= READ_AHEAD:
             yield from finished_records(llm, keys)
     while keys:

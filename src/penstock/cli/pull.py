@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import click
 
@@ -19,4 +18,4 @@ def command(model: str) -> None:
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull
 
-    click.echo(str(pull(model, default_cache_dir(os.environ), show_progress=sys.stderr.isatty())))
+    click.echo(str(pull(model, default_cache_dir(os.environ), show_progress=True)))

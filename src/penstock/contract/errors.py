@@ -62,6 +62,9 @@ class InvalidParameter(RequestError):
     def __init__(self, param: str, message: str, *, code: str = "invalid_value") -> None:
         super().__init__(message, param=param, code=code)
 
+    def __str__(self) -> str:
+        return f"{self.param}: {self.message}"
+
 
 class PromptTooLong(RequestError):
     """The prompt leaves no room for output in the model's context."""

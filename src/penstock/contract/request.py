@@ -74,7 +74,6 @@ class Ask:
     Attributes:
         id: unique among live requests; chosen by the caller's side, used for abort and logs.
         n: how many choices to generate from the one prompt.
-        logprobs: whether each generated token comes with its log probability under the model's raw distribution.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
         cache_salt: prompts share cached KV only with prompts of the same salt.
     """
@@ -84,7 +83,6 @@ class Ask:
     n: int = 1
     sampling: SamplingSpec = NEUTRAL
     stop: StopRules = StopRules()
-    logprobs: bool = False
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""

@@ -96,7 +96,7 @@ def _add_generating_routes(app: FastAPI, client: EngineClient, card: ModelCard, 
 
 
 def _head(exchange: Exchange, card: ModelCard) -> tuple[str, str, int, bool]:
-    return exchange.id, card.name, int(time.time()), exchange.asks[0].logprobs
+    return exchange.id, card.name, int(time.time()), exchange.asks[0].sampling.has("logprobs")
 
 
 def _delivery(exchange: Exchange, shape: Shape) -> Delivery:

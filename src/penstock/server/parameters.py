@@ -79,7 +79,6 @@ class Terms:
             n=self.params.n,
             sampling=self.params.spec(),
             stop=self.params.stop_rules(),
-            logprobs=self.params.logprobs is not None,
             priority=self.priority,
             tenant=self.tenant,
             cache_salt=self.cache_salt,

@@ -1,0 +1,176 @@
+"""The command line as people use it: in a process, with its exit codes and its one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def penstock(*arguments: str, stdin: str = "", seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a mistake of the user's is answered with, within 10 s and with exit code 2."""
+    began = time.monotonic()
+    done = penstock(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_the_version():
+    from penstock import __version__
+
+    assert penstock("--version").stdout == f"penstock, version {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench"])
+def test_help_shows_every_option_of_the_engine_with_its_default(command):
+    from dataclasses import fields
+
+    from penstock.contract.config import EngineConfig
+
+    shown = penstock(command, "--help").stdout
+    for field in fields(EngineConfig):
+        if field.name == "model":
+            continue
+        assert f"--{field.name.replace('_', '-')}" in shown
+        if isinstance(field.default, int) and not isinstance(field.default, bool):
+            assert f"[default: {field.default}]" in shown.replace("\n", " ").replace("  ", " ") or field.default == 0
+
+
+def test_help_is_quick_because_it_loads_no_torch():
+    code = "import sys; sys.argv = ['penstock', 'generate', '--help']\nimport penstock.cli\n"
+    code += "try:\n    penstock.cli.main()\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_mistakes_in_options_are_one_line_and_exit_code_2(tmp_path):
+    assert "max_num_seqs" in refused("generate", "-p", "x", "--max-num-seqs", "0")
+    assert "temperature" in refused("generate", "-p", "x", "--temperature", "nan")
+    assert "--prompt" in refused("generate")
+    assert "no-such-model" in refused("generate", "no-such-model", "-p", "x")
+    config = tmp_path / "options.yaml"
+    config.write_text("no-such-option: 1\n")
+    assert "no_such_option" in refused("generate", "-p", "x", "--config", str(config))
+    config.write_text("max-num-seqs: many\n")
+    assert "max_num_seqs" in refused("generate", "-p", "x", "--config", str(config))
+    config.write_text("{")
+    assert "options.yaml" in refused("generate", "-p", "x", "--config", str(config))
+
+
+def test_models_that_cannot_be_read_are_one_line_and_exit_code_2(tmp_path):
+    def directory(name: str, **files: str) -> str:
+        (tmp_path / name).mkdir()
+        for file, content in files.items():
+            (tmp_path / name / file.replace("__", ".")).write_text(content)
+        return str(tmp_path / name)
+
+    assert "config.json" in refused("generate", directory("empty"), "-p", "x")
+    assert "config.json" in refused("generate", directory("broken", config__json="{"), "-p", "x")
+    (tmp_path / "short.gguf").write_bytes(b"GGUF\x03\x00")
+    assert "short.gguf" in refused("generate", str(tmp_path / "short.gguf"), "-p", "x")
+    (tmp_path / "lying.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 16)
+    assert "lying.gguf" in refused("generate", str(tmp_path / "lying.gguf"), "-p", "x")
+
+
+@pytest.mark.model
+def test_a_directory_without_a_tokenizer_is_refused_by_name(tmp_path):
+    from tiny_checkpoints import write_checkpoint
+
+    assert "tokenizer.json" in refused(
+        "generate", str(write_checkpoint(tmp_path, "llama", "wide_heads_untied")), "-p", "x"
+    )
+
+
+@pytest.mark.model
+def test_one_prompt_to_the_terminal(default_model: Path):
+    done = penstock("generate", "--chat", "-p", "What is the capital of France?", "--temperature", "0")
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
+
+
+@pytest.mark.model
+def test_a_prompt_from_standard_input_and_options_from_a_file(default_model: Path, tmp_path):
+    config = tmp_path / "options.yaml"
+    config.write_text("dtype: float32\nkv-cache-memory: 100MB\n")
+    done = penstock(
+        "generate", "-p", "-", "--config", str(config), "--temperature", "0", "--max-tokens", "4", stdin="One, two,"
+    )
+    assert done.returncode == 0
+    assert "three" in done.stdout
+
+
+@pytest.mark.model
+def test_a_file_of_prompts_is_resumed_and_mistakes_stay_on_their_line(default_model: Path, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    jobs = [
+        {"id": "a", "prompt": "One, two,", "max_tokens": 4, "temperature": 0},
+        {"id": "b", "messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4, "n": 2},
+        {"id": "c", "prompt": [1, 2, 999_999]},
+    ]
+    source.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    target.write_text('{"id": "a", "choices": [], "usage": {}}\n{"id": "b", "cho')  # an interrupted run
+    done = penstock("generate", "--input", str(source), "--output", str(target))
+    assert done.returncode == 0, done.stderr
+    assert "1 of 3" in done.stderr
+    results = {record["id"]: record for record in map(json.loads, target.read_text().splitlines())}
+    assert results["a"]["choices"] == []  # kept as it was
+    assert len(results["b"]["choices"]) == 2
+    assert "vocabulary" in results["c"]["error"]
+    source.write_text('{"prompt": "x", "temperatur": 1}\n')
+    assert "in.jsonl:1" in refused("generate", "--input", str(source), "--output", str(target))
+
+
+@pytest.mark.model
+def test_a_conversation_in_the_terminal(default_model: Path):
+    said = "What is the capital of France?\n/system\n/clear\n/nonsense\n/help\n/exit\n"
+    done = penstock("chat", "--temperature", "0", "--system", "You are terse.", stdin=said)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "You are terse." in done.stdout
+    assert "unknown: /nonsense" in done.stdout
+
+
+@pytest.mark.model
+def test_the_models_are_listed(default_model: Path):
+    shown = penstock("models").stdout
+    assert "smollm2-135m-instruct" in shown
+    assert "98.4 MB" in shown
+
+
+@pytest.mark.model
+def test_the_bench_prints_a_row_for_each_number_of_streams(default_model: Path, tmp_path):
+    done = penstock("bench", "--streams", "1", "--streams", "3", "--prompt-tokens", "8", "--new-tokens", "4",
+                    "--repeats", "1", "--json", str(tmp_path / "bench.json"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["streams"] for row in record["rows"]] == [1, 3]
+    assert all(row["decode_tok_s"] > 0 and row["prefill_tok_s"] > 0 for row in record["rows"])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("example", ["offline.py", "online.py"])
+def test_the_examples_run(default_model: Path, example):
+    path = Path(__file__).parents[2] / "examples" / example
+    arguments = ["--prompts", "hi, ", "hello,", "how", "--max-tokens", "6", "--temperature", "0.8", "--seed", "1"]
+    done = subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("### request") == (4 if example == "online.py" else 3)
+    assert ("Hello, world!" in done.stdout) == (example == "online.py")

@@ -1,0 +1,81 @@
+"""The default command in a process of its own: `penstock serve` with no flags but the port, and what it recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_LIMIT = 60.0  # seconds; generous, since tests run on busy machines
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server."""
+
+    url: str
+    trace: Path
+    process: subprocess.Popen[str]
+    seconds_to_listen: float
+
+    def health(self) -> dict[str, Any]:
+        return httpx.get(f"{self.url}/health").json()
+
+    def wait_idle(self, seconds: float) -> float:
+        """Wait until every block is back; how long it took."""
+        began = time.monotonic()
+        while True:
+            health = self.health()
+            if health["running"] == health["waiting"] == 0 and health["free_blocks"] == health["total_blocks"]:
+                return time.monotonic() - began
+            assert time.monotonic() - began < seconds, health
+            time.sleep(0.02)
+
+    def plans(self) -> list[dict[str, Any]]:
+        """Every plan recorded so far."""
+        lines = self.trace.read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines if line.endswith("}")]
+        return [record["plan"] for record in records if "plan" in record]
+
+
+@contextmanager
+def serve(trace: Path, *arguments: str) -> Iterator[Served]:
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--record", str(trace), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        url = _listening_url(process, began)
+        yield Served(url, trace, process, time.monotonic() - began)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=40) == 0
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _listening_url(process: subprocess.Popen[str], began: float) -> str:
+    said = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line)
+        found = re.search(r"http://\S+", line)
+        if found:
+            return found[0]
+        assert time.monotonic() - began < START_LIMIT, said
+    raise AssertionError(f"the server ended before it listened: {said}")
