@@ -1,0 +1,46 @@
+"""The rooms as a whole: what may be imported without torch, and that nothing is global."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock import LLM, SamplingParams
+
+
+def test_rooms_without_tensors_load_neither_torch_nor_numpy():
+    rooms = ["contract", "sampling", "core", "sim", "text", "engine", "server", "cli", "llm.prompts", "weights"]
+    code = "".join(f"import penstock.{room}\n" for room in rooms)
+    code += "import sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.model
+def test_two_engines_in_one_process_do_not_know_each_other(default_model):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    options = {"kv_cache_memory": 50_000_000, "dtype": "float32"}
+    with LLM(str(default_model), **options) as one, LLM(str(default_model), **options, block_size=8) as other:
+        ids = [llm.add_request("The capital of France is", params) for llm in (one, other)]
+        assert ids == ["0", "0"]
+        texts: dict[int, str] = {}
+        while one.has_unfinished_requests() or other.has_unfinished_requests():
+            for index, llm in enumerate((one, other)):
+                texts |= {index: output.outputs[0].text for output in llm.step()}
+    assert texts[0] == texts[1]
+    assert "Paris" in texts[0]
+
+
+@pytest.mark.model
+def test_the_library_generates_in_order_with_one_or_many_params(default_model):
+    with LLM(str(default_model), kv_cache_memory=50_000_000, dtype="float32") as llm:
+        prompts = ["One, two, three,", [1, 2, 3], {"prompt": "Monday, Tuesday,"}]
+        params = [SamplingParams(temperature=0, max_tokens=count) for count in (3, 5, 4)]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 5, 4]
+        assert outputs[1].prompt is None
+        assert outputs[1].prompt_token_ids == [1, 2, 3]
+        assert "Wednesday" in outputs[2].outputs[0].text
+        again = llm.generate(prompts[0], params[0], use_tqdm=False)
+        assert again[0].outputs[0].text == outputs[0].outputs[0].text
