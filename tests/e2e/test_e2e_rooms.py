@@ -27,7 +27,8 @@ def test_two_engines_in_one_process_do_not_know_each_other(default_model):
         texts: dict[int, str] = {}
         while one.has_unfinished_requests() or other.has_unfinished_requests():
             for index, llm in enumerate((one, other)):
-                texts |= {index: output.outputs[0].text for output in llm.step()}
+                for output in llm.step():
+                    texts[index] = output.outputs[0].text
     assert texts[0] == texts[1]
     assert "Paris" in texts[0]
 
