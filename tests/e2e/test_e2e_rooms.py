@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.contract.errors import RequestError
 
 
 def test_rooms_without_tensors_load_neither_torch_nor_numpy():
@@ -45,3 +46,18 @@ def test_the_library_generates_in_order_with_one_or_many_params(default_model):
         assert "Wednesday" in outputs[2].outputs[0].text
         again = llm.generate(prompts[0], params[0], use_tqdm=False)
         assert again[0].outputs[0].text == outputs[0].outputs[0].text
+
+
+@pytest.mark.model
+def test_requests_stepped_by_hand_survive_a_batch_and_a_refused_batch_leaves_nothing(default_model):
+    params = SamplingParams(temperature=0, max_tokens=6)
+    with LLM(str(default_model), kv_cache_memory=50_000_000, dtype="float32") as llm:
+        mine = llm.add_request("One, two, three,", params)
+        with pytest.raises(RequestError):
+            llm.generate(["fine", [999_999]], params, use_tqdm=False)
+        assert llm.scheduler.num_waiting == 1
+        llm.generate("Monday,", SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+        [output] = llm.step()  # what happened to it meanwhile
+        assert (output.request_id, output.finished, len(output.outputs[0].token_ids)) == (mine, True, 6)
+        assert not llm.has_unfinished_requests()
+        assert llm.step() == []

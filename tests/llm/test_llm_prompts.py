@@ -6,33 +6,33 @@ import pytest
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Message, TextPrompt, TokenPrompt
-from penstock.llm.prompts import chat_prompt, conversations, prompt, prompts
+from penstock.llm.prompts import as_chat_prompt, as_conversations, as_prompt, as_prompts
 
 
 def test_one_prompt_or_a_list_of_them():
-    assert prompts("a") == [TextPrompt("a")]
-    assert prompts(["a", "b"]) == [TextPrompt("a"), TextPrompt("b")]
-    assert prompts([1, 2]) == [TokenPrompt((1, 2))]
-    assert prompts([[1, 2], "a", {"prompt_token_ids": [3]}]) == [
+    assert as_prompts("a") == [TextPrompt("a")]
+    assert as_prompts(["a", "b"]) == [TextPrompt("a"), TextPrompt("b")]
+    assert as_prompts([1, 2]) == [TokenPrompt((1, 2))]
+    assert as_prompts([[1, 2], "a", {"prompt_token_ids": [3]}]) == [
         TokenPrompt((1, 2)),
         TextPrompt("a"),
         TokenPrompt((3,)),
     ]
-    assert prompts([]) == []
+    assert as_prompts([]) == []
 
 
 def test_one_conversation_or_a_list_of_them():
     turn = {"role": "user", "content": "hi"}
     expected = ChatPrompt((Message("user", "hi"),))
-    assert conversations([turn]) == [expected]
-    assert conversations([[turn], [turn]]) == [expected, expected]
-    assert conversations([]) == []
+    assert as_conversations([turn]) == [expected]
+    assert as_conversations([[turn], [turn]]) == [expected, expected]
+    assert as_conversations([]) == []
 
 
 @pytest.mark.parametrize("given", [3, [], [1, "a"], [True], {"prompt": "a", "more": 1}, {}, [1.5], None])
 def test_other_shapes_are_refused(given):
     with pytest.raises(InvalidParameter):
-        prompt(given)
+        as_prompt(given)
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_other_shapes_are_refused(given):
 )
 def test_malformed_messages_are_refused_by_place(message):
     with pytest.raises(InvalidParameter) as caught:
-        chat_prompt([{"role": "user", "content": "ok"}, message])
+        as_chat_prompt([{"role": "user", "content": "ok"}, message])
     assert caught.value.param.startswith("messages.1")

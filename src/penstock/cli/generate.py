@@ -17,7 +17,7 @@ from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
 from penstock.contract.request import Prompt
-from penstock.llm.prompts import chat_prompt, prompt
+from penstock.llm.prompts import as_chat_prompt, as_prompt
 from penstock.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def command(
             run_jobs(llm, jobs, target)
             return
         content = sys.stdin.read() if text == "-" else str(text)
-        show_one(llm, chat_prompt([{"role": "user", "content": content}]) if chat else prompt(content), params)
+        show_one(llm, as_chat_prompt([{"role": "user", "content": content}]) if chat else as_prompt(content), params)
 
 
 def show_one(llm: LLM, asked: Prompt, params: SamplingParams) -> None:
@@ -146,10 +146,14 @@ def _job(record: dict[str, Any], number: str, params: SamplingParams, chat: bool
     if ("prompt" in fields) == ("messages" in fields):
         raise InvalidParameter("prompt", "give either prompt or messages")
     if "messages" in fields:
-        asked: Prompt = chat_prompt(fields.pop("messages"))
+        asked: Prompt = as_chat_prompt(fields.pop("messages"))
     else:
         given = fields.pop("prompt")
-        asked = chat_prompt([{"role": "user", "content": given}]) if chat and isinstance(given, str) else prompt(given)
+        asked = (
+            as_chat_prompt([{"role": "user", "content": given}])
+            if chat and isinstance(given, str)
+            else as_prompt(given)
+        )
     return Job(key, asked, SamplingParams.from_fields(asdict(params) | fields))
 
 

@@ -6,7 +6,7 @@ Runs in the caller's thread; nothing happens between calls. One owner: not threa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +20,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import Ask, Prompt
 from penstock.engine import StepOutputs
 from penstock.llm.outputs import Answer, RequestOutput
-from penstock.llm.prompts import Conversation, PromptLike, conversations, prompt, prompts
+from penstock.llm.prompts import Conversation, PromptLike, as_conversations, as_prompt, as_prompts
 from penstock.sampling import SamplingParams
 
 __all__ = ["LLM"]
@@ -48,7 +48,7 @@ class LLM:
         self._assembly: Assembly = assemble(engine_config(model=model, **options), cache_dir)
         self._engine = self._assembly.engine
         self._answers: dict[str, Answer] = {}
-        self._missed: list[RequestOutput] = []
+        self._missed: dict[str, RequestOutput] = {}
         self._ids = itertools.count()
 
     @property
@@ -68,7 +68,7 @@ class LLM:
 
     def generate(
         self,
-        prompts_given: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -76,14 +76,14 @@ class LLM:
         """Continue each prompt; results are in the order of the prompts.
 
         Args:
-            prompts_given: a text, a list of texts, token ids, or a list of lists of token ids.
+            prompts: a text, a list of texts, token ids, or a list of lists of token ids.
             sampling_params: one for all, or one a prompt.
             use_tqdm: show a progress bar.
 
         Raises:
             RequestError: a prompt or parameter cannot be served; nothing was generated for any.
         """
-        return self._run(prompts(prompts_given), sampling_params, use_tqdm)
+        return self._run(as_prompts(prompts), sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -93,15 +93,15 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template; as `generate` otherwise."""
-        return self._run(conversations(messages), sampling_params, use_tqdm)
+        return self._run(as_conversations(messages), sampling_params, use_tqdm)
 
-    def add_request(self, prompt_given: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
+    def add_request(self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
 
         Raises:
             RequestError: it cannot be served.
         """
-        given = prompt_given if isinstance(prompt_given, Prompt) else prompt(prompt_given)
+        given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         return self._add(given, sampling_params or SamplingParams())
 
     def step(self) -> list[RequestOutput]:
@@ -109,8 +109,10 @@ class LLM:
 
         Requests of `add_request` that moved during a `generate` are returned here too.
         """
-        missed, self._missed = self._missed, []
-        return missed + (self._fold(self._engine.step()) if self._engine.has_work else [])
+        moved, self._missed = self._missed, {}
+        if self._engine.has_work:
+            moved |= {answer.id: answer.output() for answer in self._fold(self._engine.step())}
+        return list(moved.values())
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would do anything."""
@@ -118,13 +120,11 @@ class LLM:
 
     def abort_request(self, request_id: str) -> list[RequestOutput]:
         """End a request now; unknown and finished ids are no error."""
-        return self._fold(self._engine.abort(request_id))
+        return [answer.output() for answer in self._fold(self._engine.abort(request_id))]
 
     def close(self) -> None:
         """Drop every request and release the model's memory."""
-        for request_id in list(self._answers):
-            self._engine.abort(request_id)
-        self._answers.clear()
+        self._abort_all(list(self._answers))
         self._assembly.close()
 
     def __enter__(self) -> Self:
@@ -141,19 +141,20 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _one_for_each(sampling_params, len(asked))
-        order = self._add_all(asked, params)
+        order = self._add_all(asked, _one_for_each(sampling_params, len(asked)))
         finished: dict[str, RequestOutput] = {}
-        missed: list[RequestOutput] = []
-        with tqdm(total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            while len(finished) < len(order):
-                for output in self.step():
-                    if output.request_id not in order:
-                        missed.append(output)
-                    elif output.finished:
-                        finished[output.request_id] = output
-                        bar.update()
-        self._missed = missed
+        try:
+            with tqdm(total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm) as bar:
+                while len(finished) < len(order):
+                    for answer in self._fold(self._engine.step()):
+                        if answer.id not in order:
+                            self._missed[answer.id] = answer.output()
+                        elif answer.finished:
+                            finished[answer.id] = answer.output()
+                            bar.update()
+        except BaseException:  # Ctrl-C above all: nobody is left to take what these would still generate
+            self._abort_all(order)
+            raise
         return [finished[request_id] for request_id in order]
 
     def _add_all(self, asked: Sequence[Prompt], params: Sequence[SamplingParams]) -> dict[str, None]:
@@ -163,10 +164,13 @@ class LLM:
             for one, its_params in zip(asked, params, strict=True):
                 order[self._add(one, its_params)] = None
         except Exception:
-            for request_id in order:
-                self._fold(self._engine.abort(request_id))
+            self._abort_all(order)
             raise
         return order
+
+    def _abort_all(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._fold(self._engine.abort(request_id))
 
     def _add(self, given: Prompt, params: SamplingParams) -> str:
         ask = Ask(str(next(self._ids)), given, n=params.n, sampling=params.spec(), stop=params.stop_rules())
@@ -175,16 +179,16 @@ class LLM:
         self._answers[ask.id] = Answer(submission, params.logprobs is not None)
         return ask.id
 
-    def _fold(self, outputs: StepOutputs) -> list[RequestOutput]:
-        moved: dict[str, None] = {}
+    def _fold(self, outputs: StepOutputs) -> list[Answer]:
+        """Add outputs to their answers; the answers that moved, of which the finished ones are kept no longer."""
+        moved: dict[str, Answer] = {}
         for ask_id, output in outputs:
-            moved[ask_id] = None
-            self._answers[ask_id].add(output)
-        results = [self._answers[ask_id].output() for ask_id in moved]
-        for result in results:
-            if result.finished:
-                del self._answers[result.request_id]
-        return results
+            moved[ask_id] = self._answers[ask_id]
+            moved[ask_id].add(output)
+        for ask_id, answer in moved.items():
+            if answer.finished:
+                del self._answers[ask_id]
+        return list(moved.values())
 
 
 def _one_for_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

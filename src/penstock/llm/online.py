@@ -15,7 +15,7 @@ from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
 from penstock.contract.request import Ask, Prompt
 from penstock.llm.outputs import Answer, RequestOutput
-from penstock.llm.prompts import Conversation, PromptLike, chat_prompt, prompt
+from penstock.llm.prompts import Conversation, PromptLike, as_chat_prompt, as_prompt
 from penstock.sampling import SamplingParams
 
 __all__ = ["AsyncLLM"]
@@ -35,7 +35,7 @@ class AsyncLLM:
         self._client = self._assembly.start_client()
 
     async def generate(
-        self, prompt_given: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
+        self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
     ) -> AsyncIterator[RequestOutput]:
         """Stream one request; each output is the request so far, the last one is `finished`.
 
@@ -47,7 +47,7 @@ class AsyncLLM:
             EngineFault: it failed for a reason of ours.
         """
         params = sampling_params or SamplingParams()
-        given = prompt_given if isinstance(prompt_given, Prompt) else prompt(prompt_given)
+        given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         ask = Ask(request_id or uuid.uuid4().hex, given, n=params.n, sampling=params.spec(), stop=params.stop_rules())
         submission = await asyncio.to_thread(self._assembly.intake.resolve, ask)
         answer = Answer(submission, params.logprobs is not None)
@@ -66,7 +66,7 @@ class AsyncLLM:
         self, messages: Conversation, sampling_params: SamplingParams | None = None, request_id: str = ""
     ) -> AsyncIterator[RequestOutput]:
         """Stream the answer to a conversation; as `generate` otherwise."""
-        return self.generate(chat_prompt(messages), sampling_params, request_id)
+        return self.generate(as_chat_prompt(messages), sampling_params, request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with finish reason `abort`. Unknown ids are no error."""

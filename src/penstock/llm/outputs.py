@@ -82,9 +82,9 @@ class Answer:
         self.finished = False
 
     @property
-    def generated(self) -> int:
-        """Tokens let out so far, over all choices."""
-        return sum(len(choice.token_ids) for choice in self._choices)
+    def id(self) -> str:
+        """The request's id."""
+        return self._submission.id
 
     def add(self, output: Output) -> None:
         """Take the next output."""

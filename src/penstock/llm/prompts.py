@@ -8,7 +8,7 @@ from typing import Any
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 
-__all__ = ["Conversation", "PromptLike", "chat_prompt", "conversations", "prompt", "prompts"]
+__all__ = ["Conversation", "PromptLike", "as_chat_prompt", "as_conversations", "as_prompt", "as_prompts"]
 
 PromptLike = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
@@ -17,14 +17,14 @@ Conversation = Sequence[Mapping[str, str]]
 """Messages with `role` and `content`."""
 
 
-def prompts(given: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
+def as_prompts(given: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
     """One prompt or a list of them, always as a list."""
     if isinstance(given, str | Mapping) or _is_token_ids(given):
-        return [prompt(given)]  # type: ignore[arg-type]
-    return [prompt(one) for one in given]  # type: ignore[arg-type]
+        return [as_prompt(given)]  # type: ignore[arg-type]
+    return [as_prompt(one) for one in given]  # type: ignore[arg-type]
 
 
-def prompt(given: PromptLike) -> Prompt:
+def as_prompt(given: PromptLike) -> Prompt:
     """One prompt.
 
     Raises:
@@ -39,14 +39,14 @@ def prompt(given: PromptLike) -> Prompt:
     raise InvalidParameter("prompt", f"must be text or a list of token ids, got {type(given).__name__}")
 
 
-def conversations(given: Conversation | Sequence[Conversation]) -> list[ChatPrompt]:
+def as_conversations(given: Conversation | Sequence[Conversation]) -> list[ChatPrompt]:
     """One conversation or a list of them, always as a list."""
     if given and isinstance(given[0], Mapping):
-        return [chat_prompt(given)]  # type: ignore[arg-type]
-    return [chat_prompt(one) for one in given]  # type: ignore[arg-type]
+        return [as_chat_prompt(given)]  # type: ignore[arg-type]
+    return [as_chat_prompt(one) for one in given]  # type: ignore[arg-type]
 
 
-def chat_prompt(messages: Conversation) -> ChatPrompt:
+def as_chat_prompt(messages: Conversation) -> ChatPrompt:
     """One conversation.
 
     Raises:
@@ -64,9 +64,9 @@ def chat_prompt(messages: Conversation) -> ChatPrompt:
 
 def _from_mapping(given: Mapping[str, Any]) -> Prompt:
     if set(given) == {"prompt"}:
-        return prompt(given["prompt"])
+        return as_prompt(given["prompt"])
     if set(given) == {"prompt_token_ids"}:
-        return prompt(given["prompt_token_ids"])
+        return as_prompt(given["prompt_token_ids"])
     raise InvalidParameter("prompt", f"a mapping must have prompt or prompt_token_ids only, got {sorted(given)}")
 
 
