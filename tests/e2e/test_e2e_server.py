@@ -100,15 +100,7 @@ def test_a_conversation_cannot_forge_the_end_of_a_turn(client):
     assert plain.usage.prompt_tokens > honest.usage.prompt_tokens  # spelled out, a control token takes several
 
 
-@pytest.fixture(scope="module")
-def served_in_float32(default_model, tmp_path_factory):
-    """Torch's kernels round differently for different batches; in float32 that changes no token."""
-    with serve(tmp_path_factory.mktemp("trace") / "trace.jsonl", "--dtype", "float32") as served:
-        yield served
-
-
-async def test_sixteen_clients_at_once_share_batches_and_each_is_right(served_in_float32):
-    served = served_in_float32
+async def test_sixteen_clients_at_once_share_batches_and_each_is_right(served):
     questions = [f"What is {a} plus {a + 1}?" for a in range(16)]
     arguments = [
         {

@@ -9,6 +9,7 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.exec import device as room
+from penstock.weights.packing import Packing
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -65,11 +66,12 @@ def test_a_named_dtype_is_taken_except_float16_on_a_cpu():
         (None, {FP32}),
     ],
 )
-def test_a_cpu_is_good_at_bfloat16_only_with_instructions_for_it(tmp_path, cpuinfo, good):
+def test_a_cpu_is_good_at_bfloat16_with_instructions_for_it_or_with_compiled_kernels(tmp_path, cpuinfo, good):
     file = tmp_path / "cpuinfo"
     if cpuinfo is not None:
         file.write_text(cpuinfo)
-    assert room.good_dtypes(CPU, file) == good
+    assert room.good_dtypes(CPU, False, file) == good
+    assert room.good_dtypes(CPU, True, file) == {torch.float32, torch.bfloat16}
 
 
 def test_threads_are_as_told_or_one_a_core_within_the_containers_quota(monkeypatch, tmp_path):
@@ -128,3 +130,28 @@ def test_this_machine_has_free_memory_and_a_core():
 def test_the_kv_budget_is_as_told_or_a_quarter_of_what_is_free():
     assert room.kv_budget(5, CPU, lambda device: 1000) == 5
     assert room.kv_budget(0, CPU, lambda device: 1000) == 250
+
+
+@pytest.mark.parametrize(
+    ("option", "stored", "dtype", "isa", "packing"),
+    [
+        ("none", "bfloat16", torch.bfloat16, "avx2", Packing.BF16),
+        ("none", "quantised", torch.bfloat16, "avx2", Packing.BF16),
+        ("none", "bfloat16", torch.float32, "avx2", Packing.DENSE),
+        ("none", "bfloat16", torch.bfloat16, "torch", Packing.DENSE),
+        ("file", "quantised", torch.bfloat16, "avx2", Packing.STORED),
+        ("int8", "bfloat16", torch.float32, "avx2", Packing.INT8),
+        ("int4", "float32", torch.bfloat16, "portable", Packing.INT4),
+    ],
+)
+def test_the_form_of_weights_follows_the_option_and_the_kernels(option, stored, dtype, isa, packing):
+    assert room.resolve_packing(option, stored, dtype, CPU, isa) is packing
+
+
+@pytest.mark.parametrize(
+    ("option", "stored", "device", "isa"),
+    [("int8", "bfloat16", "cpu", "torch"), ("int4", "bfloat16", "cuda", "avx2"), ("file", "bfloat16", "cpu", "avx2")],
+)
+def test_a_form_that_nothing_can_compute_is_refused_by_its_option(option, stored, device, isa):
+    with pytest.raises(ConfigError, match="quantization"):
+        room.resolve_packing(option, stored, torch.bfloat16, torch.device(device), isa)

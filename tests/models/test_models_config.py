@@ -51,6 +51,12 @@ class NoTensors:
     def take_fused(self, parts):
         raise TouchedError
 
+    def take_linear(self, parts, *, transposed=False):
+        raise TouchedError
+
+    def take_table(self, name, shape):
+        raise TouchedError
+
     def ignore(self, name):
         raise TouchedError
 

@@ -15,6 +15,7 @@ __all__ = ["DEFAULT_MODEL", "EngineConfig", "SchedulerConfig", "ServerConfig", "
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "file", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
 
@@ -81,6 +82,12 @@ class EngineConfig:
     served_model_name: str = _option("", "The name that clients ask for; by default the model's own.")
     dtype: str = _option(
         "auto", "Type of weights and activations; auto takes the checkpoint's, where this device is good at it.", DTYPES
+    )
+    quantization: str = _option(
+        "none",
+        "How the weights are kept: none in dtype, file as the file's own quantised blocks, int8 and int4 quantised on"
+        " load. All but none multiply with int8 activations: less memory and more speed for some accuracy.",
+        QUANTIZATIONS,
     )
     device: str = _option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
     threads: int = _option(0, "Compute threads on the CPU; 0 takes one a physical core.")

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from penstock.contract.errors import ConfigError
+from penstock.kernels import native
+from penstock.weights.packing import Packing
 
 __all__ = [
     "compute_threads",
@@ -21,10 +23,13 @@ __all__ = [
     "kv_budget",
     "resolve_device",
     "resolve_dtype",
+    "resolve_packing",
     "set_threads",
 ]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_PACKINGS = {"file": Packing.STORED, "int8": Packing.INT8, "int4": Packing.INT4}
 
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags, as Linux spells them on x86 and on Arm, that mean bfloat16 products in hardware."""
@@ -51,13 +56,20 @@ def resolve_device(option: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def good_dtypes(device: torch.device, cpuinfo: Path = _CPUINFO) -> frozenset[torch.dtype]:
-    """The dtypes in which this device computes fast; float32 is always among them."""
+def good_dtypes(device: torch.device, compiled: bool, cpuinfo: Path = _CPUINFO) -> frozenset[torch.dtype]:
+    """The dtypes in which this device computes fast; float32 is always among them.
+
+    Args:
+        device: where the model runs.
+        compiled: whether the compiled kernels are there; they are good at bfloat16 on any CPU.
+        cpuinfo: where Linux describes its processors.
+    """
     if device.type == "cuda":
         return frozenset(
             {torch.float32, torch.float16} | ({torch.bfloat16} if torch.cuda.is_bf16_supported() else set())
         )
-    return frozenset({torch.float32} | ({torch.bfloat16} if _BFLOAT16_FLAGS & _cpu_flags(cpuinfo) else set()))
+    bfloat16 = compiled or bool(_BFLOAT16_FLAGS & _cpu_flags(cpuinfo))
+    return frozenset({torch.float32} | ({torch.bfloat16} if bfloat16 else set()))
 
 
 def resolve_dtype(option: str, stored: str, device: torch.device, good: frozenset[torch.dtype]) -> torch.dtype:
@@ -80,14 +92,42 @@ def resolve_dtype(option: str, stored: str, device: torch.device, good: frozense
     return preferred if preferred in good else torch.float32
 
 
+def resolve_packing(option: str, stored: str, dtype: torch.dtype, device: torch.device, isa: str) -> Packing:
+    """The form of the weights for the option `quantization`: `none`, `file`, `int8` or `int4`.
+
+    Args:
+        option: what the operator chose.
+        stored: as for `resolve_dtype`.
+        dtype: of the activations.
+        device: where the model runs.
+        isa: what the compiled kernels use, or `torch` where there are none.
+
+    Raises:
+        ConfigError: a quantised form where no kernel for it runs.
+    """
+    packs = isa != "torch" and device.type == "cpu"
+    if option == "none":
+        return Packing.BF16 if packs and dtype == torch.bfloat16 else Packing.DENSE
+    if not packs:
+        raise ConfigError("quantization", f"{option} needs the compiled CPU kernels; here {_instead(device)}")
+    if option == "file" and stored in _DTYPES:
+        raise ConfigError("quantization", f"the file is not quantised: its weights are {stored}")
+    return _PACKINGS[option]
+
+
+def _instead(device: torch.device) -> str:
+    return "the model runs on CUDA" if device.type == "cuda" else "this installation was made without a C++ compiler"
+
+
 def compute_threads(option: int) -> int:
     """Threads for the option `threads`: itself, or for 0 one a physical core that this process may use."""
     return option or min(_physical_cores(), _cpu_quota(_CGROUP))
 
 
 def set_threads(option: int) -> int:
-    """Set torch's compute threads for the option `threads`, and say how many there are."""
+    """Set the compute threads of torch and the compiled kernels for the option `threads`; says how many there are."""
     threads = compute_threads(option)
+    native.set_threads(threads)
     torch.set_num_threads(threads)
     return threads
 

@@ -12,10 +12,22 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["gelu", "gelu_new", "relu", "silu_and_mul"]
+from penstock.kernels import native, native_rows
+
+__all__ = ["gelu", "gelu_new", "gelu_new_reference", "relu", "silu_and_mul", "silu_and_mul_reference"]
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu_and_mul_reference`, by the compiled kernel where it serves; that one rounds once, at the end."""
+    return (native_rows.silu_and_mul if native.serves(gate_up) else silu_and_mul_reference)(gate_up)
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """`gelu_new_reference`, by the compiled kernel where it serves."""
+    return (native_rows.gelu_new if native.serves(x) else gelu_new_reference)(x)
+
+
+def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up`, where `silu(x) = x / (1 + exp(-x))` (SwiGLU: Shazeer 2020, section 2).
 
     `silu(gate)` is rounded to the dtype before the product, as in the models' own code.
@@ -31,7 +43,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return (wide / (-wide).exp_().add_(1)).to(gate_up.dtype) * up
 
 
-def gelu_new(x: Tensor) -> Tensor:
+def gelu_new_reference(x: Tensor) -> Tensor:
     """GELU by tanh: `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))` (Hendrycks and Gimpel 2016)."""
     wide = x.float()
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))

@@ -1,8 +1,7 @@
-"""The linear operation: rows times a weight matrix, plus a bias.
+"""Linear projection, the bulk of the arithmetic: one signature for plain tensors and for packed weights.
 
-Decides how a product is computed; does not know what the weight belongs to. Plain torch: the library chooses its GEMM
-by shape, so a row's bits may depend on how many rows share the call. It is the numerical reference for packed kernels
-that accumulate over K in one fixed order.
+Decides who computes: torch for a plain tensor (library matrix products choose their summation order by shape, so a
+row's last bits may depend on how many rows there are), the packed kernels, which keep one order, for a packed one.
 """
 
 from __future__ import annotations
@@ -10,18 +9,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["linear"]
+from penstock.kernels.packed_linear import packed_linear
+from penstock.kernels.packed_weight import PackedWeight
+
+__all__ = ["Weight", "linear"]
+
+Weight = Tensor | PackedWeight
+"""`[N, K]`: numbers in the activations' dtype, or packed once in a form of its own."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`.
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias + residual`.
 
     Args:
         x: `[T, K]`.
-        weight: `[N, K]`, of the same dtype as `x`: one row per output.
-        bias: `[N]`, or None.
+        weight: `[N, K]`.
+        bias: `[N]`.
+        residual: `[T, N]`.
 
     Returns:
-        `[T, N]` in the dtype of `x`, owned by the caller.
+        `[T, N]` in the dtype of `x`.
     """
-    return torch.nn.functional.linear(x, weight, bias)
+    if isinstance(weight, PackedWeight):
+        return packed_linear(x, weight, bias, residual)
+    out = torch.nn.functional.linear(x, weight, bias)
+    return out if residual is None else residual + out

@@ -8,10 +8,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["layer_norm", "rms_norm"]
+from penstock.kernels import native, native_rows
+
+__all__ = ["layer_norm", "layer_norm_reference", "rms_norm", "rms_norm_reference"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm_reference`, by the compiled kernel where it serves; that one rounds once, at the end."""
+    return (native_rows.rms_norm if native.serves(x) else rms_norm_reference)(x, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """`layer_norm_reference`, by the compiled kernel where it serves."""
+    return (native_rows.layer_norm if native.serves(x) else layer_norm_reference)(x, weight, bias, eps)
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root mean square normalisation: `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, equation 4).
 
     The quotient is computed in float32 and rounded to the dtype of `x` before the product with `weight`: the rounding
@@ -30,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * inverse).to(x.dtype) * weight
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer normalisation with the biased variance: `(x - mean) / sqrt(var + eps) * weight + bias` (Ba et al. 2016).
 
     Args:

@@ -1,4 +1,4 @@
-"""Attention over keys and values that lie in blocks of a shared cache, found through block tables: torch reference.
+"""Attention over keys and values that lie in blocks of a shared cache, found through block tables.
 
 Decides how queries of one step meet the cached keys and values of their own sequence. Knows slots of positions, not
 sequences: who owns a block, and what it holds beyond `kv_len`, is none of its business.
@@ -14,10 +14,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["paged_attention", "write_kv"]
+from penstock.kernels import native, native_attention
+
+__all__ = ["paged_attention", "paged_attention_reference", "write_kv", "write_kv_reference"]
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
+    """`write_kv_reference`, by the compiled kernel where it serves."""
+    (native_attention.write_kv if native.serves(k) else write_kv_reference)(k_cache, v_cache, k, v, write_slots)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_start: Tensor,
+    kv_len: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """`paged_attention_reference`, by the compiled kernel where it serves."""
+    compute = native_attention.paged_attention if native.serves(q) else paged_attention_reference
+    return compute(q, k_cache, v_cache, q_start, kv_len, block_table, scale)
+
+
+def write_kv_reference(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
     """Store new keys and values in the caches, in place.
 
     Args:
@@ -31,7 +52,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots
     v_cache.flatten(0, 1).index_copy_(0, write_slots, v.to(v_cache.dtype))
 
 
-def paged_attention(
+def paged_attention_reference(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,

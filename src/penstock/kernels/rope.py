@@ -8,10 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["rotate"]
+from penstock.kernels import native, native_rows
+
+__all__ = ["rotate", "rotate_reference"]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate_reference`, by the compiled kernel where it serves."""
+    return (native_rows.rotate if native.serves(x) else rotate_reference)(x, cos, sin)
+
+
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs `(x[i], x[i + D/2])` by the given angles (Su et al. 2021, section 3.4.2).
 
     Pairs are made of the two halves of a head (the layout of Hugging Face checkpoints), not of neighbours. Computed in

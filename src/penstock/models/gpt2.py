@@ -70,8 +70,8 @@ class GPT2Layer:
 
     def __call__(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
         """`[T, H]` to `[T, H]`."""
-        x = x + self.attention(self.attention_norm(x), layer, attend)
-        return x + self.mlp(self.mlp_norm(x))
+        x = self.attention(self.attention_norm(x), x, layer, attend)
+        return self.mlp(self.mlp_norm(x), x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

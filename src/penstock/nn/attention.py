@@ -39,10 +39,10 @@ class PlainAttention:
     qkv: Linear
     output: Linear
 
-    def __call__(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
-        """`[T, H]` to `[T, H]`."""
+    def __call__(self, x: Tensor, residual: Tensor, layer: int, attend: Attend) -> Tensor:
+        """`[T, H]` to `[T, H]`, added to `residual`."""
         q, k, v = self.heads.split(self.qkv(x))
-        return self.output(attend(layer, q, k, v).flatten(1))  # [T, Hq, D] -> [T, Hq * D] -> [T, H]
+        return self.output(attend(layer, q, k, v).flatten(1), residual)  # [T, Hq, D] -> [T, Hq * D] -> [T, H]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +55,10 @@ class RotaryAttention:
     q_norm: RMSNorm | None = None
     k_norm: RMSNorm | None = None
 
-    def __call__(self, x: Tensor, layer: int, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """`[T, H]` to `[T, H]`; `rotation` is cosines and sines of the rows' positions, `[T, D/2]` each."""
+    def __call__(
+        self, x: Tensor, residual: Tensor, layer: int, rotation: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        """`[T, H]` to `[T, H]`, added to `residual`; `rotation`: cosines and sines of the rows, `[T, D/2]` each."""
         q, k, v = self.heads.split(self.qkv(x))
         if self.q_norm is not None:
             q = self.q_norm(q)
@@ -64,4 +66,4 @@ class RotaryAttention:
             k = self.k_norm(k)
         cos, sin = rotation
         out = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)  # [T, Hq, D]
-        return self.output(out.flatten(1))  # [T, Hq * D] -> [T, H]
+        return self.output(out.flatten(1), residual)  # [T, Hq * D] -> [T, H]

@@ -56,8 +56,8 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, layer: int, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """`[T, H]` to `[T, H]`; see `RotaryAttention` for `rotation`."""
-        x = x + self.attention(self.attention_norm(x), layer, rotation, attend)
-        return x + self.mlp(self.mlp_norm(x))
+        x = self.attention(self.attention_norm(x), x, layer, rotation, attend)
+        return self.mlp(self.mlp_norm(x), x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class Decoder:
             layers=layers,
             norm=RMSNorm.bind(parameters, "model.norm", shape.hidden_size, config.rms_norm_eps),
             head=_bind_head(config, parameters, embedding),
-            rope=RotaryTable.build(config.rope, shape.head_dim, shape.max_positions, embedding.weight.device),
+            rope=RotaryTable.build(config.rope, shape.head_dim, shape.max_positions, parameters.device),
         )
 
 

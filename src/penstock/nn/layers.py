@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.embedding import embedding
-from penstock.kernels.linear import linear
+from penstock.kernels.linear import Weight, linear
 from penstock.kernels.norm import layer_norm, rms_norm
 from penstock.nn.parameters import Parameters
 
@@ -22,17 +23,17 @@ __all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm"]
 class Linear:
     """A projection; `weight` is `[N, K]`, `bias` `[N]` or None."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Project: `[T, K]` to `[T, N]`."""
-        return linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Project: `[T, K]` to `[T, N]`; `residual` `[T, N]` is added where it is cheapest."""
+        return linear(x, self.weight, self.bias, residual)
 
     @classmethod
     def bind(cls, parameters: Parameters, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
         """Take `name.weight` `[outputs, inputs]` and, where there is one, `name.bias`."""
-        weight = parameters.take(f"{name}.weight", (outputs, inputs))
+        weight = parameters.take_linear([(f"{name}.weight", (outputs, inputs))])
         return cls(weight, parameters.take(f"{name}.bias", (outputs,)) if bias else None)
 
     @classmethod
@@ -45,7 +46,7 @@ class Linear:
             inputs: width of the common input.
             bias: whether each part has one.
         """
-        weight = parameters.take_fused([(f"{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
+        weight = parameters.take_linear([(f"{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
         if not bias:
             return cls(weight)
         return cls(weight, parameters.take_fused([(f"{name}.bias", (outputs,)) for name, outputs in parts.items()]))
@@ -53,7 +54,7 @@ class Linear:
     @classmethod
     def bind_transposed(cls, parameters: Parameters, name: str, outputs: int, inputs: int) -> Linear:
         """Take `name.weight` stored as `[inputs, outputs]` (GPT-2's Conv1D), and `name.bias`."""
-        weight = parameters.take(f"{name}.weight", (inputs, outputs)).t().contiguous()  # [outputs, inputs]
+        weight = parameters.take_linear([(f"{name}.weight", (outputs, inputs))], transposed=True)
         return cls(weight, parameters.take(f"{name}.bias", (outputs,)))
 
 
@@ -94,15 +95,16 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """A table of rows; `weight` is `[V, H]`."""
+    """A table of rows; `weight` is `[V, H]`, looked up in `dtype`."""
 
-    weight: Tensor
+    weight: Weight
+    dtype: torch.dtype
 
     def __call__(self, indices: Tensor) -> Tensor:
         """Look up: `[T]` int64 to `[T, H]`."""
-        return embedding(indices, self.weight)
+        return embedding(indices, self.weight, self.dtype)
 
     @classmethod
     def bind(cls, parameters: Parameters, name: str, rows: int, width: int) -> Embedding:
         """Take `name.weight`."""
-        return cls(parameters.take(f"{name}.weight", (rows, width)))
+        return cls(parameters.take_table(f"{name}.weight", (rows, width)), parameters.dtype)

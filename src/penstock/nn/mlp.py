@@ -24,9 +24,9 @@ class GatedMLP:
     gate_up: Linear
     down: Linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[T, H]` to `[T, H]`."""
-        return self.down(silu_and_mul(self.gate_up(x)))  # [T, H] -> [T, 2F] -> [T, F] -> [T, H]
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`[T, H]` to `[T, H]`, added to `residual`."""
+        return self.down(silu_and_mul(self.gate_up(x)), residual)  # [T, H] -> [T, 2F] -> [T, F] -> [T, H]
 
     @classmethod
     def bind(cls, parameters: Parameters, name: str, hidden: int, inner: int, *, bias: bool) -> GatedMLP:
@@ -46,6 +46,6 @@ class PlainMLP:
     activation: Callable[[Tensor], Tensor]
     down: Linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[T, H]` to `[T, H]`."""
-        return self.down(self.activation(self.up(x)))  # [T, H] -> [T, F] -> [T, H]
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`[T, H]` to `[T, H]`, added to `residual`."""
+        return self.down(self.activation(self.up(x)), residual)  # [T, H] -> [T, F] -> [T, H]

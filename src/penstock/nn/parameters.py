@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from penstock.kernels.linear import Weight
 
 __all__ = ["Parameters"]
 
@@ -17,12 +20,35 @@ __all__ = ["Parameters"]
 class Parameters(Protocol):
     """A checkpoint's tensors, each to be taken or refused by name."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations, and of every plain tensor."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Of every tensor."""
+        ...
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`, which must have `shape`; owned by the caller."""
         ...
 
     def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
         """Tensors stacked in the given order: `[N1, K], [N2, K], ...` to `[N1 + N2 + ..., K]`; vectors likewise."""
+        ...
+
+    def take_linear(self, parts: Sequence[tuple[str, tuple[int, int]]], *, transposed: bool = False) -> Weight:
+        """The weight of a projection, in whatever form projections are kept: parts `[N1, K], [N2, K], ...` stacked.
+
+        Args:
+            parts: name and shape of each, outputs first.
+            transposed: the checkpoint stores them inputs first (GPT-2's Conv1D).
+        """
+        ...
+
+    def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
+        """An embedding table `[V, H]`, in a form that serves as the weight of a tied head too."""
         ...
 
     def has(self, name: str) -> bool:

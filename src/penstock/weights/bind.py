@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from penstock.contract.errors import ModelFileError
-from penstock.weights.source import TensorSource
+from penstock.kernels.linear import Weight
+from penstock.weights.packing import Packer, Packing
+from penstock.weights.source import StoredBlocks, TensorSource
 
 __all__ = ["Binder"]
 
@@ -33,7 +35,11 @@ class Binder:
         dtype: of every tensor taken.
         device: of every tensor taken.
         file: the model as the operator knows it, for messages.
-        progress: told the bytes of each tensor taken, in its final dtype (`byte_bar(...).update` fits).
+        progress: told how many numbers each tensor taken has (`tqdm.update` fits).
+        packing: in which form the weights of projections and embeddings are kept.
+
+    Attributes:
+        bytes: memory of all tensors taken so far.
     """
 
     def __init__(
@@ -43,12 +49,15 @@ class Binder:
         device: torch.device | str,
         file: str,
         progress: Callable[[int], object] = _unseen,
+        packing: Packing = Packing.DENSE,
     ) -> None:
         self._source = source
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.bytes = 0
         self._file = file
         self._progress = progress
+        self._packer = Packer(packing, file)
         self._names = source.names()
         self._left = set(self._names)
 
@@ -63,8 +72,9 @@ class Binder:
             ModelFileError: it is missing, has another shape, was taken before, or cannot be read.
         """
         self._claim(name, shape)
-        out = torch.empty(shape, dtype=self._dtype, device=self._device)
+        out = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._fill(name, out)
+        self.bytes += out.nbytes
         return out
 
     def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> torch.Tensor:
@@ -81,8 +91,63 @@ class Binder:
             raise ValueError(f"parts to fuse must agree in all dimensions but the first, got {parts}")
         for name, shape in parts:
             self._claim(name, shape)
+        out = self._stacked(parts, self.dtype)
+        self.bytes += out.nbytes
+        return out
+
+    def take_linear(self, parts: Sequence[tuple[str, tuple[int, int]]], *, transposed: bool = False) -> Weight:
+        """The weight of a projection, parts `[N1, K], [N2, K], ...` stacked, in the binder's form.
+
+        Args:
+            parts: name and shape of each, outputs first.
+            transposed: the checkpoint stores them inputs first.
+
+        Raises:
+            ModelFileError: as for `take`, or the numbers do not fit the form.
+        """
+        for name, (outputs, inputs) in parts:
+            self._claim(name, (inputs, outputs) if transposed else (outputs, inputs))
+        weight = self._linear(parts, transposed)
+        self.bytes += weight.nbytes
+        return weight
+
+    def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
+        """An embedding table `[V, H]`, in a form that serves as a projection's weight too; raises as `take_linear`."""
+        self._claim(name, shape)
+        if self._packer.packing is Packing.INT4:
+            weight: Weight = self._packer.table(self._stacked([(name, shape)], torch.float32), name)
+        else:
+            weight = self._linear([(name, shape)], transposed=False)
+        self.bytes += weight.nbytes
+        return weight
+
+    def _linear(self, parts: Sequence[tuple[str, tuple[int, int]]], transposed: bool) -> Weight:
+        packing = self._packer.packing
+        if packing is Packing.DENSE:
+            return self._numbers(parts, transposed, self.dtype)
+        first = parts[0][0]
+        rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
+        kinds = {self._source.stored_kind(name) for name, _ in parts}
+        if packing is Packing.STORED and len(kinds) == 1 and "" not in kinds:
+            blocks = [self._source.read_blocks(name) for name, _ in parts]
+            self._progress(rows * inputs)
+            data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
+            return self._packer.blocks(StoredBlocks(kinds.pop(), data), rows, inputs, first)
+        wide = torch.bfloat16 if packing in (Packing.BF16, Packing.STORED) else torch.float32
+        return self._packer.weight(self._numbers(parts, transposed, wide), first)
+
+    def _numbers(
+        self, parts: Sequence[tuple[str, tuple[int, int]]], transposed: bool, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The parts stacked, outputs first."""
+        if not transposed:
+            return self._stacked(parts, dtype)
+        columns = [(name, (inputs, outputs)) for name, (outputs, inputs) in parts]
+        return torch.cat([self._stacked([part], dtype).t() for part in columns]).contiguous()
+
+    def _stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> torch.Tensor:
         rows = sum(shape[0] for _, shape in parts)
-        out = torch.empty((rows, *tails.pop()), dtype=self._dtype, device=self._device)
+        out = torch.empty((rows, *parts[0][1][1:]), dtype=dtype, device=self.device)
         start = 0
         for name, shape in parts:
             self._fill(name, out[start : start + shape[0]])
@@ -120,4 +185,4 @@ class Binder:
 
     def _fill(self, name: str, out: torch.Tensor) -> None:
         self._source.read_into(name, out)
-        self._progress(out.numel() * out.element_size())
+        self._progress(out.numel())

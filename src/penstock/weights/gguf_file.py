@@ -19,7 +19,15 @@ from penstock.weights.gguf_blocks import FLOAT_TYPES, decode
 from penstock.weights.gguf_config import translate_config
 from penstock.weights.gguf_header import GgufHeader, GgufTensor, read_gguf_header
 from penstock.weights.gguf_names import Arrangement, hugging_face_tensor
-from penstock.weights.source import PIECE_ELEMENTS, TensorSource, convert_into, open_binary, read_bytes, read_elements
+from penstock.weights.source import (
+    PIECE_ELEMENTS,
+    StoredBlocks,
+    TensorSource,
+    convert_into,
+    open_binary,
+    read_bytes,
+    read_elements,
+)
 
 __all__ = ["GgufSource", "open_gguf"]
 
@@ -53,6 +61,26 @@ class GgufSource(TensorSource):
             raise ModelFileError(str(self.header.path), name, "the file has no such tensor")
         shape = self.stored[name].shape
         return shape[::-1] if self._arrangements[name] is Arrangement.TRANSPOSED else shape
+
+    def stored_kind(self, name: str) -> str:
+        """See `TensorSource.stored_kind`."""
+        kind = self.stored[name].kind.name if name in self.stored else ""
+        return "" if kind in FLOAT_TYPES else kind
+
+    def read_blocks(self, name: str) -> StoredBlocks:
+        """See `TensorSource.read_blocks`; rows are put in Hugging Face order, blocks stay as they are."""
+        if not self.stored_kind(name):
+            raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
+        tensor, path = self.stored[name], self.header.path
+        data = torch.empty(tensor.shape[0], tensor.bytes // tensor.shape[0], dtype=torch.uint8)
+        with open_binary(path) as stream:
+            stream.seek(tensor.offset)
+            read_bytes(stream, path, tensor.name, data.view(-1))
+        if self._arrangements[name] in (Arrangement.SAME, Arrangement.TRANSPOSED):
+            return StoredBlocks(tensor.kind.name, data)
+        placed = torch.empty_like(data)
+        placed[self._row_order(tensor, self._arrangements[name])] = data
+        return StoredBlocks(tensor.kind.name, placed)
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` with a tensor's numbers."""

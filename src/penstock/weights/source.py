@@ -9,6 +9,7 @@ error and not a signal. Stored numbers are little-endian, as both formats say an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -18,6 +19,7 @@ from penstock.contract.errors import ModelFileError
 
 __all__ = [
     "PIECE_ELEMENTS",
+    "StoredBlocks",
     "TensorSource",
     "convert_into",
     "is_decent_name",
@@ -30,6 +32,19 @@ _MAX_NAME = 256
 
 PIECE_ELEMENTS = 1 << 19
 """Elements converted at once: 2 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """A matrix as quantised blocks, as they lie in the file.
+
+    Attributes:
+        kind: `Q4_0`, `Q4_1` or `Q8_0`.
+        data: uint8 `[N, bytes of a row]`, contiguous; rows in Hugging Face order, outputs first.
+    """
+
+    kind: str
+    data: torch.Tensor
 
 
 class TensorSource(Protocol):
@@ -55,6 +70,18 @@ class TensorSource(Protocol):
                 is shorter than it was, or a finite number does not fit the dtype.
         """
         ...
+
+    def stored_kind(self, name: str) -> str:  # noqa: ARG002 - a format without blocks has none under any name
+        """The kind of the tensor's quantised blocks; "" where it is stored as plain numbers."""
+        return ""
+
+    def read_blocks(self, name: str) -> StoredBlocks:
+        """A quantised tensor's blocks, without dequantising.
+
+        Raises:
+            ModelFileError: the tensor has none, or the file is shorter than it was.
+        """
+        raise ModelFileError("", name, "is not stored in quantised blocks")
 
     def read(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         """A fresh, contiguous tensor that the caller owns; raises as `read_into` does."""

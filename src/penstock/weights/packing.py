@@ -1,0 +1,82 @@
+"""In which form the weights of projections and embeddings are kept, and how they get there.
+
+Decides by one word, the operator's choice, for all of a model's projections. Does not know layers or files: a weight is
+a matrix of numbers, or the blocks in which a file stores one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import torch
+
+from penstock.contract.errors import ModelFileError
+from penstock.kernels.packed_weight import (
+    PackedWeight,
+    pack_bf16,
+    pack_q4_0,
+    pack_q4_1,
+    pack_q8_0,
+    quantize_int4,
+    quantize_int8,
+)
+from penstock.kernels.weight_memory import WeightMemory
+from penstock.weights.source import StoredBlocks
+
+__all__ = ["Packer", "Packing"]
+
+
+class Packing(StrEnum):
+    """The forms."""
+
+    DENSE = "dense"
+    """Plain tensors in the activations' dtype, for torch's kernels."""
+    BF16 = "bf16"
+    INT8 = "int8"
+    """One scale an output."""
+    INT4 = "int4"
+    """Scale and minimum for each 32 inputs; embeddings and heads, which feel it most, in int8."""
+    STORED = "stored"
+    """As the file has it: quantised blocks stay as they are, other tensors become bf16."""
+
+
+_WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory], PackedWeight]] = {
+    Packing.BF16: pack_bf16,
+    Packing.STORED: pack_bf16,
+    Packing.INT8: quantize_int8,
+    Packing.INT4: quantize_int4,
+}
+_BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
+
+
+class Packer:
+    """Packs the weights of one model, in one form. Owned by its binder; what it packed lives as long as it is used."""
+
+    def __init__(self, packing: Packing, file: str) -> None:
+        self.packing = packing
+        self._file = file
+        self._memory = WeightMemory()
+
+    def weight(self, numbers: torch.Tensor, name: str) -> PackedWeight:
+        """Pack a projection's weight `[N, K]`, float32 or bfloat16.
+
+        Raises:
+            ModelFileError: it holds numbers that this form cannot hold.
+        """
+        return self._guarded(lambda: _WEIGHTS[self.packing](numbers, self._memory), name)
+
+    def table(self, numbers: torch.Tensor, name: str) -> PackedWeight:
+        """Pack an embedding table `[V, H]`; raises as `weight` does."""
+        packing = Packing.INT8 if self.packing is Packing.INT4 else self.packing
+        return self._guarded(lambda: _WEIGHTS[packing](numbers, self._memory), name)
+
+    def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:
+        """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number; raises as `weight`."""
+        return self._guarded(lambda: _BLOCKS[blocks.kind](blocks.data, outputs, inputs, self._memory), name)
+
+    def _guarded(self, pack: Callable[[], PackedWeight], name: str) -> PackedWeight:
+        try:
+            return pack()
+        except ValueError as error:
+            raise ModelFileError(self._file, name, str(error)) from error

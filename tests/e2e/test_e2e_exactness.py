@@ -1,0 +1,23 @@
+"""Law 1 on the default model: no batch, order, chunk, block size, cache state, preemption or thread count matters."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.contract.config import EngineConfig
+from penstock.kernels import native
+from penstock.verify import Extent, profile
+
+EXTENT = Extent(requests=6, schedules=4, prompt_tokens=160, new_tokens=16)
+
+
+@pytest.mark.model
+@pytest.mark.skipif(
+    not native.available(), reason="installed without a C++ compiler: torch's kernels make no such promise"
+)
+@pytest.mark.parametrize("quantization", ["none", "file", "int8", "int4"])
+def test_every_form_of_weights_is_exact(default_model, quantization):
+    served = EngineConfig(model=str(default_model), quantization=quantization)
+    report = profile(served, EXTENT)
+    assert report.exact, report.verdict_line()
+    assert report.tally.tokens > 200

@@ -1,0 +1,128 @@
+"""Weights in their packed forms: the same numbers, whichever way they took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_checkpoint
+
+from penstock.contract.errors import ModelFileError
+from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
+from penstock.models import load
+from penstock.nn.dense import DenseAttention
+from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
+from penstock.weights.gguf_file import open_gguf
+from penstock.weights.packing import Packing
+from penstock.weights.source import TensorSource
+
+PROMPT = list(range(5, 45))
+FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+
+
+class Held(TensorSource):
+    """Tensors in memory."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        out.copy_(self.tensors[name])
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+
+
+def test_a_dense_weight_is_a_plain_tensor_and_a_packed_one_stands_for_nearly_the_same_numbers():
+    weights = {"a": draw(40, 64), "b": draw(24, 64)}
+    parts = [("a", (40, 64)), ("b", (24, 64))]
+    stacked = torch.cat(list(weights.values()))
+    dense = Binder(Held(weights), torch.float32, "cpu", "m").take_linear(parts)
+    assert torch.equal(dense, stacked)
+    for packing, most in ((Packing.BF16, 0.02), (Packing.STORED, 0.02), (Packing.INT8, 0.02), (Packing.INT4, 0.25)):
+        binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=packing)
+        packed = binder.take_linear(parts)
+        binder.finish()
+        assert isinstance(packed, PackedWeight)
+        assert (unpack(packed) - stacked).abs().max() < most
+        assert binder.bytes == packed.nbytes
+
+
+def test_a_transposed_weight_is_packed_outputs_first():
+    weights = {"a": draw(64, 40)}
+    packed = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.BF16).take_linear(
+        [("a", (40, 64))], transposed=True
+    )
+    assert torch.equal(unpack(packed), weights["a"].T.bfloat16().float())
+
+
+def test_tables_are_kept_in_eight_bits_where_projections_have_four():
+    binder = Binder(Held({"a": draw(64, 64)}), torch.bfloat16, "cpu", "m", packing=Packing.INT4)
+    assert binder.take_table("a", (64, 64)).kind is PackedKind.INT8
+
+
+def test_numbers_that_a_form_cannot_hold_are_named():
+    weights = {"a": torch.full((16, 32), float("inf"))}
+    with pytest.raises(ModelFileError, match="m: a"):
+        Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.INT8).take_linear([("a", (16, 32))])
+
+
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant):
+    """Squared error against float32 at most twice that of transformers' own bfloat16: roundings, no mistakes."""
+    directory = write_checkpoint(tmp_path, family, variant)
+    files = open_model(directory)
+    binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=Packing.BF16)
+    model = load(files.config, binder, str(directory))
+    prompt = [token % model.shape.vocab_size for token in PROMPT]
+    with torch.inference_mode():
+        hidden = model.forward(torch.tensor(prompt), torch.arange(len(prompt)), DenseAttention())
+        ours = model.logits(hidden)
+    exact = reference_logits(directory, prompt)
+    theirs = reference_logits(directory, prompt, torch.bfloat16)
+    assert (ours - exact).square().mean() <= 2 * (theirs - exact).square().mean()
+
+
+@pytest.mark.model
+def test_the_default_files_blocks_are_packed_without_changing_a_number(default_model: Path):
+    source = open_gguf(default_model)
+    binder = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED)
+    plain = Binder(source, torch.float32, "cpu", "m")
+    for name, shape in (
+        ("model.layers.3.self_attn.q_proj.weight", (576, 576)),  # rows are put in another order
+        ("model.layers.3.self_attn.k_proj.weight", (192, 576)),
+        ("model.layers.0.mlp.down_proj.weight", (576, 1536)),
+    ):
+        packed = binder.take_linear([(name, shape)])
+        assert packed.kind is PackedKind.Q4
+        assert torch.equal(unpack(packed), plain.take(name, shape))
+    table = binder.take_table("model.embed_tokens.weight", (49152, 576))
+    assert table.kind is PackedKind.Q8
+
+
+@pytest.mark.model
+def test_blocks_are_those_that_the_official_reader_sees(default_model: Path):
+    [theirs] = [t for t in gguf.GGUFReader(default_model).tensors if t.name == "blk.5.ffn_up.weight"]
+    ours = open_gguf(default_model).read_blocks("model.layers.5.mlp.up_proj.weight")
+    assert ours.kind == theirs.tensor_type.name
+    assert np.array_equal(ours.data.numpy().ravel(), np.asarray(theirs.data).ravel())
+
+
+def test_plain_tensors_have_no_blocks(tmp_path):
+    directory = write_checkpoint(tmp_path, "llama", "wide_heads_untied")
+    source = open_model(directory).source
+    assert source.stored_kind("lm_head.weight") == ""
+    with pytest.raises(ModelFileError):
+        source.read_blocks("lm_head.weight")
+    assert load_model(directory).shape.vocab_size == 101
