@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import models
 from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
@@ -30,7 +30,12 @@ from penstock.weights.locate import default_cache_dir
 from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
 
-__all__ = ["Assembly", "assemble", "engine_config", "serve"]
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.nn.causal_lm import CausalLM
+
+__all__ = ["Assembly", "LoadedModel", "assemble", "engine_config", "find_model", "load_model", "serve"]
 
 
 class SystemClock:
@@ -66,6 +71,33 @@ class Assembly:
         self.engine.close()
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, good for any number of KV stores and runners, in any sizes.
+
+    Attributes:
+        dtype: of activations, and of the KV stores made for it.
+    """
+
+    files: ModelFiles
+    model: CausalLM
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return self.model.shape
+
+    def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
+        """A KV store of these sizes, uninitialised."""
+        return KVStore(self.shape, num_blocks, block_size, self.dtype, self.device)
+
+    def runner(self, kv: KVStore, max_num_seqs: int, max_model_len: int) -> TorchRunner:
+        """A runner over a store of this model's."""
+        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock())
+
+
 def engine_config(**options: Any) -> EngineConfig:
     """An `EngineConfig` from keyword arguments.
 
@@ -93,14 +125,15 @@ def assemble(
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
     """
     say = announce or _say_nothing
-    files = open_model(pull(config.model, cache_dir or default_cache_dir(os.environ), show_progress=True))
+    files = find_model(config, cache_dir)
     text = open_text(files.text)
-    runner, shape, memory = _build_runner(config, files, say)
+    loaded = load_model(config, files, say)
+    runner, memory = _build_runner(config, loaded)
     card = ModelCard(
         name=config.served_model_name or files.name,
         created=int(time.time()),
         max_model_len=memory.longest_request,
-        vocab_size=shape.vocab_size,
+        vocab_size=loaded.shape.vocab_size,
         has_chat_template=text.chat_template is not None,
     )
     for line in memory.lines():
@@ -108,27 +141,42 @@ def assemble(
     return _join(config, files, text, runner, card, memory)
 
 
-def _build_runner(
-    config: EngineConfig, files: ModelFiles, say: Callable[[str], None]
-) -> tuple[TorchRunner, ModelShape, MemoryReport]:
-    """Place the model, load it, and size its KV cache from what memory is left then."""
+def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
+    """Make sure that the model is on disk, and open it; `cache_dir` as for `assemble`.
+
+    Raises:
+        SetupError: there is no such model, or its files cannot be used.
+    """
+    return open_model(pull(config.model, cache_dir or default_cache_dir(os.environ), show_progress=True))
+
+
+def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:
+    """Place a model and load its weights.
+
+    Raises:
+        SetupError: an option cannot be used here, or the files lack something.
+    """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device))
     threads = set_threads(config.threads)
-    say(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
-    say(f"runs on          {device}, {str(dtype).removeprefix('torch.')}, {threads} threads")
-    weight_bytes = files.num_weights * dtype.itemsize
-    with byte_bar("Loading", weight_bytes, show=True, delay=2.0, announce=False) as bar:
+    announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
+    announce(f"runs on          {device}, {str(dtype).removeprefix('torch.')}, {threads} threads")
+    with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         binder = Binder(files.source, dtype, device, str(files.path), bar.update)
         model = models.load(files.config, binder, str(files.path))
-    shape, block_size = model.shape, config.block_size
-    num_blocks = blocks_for(kv_budget(config.kv_cache_memory, device), shape, block_size, dtype)
+    return LoadedModel(files, model, device, dtype)
+
+
+def _build_runner(config: EngineConfig, loaded: LoadedModel) -> tuple[TorchRunner, MemoryReport]:
+    """Size the KV cache from what memory is left now, and warm up."""
+    shape, dtype, block_size = loaded.shape, loaded.dtype, config.block_size
+    num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), shape, block_size, dtype)
     max_model_len = _max_model_len(config, shape, num_blocks * block_size)
-    kv = KVStore(shape, num_blocks, block_size, dtype, device)
-    runner = TorchRunner(model, kv, config.max_num_seqs, max_model_len, SystemClock())
+    runner = loaded.runner(loaded.kv_store(num_blocks, block_size), config.max_num_seqs, max_model_len)
     runner.warm_up()
+    weight_bytes = loaded.files.num_weights * dtype.itemsize
     kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
-    return runner, shape, MemoryReport(weight_bytes, kv_bytes, num_blocks, block_size, max_model_len)
+    return runner, MemoryReport(weight_bytes, kv_bytes, num_blocks, block_size, max_model_len)
 
 
 def _join(

@@ -20,7 +20,8 @@ COMMANDS = {
     "generate": "Continue one prompt, or a JSONL file of prompts.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
-    "bench": "Measure throughput on this machine.",
+    "bench": "Measure throughput, a server under load, or Penstock beside its peers.",
+    "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
 }
 
 
@@ -51,9 +52,7 @@ def penstock() -> None:
 def main() -> None:
     """Run the command line and exit with its code; users' mistakes are one line, not a traceback."""
     try:
-        penstock.main(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        code = penstock.main(standalone_mode=False)
     except click.ClickException as mistake:
         mistake.show()
         sys.exit(2)
@@ -66,3 +65,4 @@ def main() -> None:
     except PenstockError as failure:
         click.echo(f"penstock: {failure}", err=True)
         sys.exit(1)
+    sys.exit(code)

@@ -80,7 +80,7 @@ def build_configs(context: click.Context, *classes: type) -> list[Any]:
     given: dict[str, Any] = {name: value for name, value in context.params.items() if name != "config_file"}
     path = context.params.get("config_file")
     if path is not None:
-        known = {field.name for config in classes for field in fields(config)}
+        known = {field.name for config in classes for field in fields(config)} & context.params.keys()
         for name, value in _read_file(path, known).items():
             if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
                 given[name] = _convert(context, name, value, path)

@@ -1,0 +1,75 @@
+"""What a record says of where it was measured: processor, memory, load, versions and the commit.
+
+Decides what is worth knowing when two records disagree. Reads the system; changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.version import __version__
+
+__all__ = ["cpus", "load_average", "provenance"]
+
+_CPUINFO = Path("/proc/cpuinfo")
+_SOURCE = Path(__file__).resolve().parent
+
+
+def provenance() -> dict[str, Any]:
+    """Version, commit, time and machine, for the head of a record."""
+    return {
+        "penstock": __version__,
+        "commit": commit(),
+        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {
+            "processor": processor_name(),
+            "cpus": cpus(),
+            "memory_bytes": memory_bytes(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "load_average": load_average(),
+        },
+    }
+
+
+def cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor as it calls itself; where the system does not tell, its architecture."""
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_bytes() -> int | None:
+    """Physical memory, where the system tells."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def load_average() -> float | None:
+    """Runnable processes over the last minute: a figure above zero before a run means that it was not alone."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def commit(folder: Path = _SOURCE) -> str:
+    """The commit of the checkout that this code runs from, with `-dirty` if it was changed; "" outside a checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    command = [git, "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (git, fixed arguments)
+    return done.stdout.strip() if done.returncode == 0 else ""

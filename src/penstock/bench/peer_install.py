@@ -1,0 +1,85 @@
+"""Installing the other engines, each into an environment of its own under the directory of peers (see `peers`).
+
+Decides which versions are compared with, and how llama.cpp is built. What has its final name is complete.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from penstock.bench.machine import cpus
+from penstock.bench.peers import BIN, EXE, LLAMA_CPP_SOURCE, executable, run, split_name
+from penstock.contract.errors import ConfigError, EngineFault
+
+__all__ = ["INSTALLABLE", "install_peer"]
+
+INSTALLABLE = {
+    "llama.cpp": (LLAMA_CPP_SOURCE,),
+    "openvino-genai": ("openvino-genai==2026.4.*",),
+    "transformers": ("torch==2.13.0", "transformers>=5.23,<6", "accelerate>=1.0", "gguf>=0.17"),
+}
+"""What pip is asked for."""
+
+
+def install_peer(name: str, folder: Path, announce: Callable[[str], None]) -> None:
+    """Install a peer under `folder`; does nothing when it is there.
+
+    Raises:
+        ConfigError: there is no such peer, or we cannot install it.
+        EngineFault: a step failed; the message ends with the last lines of its output.
+    """
+    engine, _ = split_name(name)
+    if engine not in INSTALLABLE:
+        raise ConfigError("install", f"{engine} is not installed by this command; measure its server with bench serve")
+    if executable(folder, engine) is not None:
+        announce(f"{engine}: is installed in {folder / engine}")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    announce(f"{engine}: installing into {folder / engine} (minutes)")
+    if engine == "llama.cpp":
+        _build_llama_cpp(folder)
+    else:
+        _make_environment(folder / engine, INSTALLABLE[engine])
+    announce(f"{engine}: installed")
+
+
+def _make_environment(target: Path, requirements: Sequence[str]) -> None:
+    """A virtual environment; it gets its name when it is complete."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    run([sys.executable, "-m", "venv", str(partial)])
+    run([str(partial / BIN / f"python{EXE}"), "-m", "pip", "install", "--quiet", *requirements])
+    partial.replace(target)
+
+
+def _build_llama_cpp(folder: Path) -> None:
+    """Fetch the sources with pip, build the two programs for this very processor, keep only them."""
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        raise EngineFault("llama.cpp is built from source: cmake and a C++ compiler are needed, and cmake is not found")
+    with tempfile.TemporaryDirectory(prefix="llama.cpp-", dir=folder) as name:
+        work = Path(name)
+        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        run([*fetch, "--dest", str(work), LLAMA_CPP_SOURCE])
+        (archive,) = work.glob("*.tar.gz")
+        with tarfile.open(archive) as packed:
+            packed.extractall(work / "source", filter="data")
+        (source,) = (work / "source").glob("*/vendor/llama.cpp")
+        options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
+        options += [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER")]
+        run([cmake, "-S", str(source), "-B", str(work / "build"), *options])
+        targets = ["--target", "llama-batched-bench", "--target", "llama-quantize", "--parallel", str(cpus())]
+        run([cmake, "--build", str(work / "build"), "--config", "Release", *targets])
+        _keep_programs(work / "build", folder / "llama.cpp" / BIN)
+
+
+def _keep_programs(build: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for program in (f"llama-quantize{EXE}", f"llama-batched-bench{EXE}"):  # the one that is looked for comes last
+        (built,) = [path for path in build.rglob(program) if path.is_file()]
+        shutil.copy2(built, target / program)

@@ -1,0 +1,186 @@
+"""A load test of any server that speaks OpenAI's streaming API: sends the calls when they are due, notes every moment.
+
+Decides what is sent and what counts as content: the first event that carries text, reasoning or a tool call, never the
+chunk that only opens the message. Moments are taken as soon as bytes are read, before they are parsed. A late or slow
+answer never delays the next call, unless `concurrency` says so. Knows nothing of how the numbers are summarised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.bench.event_stream import HttpFailure, Target, stream_events
+from penstock.bench.workload import Call
+
+__all__ = ["ENDPOINTS", "Door", "Outcome", "drive"]
+
+ENDPOINTS = {"completions": "/completions", "chat": "/chat/completions"}
+CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How the server is asked.
+
+    Attributes:
+        endpoint: `completions` (prompts as token ids: lengths are exact) or `chat` (one user message of as many
+            single letters as the prompt has tokens; tokenizer and template decide how many tokens they become).
+        ignore_eos: ask for exactly the wanted number of tokens: an extension that most engines know.
+        headers: added to every request, such as `Authorization`.
+        timeout: seconds after which a request counts as failed.
+    """
+
+    target: Target
+    model: str
+    endpoint: str = "completions"
+    ignore_eos: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 600.0
+
+    def body(self, call: Call) -> bytes:
+        """The request of a call."""
+        fields: dict[str, Any] = {"model": self.model, "max_tokens": call.output_tokens, "temperature": 0}
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        if self.endpoint == "chat":
+            fields["messages"] = [{"role": "user", "content": " ".join(chr(97 + token % 26) for token in call.prompt)}]
+        else:
+            fields["prompt"] = list(call.prompt)
+        return json.dumps(fields).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a call. Moments are seconds after the start of the test.
+
+    Attributes:
+        due: when it was to be sent.
+        sent: when it was; later than `due` where the concurrency was limited or the load generator too slow.
+        content: the moment of every event that carried content.
+        ended: the end of the answer.
+        prompt_tokens, output_tokens: as the server counted them; where it does not, the prompt's length and the number
+            of events with content.
+        counted: whether the server counted.
+        error: why it failed, or "".
+    """
+
+    due: float
+    sent: float
+    content: tuple[float, ...]
+    ended: float
+    prompt_tokens: int
+    output_tokens: int
+    counted: bool
+    error: str = ""
+
+
+async def drive(
+    calls: Sequence[Call],
+    door: Door,
+    concurrency: int = 0,
+    on_outcome: Callable[[Outcome], object] | None = None,
+    now: Callable[[], float] = time.perf_counter,
+) -> list[Outcome]:
+    """Send every call when it is due; results in the order of the calls. No call's failure ends the test.
+
+    Args:
+        calls: the workload.
+        door: how the server is asked.
+        concurrency: most requests under way at once; 0 for no limit.
+        on_outcome: called as each ends, for a progress bar.
+        now: a monotone clock, in seconds.
+    """
+    gate = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
+    bodies = [door.body(call) for call in calls]  # written before the clock starts
+    started = now()
+
+    def elapsed() -> float:
+        return now() - started
+
+    async def attend(call: Call, body: bytes) -> Outcome:
+        await asyncio.sleep(call.offset - elapsed())
+        async with gate:
+            outcome = await _ask(door, call, body, elapsed)
+        if on_outcome is not None:
+            on_outcome(outcome)
+        return outcome
+
+    return list(await asyncio.gather(*(attend(call, body) for call, body in zip(calls, bodies, strict=True))))
+
+
+async def _ask(door: Door, call: Call, body: bytes, elapsed: Callable[[], float]) -> Outcome:
+    sent = elapsed()
+    answer = _Answer()
+    error = ""
+    try:
+        async with asyncio.timeout(door.timeout):
+            async for moment, data in stream_events(door.target, ENDPOINTS[door.endpoint], door.headers, body, elapsed):
+                answer.take(moment, data)
+        if not answer.content:
+            error = "no content in the answer"
+    except TimeoutError:
+        error = f"no end within {door.timeout:g} s"
+    except HttpFailure as failure:
+        error = str(failure)
+    except OSError as failure:
+        error = f"no connection: {failure.strerror or failure}"
+    usage = answer.usage
+    return Outcome(
+        due=call.offset,
+        sent=sent,
+        content=tuple(answer.content),
+        ended=elapsed(),
+        prompt_tokens=usage.get("prompt_tokens", len(call.prompt)),
+        output_tokens=usage.get("completion_tokens", len(answer.content)),
+        counted="completion_tokens" in usage,
+        error=error,
+    )
+
+
+class _Answer:
+    """The moments and the usage of one answer; owned by the `_ask` that reads it."""
+
+    def __init__(self) -> None:
+        self.content: list[float] = []
+        self.usage: dict[str, int] = {}
+
+    def take(self, moment: float, data: str) -> None:
+        """Note an event.
+
+        Raises:
+            HttpFailure: it says that the answer failed, or is not JSON.
+        """
+        if data == "[DONE]":
+            return
+        try:
+            chunk = json.loads(data)
+        except ValueError as error:
+            raise HttpFailure("an event that is not JSON") from error
+        if not isinstance(chunk, dict):
+            raise HttpFailure("an event that is not an object")
+        if chunk.get("error"):
+            raise HttpFailure(f"failed: {_message(chunk['error'])}")
+        if any(has_content(choice) for choice in chunk.get("choices") or ()):
+            self.content.append(moment)
+        if isinstance(chunk.get("usage"), dict):
+            self.usage = {name: count for name, count in chunk["usage"].items() if type(count) is int}
+
+
+def has_content(choice: Mapping[str, Any]) -> bool:
+    """Whether a chunk's choice brings something to read: a role, a finish reason or an empty string do not."""
+    if choice.get("text"):
+        return True
+    delta = choice.get("delta") or {}
+    return any(delta.get(key) for key in CONTENT_KEYS)
+
+
+def _message(error: Any) -> str:
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(text).split())[:200]

@@ -1,0 +1,150 @@
+"""`penstock verify`: does this machine give the same answers whatever else it is doing?"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from tqdm import tqdm
+
+from penstock.cli.options import build_configs, config_options
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
+from penstock.version import __version__
+
+if TYPE_CHECKING:
+    from penstock.verify import Report
+
+__all__ = ["command"]
+
+NOT_EXACT = 1
+
+# Options of the engine that a verification has no use for: names, queues and memory are its own.
+_LEFT_OUT = frozenset(
+    {
+        "model",
+        "served_model_name",
+        "max_model_len",
+        "kv_cache_memory",
+        "scheduling_policy",
+        "max_queued_requests",
+        "record",
+    }
+)
+
+
+@click.command("verify")
+@click.option("--requests", type=click.IntRange(1), default=32, show_default=True, help="Sequences to draw.")
+@click.option("--schedules", type=click.IntRange(1), default=8, show_default=True, help="Ways to run them together.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    default=320,
+    show_default=True,
+    help="Longest prompt, or what the model's context allows.",
+)
+@click.option("--new-tokens", type=click.IntRange(1), default=32, show_default=True, help="Most tokens generated.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="penstock-verify.jsonl",
+    show_default=True,
+    help="Where the record of the first schedule that is not exact goes.",
+)
+@click.option("--json", "target", type=click.Path(path_type=Path, dir_okay=False), help="Write the results here too.")
+@config_options(EngineConfig, leave_out=_LEFT_OUT)
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    requests: int,
+    schedules: int,
+    seed: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    trace: Path,
+    target: Path | None,
+    **_: object,
+) -> None:
+    """Prove that MODEL's answers do not depend on batch, chunks, cache, preemption or threads, bit for bit.
+
+    Random requests are run alone, then together in many ways; every token and log probability must be the same. The
+    first way has the sizes given here, as `penstock serve` would use them. Exit code 1 if anything differs.
+    """
+    (config,) = build_configs(context, EngineConfig)
+    from penstock.app import find_model, load_model  # brings torch in: not for --help
+    from penstock.verify import Extent, ScheduleCrashed, Subject, verify
+
+    extent = Extent(requests, schedules, seed, prompt_tokens, new_tokens)
+    loaded = load_model(config, find_model(config), click.echo)
+    click.echo(f"verifies         {requests} requests, alone and by {schedules} schedules")
+    try:
+        with progress_bar() as show:
+            report = verify(Subject.of(loaded, config.threads), extent, config, show)
+    except ScheduleCrashed as crash:
+        write_trace(trace, crash.index, crash.trace)
+        raise
+    click.echo(report.table())
+    where = keep_trace(report, trace)
+    if target is not None:
+        record = {
+            "version": __version__,
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "config": asdict(config),
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "device": str(loaded.device),
+            **report.as_json(),
+            "trace": where,
+        }
+        write(target, json.dumps(record, indent=2) + "\n", "--json")
+    click.echo(report.verdict_line())
+    if not report.exact:
+        raise SystemExit(NOT_EXACT)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where that is a terminal, and the function that moves it."""
+    with tqdm(desc="Verifying", unit="request", leave=False, disable=None) as bar:
+
+        def show(done: int, whole: int) -> None:
+            bar.total = whole
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def keep_trace(report: Report, path: Path) -> str | None:
+    """Say what differed first, and write that schedule's record; returns where to."""
+    failed = report.first_failed
+    if failed is None or failed.first is None:
+        return None
+    click.echo(f"first mismatch: schedule {failed.schedule.index}, {failed.first.explain()}")
+    write_trace(path, failed.schedule.index, failed.trace)
+    return str(path)
+
+
+def write_trace(path: Path, schedule: int, lines: Sequence[str]) -> None:
+    """Write the record of a schedule, and say where it is."""
+    write(path, "".join(f"{line}\n" for line in lines), "--trace")
+    click.echo(f"trace of schedule {schedule}: {path}")
+
+
+def write(path: Path, text: str, option: str) -> None:
+    """Write a whole file.
+
+    Raises:
+        ConfigError: it cannot be written; names the option.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(option, f"{path} cannot be written: {error.strerror}") from error

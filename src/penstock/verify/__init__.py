@@ -1,0 +1,9 @@
+"""The proof of exactness: the same requests alone and in many company, compared bit by bit."""
+
+from penstock.verify.episode import ScheduleCrashed
+from penstock.verify.extent import SMALL, Extent
+from penstock.verify.proof import profile, verify
+from penstock.verify.report import Report
+from penstock.verify.subject import Subject
+
+__all__ = ["SMALL", "Extent", "Report", "ScheduleCrashed", "Subject", "profile", "verify"]

@@ -1,0 +1,56 @@
+"""What is verified: a model behind the `Runner` port, and the knobs outside the plan that must not matter.
+
+Decides nothing. The rest of this room meets the model through this value only, so that any runner can stand in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.app import LoadedModel
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.ports import Runner
+from penstock.exec.device import compute_threads, set_threads
+
+__all__ = ["Subject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Something that runs plans, in any sizes.
+
+    Attributes:
+        vocab_size: token ids are drawn below it.
+        max_positions: the context.
+        make_runner: a runner with fresh KV memory, for plans of a scheduler with this configuration.
+        set_threads: choose the number of compute threads from the next step on.
+        threads: how many there are unless a schedule says otherwise.
+        cache_root: names the model in block keys.
+    """
+
+    vocab_size: int
+    max_positions: int
+    make_runner: Callable[[SchedulerConfig], Runner]
+    set_threads: Callable[[int], object]
+    threads: int
+    cache_root: bytes
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, threads: int) -> Subject:
+        """A loaded model; `threads` is the option of that name, 0 for one a physical core."""
+
+        def make_runner(config: SchedulerConfig) -> Runner:
+            kv = loaded.kv_store(config.num_blocks, config.block_size)
+            for cache in (*kv.keys, *kv.values):
+                cache.fill_(float("nan"))  # whoever reads what was never written shows it
+            return loaded.runner(kv, config.max_num_seqs, config.max_model_len)
+
+        return cls(
+            vocab_size=loaded.shape.vocab_size,
+            max_positions=loaded.shape.max_positions,
+            make_runner=make_runner,
+            set_threads=set_threads,
+            threads=compute_threads(threads),
+            cache_root=loaded.files.digest,
+        )
