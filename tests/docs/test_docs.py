@@ -44,6 +44,6 @@ def test_every_dependency_has_its_line():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     page = (ROOT / "docs" / "dependencies.md").read_text()
     extras = project["optional-dependencies"]
-    for requirement in [*project["dependencies"], *extras["hub"], *extras["test"], *extras["check"]]:
+    for requirement in [*project["dependencies"], *extras["hub"], *extras["bench"], *extras["test"], *extras["check"]]:
         name = requirement.split(">")[0].removeprefix("types-").lower()
         assert name in page.lower(), name

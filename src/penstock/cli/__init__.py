@@ -20,7 +20,7 @@ COMMANDS = {
     "generate": "Continue one prompt, or a JSONL file of prompts.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
-    "bench": "Measure throughput on this machine.",
+    "bench": "Measure throughput, a server under load, or Penstock beside its peers.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
 }
 

@@ -1,136 +1,178 @@
-"""`penstock bench`: measurements that anyone can repeat on his own machine."""
+"""`penstock bench`: measurements that anyone can repeat on his own machine. How is decided in the room `bench`."""
 
 from __future__ import annotations
 
-import json
-import platform
-import random
-import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from tqdm import tqdm
 
+from penstock.bench import batch, peers, plot
+from penstock.bench.compare import compare, compare_record, compare_table
+from penstock.bench.machine import load_average, provenance
+from penstock.bench.peer_install import INSTALLABLE, install_peer
+from penstock.cli import bench_serve
+from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.options import build_configs, config_options
 from penstock.contract.config import EngineConfig
-from penstock.sampling import SamplingParams
-from penstock.version import __version__
-
-if TYPE_CHECKING:
-    from penstock.llm.offline import LLM
+from penstock.contract.errors import ConfigError
 
 __all__ = ["command"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """One measurement: tokens a second, prompts and output apart."""
-
-    prefill: float
-    decode: float
+def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, least: int = 1) -> Callable[[Any], Any]:
+    help_text += " May be given several times."
+    kind = click.IntRange(least)
+    return click.option(flag, name, multiple=True, type=kind, default=default, show_default=True, help=help_text)
 
 
-@click.command("bench")
-@click.option(
-    "--streams",
-    multiple=True,
-    type=click.IntRange(1),
-    default=(1, 8, 32),
-    show_default=True,
-    help=("Requests at once; may be given several times."),
+STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
+REPEATS = click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs; medians are reported."
 )
-@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Length of each prompt.")
-@click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens generated for each.")
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs; the median is reported.")
-@click.option("--json", "target", type=click.Path(path_type=Path, dir_okay=False), help="Write the results here too.")
+
+
+@click.group("bench", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Measure this machine: offline rates, a server under load, other engines on the same weights."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+command.add_command(bench_serve.command)
+
+
+@command.command("batch")
+@STREAMS
+@_several("--prompt-tokens", "prompt_tokens", (128,), "Length of each prompt.")
+@_several("--new-tokens", "new_tokens", (128,), "Tokens generated for each.", least=2)
+@REPEATS
+@json_option
 @config_options(EngineConfig)
 @click.pass_context
-def command(
+def batch_command(
     context: click.Context,
     /,
+    streams: tuple[int, ...],
+    prompt_tokens: tuple[int, ...],
+    new_tokens: tuple[int, ...],
+    repeats: int,
+    target: Path | None,
+    **_: object,
+) -> None:
+    """Measure MODEL's offline throughput: prefill and decode rates for every combination of sizes."""
+    (config,) = build_configs(context, EngineConfig)
+    loads = batch.grid(prompt_tokens, new_tokens, streams)
+    head = provenance()
+    from penstock.llm.offline import LLM  # brings torch in: not for --help
+
+    with LLM(**asdict(config)) as llm:
+        for line in llm.report:
+            click.echo(line, err=json_only(target))
+        kv = llm.scheduler.config
+        batch.check_fits(loads, kv.max_num_seqs, llm.card.max_model_len, kv.num_blocks * kv.block_size)
+        rows = []
+        with tqdm(total=len(loads) * repeats, desc="Measuring", unit="run", leave=False, disable=None) as bar:
+            for load in loads:
+                batch.warm_up(llm, load, llm.card.vocab_size)
+                runs = []
+                for repeat in range(repeats):
+                    runs.append(batch.measure(llm, load, llm.card.vocab_size, seed=repeat))
+                    bar.update()
+                rows.append(batch.summary(runs))
+    record = head | {"kind": "batch", "config": asdict(config), "rows": rows, "load_average_after": load_average()}
+    report(batch.batch_table(rows), record, target)
+
+
+@command.command("compare")
+@click.option(
+    "--peer",
+    "names",
+    multiple=True,
+    help=f"One of {', '.join(peers.PEERS)}; llama.cpp:Q8_0 and the like convert the model first. May be given several"
+    " times; by default all that are installed.",
+)
+@click.option(
+    "--peers-dir", type=click.Path(path_type=Path, file_okay=False), help="Where peers are; by default in the cache."
+)
+@click.option("--install", is_flag=True, help="Install the peers that are missing first (pip; llama.cpp needs cmake).")
+@STREAMS
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Length of each prompt.")
+@click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens generated for each.")
+@REPEATS
+@json_option
+@click.option(
+    "--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the result here (PNG, SVG)."
+)
+@config_options(EngineConfig)
+@click.pass_context
+def compare_command(
+    context: click.Context,
+    /,
+    names: tuple[str, ...],
+    peers_dir: Path | None,
+    install: bool,
     streams: tuple[int, ...],
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
     target: Path | None,
+    picture: Path | None,
     **_: object,
 ) -> None:
-    """Measure offline throughput of MODEL: prefill and decode rates at several numbers of streams."""
+    """Measure Penstock and other engines on MODEL, in turns, each at its best flags: medians, ratios, spread."""
     (config,) = build_configs(context, EngineConfig)
-    rows = []
-    from penstock.llm.offline import LLM  # brings torch in: not for --help
+    pyplot = plot.plotting() if picture is not None else None
+    from penstock.exec.device import compute_threads
+    from penstock.weights.locate import default_cache_dir
+    from penstock.weights.pull import pull
 
-    with LLM(**asdict(config)) as llm:
-        for line in llm.report:
-            click.echo(line)
-        with tqdm(total=len(streams) * (repeats + 1), desc="Measuring", unit="run", leave=False) as bar:
-            for count in streams:
-                runs = []
-                for repeat in range(repeats + 1):
-                    rates = measure(llm, count, prompt_tokens, new_tokens, seed=repeat)
-                    runs += [rates] if repeat else []  # the first one warms up
-                    bar.update()
-                rows.append(summary(count, runs))
-    click.echo(table(rows))
-    if target is not None:
-        record = {
-            "version": __version__,
-            "machine": platform.platform(),
-            "python": platform.python_version(),
-            "config": asdict(config),
-            "prompt_tokens": prompt_tokens,
-            "new_tokens": new_tokens,
-            "rows": rows,
-        }
-        target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    cache = default_cache_dir(os.environ)
+    folder = peers_dir or cache / "peers"
+    model = pull(config.model, cache, show_progress=True)
+    setting = peers.Setting(model, prompt_tokens, new_tokens, streams, compute_threads(config.threads))
+    found = _find_peers(names, folder, model, install)
+    contenders = [peers.penstock_contender(_engine_flags(config))]
+    contenders += [each for each in found if isinstance(each, peers.Contender)]
+    head = provenance()
+    record = head | {"kind": "compare"} | compare_record(compare(contenders, setting, repeats, _say))
+    record["absent"] |= {each.name: each.reason for each in found if isinstance(each, peers.Absent)}
+    record["load_average_after"] = load_average()
+    report(compare_table(record), record, target)
+    if picture is not None and pyplot is not None:
+        plot.draw(record, picture, pyplot)
 
 
-def measure(llm: LLM, streams: int, prompt_tokens: int, new_tokens: int, seed: int) -> Rates:
-    """One run: prefill ends when every stream has its first token, decode when every stream has its last."""
-    draw = random.Random(f"{seed}/{streams}")  # noqa: S311 - a workload, not a secret
-    params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-    for _ in range(streams):
-        llm.add_request([draw.randrange(llm.card.vocab_size) for _ in range(prompt_tokens)], params)
-    tokens: dict[str, int] = {}
-    started = time.perf_counter()
-    while len(tokens) < streams:
-        count_tokens(llm, tokens)
-    prefilled, early = time.perf_counter(), sum(tokens.values())
-    while llm.has_unfinished_requests():
-        count_tokens(llm, tokens)
-    ended = time.perf_counter()
-    return Rates(
-        prefill=streams * prompt_tokens / (prefilled - started),
-        decode=(sum(tokens.values()) - early) / (ended - prefilled),
-    )
+def _find_peers(
+    names: tuple[str, ...], folder: Path, model: Path, install: bool
+) -> list[peers.Contender | peers.Absent]:
+    """The peers asked for, all of which must be there; or every peer, there or not."""
+    if install:
+        for name in names or INSTALLABLE:
+            install_peer(name, folder, _say)
+    found = [peers.find_peer(name, folder, model) for name in dict.fromkeys(names or peers.PEERS)]
+    for each in found:
+        if names and isinstance(each, peers.Absent):
+            raise ConfigError("peer", f"{each.name} {each.reason}")
+    return found
 
 
-def count_tokens(llm: LLM, tokens: dict[str, int]) -> None:
-    """Step once and note how many tokens each request has."""
-    for output in llm.step():
-        tokens[output.request_id] = len(output.outputs[0].token_ids)
+def _engine_flags(config: EngineConfig) -> list[str]:
+    """The engine's options that are not at their default, as flags for a process of our own."""
+    flags = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in ("model", "threads") or value == field.default:
+            continue
+        flag = field.name.replace("_", "-")
+        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
 
 
-def summary(streams: int, runs: Sequence[Rates]) -> dict[str, Any]:
-    """Medians and the spread of the runs."""
-    decode = sorted(run.decode for run in runs)
-    return {
-        "streams": streams,
-        "prefill_tok_s": statistics.median(run.prefill for run in runs),
-        "decode_tok_s": statistics.median(decode),
-        "decode_lowest": decode[0],
-        "decode_highest": decode[-1],
-    }
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The results for people."""
-    lines = [f"{'streams':>7}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'lowest..highest':>17}"]
-    for row in rows:
-        spread = f"{row['decode_lowest']:.1f}..{row['decode_highest']:.1f}"
-        lines.append(f"{row['streams']:7}  {row['prefill_tok_s']:13.1f}  {row['decode_tok_s']:12.1f}  {spread:>17}")
-    return "\n".join(lines)
+def _say(line: str) -> None:
+    click.echo(line, err=True)

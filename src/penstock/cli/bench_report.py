@@ -1,0 +1,35 @@
+"""How every `penstock bench` command reports: a table for people, a JSON record for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["json_only", "json_option", "report"]
+
+json_option = click.option(
+    "--json",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Write the results here too, as JSON; '-' writes them to standard output and all else to standard error.",
+)
+
+
+def json_only(target: Path | None) -> bool:
+    """Whether standard output belongs to the record."""
+    return target is not None and str(target) == "-"
+
+
+def report(table: str, record: dict[str, Any], target: Path | None) -> None:
+    """Print the table, and write the record where it is wanted."""
+    click.echo(table, err=json_only(target))
+    if target is None:
+        return
+    text = json.dumps(record, indent=2) + "\n"
+    if json_only(target):
+        click.echo(text, nl=False)
+    else:
+        target.write_text(text, encoding="utf-8")

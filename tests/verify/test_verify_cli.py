@@ -1,0 +1,140 @@
+"""`penstock verify` as people use it: its table, its last line, its files and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from verify_doubles import BatchLM, RowLM, loaded, row_attention
+
+from penstock.cli import main
+from penstock.core.trace import replay
+
+SIZES = ("--requests", "6", "--schedules", "3", "--prompt-tokens", "16", "--new-tokens", "6")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command on a toy in place of the model; (exit code, lines of stdout, stderr)."""
+    monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
+    monkeypatch.setattr("penstock.app.find_model", lambda config: config.model)
+    monkeypatch.chdir(tmp_path)
+
+    def call(model, *arguments):
+        monkeypatch.setattr("penstock.app.load_model", lambda config, files, announce: loaded(model))
+        monkeypatch.setattr(sys, "argv", ["penstock", "verify", "toy", "--threads", "1", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err
+
+    return call
+
+
+def test_an_exact_model_is_exit_code_0_and_says_so_last(run, tmp_path):
+    code, lines, err = run(RowLM(), *SIZES, "--json", "found.json")
+    assert (code, err) == (0, "")
+    assert lines[-1].startswith("exact: 0 mismatching tokens of ")
+    assert lines[-1].endswith(", largest logprob difference 0")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["exact"], found["tally"]["mismatches"], found["trace"]) == (True, 0, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+
+
+def test_a_model_that_is_not_exact_is_exit_code_1_and_leaves_a_trace_that_replays(run, tmp_path):
+    code, lines, err = run(BatchLM(), *SIZES, "--json", "found.json", "--trace", "kept.jsonl")
+    assert (code, err) == (1, "")
+    assert lines[-1].startswith("not exact: ")
+    assert any(line.startswith("first mismatch: schedule ") and "generated token" in line for line in lines)
+    assert any(line.endswith(": kept.jsonl") for line in lines)
+    with (tmp_path / "kept.jsonl").open() as trace:
+        report = replay(trace)
+    assert report.same
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["exact"], found["trace"]) == (False, "kept.jsonl")
+    failed = [schedule for schedule in found["schedules"] if schedule["first_mismatch"]]
+    assert failed[0]["steps"] == report.steps
+    assert f"schedule {failed[0]['schedule']}, request {failed[0]['first_mismatch']['request']}" in "\n".join(lines)
+    assert found["tally"]["mismatches"] == sum(schedule["tally"]["mismatches"] for schedule in found["schedules"]) > 0
+
+
+def test_the_table_has_a_line_for_each_schedule_with_what_it_did(run, tmp_path):
+    _, lines, _ = run(RowLM(), *SIZES, "--json", "found.json")
+    heading = next(index for index, line in enumerate(lines) if "schedule" in line and "preempted" in line)
+    rows = [line.split() for line in lines[heading + 1 : heading + 4]]
+    found = json.loads((tmp_path / "found.json").read_text())["schedules"]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert [row[5] for row in rows] == [schedule["cache"] for schedule in found] == ["warm", "cold", "off"]
+    assert [row[-7] for row in rows] == [str(schedule["steps"]) for schedule in found]
+    assert [row[-6] for row in rows] == [str(schedule["preemptions"]) for schedule in found]
+    assert [row[-5] for row in rows] == [str(schedule["hit_tokens"]) for schedule in found]
+
+
+def test_the_engine_s_options_shape_the_first_schedule(run, tmp_path):
+    arguments = (*SIZES, "--block-size", "3", "--max-num-seqs", "2", "--max-num-batched-tokens", "9")
+    run(RowLM(), *arguments, "--no-prefix-caching", "--json", "found.json")
+    first = json.loads((tmp_path / "found.json").read_text())["schedules"][0]
+    sizes = (first["block_size"], first["max_num_seqs"], first["max_num_batched_tokens"], first["cache"])
+    assert sizes == (3, 2, 9, "off")
+
+
+def test_the_seed_decides_what_is_drawn(run, tmp_path):
+    records = []
+    for seed in ("1", "1", "2"):
+        run(RowLM(), *SIZES, "--seed", seed, "--json", "found.json")
+        records.append(json.loads((tmp_path / "found.json").read_text())["prompt_tokens"])
+    assert records[0] == records[1] != records[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--requests", "0"), "--requests"),
+        (("--block-size", "0"), "block_size"),
+        (("--new-tokens", "64"), "new_tokens"),
+        ((*SIZES, "--json", "no/such/folder.json"), "--json"),
+    ],
+)
+def test_mistakes_are_exit_code_2_and_name_the_option(run, arguments, says):
+    code, _, err = run(RowLM(), *arguments)
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_trace_that_cannot_be_written_names_its_option(run):
+    code, _, err = run(BatchLM(), *SIZES, "--trace", "no/such/folder.jsonl")
+    assert code == 2
+    assert "--trace" in err
+
+
+def test_a_crash_is_exit_code_1_and_leaves_its_trace(run, tmp_path):
+    class Fragile(RowLM):
+        def logits(self, hidden):
+            if len(hidden) > 2:
+                raise RuntimeError("too many rows")
+            return super().logits(hidden)
+
+    code, lines, err = run(Fragile(), *SIZES)
+    assert code == 1
+    assert lines[-1] == "trace of schedule 0: penstock-verify.jsonl"
+    assert "schedule 0 crashed after" in err.splitlines()[-1]
+    assert "too many rows" in err.splitlines()[-1]
+    with (tmp_path / "penstock-verify.jsonl").open() as trace:
+        assert replay(trace).same
+
+
+def test_help_says_what_is_proved_and_loads_no_torch():
+    code = "import sys; sys.argv = ['penstock', 'verify', '--help']\nimport penstock.cli\n"
+    code += "try:\n    penstock.cli.main()\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for option in ("--requests", "--schedules", "--seed", "--json", "--trace", "--dtype", "--device", "--threads"):
+        assert option in done.stdout
+    assert "bit for bit" in done.stdout
+    assert "--record" not in done.stdout  # an option that would do nothing here

@@ -1,0 +1,127 @@
+"""What is drawn: the same for the same seed, lawful, and with every circumstance in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from verify_doubles import fake_subject
+
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
+from penstock.core import Scheduler
+from penstock.verify import Extent, verify
+from penstock.verify.rehearsal import preempts
+from penstock.verify.requests import draw_requests
+from penstock.verify.schedules import draw_schedules
+
+
+def draw(count=200, seed=0):
+    return draw_requests(count, seed, vocab_size=97, longest_prompt=40, new_tokens=8)
+
+
+def schedules(requests, count=7, seed=0, served=None, rehearse=preempts):
+    return draw_schedules(
+        count,
+        seed,
+        requests,
+        served or EngineConfig(),
+        vocab_size=97,
+        threads=4,
+        cache_root=b"root",
+        preempts=rehearse,
+    )
+
+
+def test_the_same_seed_draws_the_same_and_another_seed_something_else():
+    assert draw(seed=3) == draw(seed=3) != draw(seed=4)
+    requests = draw(12)
+    assert schedules(requests, seed=3) == schedules(requests, seed=3) != schedules(requests, seed=4)
+
+
+def test_fewer_requests_are_the_beginning_of_more():
+    assert draw(10) == draw(30)[:10]
+
+
+def test_requests_are_of_every_kind():
+    requests = draw()
+    assert len(requests) == len({request.id for request in requests}) == 200
+    lengths = {len(request.prompt) for request in requests}
+    assert (min(lengths), max(lengths)) == (1, 40)
+    assert len(lengths) > 15
+    assert {request.stop.max_tokens for request in requests} == set(range(1, 9))
+    assert {request.choice for request in requests} == {0, 1, 2}
+    specs = [request.sampling for request in requests]
+    assert all(spec.has("logprobs") for spec in specs)
+    greedy = [spec.get("temperature", 1.0) == 0 for spec in specs]
+    assert 0.2 < sum(greedy) / len(greedy) < 0.5
+    assert all(spec.has("seed") for spec, one in zip(specs, greedy, strict=True) if not one)
+    for name in ("top_k", "top_p", "min_p"):
+        assert 10 < sum(spec.has(name) for spec in specs) < 150
+    shared = sum(any(r.prompt[:2] == o.prompt[:2] != () and r.prompt != o.prompt for o in requests) for r in requests)
+    assert shared > 60
+
+
+def test_choices_of_an_ask_differ_in_their_index_alone():
+    requests = draw()
+    by_ask: dict[str, list] = {}
+    for request in requests:
+        by_ask.setdefault(request.id.split("/")[0], []).append(request)
+    assert max(map(len, by_ask.values())) == 3
+    for choices in by_ask.values():
+        assert len({replace(request, id="", choice=0) for request in choices}) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_six_drawn_schedules_meet_every_cache_state_with_and_without_pressure(seed):
+    drawn = schedules(draw(16, seed), seed=seed)
+    kinds = {(schedule.cache, schedule.tight) for schedule in drawn[1:]}
+    assert kinds == {(cache, tight) for cache in ("off", "cold", "warm") for tight in (True, False)}
+    assert all(preempts(schedule) == schedule.tight for schedule in drawn)
+    assert len({schedule.config.block_size for schedule in drawn}) > 2
+    assert len({schedule.threads for schedule in drawn}) > 1
+    assert any(schedule.arrivals[-1].step for schedule in drawn)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_schedule_runs_every_request_once_and_can_hold_each(seed):
+    requests = draw(16, seed)
+    for schedule in schedules(requests, seed=seed):
+        arrived = [arrival.request for arrival in schedule.arrivals]
+        assert sorted(arrived, key=lambda request: request.id) == sorted(requests, key=lambda request: request.id)
+        steps = [arrival.step for arrival in schedule.arrivals]
+        assert steps == sorted(steps)
+        assert schedule.config.cache_root == b"root"
+        scheduler = Scheduler(schedule.config)
+        for request in (*arrived, *(stranger.arrival.request for stranger in schedule.strangers)):
+            scheduler.submit(request)
+        assert schedule.strangers
+
+
+def test_the_first_schedule_is_the_engine_as_it_is_served():
+    served = EngineConfig(block_size=7, max_num_seqs=5, max_num_batched_tokens=33, prefix_caching=False)
+    first = schedules(draw(8), count=1, served=served)[0]
+    assert (first.config.block_size, first.config.max_num_seqs, first.config.max_num_batched_tokens) == (7, 5, 33)
+    assert (first.cache, first.threads, first.tight) == ("off", 4, False)
+    assert schedules(draw(8), count=1)[0].cache == "warm"
+
+
+def test_pressure_that_cannot_be_had_is_given_up_and_not_waited_for():
+    tries = []
+    drawn = schedules(draw(4), count=2, rehearse=lambda schedule: bool(tries.append(schedule)))
+    assert len(drawn) == 2
+    assert 1 < len(tries) < 100
+    assert not preempts(schedules(draw(1), count=2)[1])
+
+
+@pytest.mark.parametrize("field", ["requests", "schedules", "prompt_tokens", "new_tokens"])
+def test_an_extent_of_nothing_is_refused_by_name(field):
+    with pytest.raises(ConfigError, match=field):
+        Extent(**{field: 0})
+
+
+def test_prompts_shrink_to_the_context_and_outputs_that_fill_it_are_refused():
+    report = verify(fake_subject(), Extent(requests=40, schedules=1, prompt_tokens=500, new_tokens=60), EngineConfig())
+    assert max(len(request.prompt) for request in report.requests) == 4
+    with pytest.raises(ConfigError, match="new_tokens"):
+        verify(fake_subject(), Extent(new_tokens=64), EngineConfig())

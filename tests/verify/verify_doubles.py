@@ -1,0 +1,172 @@
+"""Models and runners for trying the harness: one that is exact by construction, and many that are not.
+
+`RowLM` computes every row by itself with operations whose shapes depend on that row alone, and `row_attention` every
+query by itself, so no batch, chunk or thread can touch a bit. Each violation changes one thing of that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+
+from penstock.app import LoadedModel
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.model import ModelShape
+from penstock.contract.plan import RowFailure
+from penstock.sim.fake_runner import FakeRunner
+from penstock.verify import Extent, Subject
+
+SHAPE = ModelShape(
+    num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
+)
+SMALL = Extent(requests=8, schedules=6, prompt_tokens=20, new_tokens=8)
+
+
+class RowLM:
+    """Two layers of grouped attention and a nonlinearity; weights large enough that every token matters."""
+
+    shape = SHAPE
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        wide = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
+        make = lambda *size: torch.randn(*size, generator=generator) / size[-1] ** 0.5  # noqa: E731
+        self.embedding = make(SHAPE.vocab_size, SHAPE.hidden_size) * 4
+        self.positions = make(SHAPE.max_positions, SHAPE.hidden_size) * 4
+        self.qkv = [make(wide, SHAPE.hidden_size) * 2 for _ in range(SHAPE.num_layers)]
+        self.out = [make(SHAPE.hidden_size, SHAPE.num_heads * SHAPE.head_dim) * 2 for _ in range(SHAPE.num_layers)]
+        self.head = make(SHAPE.vocab_size, SHAPE.hidden_size) * 3
+
+    def linear(self, rows, weight):
+        return torch.stack([(weight * row).sum(-1) for row in rows])
+
+    def forward(self, token_ids, positions, attend):
+        x = self.embedding[token_ids] + self.positions[positions]
+        for layer in range(SHAPE.num_layers):
+            heads = self.linear(x, self.qkv[layer]).view(len(x), -1, SHAPE.head_dim)
+            q, k, v = heads.split((SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads), dim=1)
+            mixed = self.linear(attend(layer, q, k, v).flatten(1), self.out[layer])
+            x = x + torch.stack([row.clone().tanh() for row in mixed])
+        return x
+
+    def logits(self, hidden):
+        return self.linear(hidden, self.head)
+
+
+class BatchLM(RowLM):
+    """Sums in another order when more than three rows share the call, as library GEMMs do."""
+
+    def linear(self, rows, weight):
+        return _other_order(rows, weight) if len(rows) > 3 else super().linear(rows, weight)
+
+
+class ThreadLM(RowLM):
+    """Sums in another order when there is more than one thread."""
+
+    def linear(self, rows, weight):
+        return _other_order(rows, weight) if torch.get_num_threads() > 1 else super().linear(rows, weight)
+
+
+def _other_order(rows, weight):
+    return torch.stack([(weight.flip(1) * row.flip(0)).sum(-1) for row in rows])
+
+
+def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, scale, *, split_at_chunk=False):
+    """The signature of the runner's attention. `split_at_chunk` sums what lies before the chunk apart, a violation."""
+    out = torch.empty(q.shape)
+    bounds = q_start.tolist()
+    for row, length in enumerate(kv_len.tolist()):
+        first, last = bounds[row], bounds[row + 1]
+        keys, values = (cache[block_table[row].long()].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+        for at in range(first, last):
+            seen = length - (last - at) + 1
+            parts = [(0, seen)] if not split_at_chunk else [(0, length - (last - first)), (length - last + first, seen)]
+            out[at] = _attend(q[at], keys[:seen].clone(), values[:seen].clone(), scale, parts)
+    return out
+
+
+def _attend(q, keys, values, scale, parts):
+    groups = SHAPE.num_heads // SHAPE.num_kv_heads
+    keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))  # [L, Hq, D]
+    weights = ((q * keys).sum(-1) * scale).exp()  # [L, Hq]
+    total = sum(weights[a:b].sum(0) for a, b in parts if b > a)  # [Hq]
+    mixed = sum((weights[a:b, :, None] * values[a:b]).sum(0) for a, b in parts if b > a)  # [Hq, D]
+    return mixed / total[:, None]
+
+
+def loaded(model: RowLM) -> LoadedModel:
+    files = SimpleNamespace(digest=b"a toy", path="toy")
+    return LoadedModel(files, model, torch.device("cpu"), torch.float32)
+
+
+def subject_of(model: RowLM) -> Subject:
+    return Subject.of(loaded(model), threads=1)
+
+
+class Wrapped:
+    """A runner around another: `edit` may change the plan's admits, `spoil` the result. `log` is their memory."""
+
+    def __init__(self, runner, edit=None, spoil=None):
+        self._runner, self._edit, self._spoil, self.log = runner, edit, spoil, {}
+
+    def run(self, plan):
+        if self._edit is not None:
+            plan = replace(plan, admits=tuple(self._edit(admit, self.log) for admit in plan.admits))
+        result = self._runner.run(plan)
+        return result if self._spoil is None else self._spoil(plan, result)
+
+
+def wrapped(subject: Subject, edit=None, spoil=None) -> Subject:
+    """The subject with every runner wrapped."""
+    return replace(subject, make_runner=lambda config: Wrapped(subject.make_runner(config), edit, spoil))
+
+
+def fake_subject(make: Callable[[SchedulerConfig], object] = lambda config: FakeRunner(config, 97)) -> Subject:
+    """A subject without a tensor: exact, whatever its plans."""
+    return Subject(97, 64, make, lambda threads: None, 2, b"fake")
+
+
+# ---- violations that a runner may have, whatever is inside it
+
+
+def choose_by_slot(admit, log):
+    return replace(admit, choice=admit.slot)
+
+
+def choose_anew_after_preemption(admit, log):
+    """The draws of a recomputed sequence start over."""
+    before = log.setdefault(admit.seq_id, len(admit.tokens))
+    return replace(admit, choice=admit.choice + 7) if len(admit.tokens) > before else admit
+
+
+def choose_otherwise_after_a_hit(admit, log):
+    return replace(admit, choice=admit.choice + 7) if admit.computed else admit
+
+
+def keep_a_stale_block(admit, log):
+    """The block table of a slot keeps its previous owner's first entry."""
+    stale = log.get(admit.slot)
+    log[admit.slot] = admit.blocks[0]
+    if stale is None or admit.computed or stale in admit.blocks:
+        return admit
+    return replace(admit, blocks=(stale, *admit.blocks[1:]))
+
+
+def nudge_logprobs(plan, result):
+    """One unit in the last place, when three rows share a step."""
+    if len(plan.rows) < 3:
+        return result
+    return replace(result, logprobs=tuple(math.nextafter(logprob, 1.0) for logprob in result.logprobs))
+
+
+def fail_in_company(plan, result):
+    """The first row that samples fails when four rows share a step."""
+    sampling = [row.slot for row in plan.rows if row.sample]
+    if len(plan.rows) < 4 or not sampling:
+        return result
+    failure = RowFailure(sampling[0], "not finite")
+    return replace(result, tokens=result.tokens[1:], logprobs=result.logprobs[1:], failures=(failure,))
