@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
 
 from penstock import models
 from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
@@ -166,6 +169,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     Raises:
         SetupError: an option cannot be used here, or the files lack something.
     """
+    _force_isa(os.environ)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
     threads = set_threads(config.threads)
@@ -174,8 +178,9 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     announce(
         f"runs on          {device}, {str(dtype).removeprefix('torch.')}, {threads} threads, {native.isa()} kernels"
     )
-    with byte_bar("Loading", files.num_weights, show=True, delay=2.0, announce=False) as bar:
-        binder = Binder(files.source, dtype, device, str(files.path), bar.update, packing)
+    with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
+        seen = partial(_update_bytes, bar, dtype.itemsize)
+        binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
         model = models.load(files.config, binder, str(files.path))
     return LoadedModel(files, model, device, dtype, binder.bytes)
 
@@ -230,6 +235,21 @@ def serve(
     finally:
         client.close()
         assembly.close()
+
+
+def _force_isa(environ: Mapping[str, str]) -> None:
+    """Use the kernels that `PENSTOCK_ISA` names, for tests and comparisons; without it, the best for this machine."""
+    name = environ.get("PENSTOCK_ISA", "")
+    if not name:
+        return
+    if name not in native.isas():
+        there = ", ".join(native.isas()) or "none: this installation was made without a C++ compiler"
+        raise ConfigError("PENSTOCK_ISA", f"{name!r} cannot run here; there are {there}")
+    native.set_isa(name)
+
+
+def _update_bytes(bar: tqdm[Any], width: int, count: int) -> None:
+    bar.update(count * width)
 
 
 def _say_nothing(line: str) -> None:
