@@ -1,0 +1,171 @@
+"""Paged attention and the way into the cache in compiled code, behind the signatures of `kernels.paged_attention`.
+
+Decides how tensors are handed over as addresses; the arithmetic and its order are in `native/attention.h`. Takes
+float32 and bfloat16 on the CPU, head_dim up to 256.
+
+Keys may lie in one of two layouts, told apart by their number of dimensions: natural, `[num_blocks, block_size, Hkv,
+D]`, or packed, `[num_blocks, Hkv, words, block_size, w]` (see `packed_keys_shape`), which spares attention a
+transposition. Both give the same bits, and so do all block sizes, batches, chunks of a prompt and numbers of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.native_rows import element, required, rows
+
+__all__ = ["packed_keys_shape", "paged_attention", "rotate_and_write", "write_kv"]
+
+_ABSENT = (0, 0, 0)
+
+
+def packed_keys_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[int, int, int, int, int]:
+    """The shape `[num_blocks, Hkv, words, block_size, w]` of a cache of keys in the packed layout.
+
+    A word is 32 bits: `w` neighbours along `head_dim` of one key, 2 of bfloat16 or 1 of float32; an odd `head_dim` is
+    filled up with 0. So 16 neighbouring positions have the same word of their keys side by side.
+    """
+    each = 4 // dtype.itemsize
+    return num_blocks, num_kv_heads, -(-head_dim // each), block_size, each
+
+
+def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
+    """`penstock.kernels.paged_attention.write_kv`, for both layouts of keys.
+
+    Raises:
+        ValueError: shapes, dtypes or slots do not fit; nothing was written then.
+    """
+    count, heads, dim = k.shape
+    _same_shape("v", v, k)
+    required().rotate_and_store(
+        *(count, 0, heads, dim, *_ABSENT, *_ABSENT, *rows("k", k), *rows("v", v)),
+        *(*_cache(k_cache, v_cache, heads, dim), _vector("write_slots", write_slots, torch.int64, count)),
+        *(0, 0, 0, 0, 0, 0, 0, 0, 0.0),
+    )
+
+
+def rotate_and_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    write_slots: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """In one pass: norm queries and keys per head, rotate both, store keys and values.
+
+    Args:
+        q: `[T, Hq, D]`; may be a view of a fused row, as may `k` and `v`.
+        k: `[T, Hkv, D]`.
+        v: `[T, Hkv, D]`.
+        positions: `[T]` int64, rows of the tables.
+        cos: `[P, D/2]` float32.
+        sin: `[P, D/2]` float32.
+        k_cache: as for `write_kv`, beside `v_cache`.
+        v_cache: `[num_blocks, block_size, Hkv, D]`.
+        write_slots: `[T]` int64, all different.
+        q_norm: `[D]` weights of an RMS norm of each query head, or None.
+        k_norm: the same of key heads.
+        eps: of both norms.
+
+    Returns:
+        The queries `[T, Hq, D]`, contiguous, in the dtype of `q`.
+
+    Raises:
+        ValueError: shapes, dtypes, positions or slots do not fit; nothing was written then.
+    """
+    count, q_heads, dim = q.shape
+    heads = k.shape[1]
+    _same_shape("v", v, k)
+    if k.shape != (count, heads, dim):
+        raise ValueError(f"k must be [{count}, Hkv, {dim}] like q, not {tuple(k.shape)}")
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.shape != (len(cos), dim // 2) or table.dtype != torch.float32 or not table.is_contiguous():
+            raise ValueError(f"{name} must be [P, {dim // 2}] float32 and contiguous")
+    out = torch.empty(q.shape, dtype=q.dtype)
+    required().rotate_and_store(
+        *(count, q_heads, heads, dim, *rows("q", q), *rows("out", out), *rows("k", k), *rows("v", v)),
+        *(*_cache(k_cache, v_cache, heads, dim), _vector("write_slots", write_slots, torch.int64, count)),
+        *(_vector("positions", positions, torch.int64, count), len(cos), cos.data_ptr(), sin.data_ptr()),
+        *(*_norm_weight("q_norm", q_norm, dim), *_norm_weight("k_norm", k_norm, dim), eps),
+    )
+    return out
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_start: Tensor,
+    kv_len: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """`penstock.kernels.paged_attention.paged_attention`, for both layouts of keys.
+
+    Raises:
+        ValueError: shapes, dtypes or the rows' description do not fit, or the table names a block that does not exist.
+    """
+    native = required()
+    count, q_heads, dim = q.shape
+    heads, num_rows = v_cache.shape[2], len(kv_len)
+    if block_table.dim() != 2 or len(block_table) != num_rows:
+        raise ValueError(f"block_table must be [{num_rows}, M], not {tuple(block_table.shape)}")
+    table = _vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel())
+    starts = _vector("q_start", q_start, torch.int32, num_rows + 1)
+    lengths = _vector("kv_len", kv_len, torch.int32, num_rows)
+    cache = _cache(k_cache, v_cache, heads, dim)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    longest = int(kv_len.max()) if num_rows else 0
+    size = native.attention_scratch_bytes(num_rows, count, q_heads, heads, dim, longest)
+    scratch = torch.empty(size, dtype=torch.uint8)
+    native.attention(
+        *(*rows("q", q), *rows("out", out), count, q_heads, *cache, heads, dim),
+        *(num_rows, starts, lengths, table, block_table.shape[1], scale, scratch.data_ptr(), size),
+    )
+    return out
+
+
+def _cache(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tuple[int, int, int, bool, int, int]:
+    """Addresses, dtype code, layout and size of a cache, for the compiled functions."""
+    num_blocks, block_size = v_cache.shape[:2]
+    natural = (num_blocks, block_size, heads, dim)
+    packed = packed_keys_shape(*natural, v_cache.dtype)
+    if v_cache.shape != natural:
+        raise ValueError(f"v_cache must be [num_blocks, block_size, {heads}, {dim}], not {tuple(v_cache.shape)}")
+    if k_cache.shape not in (natural, packed):
+        raise ValueError(f"k_cache must be {natural}, or packed {packed}, not {tuple(k_cache.shape)}")
+    if k_cache.dtype != v_cache.dtype or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("k_cache and v_cache must be contiguous and of one dtype")
+    code = element("v_cache", v_cache)
+    return k_cache.data_ptr(), v_cache.data_ptr(), code, k_cache.dim() == 5, num_blocks, block_size
+
+
+def _vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
+    """The address of a contiguous `[length]` of `dtype` on the CPU."""
+    if x.shape != (length,) or x.dtype != dtype or x.device.type != "cpu" or not x.is_contiguous():
+        raise ValueError(f"{name} must be [{length}] {dtype} on the CPU, contiguous, not {tuple(x.shape)} {x.dtype}")
+    return x.data_ptr()
+
+
+def _norm_weight(name: str, weight: Tensor | None, dim: int) -> tuple[int, int]:
+    if weight is None:
+        return 0, 0
+    if weight.shape != (dim,) or not weight.is_contiguous():
+        raise ValueError(f"{name} must be [{dim}] and contiguous, not {tuple(weight.shape)}")
+    return weight.data_ptr(), element(name, weight)
+
+
+def _same_shape(name: str, x: Tensor, like: Tensor) -> None:
+    if x.shape != like.shape:
+        raise ValueError(f"{name} must be {tuple(like.shape)}, not {tuple(x.shape)}")

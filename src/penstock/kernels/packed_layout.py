@@ -1,0 +1,116 @@
+"""How packed weights lie in memory, in torch: what the compiled packing must equal, and what serves without it.
+
+Decides the order of bytes, and nothing about products. A packed weight is a row of panels of 16 outputs, the last one
+filled up; in a panel, inputs come in runs that the 16 outputs take turns in: the compiled kernels read it from front to
+back. The layouts are drawn at the top of `native/linear_*.h`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+__all__ = [
+    "GROUP",
+    "pack_bf16",
+    "pack_int8",
+    "pack_q4",
+    "pack_q8",
+    "unpack_bf16",
+    "unpack_int8",
+    "unpack_q4",
+    "unpack_q8",
+]
+
+GROUP = 32
+"""Inputs that share a scale in q4 and q8."""
+
+_PANEL = 16
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _filled(numbers: Tensor, unit: int, value: int = 0) -> Tensor:
+    """`[N, C]` filled up to `[P, 16, C']`: whole panels, and a multiple of `unit` columns."""
+    outputs, columns = numbers.shape
+    extra = (0, _up(columns, unit) - columns, 0, _up(outputs, _PANEL) - outputs)
+    return pad(numbers, extra, value=value).view(-1, _PANEL, _up(columns, unit))
+
+
+def _bytes(numbers: Tensor) -> Tensor:
+    """The last dimension as bytes."""
+    return numbers.contiguous().view(torch.uint8)
+
+
+def _rows(panels: Tensor, outputs: int, inputs: int) -> Tensor:
+    """`[P, 16, ...]` without what was filled up: `[N, K]`."""
+    return panels.flatten(0, 1).flatten(1)[:outputs, :inputs].contiguous()
+
+
+def pack_bf16(weight: Tensor) -> Tensor:
+    """Bfloat16 `[N, K]` to bytes."""
+    pairs = _filled(weight, 2).unflatten(2, (-1, 2))  # [P, 16, K/2, 2]
+    return _bytes(pairs.permute(0, 2, 1, 3)).flatten()
+
+
+def unpack_bf16(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The numbers as float32 `[N, K]`."""
+    pairs = packed.view(torch.bfloat16).view(-1, _up(inputs, 2) // 2, _PANEL, 2)
+    return _rows(pairs.permute(0, 2, 1, 3), outputs, inputs).float()
+
+
+def pack_int8(codes: Tensor, scales: Tensor) -> Tensor:
+    """Int8 `[N, K]` and float32 `[N]` to bytes."""
+    quads = _filled(codes.to(torch.int16) + 128, 4, 128).to(torch.uint8).unflatten(2, (-1, 4))  # [P, 16, K/4, 4]
+    tail = _bytes(_filled(scales[:, None], 1).flatten(1))  # [P, 64]
+    return torch.cat((quads.permute(0, 2, 1, 3).flatten(1), tail), dim=1).flatten()
+
+
+def unpack_int8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The numbers as float32 `[N, K]`."""
+    quads = _up(inputs, 4) // 4
+    panels = packed.view(-1, (quads + 1) * 64)
+    codes = panels[:, : quads * 64].reshape(-1, quads, _PANEL, 4).permute(0, 2, 1, 3).flatten(2).float() - 128
+    scales = panels[:, quads * 64 :].contiguous().view(torch.float32)  # [P, 16]
+    return _rows(codes * scales[:, :, None], outputs, inputs)
+
+
+def _lanes_last(groups: Tensor) -> Tensor:
+    """Float16 `[N, G]` to bytes `[P, G, 32]`."""
+    return _bytes(_filled(groups, 1).transpose(1, 2))
+
+
+def _halves(stored: Tensor) -> Tensor:
+    """The inverse: bytes `[P, G, 32]` to float32 `[P, 16, G, 1]`."""
+    return stored.contiguous().view(torch.float16).float().transpose(1, 2)[..., None]
+
+
+def pack_q4(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
+    """Codes from 0 to 15, uint8 `[N, G * 32]`, and float16 `[N, G]` twice, to bytes."""
+    runs = _filled(codes, GROUP).unflatten(2, (-1, 4, 2, 4))  # [P, 16, G, 4, 2, 4]: runs of 8, as two halves of 4
+    both = (runs[..., 0, :] | runs[..., 1, :] << 4).permute(0, 2, 3, 1, 4)  # [P, G, 4, 16, 4]
+    return torch.cat((both.flatten(2), _lanes_last(scales), _lanes_last(minima)), dim=2).flatten()
+
+
+def unpack_q4(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The numbers as float32 `[N, K]`."""
+    groups = packed.view(-1, _up(inputs, GROUP) // GROUP, 320)  # [P, G, 320]
+    both = groups[:, :, :256].unflatten(2, (4, _PANEL, 4)).permute(0, 3, 1, 2, 4)  # [P, 16, G, 4, 4]
+    codes = torch.stack((both & 15, both >> 4), dim=4).flatten(3).float()  # [P, 16, G, 32]
+    return _rows(codes * _halves(groups[:, :, 256:288]) + _halves(groups[:, :, 288:]), outputs, inputs)
+
+
+def pack_q8(codes: Tensor, scales: Tensor) -> Tensor:
+    """Int8 `[N, G * 32]` and float16 `[N, G]` to bytes."""
+    raised = _filled(codes.view(torch.uint8) ^ 128, GROUP).unflatten(2, (-1, 8, 4))  # [P, 16, G, 8, 4]
+    return torch.cat((raised.permute(0, 2, 3, 1, 4).flatten(2), _lanes_last(scales)), dim=2).flatten()
+
+
+def unpack_q8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The numbers as float32 `[N, K]`."""
+    groups = packed.view(-1, _up(inputs, GROUP) // GROUP, 544)  # [P, G, 544]
+    codes = groups[:, :, :512].unflatten(2, (8, _PANEL, 4)).permute(0, 3, 1, 2, 4).flatten(3).float() - 128
+    return _rows(codes * _halves(groups[:, :, 512:]), outputs, inputs)

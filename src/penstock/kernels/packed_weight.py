@@ -1,0 +1,271 @@
+"""Weights that are packed once: bfloat16, int8, and groups of 32 with 4 or 8 bits.
+
+Decides how numbers are rounded and which layout they get; does not know what a weight belongs to or how products are
+computed. GGUF's blocks keep their numbers bit by bit.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import native, packed_layout
+from penstock.kernels.packed_layout import GROUP
+from penstock.kernels.weight_memory import WeightMemory
+
+__all__ = [
+    "ELEMENTS",
+    "MAX_INPUTS",
+    "PackedKind",
+    "PackedWeight",
+    "SMALLEST",
+    "UNPACK",
+    "pack_bf16",
+    "pack_q4_0",
+    "pack_q4_1",
+    "pack_q8_0",
+    "quantize_int4",
+    "quantize_int8",
+    "unpack",
+]
+
+MAX_INPUTS = 65536
+"""An int8 sum over more inputs could leave 32 bits."""
+
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+"""The compiled kernels' numbers for dtypes."""
+
+SMALLEST = 2.0**-100
+"""Numbers to be quantised whose largest magnitude is below this are taken for zeros."""
+
+
+class PackedKind(enum.IntEnum):
+    """How numbers are kept: 16, 8, 5 (4-bit codes, fp16 scale and minimum for each 32) and 8.5 bits a weight."""
+
+    BF16 = 0
+    INT8 = 1
+    Q4 = 2
+    Q8 = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight `[outputs, inputs]` as the kernels read it.
+
+    Attributes:
+        data: uint8 `[bytes]`, laid out as `packed_layout` says.
+        scratch_bytes: what a call needs for each row.
+    """
+
+    kind: PackedKind
+    outputs: int
+    inputs: int
+    data: Tensor
+    scratch_bytes: int
+
+
+def _packed(kind: PackedKind, outputs: int, inputs: int, data: Tensor) -> PackedWeight:
+    return PackedWeight(
+        kind, outputs, inputs, data, 0 if native.module is None else native.module.scratch_bytes(kind, inputs)
+    )
+
+
+def _room(kind: PackedKind, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
+    count = native.module.packed_bytes(kind, outputs, inputs)
+    return torch.empty(count, dtype=torch.uint8) if memory is None else memory.take(count)
+
+
+def _kept(data: Tensor, memory: WeightMemory | None) -> Tensor:
+    """Bytes that torch has packed, where the caller wants them."""
+    return data if memory is None else memory.take(len(data)).copy_(data)
+
+
+def _check_weight(weight: Tensor) -> None:
+    if weight.dim() != 2 or weight.dtype not in ELEMENTS or not 1 <= weight.shape[1] <= MAX_INPUTS or not len(weight):
+        raise ValueError(
+            f"a weight must be [N, K] with K up to {MAX_INPUTS}, float32 or bfloat16;"
+            f" got {list(weight.shape)} {weight.dtype}"
+        )
+
+
+def pack_bf16(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+    """Pack numbers, rounded to bfloat16.
+
+    Args:
+        weight: `[N, K]`, float32 or bfloat16.
+        memory: where to put the packed bytes, or None for memory of their own.
+
+    Raises:
+        ValueError: another shape or dtype.
+    """
+    _check_weight(weight)
+    outputs, inputs = weight.shape
+    if native.module is None:
+        return _packed(PackedKind.BF16, outputs, inputs, _kept(packed_layout.pack_bf16(weight.bfloat16()), memory))
+    weight = weight if weight.stride(1) == 1 and weight.stride(0) >= inputs else weight.contiguous()
+    data = _room(PackedKind.BF16, outputs, inputs, memory)
+    native.module.pack_bf16(
+        outputs, inputs, weight.data_ptr(), weight.stride(0), ELEMENTS[weight.dtype], data.data_ptr(), len(data)
+    )
+    return _packed(PackedKind.BF16, outputs, inputs, data)
+
+
+def quantize_int8(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+    """Round to int8 with one scale an output: the largest magnitude becomes 127.
+
+    Args:
+        weight: `[N, K]`, float32 or bfloat16.
+        memory: where to put the packed bytes, or None for memory of their own.
+
+    Raises:
+        ValueError: another shape or dtype, or a number that is not finite.
+    """
+    _check_weight(weight)
+    outputs, inputs = weight.shape
+    numbers = weight.float()
+    scales = numbers.abs().amax(dim=1) / 127.0  # [N]
+    _check_finite(scales)
+    codes = (numbers / scales.clamp(min=SMALLEST)[:, None]).round().to(torch.int8)
+    if native.module is None:
+        return _packed(PackedKind.INT8, outputs, inputs, _kept(packed_layout.pack_int8(codes, scales), memory))
+    data = _room(PackedKind.INT8, outputs, inputs, memory)
+    native.module.pack_int8(outputs, inputs, codes.data_ptr(), scales.data_ptr(), data.data_ptr(), len(data))
+    return _packed(PackedKind.INT8, outputs, inputs, data)
+
+
+def quantize_int4(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+    """Round to 4 bits between the smallest and the largest number of each group of 32 inputs, as GGUF's Q4_1 does.
+
+    Args:
+        weight: `[N, K]`, float32 or bfloat16.
+        memory: where to put the packed bytes, or None for memory of their own.
+
+    Raises:
+        ValueError: another shape or dtype, or a group whose numbers are not finite or too far apart for float16.
+    """
+    _check_weight(weight)
+    outputs, inputs = weight.shape
+    last = weight[:, -1:].expand(-1, -inputs % GROUP)  # a short group is filled up with a number that it has
+    numbers = torch.cat((weight, last), dim=1).float().unflatten(1, (-1, GROUP))  # [N, G, 32]
+    low, high = numbers.aminmax(dim=2, keepdim=True)
+    scales, minima = ((high - low) / 15.0).half(), low.half()  # [N, G, 1]
+    _check_finite(scales)
+    _check_finite(minima)
+    steps = scales.float()
+    codes = ((numbers - minima.float()) / steps.where(steps > 0, 1.0)).round().clamp(0, 15).to(torch.uint8)
+    nibbles = codes[..., :16] | codes[..., 16:] << 4  # [N, G, 16]
+    blocks = torch.cat((scales.view(torch.uint8), minima.view(torch.uint8), nibbles), dim=2)
+    return _pack_blocks(_FORMATS["Q4_1"], blocks.flatten(), outputs, inputs, memory)
+
+
+def _check_finite(numbers: Tensor) -> None:
+    if not torch.isfinite(numbers).all():
+        raise ValueError("a weight to be quantised holds numbers that are not finite, or too large for its scales")
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockFormat:
+    """One of GGUF's block formats: 32 numbers in `bytes` bytes (ggml-common.h, `block_q4_0` and its neighbours)."""
+
+    name: str
+    bytes: int
+    kind: PackedKind
+
+
+_FORMATS = {
+    "Q4_0": _BlockFormat("Q4_0", 18, PackedKind.Q4),
+    "Q4_1": _BlockFormat("Q4_1", 20, PackedKind.Q4),
+    "Q8_0": _BlockFormat("Q8_0", 34, PackedKind.Q8),
+}
+
+
+def pack_q4_0(blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None) -> PackedWeight:
+    """Pack GGUF's Q4_0 blocks, code for code and scale for scale.
+
+    Args:
+        blocks: uint8, contiguous; each output's row is `inputs / 32` blocks of 18 bytes.
+        outputs: number of rows.
+        inputs: numbers in a row, a multiple of 32.
+        memory: where to put the packed bytes, or None for memory of their own.
+
+    Raises:
+        ValueError: the blocks do not fill that shape, or a scale is not a number below 8192.
+    """
+    return _pack_blocks(_FORMATS["Q4_0"], blocks, outputs, inputs, memory)
+
+
+def pack_q4_1(blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None) -> PackedWeight:
+    """Pack GGUF's Q4_1 blocks of 20 bytes; see `pack_q4_0`."""
+    return _pack_blocks(_FORMATS["Q4_1"], blocks, outputs, inputs, memory)
+
+
+def pack_q8_0(blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None) -> PackedWeight:
+    """Pack GGUF's Q8_0 blocks of 34 bytes; see `pack_q4_0`."""
+    return _pack_blocks(_FORMATS["Q8_0"], blocks, outputs, inputs, memory)
+
+
+def _pack_blocks(
+    form: _BlockFormat, blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None
+) -> PackedWeight:
+    """As `pack_q4_0`; `inputs` may end within a block."""
+    if outputs < 1 or not 1 <= inputs <= MAX_INPUTS:
+        raise ValueError(f"a weight must have outputs, and 1 to {MAX_INPUTS} inputs; got {outputs} x {inputs}")
+    count = outputs * -(-inputs // GROUP)
+    if blocks.dtype != torch.uint8 or blocks.numel() != count * form.bytes or not blocks.is_contiguous():
+        raise ValueError(
+            f"{outputs} x {inputs} in {form.name} is {count * form.bytes} contiguous bytes;"
+            f" got {blocks.numel()} of {blocks.dtype}"
+        )
+    if native.module is None:
+        data = _PACK_IN_TORCH[form.name](blocks.view(outputs, -1, form.bytes))
+        return _packed(form.kind, outputs, inputs, _kept(data, memory))
+    data = _room(form.kind, outputs, inputs, memory)
+    pack = getattr(native.module, f"pack_{form.name.lower()}")
+    pack(outputs, inputs, blocks.data_ptr(), blocks.numel(), data.data_ptr(), len(data))
+    return _packed(form.kind, outputs, inputs, data)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """The float16 at byte `at` of each block: `[N, G, bytes]` to `[N, G]`."""
+    return blocks[:, :, at : at + 2].contiguous().view(torch.float16)[:, :, 0]
+
+
+def _nibbles(blocks: Tensor, at: int) -> Tensor:
+    """The 32 codes of each block, low halves first: `[N, G, bytes]` to `[N, G * 32]`."""
+    stored = blocks[:, :, at : at + 16]
+    return torch.cat((stored & 15, stored >> 4), dim=2).flatten(1)
+
+
+def _pack_q4_0_in_torch(blocks: Tensor) -> Tensor:
+    scales = _half(blocks, 0)
+    minima = scales * -8.0
+    if not torch.isfinite(minima).all():
+        raise ValueError("the scale of a Q4_0 block is not a number below 8192")
+    return packed_layout.pack_q4(_nibbles(blocks, 2), scales, minima)
+
+
+def _pack_q4_1_in_torch(blocks: Tensor) -> Tensor:
+    return packed_layout.pack_q4(_nibbles(blocks, 4), _half(blocks, 0), _half(blocks, 2))
+
+
+def _pack_q8_0_in_torch(blocks: Tensor) -> Tensor:
+    return packed_layout.pack_q8(blocks[:, :, 2:].flatten(1).view(torch.int8), _half(blocks, 0))
+
+
+_PACK_IN_TORCH = {"Q4_0": _pack_q4_0_in_torch, "Q4_1": _pack_q4_1_in_torch, "Q8_0": _pack_q8_0_in_torch}
+"""From blocks `[N, G, bytes]` to the packed bytes."""
+
+UNPACK = {
+    PackedKind.BF16: packed_layout.unpack_bf16,
+    PackedKind.INT8: packed_layout.unpack_int8,
+    PackedKind.Q4: packed_layout.unpack_q4,
+    PackedKind.Q8: packed_layout.unpack_q8,
+}
+
+
+def unpack(weight: PackedWeight) -> Tensor:
+    """The numbers that a packed weight stands for, float32 `[N, K]`."""
+    return UNPACK[weight.kind](weight.data, weight.outputs, weight.inputs)

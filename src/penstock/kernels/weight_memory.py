@@ -1,0 +1,44 @@
+"""Where packed weights live: a few large blocks of memory, for which the system is asked to use large pages.
+
+Decides where each weight starts; does not know what it holds. One stream of tokens reads every weight once a token at
+the speed of memory, and with large pages that is a fifth faster than with small ones: prefetching stops at page ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+__all__ = ["WeightMemory"]
+
+_BLOCK = 64 << 20
+_LARGE_PAGE = 2 << 20
+_ALIGNMENT = 64  # a cache line, and what torch aligns its own tensors to
+
+
+def _large_block(size: int) -> Tensor:
+    """Zeroed memory of `size` bytes that starts on a large page; what is never written takes no memory."""
+    memory = mmap.mmap(-1, size + _LARGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    block = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -block.data_ptr() % _LARGE_PAGE
+    return block[start : start + size]
+
+
+class WeightMemory:
+    """Hands out room, front to back. Owned by whoever loads a model; a block lives as long as any weight in it."""
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, count: int) -> Tensor:
+        """Room for `count` bytes: uint8 `[count]`, contiguous, on a cache line of its own, handed out only once."""
+        if self._used + count > len(self._block):
+            self._block, self._used = _large_block(max(_BLOCK, count)), 0
+        start = self._used
+        self._used = start + -(-count // _ALIGNMENT) * _ALIGNMENT
+        return self._block[start : start + count]
