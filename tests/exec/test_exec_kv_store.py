@@ -23,6 +23,16 @@ def test_a_block_costs_what_its_tensors_take():
     assert block_bytes(SHAPE, 1, torch.bfloat16) == 30 * 2 * 192 * 2
 
 
+def test_packed_keys_take_as_much_and_blocks_come_first():
+    store = KVStore(SHAPE, 2, 16, torch.bfloat16, torch.device("cpu"), packed_keys=True)
+    assert store.keys[3].shape == (2, 3, 32, 16, 2)
+    assert store.keys[3].nbytes == store.values[3].nbytes
+    with store.borrowed_block(1):
+        before = store.keys[3][0].view(torch.int16).clone()
+        store.keys[3][1] = 7.0
+    assert torch.equal(store.keys[3][0].view(torch.int16), before)
+
+
 def test_a_budget_pays_for_whole_blocks():
     each = block_bytes(SHAPE, 16, torch.bfloat16)
     assert blocks_for(each, SHAPE, 16, torch.bfloat16) == 1

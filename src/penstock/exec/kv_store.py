@@ -16,6 +16,7 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
+from penstock.kernels.native_attention import packed_keys_shape
 
 __all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for"]
 
@@ -46,19 +47,28 @@ class KVStore:
 
     Attributes:
         keys: one `[num_blocks, block_size, Hkv, D]` a layer, uninitialised until written; the operating system finds
-            the memory page by page as blocks are first used.
-        values: beside `keys`.
+            the memory page by page as blocks are first used. With `packed_keys`, which only the compiled attention
+            reads, one `[num_blocks, Hkv, words, block_size, w]`: see `kernels.native_attention.packed_keys_shape`.
+        values: one `[num_blocks, block_size, Hkv, D]` a layer.
     """
 
     def __init__(
-        self, shape: ModelShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: ModelShape,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        packed_keys: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        self.keys = tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers))
+        key_size = packed_keys_shape(*size, dtype) if packed_keys else size
+        self.keys = tuple(torch.empty(key_size, dtype=dtype, device=device) for _ in range(shape.num_layers))
         self.values = tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers))
 
     @contextmanager

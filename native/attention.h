@@ -1,0 +1,637 @@
+// Attention over keys and values in blocks, for ragged rows of prefill and decode alike: one file, because the promise
+// below is about all of it together.
+//
+// Work is cut into tiles. Query i of a row and head g of a group make the pair i * G + g, and a tile is up to kTileRows
+// neighbouring pairs of one row and one key-value head: in decode the heads of a group, in prefill several queries. All
+// pairs of a tile share each load of a key or value.
+//
+// Order of the arithmetic, the same for every pair whatever its tile, its batch and the threads:
+//
+//     for each chunk of kChunk absolute positions, of which the pair sees a prefix:
+//         score[p]  = sum over d ascending of q[d] * scale * k[p][d]             one accumulator a score
+//         top       = max score,  weight[p] = exp(score[p] - top)
+//         sum       = weights added up in 16 lanes (p mod 16, ascending), then across lanes
+//         mixed[d]  = sum over p ascending of weight[p] * v[p][d]                one accumulator an element
+//     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
+//
+// Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
+// Positions beyond a pair's own are never multiplied: scores there are replaced, values there are not read. (Blocks are
+// reused without being cleared, and 0 * NaN is NaN.)
+#pragma once
+
+#include "attention_call.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+constexpr int kPiece = 64;  // positions whose scores are computed at a time: keys of a piece stay in the first cache
+constexpr int kPieceGroups = kPiece / kLanes;
+constexpr int kCacheLine = 64;  // bytes
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Register tiles: pairs x vectors. Bits do not depend on them.
+#if defined(PENSTOCK_AVX512)
+constexpr int kScoreRows = 4, kScoreGroups = 4, kMixRows = 6, kMixVectors = 4;
+#elif defined(PENSTOCK_ISA_AVX2)
+constexpr int kScoreRows = 2, kScoreGroups = 2, kMixRows = 2, kMixVectors = 2;
+#else
+constexpr int kScoreRows = 1, kScoreGroups = 2, kMixRows = 1, kMixVectors = 2;
+#endif
+
+// AVX512-BF16 multiplies pairs of bfloat16 and adds both products: the packed keys as they lie.
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+constexpr bool kHasPairProduct = true;
+#else
+constexpr bool kHasPairProduct = false;
+#endif
+
+template <typename T>
+constexpr int kPerWord = int(sizeof(uint32_t) / sizeof(T));
+
+// What one thread needs for one tile; on its stack.
+struct TileMemory {
+    alignas(64) uint32_t query[kTileRows * kMostHeadDim];  // scaled; fp32, or pairs of bf16 for the pair product
+    alignas(64) float scores[kTileRows * kChunk];          // then weights
+    alignas(64) float mixed[kTileRows * kMostHeadDim];     // of the chunk
+    alignas(64) float result[kTileRows * kMostHeadDim];    // of all chunks so far
+    float top[kTileRows], sum[kTileRows];
+    alignas(64) uint32_t keys[kMostHeadDim * kPiece];  // where keys do not lie packed in runs of 16: a piece of them
+    const void* value[kChunk];                         // where each position's values lie
+};
+
+// Up to kTileRows pairs of row `row`, from pair `first`, and one key-value head.
+struct TileSpan {
+    int row, first, count, kv_head;
+};
+
+PENSTOCK_INLINE int64_t slot_of(const AttentionCall& call, int row, int position) {
+    const int block = call.block_table[row * call.table_width + position / call.cache.block_size];
+    return int64_t(block) * call.cache.block_size + position % call.cache.block_size;
+}
+
+// Positions that pair `index` of the row sees.
+PENSTOCK_INLINE int seen_by(const AttentionCall& call, int row, int index) {
+    const int group = call.q_heads / call.cache.kv_heads;
+    const int count = call.q_start[row + 1] - call.q_start[row];
+    return call.kv_len[row] - count + index / group + 1;
+}
+
+// ---- memory ahead --------------------------------------------------------------------------------------------------
+
+// Where the words of up to kPieceGroups groups of 16 positions lie: word w of a group at group[g] + w * stride.
+struct KeyPiece {
+    const uint32_t* group[kPieceGroups];
+    int64_t stride;
+};
+
+// Memory that is needed next, fetched line by line while the registers work: blocks lie anywhere, and what comes after
+// a block no prefetcher can guess. Rows of values first, then keys: lines at `group[g] + word * stride`. Into the
+// second cache, because only that one lets enough lines be on their way at once.
+struct Ahead {
+    const uint32_t* group[kPieceGroups];
+    int groups = 0, words = 0;
+    int64_t stride = 0;
+    const void* const* value = nullptr;
+    int values = 0, row_bytes = 0;
+    int g = 0, w = 0, v = 0, at = 0;
+
+    PENSTOCK_INLINE void aim(const KeyPiece& piece, int its_groups, int its_words) {
+        for (int i = 0; i < its_groups; i++) group[i] = piece.group[i];
+        stride = piece.stride;
+        groups = its_groups;
+        words = its_words;
+        g = w = 0;
+    }
+
+    PENSTOCK_INLINE void fetch() {
+        if (v < values) {
+            PENSTOCK_PREFETCH_FAR(static_cast<const char*>(value[v]) + at);
+            at += kCacheLine;
+            if (at >= row_bytes) at = 0, v++;
+        } else if (g < groups) {
+            PENSTOCK_PREFETCH_FAR(group[g] + w * stride);
+            if (++w == words) w = 0, g++;
+        }
+    }
+};
+
+// ---- queries ------------------------------------------------------------------------------------------------------
+
+// The tile's queries, scaled: words of the kind that `add_scores` multiplies keys with.
+template <typename Q, bool kPairs>
+PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& span, uint32_t* query) {
+    const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim;
+    for (int i = 0; i < span.count; i++) {
+        const int index = span.first + i;
+        const int64_t token = call.q_start[span.row] + index / group;
+        const int64_t head = span.kv_head * group + index % group;
+        const Q* from = static_cast<const Q*>(call.q.data) + token * call.q.stride + head * dim;
+        uint32_t* to = query + i * kMostHeadDim;
+        to[kPairs ? dim / 2 : dim - 1 + dim % 2] = 0;  // an odd head_dim is filled up
+        for (int d = 0; d < dim; d += kLanes) {
+            const f32x16 scaled = mul(load_at(from, d, dim), broadcast(call.scale));
+            if (kPairs) {
+                store_at(reinterpret_cast<bf16*>(to), d, dim, scaled);
+            } else {
+                store_at(reinterpret_cast<float*>(to), d, dim, scaled);
+            }
+        }
+    }
+}
+
+// ---- keys ---------------------------------------------------------------------------------------------------------
+
+// Groups of 16 in the next piece of a chunk of which `left` positions are left.
+PENSTOCK_INLINE int groups_in(int left) {
+    if (left <= 0) return 0;
+    return left < kPiece ? (left + kLanes - 1) / kLanes : kPieceGroups;
+}
+
+PENSTOCK_INLINE int words_of(const KvCache& cache) {
+    return cache.element == Element::bf16 ? (cache.head_dim + 1) / 2 : cache.head_dim;
+}
+
+// Sixteen natural keys, transposed: word w of key i to `to[w * 16 + i]`.
+template <typename T>
+PENSTOCK_INLINE void gather_natural(const T* const* key, int dim, uint32_t* to) {
+    const int whole = dim / kPerWord<T>;
+    for (int w = 0; w < whole; w += kLanes) {
+        f32x16 rows[kLanes];
+        PENSTOCK_UNROLL
+        for (int i = 0; i < kLanes; i++) rows[i] = load_at(reinterpret_cast<const float*>(key[i]), w, whole);
+        transpose(rows);
+        const int words = whole - w < kLanes ? whole - w : kLanes;
+        for (int i = 0; i < words; i++) store(reinterpret_cast<float*>(to + (w + i) * kLanes), rows[i]);
+    }
+    if (whole * kPerWord<T> < dim) {  // the last element of an odd number of bfloat16
+        for (int i = 0; i < kLanes; i++) {
+            to[whole * kLanes + i] = 0;
+            memcpy(to + whole * kLanes + i, key[i] + dim - 1, sizeof(T));
+        }
+    }
+}
+
+// The keys of positions [start, start + 16 * groups) of which `end` bounds those that may be read.
+template <typename T>
+PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& span, int start, int groups, int end,
+                                   uint32_t* memory) {
+    const KvCache& cache = call.cache;
+    const int words = words_of(cache), size = cache.block_size;
+    const T* natural = static_cast<const T*>(cache.keys);
+    const uint32_t* packed = static_cast<const uint32_t*>(cache.keys);
+    const bool runs = cache.runs_of_keys();
+    KeyPiece piece;
+    piece.stride = runs ? size : kLanes;
+    for (int g = 0; g < groups; g++) {
+        const int first = start + g * kLanes;
+        uint32_t* to = memory + g * words * kLanes;
+        piece.group[g] = to;
+        if (runs) {
+            const int64_t block = call.block_table[span.row * call.table_width + first / size];
+            piece.group[g] = packed + (block * cache.kv_heads + span.kv_head) * words * size + first % size;
+        } else if (cache.packed_keys) {
+            for (int i = 0; i < kLanes; i++) {
+                const int64_t slot = slot_of(call, span.row, first + i < end ? first + i : end - 1);
+                const int64_t block = slot / size * cache.kv_heads + span.kv_head;
+                const uint32_t* key = packed + block * words * size + slot % size;
+                for (int w = 0; w < words; w++) to[w * kLanes + i] = key[int64_t(w) * size];
+            }
+        } else {
+            const T* key[kLanes];
+            for (int i = 0; i < kLanes; i++) {
+                const int64_t slot = slot_of(call, span.row, first + i < end ? first + i : end - 1);
+                key[i] = natural + (slot * cache.kv_heads + span.kv_head) * cache.head_dim;
+            }
+            gather_natural(key, cache.head_dim, to);
+        }
+    }
+    return piece;
+}
+
+// ---- scores -------------------------------------------------------------------------------------------------------
+
+template <typename T, bool kPairs, int kRows, int kGroups>
+PENSTOCK_INLINE void score_tile(const uint32_t* query, const uint32_t* const* group, int64_t stride, int words,
+                                float* scores, Ahead& ahead) {
+    f32x16 sum[kRows][kGroups];
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kRows; m++) {
+        PENSTOCK_UNROLL
+        for (int g = 0; g < kGroups; g++) sum[m][g] = zero();
+    }
+    const float* q = reinterpret_cast<const float*>(query);
+    for (int w = 0; w < words; w++) {
+        for (int g = 0; g < kGroups; g++) ahead.fetch();
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+        if (kPairs) {
+            PENSTOCK_UNROLL
+            for (int g = 0; g < kGroups; g++) {
+                const __m512bh key = __m512bh(_mm512_loadu_si512(group[g] + w * stride));
+                PENSTOCK_UNROLL
+                for (int m = 0; m < kRows; m++) {
+                    const __m512bh pair = __m512bh(_mm512_set1_epi32(int(query[m * kMostHeadDim + w])));
+                    sum[m][g].v = _mm512_dpbf16_ps(sum[m][g].v, pair, key);
+                }
+            }
+            continue;
+        }
+#endif
+        PENSTOCK_UNROLL
+        for (int g = 0; g < kGroups; g++) {
+            if (kPerWord<T> == 2) {
+                f32x16 even, odd;
+                load_pairs(reinterpret_cast<const bf16*>(group[g] + w * stride), even, odd);
+                PENSTOCK_UNROLL
+                for (int m = 0; m < kRows; m++) {
+                    sum[m][g] = fma(broadcast(q[m * kMostHeadDim + 2 * w]), even, sum[m][g]);
+                    sum[m][g] = fma(broadcast(q[m * kMostHeadDim + 2 * w + 1]), odd, sum[m][g]);
+                }
+            } else {
+                const f32x16 key = load(reinterpret_cast<const float*>(group[g] + w * stride));
+                PENSTOCK_UNROLL
+                for (int m = 0; m < kRows; m++) {
+                    sum[m][g] = fma(broadcast(q[m * kMostHeadDim + w]), key, sum[m][g]);
+                }
+            }
+        }
+    }
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kRows; m++) {
+        PENSTOCK_UNROLL
+        for (int g = 0; g < kGroups; g++) store(scores + m * kChunk + g * kLanes, sum[m][g]);
+    }
+}
+
+template <typename T, bool kPairs, int kRows>
+PENSTOCK_INLINE void score_rows(const uint32_t* query, const KeyPiece& piece, int groups, int words, float* scores,
+                                Ahead& ahead) {
+    int g = 0;
+    for (; g + kScoreGroups <= groups; g += kScoreGroups) {
+        score_tile<T, kPairs, kRows, kScoreGroups>(query, piece.group + g, piece.stride, words, scores + g * kLanes,
+                                                    ahead);
+    }
+    for (; g < groups; g++) {
+        score_tile<T, kPairs, kRows, 1>(query, piece.group + g, piece.stride, words, scores + g * kLanes,
+                                                    ahead);
+    }
+}
+
+// Pairs [0, rest), rest < kBound.
+template <typename T, bool kPairs, int kBound>
+PENSTOCK_INLINE void score_rest(const uint32_t* query, const KeyPiece& piece, int groups, int words, int rest,
+                                float* scores, Ahead& ahead) {
+    if constexpr (kBound > 1) {
+        if (rest == kBound - 1) {
+            score_rows<T, kPairs, kBound - 1>(query, piece, groups, words, scores, ahead);
+        } else {
+            score_rest<T, kPairs, kBound - 1>(query, piece, groups, words, rest, scores, ahead);
+        }
+    }
+}
+
+// Scores of pairs [from, count) with the keys of one piece.
+template <typename T, bool kPairs>
+PENSTOCK_INLINE void score_piece(const uint32_t* query, const KeyPiece& piece, int groups, int words, int from,
+                                 int count, float* scores, Ahead& ahead) {
+    int m = from;
+    for (; m + kScoreRows <= count; m += kScoreRows) {
+        score_rows<T, kPairs, kScoreRows>(query + m * kMostHeadDim, piece, groups, words, scores + m * kChunk, ahead);
+    }
+    score_rest<T, kPairs, kScoreRows>(query + m * kMostHeadDim, piece, groups, words, count - m, scores + m * kChunk,
+                                      ahead);
+}
+
+// ---- weights ------------------------------------------------------------------------------------------------------
+
+// Scores [0, seen) become weights; lanes beyond become 0, which is exp(-inf).
+PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
+    f32x16 most = broadcast(kMinusInfinity);
+    for (int p = 0; p < seen; p += kLanes) {
+        f32x16 score = load(scores + p);
+        if (seen - p < kLanes) {
+            score = select(first_lanes(seen - p), score, broadcast(kMinusInfinity));
+            store(scores + p, score);
+        }
+        most = max(score, most);
+    }
+    top = reduce_max(most);
+    f32x16 total = zero();
+    for (int p = 0; p < seen; p += kLanes) {
+        const f32x16 weight = exp(sub(load(scores + p), broadcast(top)));
+        store(scores + p, weight);
+        total = add(total, weight);
+    }
+    sum = reduce_add(total);
+}
+
+// ---- values -------------------------------------------------------------------------------------------------------
+
+// Where the values of positions [start, start + count) lie, block by block.
+template <typename T>
+PENSTOCK_INLINE void find_values(const AttentionCall& call, const TileSpan& span, int start, int count, const T* values,
+                                 const void** value) {
+    const int size = call.cache.block_size;
+    const int64_t row = int64_t(call.cache.kv_heads) * call.cache.head_dim;
+    const int32_t* block = call.block_table + span.row * call.table_width + start / size;
+    int offset = start % size;
+    for (int p = 0; p < count; block++, offset = 0) {
+        const T* at = values + (int64_t(*block) * size + offset) * row;
+        for (; offset < size && p < count; offset++, p++, at += row) value[p] = at;
+    }
+}
+
+// mixed[m][column .. column + 16 * kVectors) += weights of positions [begin, end) times their values.
+template <typename T, int kRows, int kVectors, bool kTail>
+PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, const float* weights, int begin, int end,
+                              float* mixed, Ahead& ahead) {
+    f32x16 sum[kRows][kVectors];
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kRows; m++) {
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) sum[m][v] = load(mixed + m * kMostHeadDim + column + v * kLanes);
+    }
+    for (int p = begin; p < end; p++) {
+        const T* row = static_cast<const T*>(value[p]) + column;
+        for (int line = 0; line < kVectors * kLanes * int(sizeof(T)); line += kCacheLine) ahead.fetch();
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
+            const f32x16 x = kTail && v == kVectors - 1 ? load(row + v * kLanes, tail) : load(row + v * kLanes);
+            PENSTOCK_UNROLL
+            for (int m = 0; m < kRows; m++) sum[m][v] = fma(broadcast(weights[m * kChunk + p]), x, sum[m][v]);
+        }
+    }
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kRows; m++) {
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) store(mixed + m * kMostHeadDim + column + v * kLanes, sum[m][v]);
+    }
+}
+
+template <typename T, int kRows>
+PENSTOCK_INLINE void mix_rows(const void* const* value, int dim, const float* weights, int begin, int end, float* mixed,
+                              Ahead& ahead) {
+    int column = 0;
+    for (; column + kMixVectors * kLanes <= dim; column += kMixVectors * kLanes) {
+        mix_tile<T, kRows, kMixVectors, false>(value, column, 0, weights, begin, end, mixed, ahead);
+    }
+    for (; column + kLanes <= dim; column += kLanes) {
+        mix_tile<T, kRows, 1, false>(value, column, 0, weights, begin, end, mixed, ahead);
+    }
+    if (column < dim) mix_tile<T, kRows, 1, true>(value, column, dim - column, weights, begin, end, mixed, ahead);
+}
+
+// Pairs [m, m + kRows): the positions that all of them see together, then what each one sees beyond.
+template <typename T, int kRows>
+PENSTOCK_INLINE void mix_together(TileMemory& memory, int dim, int m, const int* seen, Ahead& ahead) {
+    const float* weights = memory.scores + m * kChunk;
+    float* mixed = memory.mixed + m * kMostHeadDim;
+    mix_rows<T, kRows>(memory.value, dim, weights, 0, seen[m], mixed, ahead);
+    for (int i = 1; i < kRows; i++) {
+        if (seen[m + i] > seen[m]) {
+            mix_rows<T, 1>(memory.value, dim, weights + i * kChunk, seen[m], seen[m + i], mixed + i * kMostHeadDim,
+                           ahead);
+        }
+    }
+}
+
+// Pairs [m, m + rest), rest < kBound.
+template <typename T, int kBound>
+PENSTOCK_INLINE void mix_rest(TileMemory& memory, int dim, int m, int rest, const int* seen, Ahead& ahead) {
+    if constexpr (kBound > 1) {
+        if (rest == kBound - 1) {
+            mix_together<T, kBound - 1>(memory, dim, m, seen, ahead);
+        } else {
+            mix_rest<T, kBound - 1>(memory, dim, m, rest, seen, ahead);
+        }
+    }
+}
+
+template <typename T>
+PENSTOCK_INLINE void mix(TileMemory& memory, int dim, int from, int count, const int* seen,
+                         Ahead& ahead) {
+    int m = from;
+    for (; m + kMixRows <= count; m += kMixRows) mix_together<T, kMixRows>(memory, dim, m, seen, ahead);
+    mix_rest<T, kMixRows>(memory, dim, m, count - m, seen, ahead);
+}
+
+// ---- chunks -------------------------------------------------------------------------------------------------------
+
+// Into (top, sum, result) of the chunks so far the next one's (top, sum, mixed).
+PENSTOCK_INLINE void fold(float& top, float& sum, float* result, float next_top, float next_sum, const float* mixed,
+                          int dim) {
+    const float highest = next_top > top ? next_top : top;
+    const f32x16 keep = exp(broadcast(top - highest)), take = exp(broadcast(next_top - highest));
+    top = highest;
+    sum = lane0(fma(broadcast(next_sum), take, mul(broadcast(sum), keep)));
+    for (int d = 0; d < dim; d += kLanes) {
+        store(result + d, fma(load(mixed + d), take, mul(load(result + d), keep)));
+    }
+}
+
+// The part of chunk `chunk` in each pair of the tile: `top`, `sum` and `mixed`. Returns the first pair that sees some.
+template <typename T, bool kPairs>
+int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, TileMemory& memory, float* top,
+                                 float* sum) {
+    const KvCache& cache = call.cache;
+    const int start = chunk * kChunk, dim = cache.head_dim, words = words_of(cache);
+    int seen[kTileRows] = {};  // positions of this chunk, ascending with the pair
+    int from = 0;
+    for (int m = 0; m < span.count; m++) {
+        const int before = seen_by(call, span.row, span.first + m) - start;
+        seen[m] = before > kChunk ? kChunk : before;
+        if (before <= 0) from = m + 1;
+    }
+    const int most = seen[span.count - 1];
+    const T* values = static_cast<const T*>(cache.values) + int64_t(span.kv_head) * dim;
+    find_values(call, span, start, most, values, memory.value);
+    Ahead ahead;
+    ahead.value = memory.value;
+    ahead.row_bytes = dim * int(sizeof(T));
+    KeyPiece piece = find_keys<T>(call, span, start, groups_in(most), start + most, memory.keys);
+    for (int begin = 0; begin < most; begin += kPiece) {
+        const int groups = groups_in(most - begin), groups_after = groups_in(most - begin - kPiece);
+        KeyPiece next{};
+        if (cache.runs_of_keys()) {
+            next = find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
+            ahead.aim(next, groups_after, words);
+        }
+        ahead.values = groups_after == 0 ? kPiece < most ? kPiece : most : 0;
+        int first = from;  // pairs before it see nothing of this piece
+        while (seen[first] <= begin) first++;
+        score_piece<T, kPairs>(memory.query, piece, groups, words, first, span.count, memory.scores + begin, ahead);
+        if (groups_after == 0) break;
+        piece = cache.runs_of_keys()
+                    ? next
+                    : find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
+    }
+    for (int m = from; m < span.count; m++) {
+        weigh(memory.scores + m * kChunk, seen[m], top[m], sum[m]);
+        memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
+    }
+    ahead.values = most;
+    if (cache.runs_of_keys()) {  // then the keys of the next chunk, or those that the next head begins with
+        TileSpan after = span;
+        int begin = start + kChunk, left = call.kv_len[span.row] - begin;
+        if (left <= 0 && span.kv_head + 1 < cache.kv_heads) {
+            after.kv_head++;
+            begin = 0;
+            left = call.kv_len[span.row];
+        }
+        ahead.aim(find_keys<T>(call, after, begin, groups_in(left), begin + left, memory.keys), groups_in(left), words);
+    }
+    mix<T>(memory, dim, from, span.count, seen, ahead);
+    return from;
+}
+
+PENSTOCK_INLINE void write_result(const AttentionCall& call, const TileSpan& span, int m, const float* result,
+                                  float sum) {
+    const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim, index = span.first + m;
+    const int64_t token = call.q_start[span.row] + index / group;
+    const int64_t at = token * call.out.stride + (span.kv_head * group + index % group) * int64_t(dim);
+    for (int d = 0; d < dim; d += kLanes) {
+        const f32x16 out = div(load(result + d), broadcast(sum));
+        if (call.out.element == Element::bf16) {
+            store_at(static_cast<bf16*>(call.out.data) + at, d, dim, out);
+        } else {
+            store_at(static_cast<float*>(call.out.data) + at, d, dim, out);
+        }
+    }
+}
+
+PENSTOCK_INLINE int chunks_of(const AttentionCall& call, const TileSpan& span) {
+    return (seen_by(call, span.row, span.first + span.count - 1) + kChunk - 1) / kChunk;
+}
+
+template <typename Q, typename T, bool kPairs>
+void attend_tile(const AttentionCall& call, const TileSpan& span) {
+    TileMemory memory;
+    load_queries<Q, kPairs>(call, span, memory.query);
+    float top[kTileRows], sum[kTileRows];
+    for (int chunk = 0, chunks = chunks_of(call, span); chunk < chunks; chunk++) {
+        const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, top, sum);
+        for (int m = from; m < span.count; m++) {
+            float* result = memory.result + m * kMostHeadDim;
+            const float* mixed = memory.mixed + m * kMostHeadDim;
+            if (chunk == 0) {
+                memory.top[m] = top[m];
+                memory.sum[m] = sum[m];
+                memcpy(result, mixed, kMostHeadDim * sizeof(float));
+            } else {
+                fold(memory.top[m], memory.sum[m], result, top[m], sum[m], mixed, call.cache.head_dim);
+            }
+        }
+    }
+    for (int m = 0; m < span.count; m++) {
+        write_result(call, span, m, memory.result + m * kMostHeadDim, memory.sum[m]);
+    }
+}
+
+// ---- one chunk a task, for few tiles of long contexts ---------------------------------------------------------------
+
+// The parts of one chunk of one tile, as they wait to be folded: [kTileRows][dim] mixed, then tops, then sums.
+PENSTOCK_INLINE float* part_of(const AttentionCall& call, float* parts, int64_t tile, int64_t chunks, int64_t chunk) {
+    return parts + (tile * chunks + chunk) * kTileRows * (call.cache.head_dim + 2);
+}
+
+template <typename Q, typename T, bool kPairs>
+void attend_part(const AttentionCall& call, const TileSpan& span, int chunk, float* part) {
+    TileMemory memory;
+    load_queries<Q, kPairs>(call, span, memory.query);
+    const int dim = call.cache.head_dim;
+    float* tops = part + kTileRows * dim;
+    const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, tops, tops + kTileRows);
+    for (int m = from; m < span.count; m++) {
+        memcpy(part + m * dim, memory.mixed + m * kMostHeadDim, size_t(dim) * sizeof(float));
+    }
+}
+
+inline void fold_parts(const AttentionCall& call, const TileSpan& span, float* parts, int64_t tile, int64_t chunks) {
+    const int dim = call.cache.head_dim;
+    alignas(64) float result[kMostHeadDim], mixed[kMostHeadDim];
+    for (int m = 0; m < span.count; m++) {
+        const int seen = seen_by(call, span.row, span.first + m);
+        float top = 0, sum = 0;
+        for (int chunk = 0; chunk * kChunk < seen; chunk++) {
+            const float* part = part_of(call, parts, tile, chunks, chunk);
+            const float* tops = part + kTileRows * dim;
+            memcpy(chunk == 0 ? result : mixed, part + m * dim, size_t(dim) * sizeof(float));
+            if (chunk == 0) {
+                top = tops[m];
+                sum = tops[kTileRows + m];
+            } else {
+                fold(top, sum, result, tops[m], tops[kTileRows + m], mixed, dim);
+            }
+        }
+        write_result(call, span, m, result, sum);
+    }
+}
+
+// ---- tiles --------------------------------------------------------------------------------------------------------
+
+constexpr int kMostTasks = 1 << 15;  // of one Pool::run
+
+template <typename Task>
+PENSTOCK_INLINE void run_all(Pool& pool, int64_t tasks, const Task& task) {
+    for (int64_t done = 0; done < tasks; done += kMostTasks) {
+        const int64_t left = tasks - done;
+        pool.run(int(left < kMostTasks ? left : kMostTasks), [&](int i) { task(done + i); });
+    }
+}
+
+// Tile `tile` of the call: the tiles of row r are numbers [starts[r], starts[r + 1]).
+inline TileSpan find_tile(const AttentionCall& call, const int32_t* starts, int64_t tile, int kv_head) {
+    int low = 0, high = call.rows;  // starts[low] <= tile < starts[high]
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        (starts[middle] <= tile ? low : high) = middle;
+    }
+    const int pairs = (call.q_start[low + 1] - call.q_start[low]) * (call.q_heads / call.cache.kv_heads);
+    const int first = int(tile - starts[low]) * kTileRows;
+    return {low, first, pairs - first < kTileRows ? pairs - first : kTileRows, kv_head};
+}
+
+template <typename Q, typename T, bool kPairs>
+void attend_all(const AttentionCall& call, Pool& pool) {
+    const int group = call.q_heads / call.cache.kv_heads, heads = call.cache.kv_heads;
+    int32_t* starts = reinterpret_cast<int32_t*>(call.scratch);
+    int longest = 0;
+    starts[0] = 0;
+    for (int r = 0; r < call.rows; r++) {
+        const int pairs = (call.q_start[r + 1] - call.q_start[r]) * group;
+        starts[r + 1] = starts[r] + (pairs + kTileRows - 1) / kTileRows;
+        if (call.kv_len[r] > longest) longest = call.kv_len[r];
+    }
+    const int64_t tiles = int64_t(starts[call.rows]) * heads;  // neighbours differ in the head
+    const int64_t chunks = (longest + kChunk - 1) / kChunk;
+    const bool split = pool.threads() > 1 && chunks > 1 && tiles < 4 * int64_t(pool.threads()) &&
+                       call.scratch_bytes >=
+                           attention_scratch_to_split(call.rows, tiles, call.cache.head_dim, longest);
+    const auto span_of = [&](int64_t tile) { return find_tile(call, starts, tile / heads, int(tile % heads)); };
+    if (!split) {
+        run_all(pool, tiles, [&](int64_t tile) { attend_tile<Q, T, kPairs>(call, span_of(tile)); });
+        return;
+    }
+    float* parts = reinterpret_cast<float*>(call.scratch + attention_scratch(call.rows));
+    run_all(pool, tiles * chunks, [&](int64_t task) {
+        const int64_t tile = task % tiles, chunk = task / tiles;
+        const TileSpan span = span_of(tile);
+        if (chunk >= chunks_of(call, span)) return;
+        attend_part<Q, T, kPairs>(call, span, int(chunk), part_of(call, parts, tile, chunks, chunk));
+    });
+    run_all(pool, tiles, [&](int64_t tile) { fold_parts(call, span_of(tile), parts, tile, chunks); });
+}
+
+inline void attention(const AttentionCall& call, Pool& pool) {
+    const bool wide_q = call.q.element == Element::f32;
+    if (call.cache.element == Element::f32) {
+        wide_q ? attend_all<float, float, false>(call, pool) : attend_all<bf16, float, false>(call, pool);
+    } else {
+        wide_q ? attend_all<float, bf16, kHasPairProduct>(call, pool)
+               : attend_all<bf16, bf16, kHasPairProduct>(call, pool);
+    }
+}
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

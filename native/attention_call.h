@@ -1,0 +1,72 @@
+// What the attention kernels are told: plain pointers and sizes. Nothing here is owned, and the caller has checked it.
+//
+// The cache of a layer is an array of blocks, found through block tables. Values lie as they come,
+//
+//     values [num_blocks][block_size][kv_heads][head_dim]
+//
+// and keys in one of two ways:
+//
+//     natural  [num_blocks][block_size][kv_heads][head_dim]
+//     packed   [num_blocks][kv_heads][words][block_size] words of 32 bits, words = divide_up(head_dim, w):
+//              a word holds w neighbours of one key, 2 of bf16 or 1 of fp32 (an odd head_dim is filled up with 0),
+//
+//              word 0      k0[0] k0[1] | k1[0] k1[1] | k2[0] k2[1] | ...     positions 0, 1, 2, ... of the block
+//              word 1      k0[2] k0[3] | k1[2] k1[3] | ...
+//
+// A score is a sum over head_dim. With packed keys a vector holds the same word of 16 positions, so that 16 scores grow
+// in 16 lanes; natural keys have to be transposed first. Attention is quickest with packed keys and blocks of a
+// multiple of 16 positions; it gives the same bits for all layouts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "linear_call.h"
+
+namespace penstock {
+
+struct KvCache {
+    void* keys;
+    void* values;
+    Element element;  // of both
+    bool packed_keys;
+    int32_t block_size;
+    int32_t kv_heads;
+    int32_t head_dim;
+
+    // Whether the words of 16 neighbouring positions are neighbours.
+    constexpr bool runs_of_keys() const { return packed_keys && block_size % 16 == 0; }
+};
+
+// Row r holds the last q_start[r + 1] - q_start[r] of the kv_len[r] positions of one sequence; each sees the positions
+// up to its own. Query head h reads key-value head h / (q_heads / kv_heads).
+struct AttentionCall {
+    ConstRows q;  // [T][q_heads][head_dim]; the stride is that between tokens
+    Rows out;     // beside q
+    KvCache cache;
+    int32_t q_heads;  // a multiple of kv_heads
+    int32_t rows;
+    const int32_t* q_start;      // [rows + 1], ascending from 0
+    const int32_t* kv_len;       // [rows]
+    const int32_t* block_table;  // [rows][table_width]
+    int64_t table_width;
+    float scale;
+    // At least attention_scratch(rows) bytes, 64-byte aligned; with attention_scratch_to_split(...) threads may share a
+    // long context. Bits do not depend on it.
+    uint8_t* scratch;
+    size_t scratch_bytes;
+};
+
+constexpr int32_t kMostHeadDim = 256;
+constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...
+constexpr int32_t kTileRows = 24;  // a tile: this many (query, head) pairs that share their keys and values
+
+constexpr size_t attention_scratch(int32_t rows) { return (size_t(rows) + 1 + 15) / 16 * 64; }
+
+// For `tiles` tiles times key-value heads of at most `longest` positions; worth it below a few tiles a thread only.
+constexpr size_t attention_scratch_to_split(int32_t rows, int64_t tiles, int32_t head_dim, int32_t longest) {
+    const size_t chunks = (size_t(longest) + kChunk - 1) / kChunk;
+    return attention_scratch(rows) + size_t(tiles) * chunks * kTileRows * (size_t(head_dim) + 2) * sizeof(float);
+}
+
+}  // namespace penstock

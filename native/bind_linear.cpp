@@ -1,0 +1,186 @@
+// The linear kernels, look-ups and packing as Python functions.
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "dispatch.h"
+#include "layout.h"
+#include "linear_call.h"
+#include "pack.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+
+namespace penstock {
+namespace {
+
+void require(bool good, const char* otherwise) {
+    if (!good) throw std::invalid_argument(otherwise);
+}
+
+template <class T>
+T* pointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+Kind kind_of(int kind) {
+    require(kind >= 0 && kind <= static_cast<int>(Kind::q8), "kind must be 0 (bf16), 1 (int8), 2 (q4) or 3 (q8)");
+    return static_cast<Kind>(kind);
+}
+
+Element element_of(int element) {
+    require(element == 0 || element == 1, "element must be 0 (float32) or 1 (bfloat16)");
+    return static_cast<Element>(element);
+}
+
+void check_sizes(int64_t outputs, int64_t inputs) {
+    require(outputs >= 1 && outputs < int64_t{1} << 31, "outputs must be between 1 and 2^31 - 1");
+    require(inputs >= 1 && inputs <= kMostInputs, "inputs must be between 1 and 65536");
+}
+
+void check_rows(const void* data, int64_t stride, int64_t rows, int64_t width, const char* otherwise) {
+    require(data != nullptr && (rows <= 1 || stride >= width), otherwise);
+}
+
+using LinearKernel = void (*)(const LinearCall&, Pool&);
+using LookupKernel = void (*)(const LookupCall&, Pool&);
+
+LinearKernel linear_kernel(Kind kind) {
+    const KernelTable& table = kernels();
+    switch (kind) {
+        case Kind::bf16: return table.linear_bf16;
+        case Kind::int8: return table.linear_int8;
+        case Kind::q4: return table.linear_q4;
+        case Kind::q8: return table.linear_q8;
+    }
+    throw std::invalid_argument("no such kind");
+}
+
+LookupKernel lookup_kernel(Kind kind) {
+    const KernelTable& table = kernels();
+    switch (kind) {
+        case Kind::bf16: return table.lookup_bf16;
+        case Kind::int8: return table.lookup_int8;
+        case Kind::q4: return table.lookup_q4;
+        case Kind::q8: return table.lookup_q8;
+    }
+    throw std::invalid_argument("no such kind");
+}
+
+void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t rows, uintptr_t x,
+            int64_t x_stride, int x_element, uintptr_t bias, int bias_element, uintptr_t residual, int64_t residual_stride,
+            int residual_element, uintptr_t out, int64_t out_stride, int out_element, uintptr_t scratch,
+            int64_t scratch_bytes) {
+    const Kind kind = kind_of(kind_number);
+    check_sizes(outputs, inputs);
+    require(rows >= 0 && rows < int64_t{1} << 31, "rows must be between 0 and 2^31 - 1");
+    if (rows == 0) return;
+    const LinearCall call{
+        rows,
+        outputs,
+        inputs,
+        {pointer<void>(x), x_stride, element_of(x_element)},
+        pointer<uint8_t>(weight),
+        {pointer<void>(bias), 0, element_of(bias_element)},
+        {pointer<void>(residual), residual_stride, element_of(residual_element)},
+        {pointer<void>(out), out_stride, element_of(out_element)},
+        pointer<uint8_t>(scratch),
+    };
+    check_rows(call.x.data, x_stride, rows, inputs, "x must be given, with rows at least `inputs` apart");
+    check_rows(call.out.data, out_stride, rows, outputs, "out must be given, with rows at least `outputs` apart");
+    require(call.weight != nullptr, "weight must be given");
+    require(call.residual.data == nullptr || rows <= 1 || residual_stride >= outputs,
+            "rows of residual must be at least `outputs` apart");
+    // Rows that are bfloat16 pairs already are read where they lie.
+    const bool in_place = kind == Kind::bf16 && call.x.element == Element::bf16 && inputs % 2 == 0;
+    require(in_place || (scratch != 0 && scratch % 64 == 0 && scratch_bytes >= rows * scratch_stride(kind, inputs)),
+            "scratch must be aligned to 64 bytes and have room for every row");
+    nb::gil_scoped_release released;
+    linear_kernel(kind)(call, pool());
+}
+
+void lookup(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t count, uintptr_t ids,
+            uintptr_t out, int64_t out_stride, int out_element) {
+    const Kind kind = kind_of(kind_number);
+    check_sizes(outputs, inputs);
+    require(count >= 0 && count < int64_t{1} << 31, "count must be between 0 and 2^31 - 1");
+    if (count == 0) return;
+    const LookupCall call{count,
+                          inputs,
+                          outputs,
+                          pointer<int64_t>(ids),
+                          pointer<uint8_t>(weight),
+                          {pointer<void>(out), out_stride, element_of(out_element)}};
+    check_rows(call.out.data, out_stride, count, inputs, "out must be given, with rows at least `inputs` apart");
+    require(call.weight != nullptr && call.ids != nullptr, "weight and ids must be given");
+    for (int64_t i = 0; i < count; i++) {
+        require(call.ids[i] >= 0 && call.ids[i] < outputs, "an id lies outside the table");
+    }
+    nb::gil_scoped_release released;
+    lookup_kernel(kind)(call, pool());
+}
+
+void pack_numbers(int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride, int element, uintptr_t to,
+                  int64_t to_bytes) {
+    check_sizes(outputs, inputs);
+    const ConstRows rows{pointer<void>(weight), stride, element_of(element)};
+    check_rows(rows.data, stride, outputs, inputs, "weight must be given, with rows at least `inputs` apart");
+    require(to != 0 && to_bytes == packed_bytes(Kind::bf16, outputs, inputs), "to must have packed_bytes() bytes");
+    nb::gil_scoped_release released;
+    pack_bf16(rows, outputs, inputs, pointer<uint8_t>(to), pool());
+}
+
+void pack_codes(int64_t outputs, int64_t inputs, uintptr_t codes, uintptr_t scales, uintptr_t to, int64_t to_bytes) {
+    check_sizes(outputs, inputs);
+    require(codes != 0 && scales != 0, "codes and scales must be given");
+    require(to != 0 && to_bytes == packed_bytes(Kind::int8, outputs, inputs), "to must have packed_bytes() bytes");
+    nb::gil_scoped_release released;
+    pack_int8(pointer<int8_t>(codes), pointer<float>(scales), outputs, inputs, pointer<uint8_t>(to), pool());
+}
+
+using PackBlocks = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*, Pool&);
+
+template <Kind kind, int64_t block_bytes, PackBlocks pack>
+void pack_blocks(int64_t outputs, int64_t inputs, uintptr_t blocks, int64_t blocks_bytes, uintptr_t to,
+                 int64_t to_bytes) {
+    check_sizes(outputs, inputs);
+    const int64_t count = outputs * groups_of(inputs);
+    require(blocks != 0 && blocks_bytes == count * block_bytes, "blocks must be one for each 32 inputs of a row");
+    require(to != 0 && to_bytes == packed_bytes(kind, outputs, inputs), "to must have packed_bytes() bytes");
+    nb::gil_scoped_release released;
+    if constexpr (block_bytes == kQ40Block) {
+        require(q4_0_minima_exist(pointer<uint8_t>(blocks), count),
+                "the scale of a Q4_0 block is not a number below 8192");
+    }
+    pack(pointer<uint8_t>(blocks), outputs, inputs, pointer<uint8_t>(to), pool());
+}
+
+}  // namespace
+}  // namespace penstock
+
+void bind_linear(nb::module_& module) {
+    using namespace penstock;
+    module.def("linear", &linear, "out = x times a packed weight + bias + residual; addresses of 0 are absent.");
+    module.def("lookup", &lookup, "Rows of a packed weight as numbers.");
+    module.def("pack_bf16", &pack_numbers, "Pack rows of numbers.");
+    module.def("pack_int8", &pack_codes, "Pack int8 codes [outputs, inputs] and their scales [outputs].");
+    module.def("pack_q4_0", &pack_blocks<Kind::q4, kQ40Block, pack_q4_0>, "Pack rows of GGUF Q4_0 blocks.");
+    module.def("pack_q4_1", &pack_blocks<Kind::q4, kQ41Block, pack_q4_1>, "Pack rows of GGUF Q4_1 blocks.");
+    module.def("pack_q8_0", &pack_blocks<Kind::q8, kQ80Block, pack_q8_0>, "Pack rows of GGUF Q8_0 blocks.");
+    module.def(
+        "packed_bytes",
+        [](int kind, int64_t outputs, int64_t inputs) {
+            check_sizes(outputs, inputs);
+            return packed_bytes(kind_of(kind), outputs, inputs);
+        },
+        "Bytes of a packed weight.");
+    module.def(
+        "scratch_bytes",
+        [](int kind, int64_t inputs) {
+            check_sizes(1, inputs);
+            return scratch_stride(kind_of(kind), inputs);
+        },
+        "Bytes of scratch that linear() needs for each row.");
+}

@@ -1,0 +1,5 @@
+#include "isa_table.h"
+
+namespace penstock {
+const KernelTable portable_kernels = table_named("portable");
+}

@@ -1,0 +1,43 @@
+// The kernels of one instruction set, as a table; each isa_*.cpp includes this under its own macro and flags.
+#pragma once
+
+#include "activation.h"
+#include "attention.h"
+#include "kernel_table.h"
+#include "linear_bf16.h"
+#include "linear_int8.h"
+#include "linear_q4.h"
+#include "linear_q8.h"
+#include "lookup.h"
+#include "norm.h"
+#include "rope.h"
+#include "sampler.h"
+#include "simd.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+constexpr KernelTable table_named(const char* isa) {
+    KernelTable table{};
+    table.isa = isa;
+    table.linear_bf16 = linear_bf16;
+    table.linear_int8 = linear_int8;
+    table.linear_q4 = linear_q4;
+    table.linear_q8 = linear_q8;
+    table.lookup_bf16 = lookup_bf16;
+    table.lookup_int8 = lookup_int8;
+    table.lookup_q4 = lookup_q4;
+    table.lookup_q8 = lookup_q8;
+
+    table.attention = attention;
+    table.rotate_and_store = rotate_and_store;
+    table.rms_norm = rms_norm;
+    table.layer_norm = layer_norm;
+    table.silu_and_mul = silu_and_mul;
+    table.gelu_new = gelu_new;
+    table.sample = sample;
+    return table;
+}
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

@@ -1,0 +1,38 @@
+// One table of kernels for each instruction set; dispatch.cpp picks the table that the process uses.
+#pragma once
+
+#include "attention_call.h"
+#include "linear_call.h"
+#include "rows_call.h"
+
+namespace penstock {
+
+class Pool;
+
+struct KernelTable {
+    const char* isa;
+
+    void (*linear_bf16)(const LinearCall& call, Pool& pool);
+    void (*linear_int8)(const LinearCall& call, Pool& pool);
+    void (*linear_q4)(const LinearCall& call, Pool& pool);
+    void (*linear_q8)(const LinearCall& call, Pool& pool);
+    void (*lookup_bf16)(const LookupCall& call, Pool& pool);
+    void (*lookup_int8)(const LookupCall& call, Pool& pool);
+    void (*lookup_q4)(const LookupCall& call, Pool& pool);
+    void (*lookup_q8)(const LookupCall& call, Pool& pool);
+
+    void (*attention)(const AttentionCall& call, Pool& pool);
+    void (*rotate_and_store)(const RotaryCall& call, Pool& pool);
+    void (*rms_norm)(const NormCall& call, Pool& pool);
+    void (*layer_norm)(const NormCall& call, Pool& pool);
+    void (*silu_and_mul)(const ActivationCall& call, Pool& pool);
+    void (*gelu_new)(const ActivationCall& call, Pool& pool);
+    void (*sample)(const SampleCall& call, Pool& pool);
+};
+
+extern const KernelTable portable_kernels;
+extern const KernelTable avx2_kernels;
+extern const KernelTable avx512_kernels;
+extern const KernelTable avx512_bf16_kernels;
+
+}  // namespace penstock

@@ -1,0 +1,82 @@
+// Linear with bfloat16 weights and activations, fp32 sums.
+//
+// The packed weight, panel after panel of 16 outputs (K is filled up to an even number with a zero):
+//
+//     panel 0:  | pair 0: o0 k0 k1, o1 k0 k1, ..., o15 k0 k1 | pair 1: o0 k2 k3, ... | ... | pair K/2 - 1 |
+//     panel 1:  ...                                                                       2 bytes an element
+//
+// Order of a sum: pairs of inputs ascending. Within a pair, `vdpbf16ps` adds as it likes (odd first, subnormals as
+// zero); elsewhere even first.
+#pragma once
+
+#include "dot_lanes.h"
+#include "linear_tiles.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+struct LinearBf16 {
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+    static constexpr int kRows = 6, kPanels = 4, kFewRows = 3;  // 24 sums, 4 weights, 1 activation: 29 of 32 registers
+#elif defined(PENSTOCK_AVX512)
+    static constexpr int kRows = 6, kPanels = 2, kFewRows = 3;
+#elif defined(PENSTOCK_ISA_AVX2)
+    static constexpr int kRows = 4, kPanels = 1, kFewRows = 4;
+#else
+    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
+#endif
+    const LinearCall& call;
+    const bf16* x;
+    int64_t x_stride;
+
+    template <int R, int P>
+    void tile(int64_t row, int64_t panel) const {
+        const int64_t pairs = divide_up(call.inputs, 2), bytes = panel_bytes(Kind::bf16, call.inputs);
+        const uint8_t* weight = call.weight + panel * bytes;
+        const bf16* rows = x + row * x_stride;
+        f32x16 sum[R][P];
+        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = zero();
+        }
+        for (int64_t k = 0; k < pairs; k++) {
+            Pairs w[P];
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                const uint8_t* at = weight + p * bytes + k * 64;
+                w[p] = load_weight_pairs(at);
+                fetch_ahead<P>(at);
+            }
+            PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                const Pair pair = load_pair(rows + r * x_stride + 2 * k);
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], pair);
+            }
+        }
+        alignas(64) float done[R * P * kLanes];
+        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(done + (r * P + p) * kLanes, sum[r][p]);
+        }
+        finish(call, row, R, panel, P, done);
+    }
+};
+
+// A row as bfloat16, filled up to an even number of elements.
+inline void round_row(const ConstRows& x, int64_t row, int64_t inputs, bf16* to) {
+    for (int64_t k = 0; k < inputs; k += kLanes) {
+        const int count = int(smaller(kLanes, inputs - k));
+        store_at(to + k, 0, count, load_elements(x, row, k, count));
+    }
+    if (inputs % 2) to[inputs] = bf16{0};
+}
+
+inline void linear_bf16(const LinearCall& call, Pool& pool) {
+    if (call.x.element == Element::bf16 && call.inputs % 2 == 0) {
+        return split_tiles(LinearBf16{call, static_cast<const bf16*>(call.x.data), call.x.stride}, call, pool);
+    }
+    bf16* rounded = reinterpret_cast<bf16*>(call.scratch);
+    const int64_t stride = scratch_stride(Kind::bf16, call.inputs) / 2;
+    each_row(call.rows, call.inputs, pool,
+             [&](int64_t row) { round_row(call.x, row, call.inputs, rounded + row * stride); });
+    split_tiles(LinearBf16{call, rounded, stride}, call, pool);
+}
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

@@ -1,0 +1,50 @@
+// What a linear kernel is told: plain pointers and sizes. Nothing here is owned, and all of it was checked by the
+// caller.
+#pragma once
+
+#include <cstdint>
+
+namespace penstock {
+
+enum class Element : int32_t { f32 = 0, bf16 = 1 };
+
+// Rows of floats; `stride` counts elements from one row to the next. `data` is null where there is none (no bias, ...).
+struct ConstRows {
+    const void* data;
+    int64_t stride;
+    Element element;
+};
+
+struct Rows {
+    void* data;
+    int64_t stride;
+    Element element;
+};
+
+// out[rows, outputs] = x[rows, inputs] * weight[outputs, inputs]^T + bias[outputs] + residual[rows, outputs]
+//
+// Sums are in fp32; bias, then residual, are added to the finished sum; then it is rounded to the element of `out`.
+// `residual` and `out` may be the same memory.
+struct LinearCall {
+    int64_t rows;
+    int64_t outputs;
+    int64_t inputs;
+    ConstRows x;
+    const uint8_t* weight;  // packed; the layout is drawn at the top of each kernel's file
+    ConstRows bias;         // one row
+    ConstRows residual;
+    Rows out;
+    uint8_t* scratch;  // rows * scratch_stride() bytes on a cache line; undefined before and after
+};
+
+// out[i, :] = row ids[i] of a packed weight [outputs, inputs]
+struct LookupCall {
+    int64_t count;
+    int64_t inputs;
+    int64_t outputs;
+    const int64_t* ids;  // each in [0, outputs)
+    const uint8_t* weight;
+    Rows out;
+};
+
+}  // namespace penstock

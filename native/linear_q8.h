@@ -1,0 +1,86 @@
+// Linear with 8-bit weights in groups of 32 inputs, each with a scale (GGUF's Q8_0), and activations quantised alike.
+//
+// The packed weight, panel after panel of 16 outputs; a panel is its groups one after the other, each
+//
+//     | 8 x 64 bytes: part c holds, for o0 to o15, the codes of k = 4c to 4c + 3, 128 above the weight |
+//     | scales of o0..o15, fp16 |                                                       544 bytes = 8.5 cache lines
+//
+// A weight is (code - 128) * scale. (ggml-common.h, `block_q8_0`.) Order of a sum: groups ascending.
+#pragma once
+
+#include "dot_lanes.h"
+#include "quantized_rows.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+struct LinearQ8 {
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+    static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
+#elif defined(PENSTOCK_AVX512)
+    static constexpr int kRows = 4, kPanels = 1, kFewRows = 4;
+#elif defined(PENSTOCK_ISA_AVX2)
+    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
+#else
+    static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
+#endif
+    const LinearCall& call;
+    QuantizedRows x;
+
+    template <int R, int P>
+    void tile(int64_t row, int64_t panel) const {
+        const int64_t bytes = panel_bytes(Kind::q8, call.inputs);
+        const uint8_t* weight = call.weight + panel * bytes;
+        const int8_t* codes = x.codes(row);
+        const float* scales = x.scales(row);
+        const int32_t* offsets = x.whole_offsets(row);
+        const int64_t stride = x.stride, words = x.stride / 4;
+        f32x16 total[R][P];
+        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) total[r][p] = zero();
+        }
+        for (int64_t g = 0; g < x.groups; g++) {
+            const uint8_t* group = weight + g * kQ8Group;
+            i32x16 sum[R][P];
+            PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                const i32x16 offset = broadcast_i32(offsets[r * words + g]);
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
+            }
+            PENSTOCK_UNROLL for (int c = 0; c < 8; c++) {
+                Codes w[P];
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                    const uint8_t* at = group + p * bytes + c * 64;
+                    w[p] = load_codes(at);
+                    fetch_ahead<P>(at);
+                }
+                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                    const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
+                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], quad);
+                }
+            }
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                const f32x16 scale = load_f16(group + p * bytes + 512);
+                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                    const f32x16 both = mul(scale, broadcast(scales[r * words + g]));
+                    total[r][p] = fma(to_f32(sum[r][p]), both, total[r][p]);
+                }
+            }
+        }
+        alignas(64) float done[R * P * kLanes];
+        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(done + (r * P + p) * kLanes, total[r][p]);
+        }
+        finish(call, row, R, panel, P, done);
+    }
+};
+
+inline void linear_q8(const LinearCall& call, Pool& pool) {
+    const QuantizedRows x = quantized_rows(call, Kind::q8);
+    each_row(call.rows, call.inputs, pool, [&](int64_t row) {
+        quantize_groups(call, x, row, x.whole_offsets(row), [](float, int32_t sum) { return -128 * sum; });
+    });
+    split_tiles(LinearQ8{call, x}, call, pool);
+}
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

@@ -1,0 +1,116 @@
+// How every linear kernel walks its outputs: which thread computes what, in which register tiles; and how results
+// leave.
+//
+// Exactness: threads split outputs and rows, never inputs; a tile adds up each of its elements over all inputs in the
+// one order that its kernel has. So neither the split nor the tile's shape can change a bit.
+//
+// A kernel is a value with
+//     kRows, kPanels                                  its register tile for many rows: rows x panels of 16 outputs
+//     kFewRows                                        its tile for few rows has one panel and up to so many rows
+//     template <int R, int P> tile(row, panel)        computes and writes R rows x P panels from there on
+#pragma once
+
+#include "layout.h"
+#include "linear_call.h"
+#include "pool.h"
+#include "simd.h"
+
+#if defined(__GNUC__) || defined(__clang__)
+#define PENSTOCK_NOINLINE __attribute__((noinline))
+#else
+#define PENSTOCK_NOINLINE
+#endif
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+PENSTOCK_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+PENSTOCK_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+PENSTOCK_INLINE f32x16 load_elements(const ConstRows& from, int64_t row, int64_t column, int count) {
+    const int64_t at = row * from.stride + column;
+    if (from.element == Element::f32) return load_at(static_cast<const float*>(from.data) + at, 0, count);
+    return load_at(static_cast<const bf16*>(from.data) + at, 0, count);
+}
+
+PENSTOCK_INLINE void store_elements(const Rows& to, int64_t row, int64_t column, int count, f32x16 value) {
+    const int64_t at = row * to.stride + column;
+    if (to.element == Element::f32) return store_at(static_cast<float*>(to.data) + at, 0, count, value);
+    store_at(static_cast<bf16*>(to.data) + at, 0, count, value);
+}
+
+// Fetches what a tile of one panel will read next. With few rows the weights come at the speed of memory, which is best
+// at a single stream from front to back, asked for well ahead; wider tiles are for many rows, where the products are
+// the limit.
+template <int P>
+PENSTOCK_INLINE void fetch_ahead(const uint8_t* at) {
+    if constexpr (P == 1) PENSTOCK_PREFETCH(at + 4096);
+}
+
+// Writes the sums of a tile, [rows][panels * 16]: plus bias, plus residual, rounded once. Not part of the tile's own
+// code: it runs once for thousands of products, and every shape of tile would carry its copy.
+PENSTOCK_NOINLINE inline void finish(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
+                                     const float* sums) {
+    for (int r = 0; r < rows; r++) {
+        for (int p = 0; p < panels; p++) {
+            const int64_t column = (panel + p) * kPanel;
+            const int count = int(smaller(kPanel, call.outputs - column));
+            f32x16 sum = load(sums + (r * panels + p) * kLanes);
+            if (call.bias.data) sum = add(sum, load_elements(call.bias, 0, column, count));
+            if (call.residual.data) sum = add(sum, load_elements(call.residual, row + r, column, count));
+            store_elements(call.out, row + r, column, count, sum);
+        }
+    }
+}
+
+template <int R, int P, class Kernel>
+void walk_rows(const Kernel& kernel, int64_t row, int64_t last, int64_t panel) {
+    for (; last - row >= R; row += R) kernel.template tile<R, P>(row, panel);
+    if constexpr (R > 1) {
+        if (row < last) walk_rows<R - 1, P>(kernel, row, last, panel);
+    }
+}
+
+template <class Kernel>
+void walk_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+    constexpr int R = Kernel::kRows, P = Kernel::kPanels, Few = Kernel::kFewRows;
+    if (last_row - row <= Few) {
+        for (; panel < last_panel; panel++) walk_rows<Few, 1>(kernel, row, last_row, panel);
+    }
+    for (; last_panel - panel >= P; panel += P) walk_rows<R, P>(kernel, row, last_row, panel);
+    for (; panel < last_panel; panel++) walk_rows<Few, 1>(kernel, row, last_row, panel);
+}
+
+// Splits the outputs among the threads, and the rows too where there are too few outputs to go round. A few tasks a
+// thread, so that one that loses its processor holds up little; but none so small that handing it out costs more than
+// it.
+template <class Kernel>
+void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
+    constexpr int64_t kTasksAThread = 3, kLeastProducts = 1 << 16;
+    const int64_t panels = panels_of(call.outputs), work = call.rows * panels * kPanel * call.inputs;
+    const int64_t threads = pool.threads();
+    const int64_t tasks = threads == 1 ? 1 : larger(1, smaller(threads * kTasksAThread, work / kLeastProducts));
+    const int64_t panels_each = smaller(panels, round_up(divide_up(panels, tasks), 2));
+    const int64_t panel_tasks = divide_up(panels, panels_each);
+    const int64_t row_share = divide_up(call.rows, larger(1, tasks / panel_tasks));
+    const int64_t rows_each = round_up(row_share, Kernel::kRows), row_tasks = divide_up(call.rows, rows_each);
+    pool.run(int(panel_tasks * row_tasks), [&](int task) {
+        const int64_t panel = task % panel_tasks * panels_each, row = task / panel_tasks * rows_each;
+        walk_tiles(kernel, row, smaller(row + rows_each, call.rows), panel, smaller(panel + panels_each, panels));
+    });
+}
+
+// Runs `convert(row)` for each row: on the caller alone where there is little to do.
+template <class Convert>
+void each_row(int64_t rows, int64_t inputs, Pool& pool, const Convert& convert) {
+    constexpr int64_t kLeastElements = 1 << 14;
+    const int64_t tasks = larger(1, smaller(smaller(rows, pool.threads() * 2), rows * inputs / kLeastElements));
+    const int64_t rows_each = divide_up(rows, tasks);
+    pool.run(int(divide_up(rows, rows_each)), [&](int task) {
+        const int64_t last = smaller(rows, (task + 1) * rows_each);
+        for (int64_t row = task * rows_each; row < last; row++) convert(row);
+    });
+}
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

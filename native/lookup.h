@@ -1,0 +1,68 @@
+// Rows of packed weights as plain numbers, so that an embedding tied to the head is stored once.
+//
+// Row `id` is lane id % 16 of panel id / 16; the layouts are drawn in the linear kernels' files. Numbers are those that
+// the formats define, rounded once when they are stored as bfloat16.
+#pragma once
+
+#include "dot_lanes.h"
+#include "linear_tiles.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+// `number(panel, lane, k)` is the number of input k.
+template <class Number>
+void look_up(const LookupCall& call, Kind kind, Pool& pool, const Number& number) {
+    const int64_t bytes = panel_bytes(kind, call.inputs);
+    each_row(call.count, call.inputs, pool, [&](int64_t i) {
+        const uint8_t* panel = call.weight + call.ids[i] / kPanel * bytes;
+        const int64_t lane = call.ids[i] % kPanel, start = i * call.out.stride;
+        for (int64_t k = 0; k < call.inputs; k++) {
+            if (call.out.element == Element::f32) {
+                static_cast<float*>(call.out.data)[start + k] = number(panel, lane, k);
+            } else {
+                static_cast<bf16*>(call.out.data)[start + k] = to_bf16(number(panel, lane, k));
+            }
+        }
+    });
+}
+
+PENSTOCK_INLINE uint16_t load_u16(const uint8_t* p) {
+    uint16_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return bits;
+}
+
+inline void lookup_bf16(const LookupCall& call, Pool& pool) {
+    look_up(call, Kind::bf16, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
+        return to_float(bf16{load_u16(panel + k / 2 * 64 + lane * 4 + k % 2 * 2)});
+    });
+}
+
+inline void lookup_int8(const LookupCall& call, Pool& pool) {
+    const int64_t scales = divide_up(call.inputs, 4) * 64;
+    look_up(call, Kind::int8, pool, [=](const uint8_t* panel, int64_t lane, int64_t k) {
+        const int code = panel[k / 4 * 64 + lane * 4 + k % 4] - 128;
+        return float(code) * float_of(uint32_t(load_i32(panel + scales + lane * 4)));
+    });
+}
+
+inline void lookup_q4(const LookupCall& call, Pool& pool) {
+    look_up(call, Kind::q4, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
+        const uint8_t* group = panel + k / kGroup * kQ4Group;
+        const int both = group[k % kGroup / 8 * 64 + lane * 4 + k % 4], code = k % 8 < 4 ? both & 15 : both >> 4;
+        const float scale = f16_to_float(load_u16(group + 256 + lane * 2));
+        return float(code) * scale + f16_to_float(load_u16(group + 288 + lane * 2));
+    });
+}
+
+inline void lookup_q8(const LookupCall& call, Pool& pool) {
+    look_up(call, Kind::q8, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
+        const uint8_t* group = panel + k / kGroup * kQ8Group;
+        const int code = group[k % kGroup / 4 * 64 + lane * 4 + k % 4] - 128;
+        return float(code) * f16_to_float(load_u16(group + 512 + lane * 2));
+    });
+}
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

@@ -1,0 +1,156 @@
+#include "pack.h"
+
+#include <cstring>
+
+#include "pool.h"
+
+namespace penstock {
+namespace {
+
+uint16_t load_u16(const uint8_t* p) {
+    uint16_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return bits;
+}
+
+void store_u16(uint8_t* p, uint16_t bits) { std::memcpy(p, &bits, sizeof bits); }
+
+// To bfloat16: to nearest, ties to even; a NaN stays one.
+uint16_t round_to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+uint16_t bf16_at(const ConstRows& weight, int64_t output, int64_t input) {
+    const int64_t at = output * weight.stride + input;
+    if (weight.element == Element::f32) return round_to_bf16(static_cast<const float*>(weight.data)[at]);
+    return static_cast<const uint16_t*>(weight.data)[at];
+}
+
+// -8 times an fp16 number, by its bits; false where that is not a finite fp16 number. Multiplying by 8 loses no digits.
+bool minus_eight_times(uint16_t half, uint16_t& result) {
+    const int sign = ~half & 0x8000;
+    int exponent = half >> 10 & 31, digits = half & 0x3ff;
+    if (exponent > 27) return false;  // infinite, NaN, or too large times 8
+    if (exponent > 0) {
+        exponent += 3;
+    } else {
+        digits *= 8;  // below the normal range it is digits * 2^-24, and at exponent 1 it is (1024 + digits) * 2^-24
+        if (digits >= 1024) exponent = 1;
+        for (; digits >= 2048; digits /= 2) exponent++;
+        digits &= 0x3ff;
+    }
+    result = static_cast<uint16_t>(sign | exponent << 10 | digits);
+    return true;
+}
+
+// Calls fill(panel, start of the panel) for every panel, each already zeroed.
+template <class Fill>
+void fill_panels(Kind kind, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool, const Fill& fill) {
+    constexpr int64_t kMostTasks = 64;
+    const int64_t panels = panels_of(outputs), bytes = panel_bytes(kind, inputs);
+    const int64_t each = divide_up(panels, kMostTasks);
+    pool.run(static_cast<int>(divide_up(panels, each)), [&](int task) {
+        for (int64_t panel = task * each; panel < panels && panel < (task + 1) * each; panel++) {
+            std::memset(to + panel * bytes, 0, static_cast<size_t>(bytes));
+            fill(panel, to + panel * bytes);
+        }
+    });
+}
+
+// How many outputs of a panel are real.
+int64_t lanes_of(int64_t panel, int64_t outputs) {
+    return outputs - panel * kPanel < kPanel ? outputs - panel * kPanel : kPanel;
+}
+
+// Calls fill(block, group of the panel, lane) for every block of every real output.
+template <class Fill>
+void fill_groups(Kind kind, const uint8_t* blocks, int64_t block_bytes, int64_t outputs, int64_t inputs, uint8_t* to,
+                 Pool& pool, const Fill& fill) {
+    const int64_t groups = groups_of(inputs), group_bytes = panel_bytes(kind, inputs) / groups;
+    fill_panels(kind, outputs, inputs, to, pool, [&](int64_t panel, uint8_t* start) {
+        for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
+            const uint8_t* row = blocks + (panel * kPanel + lane) * groups * block_bytes;
+            for (int64_t g = 0; g < groups; g++) fill(row + g * block_bytes, start + g * group_bytes, lane);
+        }
+    });
+}
+
+// GGUF's sixteen bytes pair number i with i + 16; ours pair k with k + 4 in each run of eight.
+void repack_nibbles(const uint8_t* from, uint8_t* group, int64_t lane) {
+    for (int c = 0; c < 4; c++) {
+        for (int t = 0; t < 4; t++) {
+            const int k = 8 * c + t, byte = k % 16, shift = k < 16 ? 0 : 4;
+            const int low = from[byte] >> shift & 15, high = from[byte + 4] >> shift & 15;
+            group[c * 64 + lane * 4 + t] = static_cast<uint8_t>(low | high << 4);
+        }
+    }
+}
+
+}  // namespace
+
+void pack_bf16(const ConstRows& weight, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
+    fill_panels(Kind::bf16, outputs, inputs, to, pool, [&](int64_t panel, uint8_t* start) {
+        for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
+            for (int64_t k = 0; k < inputs; k++) {
+                store_u16(start + k / 2 * 64 + lane * 4 + k % 2 * 2, bf16_at(weight, panel * kPanel + lane, k));
+            }
+        }
+    });
+}
+
+void pack_int8(const int8_t* codes, const float* scales, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
+    const int64_t code_bytes = divide_up(inputs, 4) * 64;
+    fill_panels(Kind::int8, outputs, inputs, to, pool, [&](int64_t panel, uint8_t* start) {
+        std::memset(start, 128, static_cast<size_t>(code_bytes));
+        for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
+            const int64_t output = panel * kPanel + lane;
+            for (int64_t k = 0; k < inputs; k++) {
+                start[k / 4 * 64 + lane * 4 + k % 4] = static_cast<uint8_t>(codes[output * inputs + k] + 128);
+            }
+            std::memcpy(start + code_bytes + lane * 4, scales + output, sizeof(float));
+        }
+    });
+}
+
+void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
+    fill_groups(Kind::q4, blocks, kQ40Block, outputs, inputs, to, pool,
+                [](const uint8_t* block, uint8_t* group, int64_t lane) {
+                    uint16_t minimum = 0;
+                    minus_eight_times(load_u16(block), minimum);
+                    repack_nibbles(block + 2, group, lane);
+                    store_u16(group + 256 + lane * 2, load_u16(block));
+                    store_u16(group + 288 + lane * 2, minimum);
+                });
+}
+
+void pack_q4_1(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
+    fill_groups(Kind::q4, blocks, kQ41Block, outputs, inputs, to, pool,
+                [](const uint8_t* block, uint8_t* group, int64_t lane) {
+                    repack_nibbles(block + 4, group, lane);
+                    store_u16(group + 256 + lane * 2, load_u16(block));
+                    store_u16(group + 288 + lane * 2, load_u16(block + 2));
+                });
+}
+
+void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
+    fill_groups(Kind::q8, blocks, kQ80Block, outputs, inputs, to, pool,
+                [](const uint8_t* block, uint8_t* group, int64_t lane) {
+                    for (int64_t k = 0; k < kGroup; k++) {
+                        group[k / 4 * 64 + lane * 4 + k % 4] = static_cast<uint8_t>(block[2 + k] ^ 0x80);
+                    }
+                    store_u16(group + 512 + lane * 2, load_u16(block));
+                });
+}
+
+bool q4_0_minima_exist(const uint8_t* blocks, int64_t count) {
+    uint16_t minimum;
+    for (int64_t i = 0; i < count; i++) {
+        if (!minus_eight_times(load_u16(blocks + i * kQ40Block), minimum)) return false;
+    }
+    return true;
+}
+
+}  // namespace penstock

@@ -1,0 +1,27 @@
+// Weights from the order they are stored in to the order the kernels read them in. Done once, when a model is loaded.
+//
+// `to` has room for packed_bytes(kind, outputs, inputs); the layouts are drawn in the linear kernels' files.
+#pragma once
+
+#include "layout.h"
+#include "linear_call.h"
+
+namespace penstock {
+
+class Pool;
+
+// GGUF's blocks of 32 numbers: bytes of one, and what they hold.
+constexpr int64_t kQ40Block = 18;  // fp16 scale, 16 bytes of codes: low halves are numbers 0 to 15, high ones 16 to 31
+constexpr int64_t kQ41Block = 20;  // fp16 scale, fp16 minimum, codes as above
+constexpr int64_t kQ80Block = 34;  // fp16 scale, 32 signed bytes
+
+void pack_bf16(const ConstRows& weight, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
+void pack_int8(const int8_t* codes, const float* scales, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
+void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
+void pack_q4_1(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
+void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
+
+// Whether -8 times the scale of every Q4_0 block is an fp16 number, so that pack_q4_0 is exact.
+bool q4_0_minima_exist(const uint8_t* blocks, int64_t count);
+
+}  // namespace penstock

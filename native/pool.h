@@ -1,0 +1,59 @@
+// A pool of threads that live as long as it does, for work of a few microseconds.
+//
+// Decides who runs a task and when; results must not depend on either. The caller is one of the threads, so a pool of
+// one has no workers. Workers spin for a moment after their last task (the next kernel usually follows within
+// microseconds), then sleep: an idle engine costs nothing.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+
+class Pool {
+public:
+    using Call = void (*)(const void* context, int task);
+
+    explicit Pool(int threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const;
+
+    // Calls task(0) .. task(tasks - 1), each once, in any order and on any of the threads; returns when all are done.
+    // Two threads may call at once: one of them then does all of its tasks itself. Tasks must not throw.
+    template <class Task>
+    void run(int tasks, const Task& task) {
+        run(tasks, [](const void* context, int index) { (*static_cast<const Task*>(context))(index); }, &task);
+    }
+    void run(int tasks, Call call, const void* context);
+
+private:
+    void work();
+    void take_tasks();
+
+    // What is being run: generation (32 bits), number of tasks (16), next task (16), in one word, so that a worker that
+    // wakes late can never claim a task of one run with the numbers of another.
+    std::atomic<std::uint64_t> ticket_{0};
+    std::atomic<int> unfinished_{0};
+    Call call_ = nullptr;
+    const void* context_ = nullptr;
+    std::mutex running_;
+
+    std::mutex sleep_;
+    std::condition_variable wake_;
+    std::atomic<int> sleepers_{0};
+    bool stop_ = false;
+    std::vector<std::thread> workers_;
+};
+
+// The process's own pool: one thread until set_threads() says otherwise. Not to be resized while kernels run.
+Pool& pool();
+void set_threads(int threads);
+
+}  // namespace penstock

@@ -1,0 +1,101 @@
+// Rotary positions, norms per head, and the way of new keys and values into the cache, in one pass.
+//
+// A token's query, key and value are read once; each head goes through fp32 and is rounded once, where it is stored.
+#pragma once
+
+#include "elements.h"
+#include "rows_call.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+// One head as fp32: read, normed where `weight` is given, rotated where the call has angles.
+PENSTOCK_INLINE void turn_head(const RotaryCall& call, const ConstRows& from, const ConstRows& weight, int64_t token,
+                               int head, float* x) {
+    const int dim = call.cache.head_dim, half = dim / 2;
+    ConstRows view = from;
+    view.data = static_cast<const uint8_t*>(from.data) +
+                int64_t(head) * dim * (from.element == Element::f32 ? sizeof(float) : sizeof(bf16));
+    f32x16 squares = zero();
+    for (int d = 0; d < dim; d += kLanes) {
+        const f32x16 part = load_row(view, token, d, dim);
+        store(x + d, part);
+        squares = fma(part, part, squares);
+    }
+    if (weight.data) {
+        const f32x16 mean = broadcast(reduce_add(squares) / float(dim) + call.eps);
+        const f32x16 inverse = div(broadcast(1.0f), sqrt(mean));
+        for (int d = 0; d < dim; d += kLanes) {
+            store(x + d, mul(mul(load(x + d), inverse), load_row(weight, 0, d, dim)));
+        }
+    }
+    if (!call.cos) return;
+    const int64_t angles = (call.positions ? call.positions[token] : token) * half;
+    for (int d = 0; d < half; d += kLanes) {  // the pairs (x[d], x[d + half]): Su et al. 2021, section 3.4.2
+        const f32x16 cos = load_at(call.cos + angles, d, half), sin = load_at(call.sin + angles, d, half);
+        const f32x16 first = load_at(x, d, half), second = load_at(x + half, d, half);
+        store_at(x, d, half, sub(mul(first, cos), mul(second, sin)));
+        store_at(x + half, d, half, add(mul(second, cos), mul(first, sin)));
+    }
+}
+
+template <typename T>
+PENSTOCK_INLINE void store_key(const KvCache& cache, int64_t slot, int head, const float* x) {
+    const int dim = cache.head_dim, size = cache.block_size;
+    if (!cache.packed_keys) {
+        T* key = static_cast<T*>(cache.keys) + (slot * cache.kv_heads + head) * dim;
+        for (int d = 0; d < dim; d += kLanes) store_at(key, d, dim, load(x + d));
+        return;
+    }
+    constexpr int each = int(sizeof(uint32_t) / sizeof(T));
+    const int words = (dim + each - 1) / each;
+    alignas(64) uint32_t key[kMostHeadDim];
+    key[words - 1] = 0;  // an odd head_dim is filled up
+    for (int d = 0; d < dim; d += kLanes) store_at(reinterpret_cast<T*>(key), d, dim, load(x + d));
+    uint32_t* to = static_cast<uint32_t*>(cache.keys);
+    to += (slot / size * cache.kv_heads + head) * words * size + slot % size;
+    for (int w = 0; w < words; w++) to[int64_t(w) * size] = key[w];
+}
+
+template <typename T>
+PENSTOCK_INLINE void store_value(const KvCache& cache, int64_t slot, int head, const ConstRows& from, int64_t token) {
+    const int dim = cache.head_dim;
+    ConstRows view = from;
+    view.data = static_cast<const uint8_t*>(from.data) +
+                int64_t(head) * dim * (from.element == Element::f32 ? sizeof(float) : sizeof(bf16));
+    T* value = static_cast<T*>(cache.values) + (slot * cache.kv_heads + head) * dim;
+    for (int d = 0; d < dim; d += kLanes) store_at(value, d, dim, load_row(view, token, d, dim));
+}
+
+template <typename T>
+PENSTOCK_INLINE void store_token(const RotaryCall& call, int64_t token) {
+    alignas(64) float x[kMostHeadDim];
+    for (int head = 0; head < call.cache.kv_heads; head++) {
+        turn_head(call, call.k, call.k_norm, token, head, x);
+        store_key<T>(call.cache, call.write_slots[token], head, x);
+        store_value<T>(call.cache, call.write_slots[token], head, call.v, token);
+    }
+}
+
+inline void rotate_and_store(const RotaryCall& call, Pool& pool) {
+    const int dim = call.cache.head_dim;
+    run_rows(pool, call.tokens, int64_t(dim) * (call.q_heads + 2 * call.cache.kv_heads), [&](int64_t token) {
+        alignas(64) float x[kMostHeadDim];
+        for (int head = 0; call.q.data && head < call.q_heads; head++) {
+            turn_head(call, call.q, call.q_norm, token, head, x);
+            Rows out = call.q_out;
+            out.data = static_cast<uint8_t*>(out.data) +
+                       int64_t(head) * dim * (out.element == Element::f32 ? sizeof(float) : sizeof(bf16));
+            for (int d = 0; d < dim; d += kLanes) store_row(out, token, d, dim, load(x + d));
+        }
+        if (!call.k.data) return;
+        if (call.cache.element == Element::f32) {
+            store_token<float>(call, token);
+        } else {
+            store_token<bf16>(call, token);
+        }
+    });
+}
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

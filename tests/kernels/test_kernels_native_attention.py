@@ -1,0 +1,286 @@
+"""Compiled attention against float64, and the promise that a row's bits are its own, on every instruction set here."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from penstock.kernels import native, paged_attention, rope
+from penstock.kernels.norm import rms_norm
+
+if not native.available():
+    pytest.skip("this installation has no compiled kernels", allow_module_level=True)
+
+from penstock.kernels import native_attention
+from penstock.kernels.native_attention import packed_keys_shape, rotate_and_write, write_kv
+
+BF16, F32 = torch.bfloat16, torch.float32
+# float32 sums of a few hundred products; beside a bfloat16 cache queries may be rounded to bfloat16 too
+TOLERANCE = {F32: 3e-6, BF16: 1.5e-2}
+
+
+@pytest.fixture(params=native.isas(), autouse=True)
+def isa(request):
+    """Run a test with the kernels of each instruction set, then put back the one that was in use."""
+    before = native.isa()
+    native.set_isa(request.param)
+    yield request.param
+    native.set_isa(before)
+    native.set_threads(1)
+
+
+def attend_in_float64(q, k, v, scale):
+    """`q` `[C, Hq, D]`, the last C positions of `k` and `v` `[L, Hkv, D]`; `[C, Hq, D]`."""
+    count, length, group = len(q), len(k), q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))  # [L, Hq, D]
+    scores = torch.einsum("chd,lhd->hcl", q.double(), keys) * scale
+    seen = torch.arange(length) <= torch.arange(length - count, length)[:, None]  # [C, L]
+    return torch.einsum("hcl,lhd->chd", scores.masked_fill(~seen, -math.inf).softmax(-1), values)
+
+
+class Case:
+    """Ragged rows whose keys and values are scattered over a cache of NaN."""
+
+    def __init__(self, lengths, counts, heads, kv_heads, dim, block_size, dtype=F32, packed=False, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.lengths, self.counts, self.heads, self.kv_heads, self.dim = lengths, counts, heads, kv_heads, dim
+        self.block_size, self.dtype, self.packed, self.scale = block_size, dtype, packed, dim**-0.5
+        self.q = [torch.randn(count, heads, dim, generator=generator) for count in counts]
+        self.k, self.v = (
+            [torch.randn(n, kv_heads, dim, generator=generator).to(dtype) for n in lengths] for _ in range(2)
+        )
+        self.place(seed)
+
+    def place(self, seed):
+        """Scatter the same rows over other blocks."""
+        each = [math.ceil(n / self.block_size) for n in self.lengths]
+        ids = random.Random(seed).sample(range(sum(each) + 3), sum(each))
+        natural = (sum(each) + 3, self.block_size, self.kv_heads, self.dim)
+        self.v_cache = torch.full(natural, math.nan, dtype=self.dtype)
+        self.k_cache = (
+            torch.empty(packed_keys_shape(*natural, self.dtype), dtype=self.dtype)
+            if self.packed
+            else self.v_cache.clone()
+        )
+        self.k_cache.fill_(math.nan)
+        self.table = torch.full(
+            (len(each), max(each)), -7, dtype=torch.int32
+        )  # where no row reaches, no block is named
+        for row, blocks in enumerate(each):
+            own = torch.tensor([ids.pop() for _ in range(blocks)])
+            self.table[row, :blocks] = own
+            at = torch.arange(self.lengths[row])
+            slots = own[at // self.block_size] * self.block_size + at % self.block_size
+            write_kv(self.k_cache, self.v_cache, self.k[row], self.v[row], slots)
+
+    def attend(self, *, rows=None, taken=None):
+        """The outputs of `rows`; of each only the queries `taken`, as if the later ones were not known yet."""
+        rows = range(len(self.q)) if rows is None else rows
+        parts, lengths = [], []
+        for row in rows:
+            first, last = taken or (0, self.counts[row])
+            parts.append(self.q[row][first:last])
+            lengths.append(self.lengths[row] - self.counts[row] + last)
+        starts = torch.tensor([0, *torch.tensor([len(part) for part in parts]).cumsum(0).tolist()], dtype=torch.int32)
+        out = native_attention.paged_attention(
+            torch.cat(parts), self.k_cache, self.v_cache, starts, torch.tensor(lengths, dtype=torch.int32),
+            self.table[list(rows)], self.scale,
+        )  # fmt: skip
+        return out.split([len(part) for part in parts])
+
+    def expected(self, row):
+        return attend_in_float64(self.q[row], self.k[row], self.v[row], self.scale)
+
+
+ROWS = [
+    ([1], [1]),
+    ([7, 1, 33, 16], [1, 1, 1, 1]),
+    ([9, 40, 12, 1, 70, 2], [1, 13, 1, 1, 70, 2]),
+    ([600, 257], [1, 35]),
+]
+SHAPES = [(4, 4, 10), (6, 2, 20), (9, 3, 64), (8, 1, 80), (4, 2, 128), (27, 1, 16), (2, 2, 5), (2, 1, 256)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize(("lengths", "counts"), ROWS)
+def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim, dtype, packed):
+    for block_size in (1, 5, 16, 32):
+        case = Case(lengths, counts, heads, kv_heads, dim, block_size, dtype, packed)
+        for row, out in enumerate(case.attend()):
+            assert out.is_contiguous()
+            torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_bits_do_not_depend_on_where_keys_lie(dtype):
+    lengths, counts = [9, 300, 70], [1, 40, 1]
+    expected = Case(lengths, counts, 9, 3, 64, 16, dtype).attend()
+    for block_size in (1, 5, 16, 32, 512):
+        for packed in (False, True):
+            for seed in (0, 5):
+                case = Case(lengths, counts, 9, 3, 64, block_size, dtype, packed)
+                case.place(seed)
+                assert all(map(torch.equal, case.attend(), expected)), (block_size, packed, seed)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80), (2, 2, 20)])
+def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype):
+    case = Case([9, 300, 12, 520, 70], [1, 13, 1, 1, 70], heads, kv_heads, dim, 16, dtype, True)
+    together = case.attend()
+    for row in range(5):
+        assert torch.equal(case.attend(rows=[row])[0], together[row])
+    assert all(map(torch.equal, case.attend(rows=[4, 1, 2]), (together[4], together[1], together[2])))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80)])
+def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dtype):
+    case = Case([300], [300], heads, kv_heads, dim, 16, dtype, True)
+    whole = case.attend()[0]
+    for size in (1, 7, 64, 255, 256):
+        chunks = [case.attend(taken=(at, min(at + size, 300)))[0] for at in range(0, 300, size)]
+        assert torch.equal(torch.cat(chunks), whole), size
+
+
+@pytest.mark.parametrize(("lengths", "counts"), [([1100], [1]), ([1100, 3, 700], [2, 1, 1]), ([600], [90])])
+def test_bits_do_not_depend_on_threads(lengths, counts):
+    case = Case(lengths, counts, 9, 3, 64, 16, BF16, True)
+    native.set_threads(1)
+    alone = case.attend()
+    for threads in (2, 3, 8):
+        native.set_threads(threads)
+        assert all(map(torch.equal, case.attend(), alone)), threads
+
+
+def test_a_later_position_cannot_reach_an_earlier_one():
+    case = Case([300], [300], 6, 2, 64, 16, F32, True)
+    before = case.attend()[0]
+    case.k[0][271:], case.v[0][271:] = math.nan, math.inf
+    case.place(0)
+    after = case.attend()[0]
+    assert torch.equal(after[:271], before[:271])
+    assert after[271:].isnan().all()
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish():
+    case = Case([700], [1], 2, 1, 64, 16)
+    case.q[0].fill_(50.0)
+    case.k[0][:] = -50.0
+    case.k[0][650] = 50.0
+    case.place(0)
+    torch.testing.assert_close(case.attend()[0][0], case.v[0][650].expand(2, -1), atol=0, rtol=0)
+
+
+def test_queries_may_be_views_of_a_fused_row_and_bfloat16():
+    case = Case([5, 20], [5, 1], 6, 2, 64, 16, BF16, True)
+    case.q = [q.to(BF16) for q in case.q]
+    expected = case.attend()
+    wide = [torch.cat((q, torch.full((len(q), 4, 64), math.nan, dtype=BF16)), dim=1) for q in case.q]
+    both = torch.cat(wide)[:, :6]
+    starts, lengths = torch.tensor([0, 5, 6], dtype=torch.int32), torch.tensor([5, 20], dtype=torch.int32)
+    out = native_attention.paged_attention(both, case.k_cache, case.v_cache, starts, lengths, case.table, case.scale)
+    assert out.dtype == BF16
+    assert torch.equal(out, torch.cat(expected))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_len": torch.tensor([0], dtype=torch.int32)}, "kv_len must count"),
+        ({"kv_len": torch.tensor([99], dtype=torch.int32)}, "too narrow"),
+        ({"kv_len": torch.tensor([9])}, "kv_len must be"),
+        ({"block_table": torch.tensor([[9, 0, 0]], dtype=torch.int32)}, "block that does not exist"),
+        ({"block_table": torch.tensor([[-1, 0, 0]], dtype=torch.int32)}, "block that does not exist"),
+        ({"q_start": torch.tensor([0, 2], dtype=torch.int32)}, "q_start must go"),
+        ({"q": torch.zeros(1, 3, 8)}, "multiple of kv_heads"),
+        ({"q": torch.zeros(1, 2, 8, dtype=torch.float16)}, "q must be float32 or bfloat16"),
+        ({"k_cache": torch.zeros(4, 2, 4, 8)}, "k_cache must be"),
+    ],
+)
+def test_bad_arguments_are_refused(change, message):
+    good = {
+        "q": torch.zeros(1, 2, 8),
+        "k_cache": torch.zeros(4, 4, 2, 8),
+        "v_cache": torch.zeros(4, 4, 2, 8),
+        "q_start": torch.tensor([0, 1], dtype=torch.int32),
+        "kv_len": torch.tensor([9], dtype=torch.int32),
+        "block_table": torch.tensor([[3, 0, 1]], dtype=torch.int32),
+        "scale": 1.0,
+    }
+    native_attention.paged_attention(**good)
+    with pytest.raises(ValueError, match=message):
+        native_attention.paged_attention(**(good | change))
+
+
+def test_a_bad_slot_is_refused_before_anything_is_written():
+    cache = torch.zeros(3, 4, 2, 6), torch.zeros(3, 4, 2, 6)
+    k, v = torch.ones(3, 2, 6), torch.ones(3, 2, 6)
+    for bad in (12, -1):
+        with pytest.raises(ValueError, match="slot that does not exist"):
+            write_kv(*cache, k, v, torch.tensor([0, 1, bad]))
+    assert not cache[0].any()
+    assert not cache[1].any()
+
+
+SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.00390625, 1.01171875, 3.4e38, 1e-30, -2.7]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dim", [1, 5, 20, 64])
+def test_writing_is_the_reference_in_both_layouts(dim, dtype):
+    k, v = torch.randn(7, 2, dim), torch.randn(7, 2, dim)
+    k.view(-1)[: min(len(SPECIAL), dim)] = torch.tensor(SPECIAL[:dim])
+    slots = torch.tensor([9, 2, 14, 0, 5, 4, 11])
+    expected = [torch.zeros(3, 5, 2, dim, dtype=dtype) for _ in range(2)]
+    paged_attention.write_kv(*expected, k, v, slots)
+    for packed in (False, True):
+        cache = (
+            torch.zeros(packed_keys_shape(3, 5, 2, dim, dtype), dtype=dtype)
+            if packed
+            else torch.zeros(3, 5, 2, dim, dtype=dtype)
+        )
+        values = torch.zeros(3, 5, 2, dim, dtype=dtype)
+        write_kv(cache.zero_(), values, k, v, slots)
+        natural = cache.permute(0, 3, 1, 2, 4).reshape(3, 5, 2, -1)[..., :dim] if packed else cache
+        assert torch.equal(natural.nan_to_num(7.0), expected[0].nan_to_num(7.0))
+        assert torch.equal(values, expected[1])
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dim", [10, 20, 64, 80, 128])
+def test_rotation_norm_and_storing_in_one_pass_are_those_of_the_references(dim, packed, normed):
+    generator = torch.Generator().manual_seed(1)
+    fused = torch.randn(9, 10, dim, generator=generator)
+    q, k, v = fused.split((6, 2, 2), dim=1)
+    angles = torch.randn(30, dim // 2, generator=generator) * 5
+    positions, slots = torch.randint(0, 30, (9,), generator=generator), torch.randperm(12, generator=generator)[:9]
+    weights = [torch.rand(dim, generator=generator) + 0.5 for _ in range(2)]
+    expected = [torch.zeros(3, 4, 2, dim) for _ in range(2)]
+    nq, nk = (rms_norm(q, weights[0], 1e-6), rms_norm(k, weights[1], 1e-6)) if normed else (q, k)
+    cos, sin = angles.cos(), angles.sin()
+    turned = [rope.rotate(x, cos[positions], sin[positions]) for x in (nq, nk)]
+    paged_attention.write_kv(*expected, turned[1], v, slots)
+    cache = torch.zeros(packed_keys_shape(3, 4, 2, dim, F32)) if packed else torch.zeros(3, 4, 2, dim)
+    values = torch.zeros(3, 4, 2, dim)
+    norms = {"q_norm": weights[0], "k_norm": weights[1], "eps": 1e-6} if normed else {}
+    out = rotate_and_write(q, k, v, positions, cos, sin, cache.zero_(), values, slots, **norms)
+    natural = cache.permute(0, 3, 1, 2, 4).reshape(3, 4, 2, dim) if packed else cache
+    tolerance = {"atol": 3e-6, "rtol": 2e-6} if normed else {"atol": 0, "rtol": 0}
+    torch.testing.assert_close(out, turned[0], **tolerance)
+    torch.testing.assert_close(natural, expected[0], **tolerance)
+    assert torch.equal(values, expected[1])
+
+
+def test_a_bad_position_is_refused_before_anything_is_written():
+    q, k, table = torch.ones(2, 2, 8), torch.ones(2, 1, 8), torch.ones(5, 4)
+    cache = torch.zeros(3, 4, 1, 8), torch.zeros(3, 4, 1, 8)
+    with pytest.raises(ValueError, match="position lies outside"):
+        rotate_and_write(q, k, k, torch.tensor([0, 5]), table, table, *cache, torch.tensor([0, 1]))
+    assert not cache[0].any()

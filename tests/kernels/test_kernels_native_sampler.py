@@ -1,0 +1,188 @@
+"""The compiled sampler against the stages of penstock.sampling and exec.sampler's inverse distribution function."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from penstock.kernels import native
+
+if not native.available():
+    pytest.skip("this installation has no compiled kernels", allow_module_level=True)
+
+from penstock.kernels.native_sampler import choose
+from penstock.sampling import STAGES
+
+STAGE = {name: stage.apply for name, stage in STAGES}
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@pytest.fixture(params=native.isas(), autouse=True)
+def isa(request):
+    """Run a test with the kernels of each instruction set, then put back the one that was in use."""
+    before = native.isa()
+    native.set_isa(request.param)
+    yield request.param
+    native.set_isa(before)
+    native.set_threads(1)
+
+
+def logits_of(rows, vocabulary, seed=0, spread=3.0):
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def columns(rows, uniform=None, logprobs=False, **values):
+    """The columns of `choose`, the same parameters in every row."""
+    values = NEUTRAL | values
+    uniform = torch.zeros(rows, dtype=torch.float64) if uniform is None else uniform
+    return {
+        "temperature": torch.full((rows,), values["temperature"], dtype=torch.float32),
+        "top_k": torch.full((rows,), values["top_k"], dtype=torch.int32),
+        "top_p": torch.full((rows,), values["top_p"], dtype=torch.float64),
+        "min_p": torch.full((rows,), values["min_p"], dtype=torch.float32),
+        "uniform": uniform,
+        "wants_logprob": torch.full((rows,), logprobs),
+    }
+
+
+def sums_by_reference(logits, **values):
+    """The summed probabilities `[R, V]` after the stages, in float64."""
+    for name, apply in STAGE.items():
+        if values.get(name, NEUTRAL[name]) != NEUTRAL[name]:
+            logits = apply(logits, torch.full((len(logits), 1), float(values[name]), dtype=torch.float64))
+    return logits.double().softmax(-1).cumsum(-1)
+
+
+FILTERS = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 2.0},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 100_000},
+    {"top_p": 0.9},
+    {"top_p": 0.05},
+    {"top_p": 0.999999},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
+    {"temperature": 1.5, "top_k": 2000, "top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("values", FILTERS, ids=str)
+@pytest.mark.parametrize(("vocabulary", "spread"), [(11, 2.0), (1000, 3.0), (4099, 0.3), (30_000, 4.0)])
+def test_the_drawn_token_is_the_reference_s(vocabulary, spread, values):
+    rows = 40
+    logits = logits_of(rows, vocabulary, spread=spread)
+    uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    chosen = choose(logits, **columns(rows, uniform, **values))
+    sums = sums_by_reference(logits, **values)
+    assert not chosen.failed.any()
+    for row, token in enumerate(chosen.tokens.tolist()):
+        low = sums[row, token - 1].item() if token else 0.0
+        high = sums[row, token].item()
+        assert high > low, (row, token)  # kept by every filter
+        assert low - 2e-6 <= uniform[row] <= high + 2e-6, (row, token)  # and the one at that height
+
+
+@pytest.mark.parametrize("values", FILTERS, ids=str)
+def test_what_is_kept_is_what_the_reference_keeps(values):
+    """In a small vocabulary every kept token is met at the middle of its share, so that no other may be."""
+    logits = logits_of(1, 57, seed=9)
+    sums = sums_by_reference(logits, **values)[0]
+    shares = torch.diff(sums, prepend=torch.zeros(1, dtype=torch.float64))
+    kept = (shares > 4e-6).nonzero().squeeze(-1)
+    middles = sums[kept] - shares[kept] / 2
+    chosen = choose(logits.expand(len(kept), -1).contiguous(), **columns(len(kept), middles, **values))
+    assert torch.equal(chosen.tokens, kept)
+
+
+def test_tokens_tied_with_the_last_kept_stay():
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]])
+    for values in ({"top_k": 1}, {"top_k": 2}, {"top_p": 0.2}):
+        tokens = [
+            choose(logits, **columns(1, torch.tensor([u], dtype=torch.float64), **values)).tokens.item()
+            for u in (0.0, 0.3, 0.4, 0.6, 0.7, 0.999)
+        ]
+        assert tokens == [1, 1, 2, 2, 3, 3], values
+
+
+def test_greedy_takes_the_lowest_of_the_likeliest():
+    logits = logits_of(6, 1003)
+    logits[0, 700] = logits[0, 701] = logits[0, 1002] = 99.0
+    logits[1, 1002] = 99.0
+    logits[2, 0] = 99.0
+    logits[3] = -5.0
+    logits[4, :] = -math.inf
+    logits[4, 17] = -3e38
+    chosen = choose(logits, **columns(6, temperature=0.0))
+    assert torch.equal(chosen.tokens, logits.argmax(-1))
+    assert chosen.tokens[:5].tolist() == [700, 1002, 0, 0, 17]
+    assert not chosen.failed.any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_without_a_distribution_fail_alone(temperature):
+    logits = logits_of(6, 333)
+    clean = choose(logits, **columns(6, temperature=temperature))
+    logits[1, 332], logits[3, 16], logits[4] = math.nan, math.inf, -math.inf
+    chosen = choose(logits, **columns(6, temperature=temperature))
+    assert chosen.failed.tolist() == [False, True, False, True, True, False]
+    assert torch.equal(chosen.tokens[[0, 2, 5]], clean.tokens[[0, 2, 5]])
+
+
+def test_ruled_out_tokens_are_never_drawn():
+    logits = logits_of(200, 100)
+    logits[:, ::2] = -math.inf
+    uniform = torch.linspace(0, 1 - 2**-52, 200, dtype=torch.float64)
+    assert (choose(logits, **columns(200, uniform)).tokens % 2 == 1).all()
+
+
+def test_the_smallest_temperature_is_greedy():
+    logits = logits_of(5, 1000)
+    uniform = torch.rand(5, dtype=torch.float64)
+    chosen = choose(logits, **columns(5, uniform, temperature=1e-45))
+    assert torch.equal(chosen.tokens, logits.argmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+@pytest.mark.parametrize("vocabulary", [5, 1000, 30_001])
+def test_logprobs_are_those_of_the_raw_distribution(vocabulary, temperature):
+    logits = logits_of(8, vocabulary)
+    chosen = choose(logits, **columns(8, logprobs=True, temperature=temperature))
+    exact = logits.double().log_softmax(-1).gather(-1, chosen.tokens[:, None]).squeeze(-1)
+    torch.testing.assert_close(chosen.logprobs.double(), exact, atol=2e-6, rtol=1e-6)
+    assert not choose(logits, **columns(8)).logprobs.any()
+
+
+def test_a_row_sees_neither_neighbours_nor_threads_nor_strides():
+    wide = logits_of(33, 5000)
+    logits = wide[:, :4321]
+    uniform = torch.rand(33, dtype=torch.float64)
+    given = columns(33, uniform, logprobs=True, temperature=0.9, top_k=200, top_p=0.9)
+    given["temperature"][::3] = 0.0
+    whole = choose(logits, **given)
+    for row in (0, 7, 32):
+        alone = choose(logits[row : row + 1], **{name: column[row : row + 1] for name, column in given.items()})
+        assert alone.tokens[0] == whole.tokens[row]
+        assert alone.logprobs[0] == whole.logprobs[row]
+    native.set_threads(3)
+    again = choose(logits.contiguous(), **given)
+    assert torch.equal(again.tokens, whole.tokens)
+    assert torch.equal(again.logprobs, whole.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 2.0), ("uniform", 1.0)],
+)
+def test_values_out_of_range_are_refused(name, value):
+    given = columns(2)
+    given[name] = torch.full_like(given[name], value)
+    with pytest.raises(ValueError, match=name):
+        choose(logits_of(2, 10), **given)
+    with pytest.raises(ValueError, match=name):
+        choose(logits_of(2, 10), **(given | {name: given[name].half()}))

@@ -1,0 +1,462 @@
+"""Packed linear: against float64 and the gguf package, and bit for bit against itself in other company."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from penstock.kernels import native, packed_layout
+from penstock.kernels.packed_linear import embedding_rows, packed_linear, packed_linear_reference
+from penstock.kernels.packed_weight import (
+    PackedKind,
+    pack_bf16,
+    pack_q4_0,
+    pack_q4_1,
+    pack_q8_0,
+    quantize_int4,
+    quantize_int8,
+    unpack,
+)
+from penstock.kernels.weight_memory import WeightMemory
+
+linear = packed_linear
+
+SHAPES = [(1, 1), (15, 16), (16, 15), (17, 17), (63, 63), (33, 32), (130, 576), (20, 1536)]
+ROWS = [1, 2, 3, 5, 8, 14, 70]
+GGUF = {
+    "Q4_0": (gguf.GGMLQuantizationType.Q4_0, pack_q4_0, 2),
+    "Q4_1": (gguf.GGMLQuantizationType.Q4_1, pack_q4_1, 4),
+    "Q8_0": (gguf.GGMLQuantizationType.Q8_0, pack_q8_0, 2),
+}
+
+
+def random(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def gguf_blocks(kind, outputs, inputs, seed=0):
+    weight = random(outputs, inputs, seed=seed).numpy()
+    return torch.from_numpy(gguf.quants.quantize(weight, GGUF[kind][0])).flatten()
+
+
+def pack_gguf(kind):
+    return lambda weight: GGUF[kind][1](gguf_blocks(kind, len(weight), weight.shape[1]), *weight.shape)
+
+
+MAKERS = {
+    "bf16": pack_bf16,
+    "int8": quantize_int8,
+    "int4": quantize_int4,
+    "Q4_0": pack_gguf("Q4_0"),
+    "Q4_1": pack_gguf("Q4_1"),
+    "Q8_0": pack_gguf("Q8_0"),
+}
+
+
+def packed(maker, outputs, inputs):
+    if maker.startswith("Q"):
+        inputs = -(-inputs // 32) * 32  # GGUF has whole blocks only
+    return MAKERS[maker](random(outputs, inputs, seed=1))
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_kernels_as_they_were():
+    yield
+    if native.available():
+        native.set_isa(native.isas()[0])
+        native.set_threads(1)
+
+
+@pytest.fixture(params=[*native.isas(), "torch"])
+def isa(request, monkeypatch):
+    """Every implementation that this machine can run, torch's included."""
+    use(request.param, monkeypatch)
+    return request.param
+
+
+@pytest.fixture(params=native.isas())
+def compiled(request):
+    """Every compiled implementation that this machine can run."""
+    native.set_isa(request.param)
+    return request.param
+
+
+def use(name, monkeypatch):
+    if name == "torch":
+        monkeypatch.setattr(native, "module", None)
+    else:
+        native.set_isa(name)
+
+
+def tolerance(x, weight):
+    """Of float32 sums in some order: a few rounding errors of the sum of magnitudes."""
+    return 4e-6 * (x.double().abs() @ unpack(weight).double().abs().T) + 1e-7
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_product_is_the_reference_up_to_float32_rounding(isa, maker):
+    for outputs, inputs in SHAPES:
+        weight = packed(maker, outputs, inputs)
+        for rows in ROWS if outputs < 100 else ROWS[:4]:
+            x = random(rows, weight.inputs, seed=rows)
+            bias, residual = random(outputs, seed=2), random(rows, outputs, seed=3)
+            for arguments in ({}, {"bias": bias}, {"residual": residual}, {"bias": bias, "residual": residual}):
+                ours, theirs = linear(x, weight, **arguments), packed_linear_reference(x, weight, **arguments)
+                assert ((ours - theirs).double().abs() <= tolerance(x, weight) + 1e-6).all(), (outputs, inputs, rows)
+
+
+def test_bfloat16_weights_give_the_product_of_rounded_numbers(isa):
+    for outputs, inputs in SHAPES:
+        numbers, x = random(outputs, inputs, seed=1), random(5, inputs)
+        exact = x.bfloat16().double() @ numbers.bfloat16().double().T
+        weight = pack_bf16(numbers)
+        assert ((linear(x, weight).double() - exact).abs() <= tolerance(x, weight)).all()
+        assert torch.equal(linear(x, weight), linear(x.bfloat16(), weight, out_dtype=torch.float32))
+
+
+@pytest.mark.parametrize("maker", ["int8", "int4", "Q4_0", "Q4_1", "Q8_0"])
+def test_quantised_activations_are_off_by_half_a_step_at_most(isa, maker):
+    for outputs, inputs in ((17, 17), (40, 576)):
+        weight = packed(maker, outputs, inputs)
+        x, numbers = random(7, weight.inputs), unpack(weight).double()
+        group = weight.inputs if weight.kind is PackedKind.INT8 else 32
+        largest = torch.stack([part.abs().amax(dim=1) for part in x.split(group, dim=1)], dim=1)  # [T, G]
+        sums = torch.stack([part.abs().sum(dim=1) for part in numbers.split(group, dim=1)], dim=1)  # [N, G]
+        bound = (largest.double() / 254) @ sums.T + tolerance(x, weight)
+        assert ((linear(x, weight).double() - x.double() @ numbers.T).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_sum_with_bias_and_residual_is_rounded_once_to_any_dtype(isa, maker, dtype):
+    weight = packed(maker, 37, 64)
+    x, bias, residual = random(6, 64, dtype=dtype), random(37, seed=2, dtype=dtype), random(6, 37, seed=3, dtype=dtype)
+    wide = linear(x, weight, bias, residual, torch.float32)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide, (linear(x, weight, out_dtype=torch.float32) + bias.float()) + residual.float())
+    assert torch.equal(linear(x, weight, bias, residual, torch.bfloat16), wide.bfloat16())
+    assert linear(x, weight).dtype == dtype
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_rows_bits_depend_on_nothing_but_the_row(compiled, maker):
+    for outputs, inputs in ((1, 63), (50, 200), (600, 64)):
+        weight = packed(maker, outputs, inputs)
+        x = random(70, weight.inputs).bfloat16()
+        native.set_threads(1)
+        alone = torch.cat([linear(row[None], weight) for row in x])
+        for threads in (1, 2, 3):
+            native.set_threads(threads)
+            for count in range(1, 20):
+                assert torch.equal(linear(x[:count], weight), alone[:count]), (outputs, inputs, threads, count)
+            order = torch.randperm(70, generator=torch.Generator().manual_seed(threads))
+            assert torch.equal(linear(x[order], weight), alone[order])
+            assert torch.equal(linear(x[3:], weight), alone[3:])
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_strided_rows_are_read_where_they_lie(isa, maker):
+    weight = packed(maker, 33, 96)
+    wide, others = random(9, 300), random(9, 100, seed=2)
+    x, residual = wide[:, 7 : 7 + weight.inputs], others[:, 5:38]
+    assert torch.equal(linear(x, weight, None, residual), linear(x.contiguous(), weight, None, residual.contiguous()))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_what_is_not_finite_stays_in_its_row(isa, maker, bad):
+    weight = packed(maker, 33, 96)
+    x = random(9, weight.inputs)
+    good = linear(x, weight)
+    x[4, 40] = bad
+    out = linear(x, weight)
+    assert not torch.isfinite(out[4]).any()
+    others = [row for row in range(9) if row != 4]
+    if isa == "torch":
+        torch.testing.assert_close(out[others], good[others])
+    else:
+        assert torch.equal(out[others], good[others])
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_rows_of_zeros_and_of_vanishing_numbers_give_the_bias(isa, maker):
+    weight = packed(maker, 18, 64)
+    bias = random(18)
+    for x in (torch.zeros(2, 64), torch.full((2, 64), 1e-40)):
+        torch.testing.assert_close(linear(x, weight, bias), bias.expand(2, -1), rtol=0, atol=1e-37)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_sums_do_not_overflow(compiled, sign):
+    x = torch.full((2, 65536), sign)
+    for numbers in (torch.ones(3, 65536), -torch.ones(3, 65536)):
+        expected = (numbers.sum(dim=1) * sign).expand(2, -1)
+        assert torch.equal(linear(x, pack_bf16(numbers)), expected)
+        torch.testing.assert_close(linear(x, quantize_int8(numbers)), expected, rtol=1e-6, atol=0)
+    x = torch.full((2, 64), sign)
+    blocks = torch.full((3 * 2, 34), 0xFF, dtype=torch.uint8)
+    blocks[:, :2] = blocks[:, 2:4] = torch.tensor([1.0], dtype=torch.float16).view(torch.uint8)
+    highest = pack_q4_1(torch.cat((blocks[:, :4], blocks[:, 4:20]), dim=1).flatten(), 3, 64)  # 15 * 1 + 1
+    torch.testing.assert_close(linear(x, highest), torch.full((2, 3), sign * 64 * 16), rtol=1e-6, atol=0)
+    blocks[:, 2:] = 0x80
+    torch.testing.assert_close(
+        linear(x, pack_q8_0(blocks.flatten(), 3, 64)), torch.full((2, 3), sign * 64 * -128), rtol=1e-6, atol=0
+    )
+
+
+def test_no_rows_give_no_rows(isa):
+    assert linear(torch.empty(0, 32), pack_bf16(random(5, 32))).shape == (0, 5)
+    assert embedding_rows(torch.empty(0, dtype=torch.int64), pack_bf16(random(5, 32))).shape == (0, 32)
+
+
+@pytest.mark.parametrize("kind", GGUF)
+def test_gguf_blocks_keep_their_numbers_bit_by_bit(isa, kind):
+    quantization, pack, scale_bytes = GGUF[kind]
+    blocks = gguf_blocks(kind, 21, 160).view(21 * 5, -1)
+    scales = torch.arange(0, 21 * 5, dtype=torch.int32) * 270  # from below the normal range of float16 to beyond 4096
+    blocks[:, :2] = scales.to(torch.int16).view(-1, 1).view(torch.uint8)
+    blocks[1::2, scale_bytes - 1] ^= 0x80  # of either sign
+    weight = pack(blocks.flatten(), 21, 160)
+    exact = torch.from_numpy(gguf.quants.dequantize(blocks.view(21, -1).numpy(), quantization).astype(np.float32))
+    assert torch.equal(unpack(weight), exact)
+    ids = torch.tensor([20, 0, 0, 15, 16, 7])
+    assert torch.equal(embedding_rows(ids, weight), exact[ids])
+    assert torch.equal(embedding_rows(ids, weight, torch.bfloat16), exact[ids].bfloat16())
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_packing_is_the_same_with_and_without_compiled_kernels(maker, monkeypatch):
+    if not native.available():
+        pytest.skip("this installation has no compiled kernels")
+    for outputs, inputs in SHAPES:
+        ours = packed(maker, outputs, inputs)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "module", None)
+            assert torch.equal(ours.data, packed(maker, outputs, inputs).data), (outputs, inputs)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_embedding_rows_are_rows_of_the_unpacked_weight(isa, maker):
+    weight = packed(maker, 35, 63)
+    ids = torch.randint(0, 35, (60,), generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(embedding_rows(ids, weight, dtype), unpack(weight)[ids].to(dtype))
+
+
+def test_int8_rounds_to_the_nearest_127th_of_the_largest():
+    numbers = random(19, 50)
+    off = (unpack(quantize_int8(numbers)) - numbers).abs()
+    assert (off <= numbers.abs().amax(dim=1, keepdim=True) / 254 * (1 + 1e-5)).all()
+    assert torch.equal(unpack(quantize_int8(torch.zeros(3, 4))), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("inputs", [32, 50, 576])
+def test_int4_rounds_to_the_nearest_15th_of_the_range_of_its_group(inputs):
+    numbers = random(19, inputs)
+    off = (unpack(quantize_int4(numbers)) - numbers).abs()
+    for part, of in zip(off.split(32, dim=1), numbers.split(32, dim=1), strict=True):
+        low, high = of.aminmax(dim=1, keepdim=True)
+        assert (part <= (high - low) / 30 + (low.abs() + high.abs()) * 2e-3).all()  # fp16 scale and minimum
+    assert torch.equal(unpack(quantize_int4(torch.full((3, 32), 0.5))), torch.full((3, 32), 0.5))
+
+
+def test_layouts_are_undone_by_their_inverse():
+    codes = torch.arange(17 * 64, dtype=torch.int64).view(17, 64)
+    scales, minima = random(17, 2, seed=1, dtype=torch.float16), random(17, 2, seed=2, dtype=torch.float16)
+    small, whole = (codes % 16).to(torch.uint8), (codes % 256 - 128).to(torch.int8)
+    spread = scales.float().repeat_interleave(32, dim=1)
+    assert torch.equal(packed_layout.unpack_bf16(packed_layout.pack_bf16(small.bfloat16()), 17, 64), small.float())
+    assert torch.equal(packed_layout.unpack_q8(packed_layout.pack_q8(whole, scales), 17, 64), whole * spread)
+    lowest = minima.float().repeat_interleave(32, dim=1)
+    assert torch.equal(
+        packed_layout.unpack_q4(packed_layout.pack_q4(small, scales, minima), 17, 64), small * spread + lowest
+    )
+    row_scales = random(17, seed=3)
+    assert torch.equal(
+        packed_layout.unpack_int8(packed_layout.pack_int8(whole, row_scales), 17, 64), whole * row_scales[:, None]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": random(3, 31)}, "x must be"),
+        ({"x": random(32)}, "x must be"),
+        ({"x": random(3, 32).double()}, "x must be"),
+        ({"x": random(32, 3).T}, "x must be"),
+        ({"x": random(32).expand(3, 32)}, "x must be"),
+        ({"bias": random(6)}, "bias must be"),
+        ({"bias": random(5).half()}, "bias must be"),
+        ({"bias": random(10)[::2]}, "bias must be"),
+        ({"residual": random(3, 6)}, "residual must be"),
+        ({"residual": random(2, 5)}, "residual must be"),
+        ({"residual": random(5, 3).T}, "residual must be"),
+        ({"out_dtype": torch.float16}, "out_dtype must be"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(isa, change, words):
+    arguments = {"x": random(3, 32), "weight": pack_bf16(random(5, 32)), **change}
+    with pytest.raises(ValueError, match=words):
+        linear(**arguments)
+
+
+def test_weights_that_cannot_be_packed_are_refused(isa):
+    for pack in (pack_bf16, quantize_int8, quantize_int4):
+        for weight in (random(4), random(0, 4), random(4, 0), random(4, 4).double(), torch.zeros(1, 65537)):
+            with pytest.raises(ValueError, match="a weight must be"):
+                pack(weight)
+    for quantize in (quantize_int8, quantize_int4):
+        with pytest.raises(ValueError, match="not finite"):
+            quantize(torch.tensor([[1.0, float("nan")]]))
+    with pytest.raises(ValueError, match="too large for its scales"):
+        quantize_int4(torch.tensor([[1e6, -1e6]]))
+
+
+@pytest.mark.parametrize("kind", GGUF)
+def test_blocks_that_do_not_fill_the_shape_are_refused(isa, kind):
+    blocks = gguf_blocks(kind, 4, 64)
+    for wrong in (blocks[:-1], blocks.view(torch.int8), blocks.repeat(2)[::2]):
+        with pytest.raises(ValueError, match="contiguous bytes"):
+            GGUF[kind][1](wrong, 4, 64)
+    with pytest.raises(ValueError, match="must have outputs"):
+        GGUF[kind][1](blocks[:0], 0, 64)
+
+
+def test_a_q4_0_scale_whose_minimum_does_not_exist_is_refused(isa):
+    blocks = gguf_blocks("Q4_0", 2, 64)
+    for scale in (8192.0, float("inf"), float("nan")):
+        blocks[36:38] = torch.tensor([scale], dtype=torch.float16).view(torch.uint8)
+        with pytest.raises(ValueError, match="scale of a Q4_0 block"):
+            pack_q4_0(blocks, 2, 64)
+    blocks[36:38] = torch.tensor([8188.0], dtype=torch.float16).view(torch.uint8)
+    assert unpack(pack_q4_0(blocks, 2, 64)).isfinite().all()
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_ids_outside_the_table_are_refused(isa, maker):
+    weight = packed(maker, 20, 32)
+    for ids in ([0, 20], [-1], [19, 31]):
+        with pytest.raises(ValueError, match="outside the table"):
+            embedding_rows(torch.tensor(ids), weight)
+    for ids in (torch.tensor([1], dtype=torch.int32), torch.tensor([[1]]), torch.arange(6)[::2]):
+        with pytest.raises(ValueError, match="ids must be"):
+            embedding_rows(ids, weight)
+
+
+def test_weights_lie_apart_in_large_blocks_and_keep_them_alive(isa):
+    memory = WeightMemory()
+    rooms = [memory.take(count) for count in (1, 64, 65, (64 << 20) + 1, 5, 128)]
+    spans = sorted((room.data_ptr(), room.data_ptr() + len(room)) for room in rooms)
+    assert all(start % 64 == 0 for start, _ in spans)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    packs = [pack_bf16(random(20, 40, seed=seed), memory) for seed in range(3)]
+    del memory, rooms
+    assert all(
+        torch.equal(unpack(pack), random(20, 40, seed=seed).bfloat16().float()) for seed, pack in enumerate(packs)
+    )
+    elsewhere = [
+        quantize_int8,
+        quantize_int4,
+        *(lambda weight, memory, kind=kind: GGUF[kind][1](gguf_blocks(kind, 4, 32), 4, 32, memory) for kind in GGUF),
+    ]
+    for make in elsewhere:
+        home = WeightMemory()
+        first, second = make(random(4, 32), home), make(random(4, 32), home)
+        assert torch.equal(first.data, second.data)
+        assert second.data.data_ptr() - first.data.data_ptr() == -(-len(first.data) // 64) * 64
+
+
+class NativeCall:
+    """A call by addresses into a result that is wider than it needs to be."""
+
+    NAMES = (
+        *("kind", "outputs", "inputs", "weight", "rows", "x", "x_stride", "x_element", "bias", "bias_element"),
+        *("residual", "residual_stride", "residual_element", "out", "out_stride", "out_element"),
+        *("scratch", "scratch_bytes"),
+    )
+
+    def __init__(self):
+        self.weight, self.x = quantize_int8(random(20, 40)), random(7, 40)
+        self.out, self.scratch = torch.full((7, 32), 5.0), torch.zeros(7 * self.weight.scratch_bytes, dtype=torch.uint8)
+
+    def __call__(self, **change):
+        addresses = {name: getattr(self, name).data_ptr() for name in ("x", "out", "scratch")}
+        sizes = {"kind": 1, "outputs": 20, "inputs": 40, "rows": 7, "x_stride": 40, "out_stride": 32}
+        values = {**dict.fromkeys(self.NAMES, 0), **addresses, **sizes, "weight": self.weight.data.data_ptr()}
+        values |= {"scratch_bytes": len(self.scratch), **change}
+        native.module.linear(*(values[name] for name in self.NAMES))
+
+
+def test_nothing_is_written_beyond_the_outputs(compiled):
+    call = NativeCall()
+    call()
+    assert torch.equal(call.out[:, :20], linear(call.x, call.weight))
+    assert (call.out[:, 20:] == 5).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": 4},
+        {"kind": -1},
+        {"outputs": 0},
+        {"inputs": 0},
+        {"inputs": 65537},
+        {"rows": -1},
+        {"x": 0},
+        {"x_stride": 39},
+        {"x_element": 2},
+        {"bias_element": -1},
+        {"residual_element": 7},
+        {"residual": 64, "residual_stride": 19},
+        {"weight": 0},
+        {"out": 0},
+        {"out_stride": 19},
+        {"out_element": 2},
+        {"scratch": 0},
+        {"scratch_bytes": 1},
+    ],
+)
+def test_bad_numbers_raise_before_anything_is_written(compiled, change):
+    call = NativeCall()
+    with pytest.raises(ValueError, match="must"):
+        call(**change)
+    assert (call.out == 5).all()
+    assert not call.scratch.any()
+
+
+def test_calls_from_several_threads_do_not_meet(compiled):
+    native.set_threads(2)
+    weight = quantize_int8(random(300, 64))
+    xs = [random(11, 64, seed=seed) for seed in range(4)]
+    expected = [linear(x, weight) for x in xs]
+    wrong = []
+
+    def repeat(index):
+        wrong.extend(index for _ in range(200) if not torch.equal(linear(xs[index], weight), expected[index]))
+
+    threads = [threading.Thread(target=repeat, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_settings_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="kernels for mmx"):
+        native.set_isa("mmx")
+    if native.available():
+        for threads in (0, -1, 1025):
+            with pytest.raises(ValueError, match="between 1 and 1024"):
+                native.set_threads(threads)
+
+
+def test_the_best_instruction_set_is_used_unless_another_is_chosen():
+    assert native.isa() == (native.isas()[0] if native.available() else "torch")
+    assert native.isas()[-1:] == (["portable"] if native.available() else [])
