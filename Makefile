@@ -50,8 +50,8 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "Installing Penstock into $(VENV) (once; about 300 MB) ..."
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard native/*) | $(VENV)/bin/python
+	@echo "Installing Penstock into $(VENV) (once; about 300 MB, and a minute of compiling) ..."
 	@$(PIP) install --constraint constraints.txt torch==2.13.0
 	@$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
