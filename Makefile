@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Requirements of extras, read from pyproject.toml: installing them by name would compile the package once more.
+EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*sum((extras[name] for name in sys.argv[1:]), []))'
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 
@@ -58,10 +60,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard native/*) | $(VENV
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
-	@$(PIP) install --constraint constraints.txt --editable '.[test,hub]'
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub)
 	@touch $@
 
 $(VENV)/.installed-check: $(VENV)/.installed
 	@echo "Installing what the checks need ..."
-	@$(PIP) install --constraint constraints.txt --editable '.[check]'
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) check)
 	@touch $@
