@@ -65,4 +65,4 @@ def main() -> None:
     except PenstockError as failure:
         click.echo(f"penstock: {failure}", err=True)
         sys.exit(1)
-    sys.exit(code)
+    sys.exit(code or 0)
