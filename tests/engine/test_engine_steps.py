@@ -1,5 +1,8 @@
 """The engine stepped by hand: text, stops, choices, failures."""
 
+import gc
+import weakref
+
 import engine_stand as stand
 import pytest
 from engine_stand import finishes_of, terminal_of, text_of, tokens_of
@@ -206,3 +209,17 @@ def test_a_recorded_run_replays_to_the_same_plans(tmp_path):
     report = replay(trace.read_text().splitlines())
     assert report.same, report.explain()
     assert report.steps == bench.engine.health().steps
+
+
+def test_a_closed_engine_lets_go_of_its_runner():
+    bench = stand.build()
+    one = bench.submit("hello")
+    bench.step()
+    runner = weakref.ref(bench.runner)
+    bench.engine.close()
+    bench.runner = None
+    gc.collect()
+    assert runner() is None
+    assert not bench.engine.has_work
+    bench.engine.close()
+    assert bench.engine.abort(one) == []

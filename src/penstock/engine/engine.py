@@ -56,6 +56,13 @@ class _LiveAsk:
         )
 
 
+class _NoRunner:
+    """What a closed engine has in place of a runner."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        raise EngineDead(f"step {plan.step} came after the engine was closed")
+
+
 class Engine:
     """Generates for many asks at once, one step at a time.
 
@@ -157,9 +164,10 @@ class Engine:
         return outputs
 
     def close(self) -> None:
-        """Fail what is live and end the recording."""
+        """Fail what is live, end the recording, and let go of the runner: weights and KV cache go with it."""
         self.die("the engine was closed")
         self._recorder.close()
+        self._runner = _NoRunner()
 
     def _commit(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         self._recorder.ran(result)
