@@ -261,21 +261,22 @@ def test_the_real_pip_is_run_with_its_own_temporary_directory_and_its_failure_is
 def test_an_interrupt_ends_pip_too(tmp_path: Path) -> None:
     """Ctrl-C while pip works: the child is killed, the temporary directory is removed, the exception goes on."""
     code = f"""
-import pathlib, sys
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 from penstock.weights import pull as _
 module = sys.modules["penstock.weights.pull"]
 module._PIP_WITH_TEMPORARY_DIRECTORY = (
     "import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, 'pid').write_text(str(os.getpid())); time.sleep(60)")
 module.pull({DEFAULT_MODEL!r}, pathlib.Path({str(tmp_path)!r}) / "cache", False)
 """
-    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     pid_file = tmp_path / "pid"
     deadline = time.monotonic() + 15
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    child.send_signal(signal.SIGINT)
-    assert child.wait(15) != 0
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as child:
+        while not (pid_file.exists() and pid_file.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(15) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
     assert files_in(tmp_path / "cache") == {"partial/lock"}
