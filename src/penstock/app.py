@@ -38,6 +38,7 @@ from penstock.text import TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.locate import default_cache_dir
+from penstock.weights.packing import Packing
 from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
 
@@ -172,9 +173,9 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     _force_isa(os.environ)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
-    threads = set_threads(config.threads)
-    announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     packing = resolve_packing(config.quantization, files.stored_dtype, dtype, device, native.isa())
+    threads = set_threads(config.threads, packed=packing is not Packing.DENSE)
+    announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     announce(
         f"runs on          {device}, {str(dtype).removeprefix('torch.')}, {threads} threads, {native.isa()} kernels"
     )

@@ -102,6 +102,8 @@ def test_setting_threads_reaches_torch():
     before = torch.get_num_threads()
     try:
         assert room.set_threads(2) == torch.get_num_threads() == 2
+        assert room.set_threads(2, packed=True) == 2
+        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 

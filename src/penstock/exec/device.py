@@ -124,11 +124,17 @@ def compute_threads(option: int) -> int:
     return option or min(_physical_cores(), _cpu_quota(_CGROUP))
 
 
-def set_threads(option: int) -> int:
-    """Set the compute threads of torch and the compiled kernels for the option `threads`; says how many there are."""
+def set_threads(option: int, packed: bool = False) -> int:
+    """Set the compute threads of torch and the compiled kernels for the option `threads`; says how many there are.
+
+    Args:
+        option: as for `compute_threads`.
+        packed: whether the model's projections are packed. Then torch, left with small operations, gets one thread:
+            its waiting threads would hold the processors that the compiled kernels' threads need.
+    """
     threads = compute_threads(option)
     native.set_threads(threads)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1 if packed else threads)
     return threads
 
 
