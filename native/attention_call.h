@@ -69,4 +69,12 @@ constexpr size_t attention_scratch_to_split(int32_t rows, int64_t tiles, int32_t
     return attention_scratch(rows) + size_t(tiles) * chunks * kTileRows * (size_t(head_dim) + 2) * sizeof(float);
 }
 
+// What is worth having: threads share long contexts where there are few tiles for each of them.
+constexpr size_t attention_scratch_wanted(int32_t rows, int64_t tokens, int32_t q_heads, int32_t kv_heads,
+                                          int32_t head_dim, int32_t longest, int threads) {
+    const int64_t tiles = (tokens * (q_heads / kv_heads) / kTileRows + rows) * kv_heads;
+    if (threads == 1 || longest <= kChunk || tiles >= 4 * int64_t(threads)) return attention_scratch(rows);
+    return attention_scratch_to_split(rows, tiles, head_dim, longest);
+}
+
 }  // namespace penstock

@@ -5,9 +5,9 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <stdexcept>
 
 #include "attention_call.h"
+#include "checks.h"
 #include "dispatch.h"
 #include "pool.h"
 #include "rows_call.h"
@@ -18,21 +18,6 @@ namespace penstock {
 namespace {
 
 constexpr int64_t kMostWidth = int64_t{1} << 30;
-constexpr int64_t kMostRows = int64_t{1} << 31;
-
-void require(bool good, const char* otherwise) {
-    if (!good) throw std::invalid_argument(otherwise);
-}
-
-template <class T>
-T* pointer(uintptr_t address) {
-    return reinterpret_cast<T*>(address);
-}
-
-Element element_of(int element) {
-    require(element == 0 || element == 1, "element must be 0 (float32) or 1 (bfloat16)");
-    return static_cast<Element>(element);
-}
 
 ConstRows read(uintptr_t address, int64_t stride, int element) {
     return {pointer<void>(address), stride, element_of(element)};
@@ -47,33 +32,6 @@ bool fits(const AnyRows& rows, int64_t count, int64_t width) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-
-void check_cache(const KvCache& cache, int64_t num_blocks) {
-    require(cache.keys != nullptr && cache.values != nullptr, "keys and values must be given");
-    require(num_blocks >= 1 && num_blocks < kMostRows, "num_blocks must be between 1 and 2^31 - 1");
-    require(cache.block_size >= 1, "block_size must be at least 1");
-}
-
-void check_heads(int kv_heads, int head_dim) {
-    require(kv_heads >= 1, "kv_heads must be at least 1");
-    require(head_dim >= 1 && head_dim <= kMostHeadDim, "head_dim must be between 1 and 256");
-}
-
-void check_ragged_rows(const AttentionCall& call, int64_t tokens, int64_t num_blocks) {
-    require(call.q_start[0] == 0 && call.q_start[call.rows] == tokens,
-            "q_start must go from 0 to the number of tokens");
-    for (int32_t row = 0; row < call.rows; row++) {
-        const int64_t count = int64_t(call.q_start[row + 1]) - call.q_start[row];
-        require(count >= 1, "q_start must ascend");
-        require(call.kv_len[row] >= count, "kv_len must count a row's own tokens too");
-        const int64_t blocks = (int64_t(call.kv_len[row]) + call.cache.block_size - 1) / call.cache.block_size;
-        require(blocks <= call.table_width, "block_table is too narrow for kv_len");
-        const int32_t* table = call.block_table + row * call.table_width;
-        for (int64_t i = 0; i < blocks; i++) {
-            require(table[i] >= 0 && table[i] < num_blocks, "block_table names a block that does not exist");
-        }
-    }
-}
 
 void attention(uintptr_t q, int64_t q_stride, int q_element, uintptr_t out, int64_t out_stride, int out_element,
                int64_t tokens, int q_heads, uintptr_t keys, uintptr_t values, int kv_element, bool packed_keys,
@@ -113,12 +71,7 @@ void attention(uintptr_t q, int64_t q_stride, int q_element, uintptr_t out, int6
 int64_t attention_scratch_bytes(int rows, int64_t tokens, int q_heads, int kv_heads, int head_dim, int longest) {
     require(rows >= 0 && tokens >= rows && q_heads >= 1 && longest >= 0, "sizes must not be negative");
     check_heads(kv_heads, head_dim);
-    const int64_t pairs = tokens * (q_heads / kv_heads);
-    const int64_t tiles = (pairs / kTileRows + rows) * kv_heads;
-    if (pool().threads() == 1 || longest <= kChunk || tiles >= 4 * int64_t(pool().threads())) {
-        return int64_t(attention_scratch(rows));
-    }
-    return int64_t(attention_scratch_to_split(rows, tiles, head_dim, longest));
+    return int64_t(attention_scratch_wanted(rows, tokens, q_heads, kv_heads, head_dim, longest, pool().threads()));
 }
 
 // ---- rotation and storing -------------------------------------------------------------------------------------------
@@ -161,17 +114,10 @@ void rotate_and_store(int64_t tokens, int q_heads, int kv_heads, int head_dim, u
         require(fits(call.v, tokens, int64_t(kv_heads) * head_dim), "v must have its rows apart");
         check_cache(cache, num_blocks);
         require(write_slots != 0, "write_slots must be given");
-        for (int64_t t = 0; t < tokens; t++) {
-            require(call.write_slots[t] >= 0 && call.write_slots[t] < num_blocks * block_size,
-                    "write_slots names a slot that does not exist");
-        }
+        check_slots(call.write_slots, tokens, num_blocks * block_size);
     }
     if (cos != 0 && positions == 0) require(num_positions >= tokens, "cos and sin must have a row for each token");
-    if (cos != 0 && positions != 0) {
-        for (int64_t t = 0; t < tokens; t++) {
-            require(call.positions[t] >= 0 && call.positions[t] < num_positions, "a position lies outside cos and sin");
-        }
-    }
+    if (cos != 0 && positions != 0) check_positions(call.positions, tokens, num_positions);
     nb::gil_scoped_release released;
     kernels().rotate_and_store(call, pool());
 }

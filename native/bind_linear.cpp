@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "checks.h"
 #include "dispatch.h"
 #include "layout.h"
 #include "linear_call.h"
@@ -16,47 +17,11 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-void require(bool good, const char* otherwise) {
-    if (!good) throw std::invalid_argument(otherwise);
-}
-
-template <class T>
-T* pointer(uintptr_t address) {
-    return reinterpret_cast<T*>(address);
-}
-
-Kind kind_of(int kind) {
-    require(kind >= 0 && kind <= static_cast<int>(Kind::q8), "kind must be 0 (bf16), 1 (int8), 2 (q4) or 3 (q8)");
-    return static_cast<Kind>(kind);
-}
-
-Element element_of(int element) {
-    require(element == 0 || element == 1, "element must be 0 (float32) or 1 (bfloat16)");
-    return static_cast<Element>(element);
-}
-
-void check_sizes(int64_t outputs, int64_t inputs) {
-    require(outputs >= 1 && outputs < int64_t{1} << 31, "outputs must be between 1 and 2^31 - 1");
-    require(inputs >= 1 && inputs <= kMostInputs, "inputs must be between 1 and 65536");
-}
-
 void check_rows(const void* data, int64_t stride, int64_t rows, int64_t width, const char* otherwise) {
     require(data != nullptr && (rows <= 1 || stride >= width), otherwise);
 }
 
-using LinearKernel = void (*)(const LinearCall&, Pool&);
 using LookupKernel = void (*)(const LookupCall&, Pool&);
-
-LinearKernel linear_kernel(Kind kind) {
-    const KernelTable& table = kernels();
-    switch (kind) {
-        case Kind::bf16: return table.linear_bf16;
-        case Kind::int8: return table.linear_int8;
-        case Kind::q4: return table.linear_q4;
-        case Kind::q8: return table.linear_q8;
-    }
-    throw std::invalid_argument("no such kind");
-}
 
 LookupKernel lookup_kernel(Kind kind) {
     const KernelTable& table = kernels();
@@ -98,7 +63,7 @@ void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, 
     require(in_place || (scratch != 0 && scratch % 64 == 0 && scratch_bytes >= rows * scratch_stride(kind, inputs)),
             "scratch must be aligned to 64 bytes and have room for every row");
     nb::gil_scoped_release released;
-    linear_kernel(kind)(call, pool());
+    linear_kernel(kernels(), kind)(call, pool());
 }
 
 void lookup(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t count, uintptr_t ids,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_call.h"
+#include "layout.h"
 #include "linear_call.h"
 #include "rows_call.h"
 
@@ -29,6 +30,15 @@ struct KernelTable {
     void (*gelu_new)(const ActivationCall& call, Pool& pool);
     void (*sample)(const SampleCall& call, Pool& pool);
 };
+
+constexpr auto linear_kernel(const KernelTable& table, Kind kind) {
+    switch (kind) {
+        case Kind::int8: return table.linear_int8;
+        case Kind::q4: return table.linear_q4;
+        case Kind::q8: return table.linear_q8;
+        default: return table.linear_bf16;
+    }
+}
 
 extern const KernelTable portable_kernels;
 extern const KernelTable avx2_kernels;

@@ -31,7 +31,7 @@ from penstock.exec.device import (
     resolve_packing,
     set_threads,
 )
-from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for
+from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, serves_packed_keys
 from penstock.exec.runner import TorchRunner
 from penstock.kernels import native
 from penstock.text import TextModel, open_text
@@ -105,7 +105,8 @@ class LoadedModel:
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
-        return KVStore(self.shape, num_blocks, block_size, self.dtype, self.device)
+        packed_keys = serves_packed_keys(self.shape, self.dtype, self.device, block_size)
+        return KVStore(self.shape, num_blocks, block_size, self.dtype, self.device, packed_keys=packed_keys)
 
     def runner(self, kv: KVStore, max_num_seqs: int, max_model_len: int) -> TorchRunner:
         """A runner over a store of this model's."""

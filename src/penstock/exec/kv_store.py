@@ -16,9 +16,10 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
-from penstock.kernels.native_attention import packed_keys_shape
+from penstock.kernels import native
+from penstock.kernels.native_attention import MAX_HEAD_DIM, packed_keys_shape
 
-__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for"]
+__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "serves_packed_keys"]
 
 
 def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
@@ -40,6 +41,13 @@ def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: tor
             f" ({block_size} tokens); give it more, or lower block_size",
         )
     return budget_bytes // each
+
+
+def serves_packed_keys(shape: ModelShape, dtype: torch.dtype, device: torch.device, block_size: int) -> bool:
+    """Whether the attention that will run here reads packed keys, and is quicker with them."""
+    compiled = native.available() and dtype == torch.bfloat16 and device.type == "cpu"
+    # An odd head_dim would be filled up, and take more memory than `block_bytes` says.
+    return compiled and shape.head_dim <= MAX_HEAD_DIM and shape.head_dim % 2 == 0 and block_size % 16 == 0
 
 
 class KVStore:

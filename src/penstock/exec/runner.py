@@ -32,18 +32,22 @@ _NOT_FINITE = "The model's output for this request is not finite."
 
 
 class _PagedAttend:
-    """The model's way to attend in one step: writes this step's keys and values, then reads all of each row's."""
+    """The model's way to attend in one step: writes this step's keys and values, then reads all of each row's.
+
+    A `nn.causal_lm.PagedAttend`: a model may also do both itself.
+    """
 
     def __init__(self, kv: KVStore, batch: ForwardBatch, scale: float) -> None:
-        self._kv = kv
-        self._batch = batch
-        self._scale = scale
+        self.keys, self.values = kv.keys, kv.values
+        self.write_slots = batch.write_slots
+        self.q_start, self.kv_len, self.block_table = batch.q_start, batch.kv_len, batch.block_table
+        self.scale = scale
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`q` `[T, Hq, D]`, `k` and `v` `[T, Hkv, D]`, of one layer; `[T, Hq, D]` in the dtype of `q`."""
-        batch, keys, values = self._batch, self._kv.keys[layer], self._kv.values[layer]
-        write_kv(keys, values, k, v, batch.write_slots)
-        return paged_attention(q, keys, values, batch.q_start, batch.kv_len, batch.block_table, self._scale)
+        keys, values = self.keys[layer], self.values[layer]
+        write_kv(keys, values, k, v, self.write_slots)
+        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, self.scale)
 
 
 class TorchRunner:

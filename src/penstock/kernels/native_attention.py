@@ -15,7 +15,18 @@ from torch import Tensor
 
 from penstock.kernels.native_rows import element, required, rows
 
-__all__ = ["packed_keys_shape", "paged_attention", "rotate_and_write", "write_kv"]
+__all__ = [
+    "MAX_HEAD_DIM",
+    "cache_address",
+    "packed_keys_shape",
+    "paged_attention",
+    "rotate_and_write",
+    "vector",
+    "write_kv",
+]
+
+MAX_HEAD_DIM = 256
+"""The widest head that the compiled attention takes."""
 
 _ABSENT = (0, 0, 0)
 
@@ -42,7 +53,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots
     _same_shape("v", v, k)
     required().rotate_and_store(
         *(count, 0, heads, dim, *_ABSENT, *_ABSENT, *rows("k", k), *rows("v", v)),
-        *(*_cache(k_cache, v_cache, heads, dim), _vector("write_slots", write_slots, torch.int64, count)),
+        *(*cache_address(k_cache, v_cache, heads, dim), vector("write_slots", write_slots, torch.int64, count)),
         *(0, 0, 0, 0, 0, 0, 0, 0, 0.0),
     )
 
@@ -95,8 +106,8 @@ def rotate_and_write(
     out = torch.empty(q.shape, dtype=q.dtype)
     required().rotate_and_store(
         *(count, q_heads, heads, dim, *rows("q", q), *rows("out", out), *rows("k", k), *rows("v", v)),
-        *(*_cache(k_cache, v_cache, heads, dim), _vector("write_slots", write_slots, torch.int64, count)),
-        *(_vector("positions", positions, torch.int64, count), len(cos), cos.data_ptr(), sin.data_ptr()),
+        *(*cache_address(k_cache, v_cache, heads, dim), vector("write_slots", write_slots, torch.int64, count)),
+        *(vector("positions", positions, torch.int64, count), len(cos), cos.data_ptr(), sin.data_ptr()),
         *(*_norm_weight("q_norm", q_norm, dim), *_norm_weight("k_norm", k_norm, dim), eps),
     )
     return out
@@ -121,10 +132,10 @@ def paged_attention(
     heads, num_rows = v_cache.shape[2], len(kv_len)
     if block_table.dim() != 2 or len(block_table) != num_rows:
         raise ValueError(f"block_table must be [{num_rows}, M], not {tuple(block_table.shape)}")
-    table = _vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel())
-    starts = _vector("q_start", q_start, torch.int32, num_rows + 1)
-    lengths = _vector("kv_len", kv_len, torch.int32, num_rows)
-    cache = _cache(k_cache, v_cache, heads, dim)
+    table = vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel())
+    starts = vector("q_start", q_start, torch.int32, num_rows + 1)
+    lengths = vector("kv_len", kv_len, torch.int32, num_rows)
+    cache = cache_address(k_cache, v_cache, heads, dim)
     out = torch.empty(q.shape, dtype=q.dtype)
     longest = int(kv_len.max()) if num_rows else 0
     size = native.attention_scratch_bytes(num_rows, count, q_heads, heads, dim, longest)
@@ -136,8 +147,12 @@ def paged_attention(
     return out
 
 
-def _cache(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tuple[int, int, int, bool, int, int]:
-    """Addresses, dtype code, layout and size of a cache, for the compiled functions."""
+def cache_address(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tuple[int, int, int, bool, int, int]:
+    """Addresses, dtype code, layout and size of a cache, for the compiled functions.
+
+    Raises:
+        ValueError: a shape or dtype does not fit.
+    """
     num_blocks, block_size = v_cache.shape[:2]
     natural = (num_blocks, block_size, heads, dim)
     packed = packed_keys_shape(*natural, v_cache.dtype)
@@ -151,8 +166,12 @@ def _cache(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tuple[int,
     return k_cache.data_ptr(), v_cache.data_ptr(), code, k_cache.dim() == 5, num_blocks, block_size
 
 
-def _vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
-    """The address of a contiguous `[length]` of `dtype` on the CPU."""
+def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
+    """The address of a contiguous `[length]` of `dtype` on the CPU.
+
+    Raises:
+        ValueError: naming the argument, which is not such a vector.
+    """
     if x.shape != (length,) or x.dtype != dtype or x.device.type != "cpu" or not x.is_contiguous():
         raise ValueError(f"{name} must be [{length}] {dtype} on the CPU, contiguous, not {tuple(x.shape)} {x.dtype}")
     return x.data_ptr()

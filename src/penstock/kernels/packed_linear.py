@@ -13,14 +13,13 @@ where activations are quantised; no other row is touched.
 
 from __future__ import annotations
 
-import threading
-
 import torch
 from torch import Tensor
 
 from penstock.kernels import native
 from penstock.kernels.packed_layout import GROUP
 from penstock.kernels.packed_weight import ELEMENTS, SMALLEST, UNPACK, PackedKind, PackedWeight, unpack
+from penstock.kernels.scratch import Scratch
 
 __all__ = ["embedding_rows", "packed_linear", "packed_linear_reference"]
 
@@ -77,23 +76,7 @@ def packed_linear(
     return out
 
 
-class _Scratch(threading.local):
-    """Each thread's working memory for one call: its contents mean nothing before or after. Grows, never shrinks."""
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._address = 0
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def address_of(self, count: int) -> int:
-        """The address of at least `count` bytes, on a cache line."""
-        if count > self._size:
-            self._memory, self._size = torch.empty(count, dtype=torch.uint8), count
-            self._address = self._memory.data_ptr()
-        return self._address
-
-
-_scratch = _Scratch()
+_scratch = Scratch()
 
 
 def _check_operands(

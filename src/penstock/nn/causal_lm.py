@@ -6,13 +6,14 @@ different sequences lie side by side, and only `attend` knows which row belongs 
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
 
-__all__ = ["Attend", "CausalLM"]
+__all__ = ["Attend", "CausalLM", "PagedAttend"]
 
 
 class Attend(Protocol):
@@ -35,6 +36,29 @@ class Attend(Protocol):
         ...
 
 
+@runtime_checkable
+class PagedAttend(Attend, Protocol):
+    """An `Attend` over a cache in blocks that shows what it works on, so that a model may do all of it in one call.
+
+    Attributes:
+        keys: of each layer, natural or packed: see `kernels.native_attention`.
+        values: of each layer, `[num_blocks, block_size, Hkv, D]`.
+        write_slots: `[T]` int64, where each token's keys and values go.
+        q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
+        kv_len: `[R]` int32, positions of each row's sequence, the new ones included.
+        block_table: `[R, M]` int32.
+        scale: of scores.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    write_slots: Tensor
+    q_start: Tensor
+    kv_len: Tensor
+    block_table: Tensor
+    scale: float
+
+
 class CausalLM(Protocol):
     """A decoder-only transformer. Immutable: all that changes between calls lives in `attend`."""
 
@@ -49,7 +73,8 @@ class CausalLM(Protocol):
         Args:
             token_ids: `[T]` int64, each below `shape.vocab_size`.
             positions: `[T]` int64, each token's index in its own sequence, below `shape.max_positions`.
-            attend: called exactly once a layer, in the order of the layers.
+            attend: called exactly once a layer, in the order of the layers; or, if it is a `PagedAttend`, not at all:
+                then a model may itself store in and read from the caches that it shows.
 
         Returns:
             `[T, H]` in the dtype of the weights.

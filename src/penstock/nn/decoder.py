@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
+from penstock.kernels import native
+from penstock.kernels.embedding import embedding
+from penstock.kernels.native_attention import MAX_HEAD_DIM
+from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
+from penstock.kernels.packed_linear import packed_linear
+from penstock.kernels.packed_weight import PackedWeight
 from penstock.nn.attention import Heads, RotaryAttention
-from penstock.nn.causal_lm import Attend
+from penstock.nn.causal_lm import Attend, PagedAttend
 from penstock.nn.layers import Embedding, Linear, RMSNorm
 from penstock.nn.mlp import GatedMLP
 from penstock.nn.parameters import Parameters
@@ -62,7 +69,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """A `CausalLM`."""
+    """A `CausalLM`.
+
+    Attributes:
+        compiled: the layers and the last norm as one compiled call, where they can be: see `_compiled`.
+    """
 
     shape: ModelShape
     embedding: Embedding
@@ -70,9 +81,13 @@ class Decoder:
     norm: RMSNorm
     head: Linear
     rope: RotaryTable
+    compiled: NativeDecoder | None = None
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
+        if self.compiled is not None and isinstance(attend, PagedAttend):
+            stream = embedding(token_ids, self.embedding.weight, torch.float32).float()  # [T, H], ours to use up
+            return _run_compiled(self.compiled, stream, positions, attend)
         rotation = self.rope.rows(positions)
         x = self.embedding(token_ids)  # [T, H]
         for index, layer in enumerate(self.layers):
@@ -81,24 +96,87 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
-        return self.head(hidden).float()  # [S, V]
+        head = self.head
+        if isinstance(head.weight, PackedWeight):  # never rounded: in bfloat16 near-equal logits would tie
+            return packed_linear(hidden, head.weight, head.bias, out_dtype=torch.float32)
+        return head(hidden).float()  # [S, V]
 
     @classmethod
     def bind(cls, config: DecoderConfig, parameters: Parameters) -> Decoder:
         """Take every tensor of the model by its Hugging Face name, and ignore by name the redundant ones."""
         shape = config.shape
-        embedding = Embedding.bind(parameters, "model.embed_tokens", shape.vocab_size, shape.hidden_size)
+        table = Embedding.bind(parameters, "model.embed_tokens", shape.vocab_size, shape.hidden_size)
         layers = tuple(_bind_layer(config, parameters, f"model.layers.{i}") for i in range(shape.num_layers))
         # Older checkpoints store the frequencies that the config already determines.
         parameters.ignore("model.rotary_emb.inv_freq")
+        norm = RMSNorm.bind(parameters, "model.norm", shape.hidden_size, config.rms_norm_eps)
+        rope = RotaryTable.build(config.rope, shape.head_dim, shape.max_positions, parameters.device)
         return cls(
             shape=shape,
-            embedding=embedding,
+            embedding=table,
             layers=layers,
-            norm=RMSNorm.bind(parameters, "model.norm", shape.hidden_size, config.rms_norm_eps),
-            head=_bind_head(config, parameters, embedding),
-            rope=RotaryTable.build(config.rope, shape.head_dim, shape.max_positions, parameters.device),
+            norm=norm,
+            head=_bind_head(config, parameters, table),
+            rope=rope,
+            compiled=_compiled(config, layers, norm, rope, parameters.dtype),
         )
+
+
+def _compiled(
+    config: DecoderConfig, layers: tuple[DecoderLayer, ...], norm: RMSNorm, rope: RotaryTable, dtype: torch.dtype
+) -> NativeDecoder | None:
+    """The layers as one call, if compiled kernels do all that they do; None leaves them to run one by one."""
+    head_dim = config.shape.head_dim
+    if not native.available() or dtype != torch.bfloat16 or head_dim > MAX_HEAD_DIM or head_dim % 2:
+        return None
+    projections = [p for layer in layers for p in _projections(layer)]
+    if not all(isinstance(projection.weight, PackedWeight) for projection in projections):
+        return None
+    return NativeDecoder(
+        hidden=config.shape.hidden_size,
+        inner=config.intermediate_size,
+        q_heads=config.shape.num_heads,
+        kv_heads=config.shape.num_kv_heads,
+        head_dim=head_dim,
+        eps=config.rms_norm_eps,
+        layers=[_native_layer(layer) for layer in layers],
+        norm=norm.weight,
+        cos=rope.cos,
+        sin=rope.sin,
+    )
+
+
+def _projections(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
+    return layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
+
+
+def _native_layer(layer: DecoderLayer) -> NativeLayer:
+    qkv, output, gate_up, down = ((projection.weight, projection.bias) for projection in _projections(layer))
+    q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
+    return NativeLayer(
+        attention_norm=layer.attention_norm.weight,
+        qkv=qkv,
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        output=output,
+        mlp_norm=layer.mlp_norm.weight,
+        gate_up=gate_up,
+        down=down,
+    )
+
+
+def _run_compiled(compiled: NativeDecoder, stream: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
+    return compiled.run(
+        stream,
+        positions,
+        attend.write_slots,
+        attend.keys,
+        attend.values,
+        attend.q_start,
+        attend.kv_len,
+        attend.block_table,
+        attend.scale,
+    )
 
 
 def _bind_head(config: DecoderConfig, parameters: Parameters, embedding: Embedding) -> Linear:

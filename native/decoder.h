@@ -1,0 +1,79 @@
+// The whole forward of a decoder in the manner of Llama (nn/decoder.py) as one call: the kernels in the order in which
+// Python would call them, without the way through Python between them, which costs as much as a small kernel.
+//
+// The stream of hidden states stays fp32 from the embedding to the last norm; what enters a projection or attention is
+// bf16. Nothing is owned, nothing is allocated, and the caller has checked everything.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention_call.h"
+#include "kernel_table.h"
+#include "layout.h"
+#include "linear_call.h"
+
+namespace penstock {
+
+class Pool;
+
+struct Projection {
+    Kind kind;
+    int64_t outputs;
+    int64_t inputs;
+    const uint8_t* weight;  // packed
+    ConstRows bias;
+};
+
+struct DecoderLayer {
+    ConstRows attention_norm, mlp_norm;  // [hidden]
+    ConstRows q_norm, k_norm;            // [head_dim], or absent
+    Projection qkv;                      // queries, keys, values
+    Projection output;
+    Projection gate_up;  // gates, then ups
+    Projection down;
+};
+
+struct DecoderPlan {
+    int64_t hidden;
+    int64_t inner;  // width between gate_up and down
+    int32_t q_heads;
+    int32_t kv_heads;
+    int32_t head_dim;
+    float eps;  // of every norm
+    ConstRows norm;
+    const float* cos;  // [num_positions][head_dim / 2]
+    const float* sin;
+    int64_t num_positions;
+    std::vector<DecoderLayer> layers;
+
+    int64_t q_width() const { return int64_t(q_heads) * head_dim; }
+    int64_t qkv_width() const { return q_width() + 2 * int64_t(kv_heads) * head_dim; }
+};
+
+// One step: what LinearCall, RotaryCall and AttentionCall say, for all layers.
+struct DecoderStep {
+    int64_t tokens;
+    float* stream;  // [tokens][hidden]: the embeddings; used up
+    uint16_t* out;  // [tokens][hidden] bf16, after the last norm
+    const int64_t* positions;
+    const int64_t* write_slots;
+    const uintptr_t* keys;  // an address a layer
+    const uintptr_t* values;
+    KvCache cache;  // of every layer, but for its addresses
+    int32_t rows;
+    const int32_t* q_start;
+    const int32_t* kv_len;
+    const int32_t* block_table;
+    int64_t table_width;
+    float scale;
+    uint8_t* scratch;  // decoder_scratch() bytes, 64-byte aligned; undefined before and after
+    int64_t scratch_bytes;
+};
+
+// Bytes of scratch for a step whose longest context has `longest` positions, on so many threads.
+int64_t decoder_scratch(const DecoderPlan& plan, int64_t tokens, int32_t rows, int32_t longest, int threads);
+
+void run_decoder(const DecoderPlan& plan, const DecoderStep& step, const KernelTable& kernels, Pool& pool);
+
+}  // namespace penstock

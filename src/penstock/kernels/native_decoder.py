@@ -1,0 +1,180 @@
+"""The whole forward of a decoder in the manner of Llama as one compiled call.
+
+Decides how weights and a step are handed over as addresses; the order of kernels is in `native/decoder.cpp`. Does not
+know how a model is bound or what a step is made of. Differs from the same kernels called one by one in one point: the
+stream of hidden states is float32 from the embedding to the last norm.
+
+Invariant: a token's bits depend on its own sequence alone, as with each of the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.native_attention import cache_address, vector
+from penstock.kernels.native_rows import element, required
+from penstock.kernels.packed_weight import PackedWeight
+from penstock.kernels.scratch import Scratch
+
+__all__ = ["NativeDecoder", "NativeLayer", "Projection"]
+
+Projection = tuple[PackedWeight, Tensor | None]
+"""A weight, and a bias `[N]` or None."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLayer:
+    """The tensors of one layer; vectors are bfloat16 or float32.
+
+    Attributes:
+        attention_norm: `[H]`.
+        qkv: queries, keys and values of all heads, from H inputs.
+        q_norm: `[D]`, a norm of each query head; or None.
+        k_norm: the same of key heads.
+        output: `[H, Hq * D]`.
+        mlp_norm: `[H]`.
+        gate_up: `[2 * F, H]`, gates first.
+        down: `[H, F]`.
+    """
+
+    attention_norm: Tensor
+    qkv: Projection
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Projection
+    mlp_norm: Tensor
+    gate_up: Projection
+    down: Projection
+
+
+class NativeDecoder:
+    """Layers and last norm of one model. Immutable but for its working memory, of which each thread has its own."""
+
+    def __init__(
+        self,
+        *,
+        hidden: int,
+        inner: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        layers: Sequence[NativeLayer],
+        norm: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None:
+        """`norm` `[H]`; `cos` and `sin` `[P, D/2]` float32, of all positions.
+
+        Raises:
+            RuntimeError: this installation has no compiled kernels.
+            ValueError: a shape or dtype does not fit.
+        """
+        self._hidden, self._kv_heads, self._head_dim = hidden, kv_heads, head_dim
+        self._held = (tuple(layers), norm, cos, sin)  # the plan has their addresses only
+        self._scratch = Scratch()
+        self._plan = required().Decoder(
+            *(hidden, inner, q_heads, kv_heads, head_dim, eps, _norm("norm", norm, hidden)),
+            *(_table("cos", cos, head_dim), _table("sin", sin, head_dim), min(len(cos), len(sin))),
+        )
+        for layer in layers:
+            self._plan.add_layer(
+                _norm("attention_norm", layer.attention_norm, hidden),
+                _projection("qkv", layer.qkv),
+                _norm("q_norm", layer.q_norm, head_dim),
+                _norm("k_norm", layer.k_norm, head_dim),
+                _projection("output", layer.output),
+                _norm("mlp_norm", layer.mlp_norm, hidden),
+                _projection("gate_up", layer.gate_up),
+                _projection("down", layer.down),
+            )
+
+    def run(
+        self,
+        stream: Tensor,
+        positions: Tensor,
+        write_slots: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        q_start: Tensor,
+        kv_len: Tensor,
+        block_table: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """Compute every layer: keys and values are stored, each row attends to its own sequence.
+
+        Args:
+            stream: `[T, H]` float32, contiguous: the embeddings. Used up.
+            positions: `[T]` int64.
+            write_slots: `[T]` int64, all different.
+            keys: of each layer, natural or packed, as for `native_attention.write_kv`; all layers alike.
+            values: of each layer, beside `keys`.
+            q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
+            kv_len: `[R]` int32.
+            block_table: `[R, M]` int32.
+            scale: of scores.
+
+        Returns:
+            `[T, H]` bfloat16, after the last norm.
+
+        Raises:
+            ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing was written then.
+        """
+        count, rows = len(positions), len(kv_len)
+        if block_table.dim() != 2 or len(block_table) != rows:
+            raise ValueError(f"block_table must be [{rows}, M], not {tuple(block_table.shape)}")
+        if stream.shape != (count, self._hidden) or not stream.is_contiguous():
+            raise ValueError(f"stream must be [{count}, {self._hidden}] and contiguous, not {tuple(stream.shape)}")
+        addresses = (
+            vector("positions", positions, torch.int64, count),
+            vector("write_slots", write_slots, torch.int64, count),
+            *self._caches(keys, values),
+            rows,
+            vector("q_start", q_start, torch.int32, rows + 1),
+            vector("kv_len", kv_len, torch.int32, rows),
+            vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel()),
+        )
+        start = vector("stream", stream.view(-1), torch.float32, stream.numel())
+        out = torch.empty(stream.shape, dtype=torch.bfloat16)
+        size = self._plan.scratch_bytes(count, rows, int(kv_len.max()) if rows else 0)
+        scratch = self._scratch.address_of(size)
+        self._plan.run(count, start, out.data_ptr(), *addresses, block_table.shape[1], scale, scratch, size)
+        return out
+
+    def _caches(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[list[int], list[int], int, bool, int, int]:
+        """Addresses of each layer's caches, and what is common to them: dtype code, layout, number and size of blocks.
+
+        The caches of all layers must be alike.
+        """
+        if not len(keys) == len(values) == len(self._held[0]):
+            raise ValueError(f"keys and values must be of {len(self._held[0])} layers, not {len(keys)}, {len(values)}")
+        each = [cache_address(k, v, self._kv_heads, self._head_dim) for k, v in zip(keys, values, strict=True)]
+        if any(cache[2:] != each[0][2:] for cache in each):
+            raise ValueError("the caches of all layers must be alike")
+        return [cache[0] for cache in each], [cache[1] for cache in each], *each[0][2:]
+
+
+def _norm(name: str, weight: Tensor | None, width: int) -> tuple[int, int]:
+    if weight is None:
+        return 0, 0
+    if weight.shape != (width,) or not weight.is_contiguous():
+        raise ValueError(f"{name} must be [{width}] and contiguous, not {tuple(weight.shape)}")
+    return weight.data_ptr(), element(name, weight)
+
+
+def _table(name: str, table: Tensor, head_dim: int) -> int:
+    if table.dim() != 2 or table.shape[1] != head_dim // 2 or table.dtype != torch.float32:
+        raise ValueError(f"{name} must be [P, {head_dim // 2}] float32, not {tuple(table.shape)} {table.dtype}")
+    return vector(name, table.view(-1), torch.float32, table.numel())
+
+
+def _projection(name: str, projection: Projection) -> tuple[int, int, int, int, int, int]:
+    weight, bias = projection
+    shift = _norm(f"the bias of {name}", bias, weight.outputs)
+    return int(weight.kind), weight.outputs, weight.inputs, weight.data.data_ptr(), *shift

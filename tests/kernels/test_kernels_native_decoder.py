@@ -1,0 +1,284 @@
+"""The whole forward as one compiled call: the numbers of the same kernels one by one, and the laws of exactness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from tiny_checkpoints import VARIANTS, reference_logits, write_checkpoint
+
+from penstock.contract.plan import Admit, Row
+from penstock.contract.sampling import SamplingSpec
+from penstock.exec.batch import SlotTables
+from penstock.exec.kv_store import KVStore
+from penstock.exec.runner import _PagedAttend
+from penstock.kernels import native
+from penstock.kernels.packed_weight import PackedWeight, unpack
+from penstock.models import load
+from penstock.nn.decoder import Decoder, DecoderLayer
+from penstock.nn.dense import DenseAttention
+from penstock.nn.layers import Embedding, Linear, RMSNorm
+from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
+from penstock.weights.packing import Packing
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+
+FAMILIES = [(family, variant) for family, variants in VARIANTS.items() if family != "gpt2" for variant in variants]
+PACKINGS = [Packing.BF16, Packing.INT8, Packing.INT4]
+CPU = torch.device("cpu")
+LENGTHS = (37, 5, 300, 1, 18)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    native.set_threads(1)
+    yield
+    native.set_threads(1)
+
+
+@cache
+def checkpoint(family: str, variant: str) -> Path:
+    directory = TemporaryDirectory()
+    KEPT.append(directory)
+    return write_checkpoint(Path(directory.name), family, variant)
+
+
+KEPT: list[TemporaryDirectory] = []
+
+
+@cache
+def model_of(family: str, variant: str, packing: Packing) -> Decoder:
+    directory = checkpoint(family, variant)
+    files = open_model(directory)
+    return load(files.config, Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing), "m")
+
+
+def prompt_of(model: Decoder, length: int) -> list[int]:
+    return [(7 * i + length) % model.shape.vocab_size for i in range(length)]
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """An attend whose caches a model cannot see."""
+
+    attend: _PagedAttend
+
+    def __call__(self, layer, q, k, v):
+        return self.attend(layer, q, k, v)
+
+
+@dataclass
+class Bench:
+    """Sequences of a model over a store full of NaN."""
+
+    model: Decoder
+    block_size: int = 16
+    packed_keys: bool = True
+    hidden_caches: bool = False
+    cache_dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        self.kv = KVStore(self.model.shape, 96, self.block_size, self.cache_dtype, CPU, packed_keys=self.packed_keys)
+        for held in (*self.kv.keys, *self.kv.values):
+            held.fill_(float("nan"))
+        self.tables = SlotTables(8, 512, self.block_size)
+        self.used = 0
+
+    def admit(self, slot: int, tokens: list[int]) -> None:
+        count = -(-len(tokens) // self.block_size)
+        blocks = tuple(95 - self.used - i for i in range(count))
+        self.used += count
+        self.tables.admit(Admit(slot, str(slot), tuple(tokens), blocks, 0, SamplingSpec((("temperature", 0),)), 0))
+
+    def step(self, *rows: tuple[int, int, int, bool]) -> list[torch.Tensor]:
+        """Hidden states of rows (slot, start, count, whether it is the prompt's last)."""
+        planned = [Row(slot, start, count, (), last) for slot, start, count, last in rows]
+        for row in planned:
+            self.tables.advance(row)
+        batch = self.tables.batch(planned, CPU)
+        attend = _PagedAttend(self.kv, batch, self.model.shape.head_dim**-0.5)
+        with torch.inference_mode():
+            hidden = self.model.forward(
+                batch.token_ids, batch.positions, OneByOne(attend) if self.hidden_caches else attend
+            )
+        return list(hidden.split([row.count for row in planned]))
+
+
+def whole(model: Decoder, length: int, **options) -> torch.Tensor:
+    bench = Bench(model, **options)
+    bench.admit(0, prompt_of(model, length))
+    return bench.step((0, 0, length, True))[0]
+
+
+def exact_hidden(model: Decoder, length: int) -> torch.Tensor:
+    """The same model on its packed numbers, in float32 throughout."""
+
+    def plain(linear: Linear) -> Linear:
+        weight = linear.weight
+        bias = None if linear.bias is None else linear.bias.float()
+        return Linear(unpack(weight) if isinstance(weight, PackedWeight) else weight.float(), bias)
+
+    def wide(norm: RMSNorm | None) -> RMSNorm | None:
+        return None if norm is None else replace(norm, weight=norm.weight.float())
+
+    layers = tuple(
+        DecoderLayer(
+            wide(layer.attention_norm),
+            replace(
+                layer.attention,
+                qkv=plain(layer.attention.qkv),
+                output=plain(layer.attention.output),
+                q_norm=wide(layer.attention.q_norm),
+                k_norm=wide(layer.attention.k_norm),
+            ),
+            wide(layer.mlp_norm),
+            replace(layer.mlp, gate_up=plain(layer.mlp.gate_up), down=plain(layer.mlp.down)),
+        )
+        for layer in model.layers
+    )
+    table = Embedding(plain(Linear(model.embedding.weight)).weight, torch.float32)
+    exact = replace(model, embedding=table, layers=layers, norm=wide(model.norm), compiled=None)
+    with torch.inference_mode():
+        return exact.forward(torch.tensor(prompt_of(model, length)), torch.arange(length), DenseAttention())
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((ours.float() - exact).square().mean() / exact.square().mean())
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, packing):
+    """Both against the same numbers in float32: one call rounds less often, and the rest is the luck of roundings."""
+    model = model_of(family, variant, packing)
+    assert model.compiled is not None
+    exact = exact_hidden(model, 40)
+    ours, one_by_one = whole(model, 40), whole(model, 40, hidden_caches=True)
+    assert ours.dtype == one_by_one.dtype == torch.bfloat16
+    assert not torch.equal(ours, one_by_one), "the second did not run one by one"
+    assert error(ours, exact) <= 1.5 * error(one_by_one, exact)
+    assert error(ours, exact) < (0.05**2 if packing is Packing.BF16 else 0.15**2)
+
+
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, variant):
+    model, directory = model_of(family, variant, Packing.BF16), checkpoint(family, variant)
+    ours = model.logits(whole(model, 40))
+    exact = reference_logits(directory, prompt_of(model, 40))
+    theirs = reference_logits(directory, prompt_of(model, 40), torch.bfloat16)
+    assert error(ours, exact) <= 1.5 * error(theirs, exact)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [("llama", "all_to_one_biases_llama3"), ("qwen3", "wide_heads_tied"), ("qwen3", "all_to_one_narrow_heads")],
+)
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, packing):
+    model = model_of(family, variant, packing)
+    alone = [whole(model, length) for length in LENGTHS]
+    together = Bench(model, block_size=5, packed_keys=False)
+    for slot, length in enumerate(LENGTHS):
+        together.admit(slot, prompt_of(model, length))
+    native.set_threads(3)
+    for got, wanted in zip(together.step(*((s, 0, n, True) for s, n in enumerate(LENGTHS))), alone, strict=True):
+        assert torch.equal(got, wanted)
+    native.set_threads(2)
+    chunked = Bench(model, block_size=7)
+    chunked.admit(0, prompt_of(model, 300))
+    chunked.admit(1, prompt_of(model, 37))
+    first = chunked.step((0, 0, 260, False), (1, 0, 1, False))
+    second = chunked.step((1, 1, 35, False), (0, 260, 39, False))
+    third = chunked.step((0, 299, 1, True), (1, 36, 1, True))
+    assert torch.equal(torch.cat((first[0], second[1], third[0])), alone[2])
+    assert torch.equal(torch.cat((first[1], second[0], third[1])), alone[0])
+
+
+def test_every_instruction_set_computes_nearly_the_same():
+    model, best = model_of("qwen3", "wide_heads_tied", Packing.BF16), native.isa()
+    wanted = whole(model, 40).float()
+    try:
+        for isa in native.isas():
+            native.set_isa(isa)
+            assert ((whole(model, 40).float() - wanted).square().mean() / wanted.square().mean()) < 0.02**2
+    finally:
+        native.set_isa(best)
+
+
+def test_a_cache_in_float32_serves_too():
+    model = model_of("llama", "wide_heads_untied", Packing.BF16)
+    ours, wanted = whole(model, 20, cache_dtype=torch.float32).float(), whole(model, 20).float()
+    assert (ours - wanted).square().mean() / wanted.square().mean() < 0.02**2
+
+
+def test_a_model_in_float32_or_with_plain_weights_runs_one_by_one():
+    directory = checkpoint("llama", "wide_heads_untied")
+    files = open_model(directory)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert load(files.config, Binder(files.source, dtype, "cpu", "m"), "m").compiled is None
+
+
+BAD = {
+    "positions": ("a position lies outside", lambda a: a["positions"].fill_(512)),
+    "negative position": ("a position lies outside", lambda a: a["positions"].fill_(-1)),
+    "write_slots": ("write_slots names a slot", lambda a: a["write_slots"].fill_(96 * 16)),
+    "q_start": ("q_start must go", lambda a: a["q_start"].fill_(3)),
+    "kv_len short": ("kv_len must count", lambda a: a["kv_len"].fill_(1)),
+    "kv_len long": ("block_table is too narrow", lambda a: a["kv_len"].fill_(500)),
+    "block_table": ("block_table names a block", lambda a: a["block_table"].fill_(96)),
+    "stream": ("stream must be", lambda a: a.update(stream=a["stream"][:, :-1])),
+    "stream dtype": ("stream must be", lambda a: a.update(stream=a["stream"].bfloat16())),
+    "positions dtype": ("positions must be", lambda a: a.update(positions=a["positions"].int())),
+    "layers": ("layers", lambda a: a.update(keys=a["keys"][:-1])),
+    "shape of keys": ("k_cache must be", lambda a: a.update(keys=[k[..., :1] for k in a["keys"]])),
+    "mixed layouts": (
+        "alike",
+        lambda a: a.update(
+            keys=[*a["keys"][:-1], torch.empty(96, 16, 2, 20, dtype=torch.bfloat16)],
+        ),
+    ),
+    "rows of the table": ("block_table must be", lambda a: a.update(block_table=a["block_table"][:0])),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
+    model = model_of("llama", "wide_heads_untied", Packing.BF16)
+    kv = KVStore(model.shape, 96, 16, torch.bfloat16, CPU, packed_keys=True)
+    for held in (*kv.keys, *kv.values):
+        held.fill_(3.0)
+    step = {
+        "stream": torch.ones(4, model.shape.hidden_size),
+        "positions": torch.arange(4),
+        "write_slots": torch.arange(4) + 32,
+        "keys": kv.keys,
+        "values": kv.values,
+        "q_start": torch.tensor([0, 4], dtype=torch.int32),
+        "kv_len": torch.tensor([4], dtype=torch.int32),
+        "block_table": torch.tensor([[2]], dtype=torch.int32),
+        "scale": 0.2,
+    }
+    message, spoil = BAD[bad]
+    spoil(step)
+    before = step["stream"].clone()
+    with pytest.raises(ValueError, match=message):
+        model.compiled.run(**step)
+    assert torch.equal(step["stream"], before)
+    assert all(bool((held == 3.0).all()) for held in (*kv.keys, *kv.values))
+
+
+def test_a_step_without_rows_gives_nothing():
+    model = model_of("llama", "wide_heads_untied", Packing.BF16)
+    kv = KVStore(model.shape, 2, 16, torch.bfloat16, CPU)
+    none, nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+    out = model.compiled.run(
+        torch.empty(0, model.shape.hidden_size),
+        *(none, none, kv.keys, kv.values, torch.zeros(1, dtype=torch.int32), nothing, nothing.view(0, 1), 1.0),
+    )
+    assert out.shape == (0, model.shape.hidden_size)
