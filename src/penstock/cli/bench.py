@@ -15,7 +15,7 @@ from penstock.bench import batch, peers, plot
 from penstock.bench.compare import compare, compare_record, compare_table
 from penstock.bench.machine import load_average, provenance
 from penstock.bench.peer_install import INSTALLABLE, install_peer
-from penstock.cli import bench_serve
+from penstock.cli import bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.options import build_configs, config_options
 from penstock.contract.config import EngineConfig
@@ -39,11 +39,12 @@ REPEATS = click.option(
 @click.group("bench", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Measure this machine: offline rates, a server under load, other engines on the same weights."""
+    """Measure this machine: offline rates, a server under load, other engines, and what quantisation costs."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
+command.add_command(bench_quality.command)
 command.add_command(bench_serve.command)
 
 
