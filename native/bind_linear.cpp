@@ -54,7 +54,7 @@ void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, 
         gated,
     };
     require(!gated || (outputs % (2 * kPanel) == 0 && residual == 0),
-            "a gated product has a multiple of 32 outputs and no residual");
+            "outputs of a gated product must be a multiple of 32, without a residual");
     check_rows(call.x.data, x_stride, rows, inputs, "x must be given, with rows at least `inputs` apart");
     check_rows(call.out.data, out_stride, rows, call.columns(), "out must be given, with rows at least its columns apart");
     require(call.weight != nullptr, "weight must be given");

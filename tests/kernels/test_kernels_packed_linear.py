@@ -403,7 +403,7 @@ class NativeCall:
     NAMES = (
         *("kind", "outputs", "inputs", "weight", "rows", "x", "x_stride", "x_element", "bias", "bias_element"),
         *("residual", "residual_stride", "residual_element", "out", "out_stride", "out_element"),
-        *("scratch", "scratch_bytes"),
+        *("gated", "scratch", "scratch_bytes"),
     )
 
     def __init__(self):
@@ -412,9 +412,9 @@ class NativeCall:
 
     def __call__(self, **change):
         addresses = {name: getattr(self, name).data_ptr() for name in ("x", "out", "scratch")}
-        sizes = {"kind": 1, "outputs": 20, "inputs": 40, "rows": 7, "x_stride": 40, "out_stride": 32}
+        sizes = {"kind": int(self.weight.kind), "outputs": 20, "inputs": 40, "rows": 7, "x_stride": 40}
         values = {**dict.fromkeys(self.NAMES, 0), **addresses, **sizes, "weight": self.weight.data.data_ptr()}
-        values |= {"scratch_bytes": len(self.scratch), **change}
+        values |= {"scratch_bytes": len(self.scratch), "out_stride": 32, "gated": False, **change}
         native.module.linear(*(values[name] for name in self.NAMES))
 
 
@@ -428,8 +428,10 @@ def test_nothing_is_written_beyond_the_outputs(compiled):
 @pytest.mark.parametrize(
     "change",
     [
-        {"kind": 4},
+        {"kind": 3},
         {"kind": -1},
+        {"gated": True},
+        {"gated": True, "outputs": 32, "residual": 64, "residual_stride": 32},
         {"outputs": 0},
         {"inputs": 0},
         {"inputs": 65537},
