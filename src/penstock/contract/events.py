@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.contract.plan import Alternatives
+
 __all__ = [
     "Admitted",
     "AskFailed",
@@ -53,6 +55,7 @@ class Generated:
     seq_id: str
     token: int
     logprob: float
+    top: Alternatives = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,16 @@ SeqEvent = Admitted | Generated | Finished
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not asked for)."""
+    """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not asked for).
+
+    Attributes:
+        top: the likeliest tokens in its place, likeliest first, as many as were asked for.
+    """
 
     id: int
     bytes: bytes
     logprob: float
+    top: tuple[TokenPiece, ...] = ()
 
     @property
     def text(self) -> str:

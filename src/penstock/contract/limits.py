@@ -21,6 +21,16 @@ class RequestLimits:
     max_stop_strings: int = 4
     max_stop_string_chars: int = 256
     max_stop_token_ids: int = 64
+    max_logprobs: int = 20
+    """Alternatives to each token whose log probability is reported."""
+    max_logit_biases: int = 1024
+    max_allowed_token_ids: int = 1024
+    max_bad_words: int = 128
+    max_bad_word_chars: int = 256
+    max_bad_word_tokens: int = 1024
+    """Of all spellings of all words together."""
+    max_sequence_breakers: int = 32
+    max_sequence_breaker_chars: int = 40
     max_messages: int = 2048
     max_prompt_chars_per_token: int = 64
     """A text longer than the context times this is refused before it is tokenised."""

@@ -13,7 +13,11 @@ from enum import StrEnum
 
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["Admit", "Row", "RowFailure", "Stall", "StallReason", "StepPlan", "StepResult"]
+__all__ = ["Admit", "Alternatives", "Row", "RowFailure", "Stall", "StallReason", "StepPlan", "StepResult"]
+
+
+Alternatives = tuple[tuple[int, float], ...]
+"""The likeliest tokens at a place, each with its log probability, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class Admit:
         computed: how many leading positions already have their KV in those blocks; `computed < len(tokens)`.
         sampling: the sequence's sampling parameters.
         choice: index of the choice, part of the randomness key.
+        prompt_tokens: how many of `tokens` are the prompt; the rest was generated before a preemption. -1 for all.
     """
 
     slot: int
@@ -37,6 +42,7 @@ class Admit:
     computed: int
     sampling: SamplingSpec
     choice: int
+    prompt_tokens: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,7 @@ class StepResult:
     """What came of a plan.
 
     Attributes:
+        tops: beside `tokens`: the likeliest tokens in place of each, where they were asked for; () when nobody did.
         step: the plan's.
         tokens: one token id per sampling row that did not fail, in the plan's row order.
         logprobs: beside `tokens`: log probability of each under the raw distribution, or 0.0 where the request did not
@@ -139,3 +146,4 @@ class StepResult:
     logprobs: tuple[float, ...]
     failures: tuple[RowFailure, ...] = ()
     seconds: float = 0.0
+    tops: tuple[Alternatives, ...] = ()

@@ -14,6 +14,7 @@ import json
 import types
 import typing
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -247,6 +248,8 @@ def _decode(kind: Any, data: Any) -> Any:
         return _decode_fields(cast("type[Any]", kind), data)
     if typing.get_origin(kind) is tuple:
         return _decode_tuple(typing.get_args(kind), data)
+    if isinstance(kind, types.UnionType) and isinstance(data, list):
+        return _decode_either(kind, data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
     if kind is bytes and isinstance(data, str):
@@ -269,6 +272,15 @@ def _decode_tuple(items: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
     if len(items) == 2 and items[1] is Ellipsis:
         return tuple(_decode(items[0], item) for item in data)
     return tuple(_decode(kind, item) for kind, item in zip(items, data, strict=True))
+
+
+def _decode_either(kind: types.UnionType, data: list[Any]) -> tuple[Any, ...]:
+    """A list as the first tuple of the union that it fits."""
+    for each in typing.get_args(kind):
+        if typing.get_origin(each) is tuple:
+            with suppress(ValueError):
+                return _decode_tuple(typing.get_args(each), data)
+    raise ValueError(f"expected {kind}, got {data!r}"[:400])
 
 
 def _scalars(kind: Any) -> tuple[type, ...]:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.contract.events import ChoiceDelta, TokenPiece
+from penstock.contract.plan import Alternatives
 from penstock.contract.request import StopRules
 from penstock.text import Detokenizer, StopStrings, Tokenizer
 
@@ -39,9 +40,10 @@ class Choice:
         self._decoded = 0  # characters decoded so far
         self._released = 0  # characters let out so far
 
-    def push(self, token: int, logprob: float) -> ChoiceDelta:
+    def push(self, token: int, logprob: float, top: Alternatives = ()) -> ChoiceDelta:
         """Take the next token. After this, `matched` says whether a stop string ended the choice."""
-        piece = TokenPiece(token, self._tokenizer.token_bytes(token), logprob)
+        read = self._tokenizer.token_bytes
+        piece = TokenPiece(token, read(token), logprob, tuple(TokenPiece(id_, read(id_), its) for id_, its in top))
         self._pending.append(_Pending(piece, self._decoded))
         text = self._detokenizer.push(token)
         self._decoded += len(text)

@@ -199,7 +199,7 @@ class Engine:
             ask.cached = event.cached
 
     def _generated(self, ask: _LiveAsk, choice: Choice, event: Generated) -> StepOutputs:
-        delta = choice.push(event.token, event.logprob)
+        delta = choice.push(event.token, event.logprob, event.top)
         outputs: StepOutputs = [(ask.submission.id, delta)] if delta.text or delta.tokens else []
         if choice.matched is None:
             return outputs

@@ -16,6 +16,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock
 from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
+from penstock.engine.token_terms import TokenTerms
 from penstock.text import TextModel
 
 __all__ = ["Intake", "Submission"]
@@ -61,6 +62,7 @@ class Intake:
         self._clock = clock
         self._draw_seed = draw_seed
         self._policy = policy
+        self._token_terms = TokenTerms(text.tokenizer, card.vocab_size, limits)
 
     def resolve(self, ask: Ask) -> Submission:
         """Render, tokenise, check and complete.
@@ -73,7 +75,7 @@ class Intake:
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         rules = self._resolve_rules(ask.stop, len(prompt))
-        sampling = _with_seed(ask.sampling, self._draw_seed)
+        sampling = _with_seed(self._token_terms.resolve(ask.sampling), self._draw_seed)
         template = GenerateRequest(
             id=ask.id,
             prompt=prompt,
@@ -160,4 +162,4 @@ def _with_seed(spec: SamplingSpec, draw_seed: Callable[[], int]) -> SamplingSpec
     """`spec` with an explicit seed when its sampling is random, so that a replay draws the same."""
     if spec.get("temperature", 1.0) == 0 or spec.has("seed"):
         return spec
-    return SamplingSpec(tuple(sorted((*spec.entries, ("seed", draw_seed())))))
+    return spec.put("seed", draw_seed())

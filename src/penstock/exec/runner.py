@@ -20,7 +20,7 @@ from penstock.contract.ports import Clock
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
 from penstock.exec.kv_store import KVStore
-from penstock.exec.sampler import Sampled, sample
+from penstock.exec.sampler import NOTHING, Sampled, sample
 from penstock.kernels.paged_attention import paged_attention, write_kv
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TorchRunner:
         for row in plan.rows:
             slots.advance(row)
         sampling = [row for row in plan.rows if row.sample]
-        sampled = self._compute(plan.rows, sampling) if plan.rows else Sampled([], [], [])
+        sampled = self._compute(plan.rows, sampling) if plan.rows else NOTHING
         return self._result(plan.step, sampling, sampled, began)
 
     def warm_up(self) -> None:
@@ -105,20 +105,25 @@ class TorchRunner:
         attend = _PagedAttend(self._kv, batch, self._scale)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         if not sampling:
-            return Sampled([], [], [])
+            return NOTHING
         logits = self._model.logits(hidden[batch.sample_rows])  # [S, V]
         draws = [self._slots.draw(row.slot) for row in sampling]
-        return sample(logits, draws, [row.start + row.count for row in sampling])
+        slots = [row.slot for row in sampling]
+        positions = [row.start + row.count for row in sampling]
+        return sample(logits, draws, positions, lambda rows: self._slots.views([slots[row] for row in rows]))
 
     def _result(self, step: int, sampling: Sequence[Row], sampled: Sampled, began: float) -> StepResult:
         """Remember the new tokens and report them; a failed row gets none."""
-        tokens, logprobs, failures = [], [], []
-        for row, token, logprob, failed in zip(sampling, *sampled, strict=True):
+        tokens, logprobs, tops, failures = [], [], [], []
+        for row, token, logprob, failed, top in zip(sampling, *sampled, strict=True):
             if failed:
                 failures.append(RowFailure(row.slot, _NOT_FINITE))
                 continue
             self._slots.append(row.slot, token)
             tokens.append(token)
             logprobs.append(logprob)
+            tops.append(top)
         seconds = self._clock.now() - began
-        return StepResult(step, tuple(tokens), tuple(logprobs), tuple(failures), seconds)
+        return StepResult(
+            step, tuple(tokens), tuple(logprobs), tuple(failures), seconds, tops=tuple(tops) if any(tops) else ()
+        )

@@ -90,6 +90,21 @@ class Tokenizer:
         """
         return tuple(self._encode(self._backend, text, param, add_special_tokens=True).ids)
 
+    def spellings(self, text: str, *, param: str) -> tuple[tuple[int, ...], ...]:
+        """The ids of `text` inside other text: where nothing stands before it, and after a space.
+
+        Raises:
+            InvalidParameter: the text has a lone surrogate; names `param`.
+        """
+        texts = (text, " " + text.lstrip()) if text.strip() else (text,)
+        spelled = [self._encode(self._backend, each, param, add_special_tokens=False).ids for each in texts]
+        return tuple(dict.fromkeys(tuple(ids) for ids in spelled if ids))
+
+    def tokens_with(self, text: str) -> tuple[int, ...]:
+        """The ids of all tokens whose own text holds `text`, ascending."""
+        sought = text.encode()
+        return tuple(id_ for id_, piece in enumerate(self._pieces) if sought in piece)
+
     def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
         """The ids of a rendered conversation. Only the template's own control tokens are control tokens.
 
