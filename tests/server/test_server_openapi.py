@@ -91,7 +91,7 @@ def test_requests_are_described_field_by_field_and_closed(document):
     assert set(schema["properties"]) == {field.name for field in CHAT_FIELDS} | set(NEUTRAL_CHAT)
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["messages"]
-    assert schema["properties"]["frequency_penalty"]["enum"] == [0, None]
+    assert schema["properties"]["length_penalty"]["enum"] == [1, None]
     temperature = schema["properties"]["temperature"]
     assert temperature["default"] == 1.0
     assert {"type": "number", "minimum": 0.0, "maximum": 2.0} in temperature["anyOf"]

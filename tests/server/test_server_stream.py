@@ -242,6 +242,34 @@ def test_completion_logprobs_count_characters_streamed_or_not(served):
         assert [value for piece in pieces if piece for value in piece[key]] == values
 
 
+TOPPED = (
+    ChoiceDelta(0, "a", (TokenPiece(1, b"a", -0.5, (TokenPiece(1, b"a", -0.5), TokenPiece(2, b"b", -1.5))),)),
+    ChoiceDelta(0, "c", (TokenPiece(3, b"c", -4.0, (TokenPiece(1, b"a", -0.25), TokenPiece(9, b"a", -2.0))),)),
+    stop(),
+    finished(5, 2),
+)
+
+
+def test_chat_alternatives_are_written_with_their_bytes_streamed_or_not(served):
+    served.engine.script = always(*TOPPED)
+    content = served.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert [[(top["token"], top["logprob"], top["bytes"]) for top in token["top_logprobs"]] for token in content] == [
+        [("a", -0.5, [97]), ("b", -1.5, [98])],
+        [("a", -0.25, [97]), ("a", -2.0, [97])],
+    ]
+    pieces = [c["choices"][0]["logprobs"] for c in chunks_of(served.chat(logprobs=True, top_logprobs=2, stream=True))]
+    assert [token for piece in pieces if piece for token in piece["content"]] == content
+    assert served.ask.sampling.get("logprobs", 0) == 2
+
+
+def test_completion_alternatives_are_objects_that_hold_the_chosen_token_too(served):
+    served.engine.script = always(*TOPPED)
+    whole = served.complete(logprobs=2).json()["choices"][0]["logprobs"]["top_logprobs"]
+    assert whole == [{"a": -0.5, "b": -1.5}, {"a": -0.25, "c": -4.0}]
+    pieces = [c["choices"][0]["logprobs"] for c in chunks_of(served.complete(logprobs=2, stream=True))]
+    assert [top for piece in pieces if piece for top in piece["top_logprobs"]] == whole
+
+
 def test_without_logprobs_there_are_none(served):
     assert served.chat().json()["choices"][0]["logprobs"] is None
     assert served.complete().json()["choices"][0]["logprobs"] is None

@@ -25,7 +25,8 @@ class CompletionOutput:
     Attributes:
         token_ids: every generated token up to a stop string's cut; an end-of-sequence id is included.
         cumulative_logprob: sum of the tokens' log probabilities; None unless `logprobs` were asked for.
-        logprobs: one `{token id: Logprob}` a token; None unless asked for.
+        logprobs: one `{token id: Logprob}` a token, the generated one first, then the alternatives asked for; None
+            unless asked for.
         finish_reason: "stop", "length", "abort" or "error"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end of sequence.
     """
@@ -113,7 +114,7 @@ class Answer:
         for piece in delta.tokens:
             choice.token_ids.append(piece.id)
             if self._wants_logprobs:
-                choice.logprobs.append({piece.id: Logprob(piece.logprob, piece.text)})
+                choice.logprobs.append({each.id: Logprob(each.logprob, each.text) for each in (piece, *piece.top)})
                 choice.total_logprob += piece.logprob
 
     def output(self) -> RequestOutput:

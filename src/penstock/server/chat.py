@@ -77,6 +77,7 @@ CHAT_FIELDS = (
     Field("messages", MESSAGES, "The conversation. Text parts of one message are joined by line breaks."),
     Field("max_completion_tokens", INTEGER, "Most tokens to generate; by default the rest of the model's context."),
     Field("logprobs", BOOLEAN, "Whether to return the log probability of each generated token."),
+    Field("top_logprobs", INTEGER, "How many of the likeliest tokens to return in each place; needs logprobs: true."),
     STREAM_OPTIONS,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
@@ -98,8 +99,8 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
     if not card.has_chat_template:
         message = "The served model has no chat template; use /v1/completions."
         raise InvalidParameter("messages", message, code="unsupported_model")
-    aliases = max_tokens_alias(given, "max_completion_tokens")
-    given["logprobs"] = 0 if given.get("logprobs", False) else None
+    aliases = max_tokens_alias(given, "max_completion_tokens") | {"logprobs": "top_logprobs"}
+    given["logprobs"] = _num_logprobs(given)
     terms = read_terms(given, {"max_tokens": None}, aliases, card, limits)
     prompt = ChatPrompt(_messages(given, card, limits))
     return Exchange(
@@ -109,6 +110,16 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
         include_usage=check_stream_options(given),
         aliases=aliases,
     )
+
+
+def _num_logprobs(given: JsonObject) -> int | None:
+    """How many alternatives to each token are wanted, if log probabilities are wanted at all."""
+    top: int = given.pop("top_logprobs", 0)
+    if given.get("logprobs", False):
+        return top
+    if top:
+        raise InvalidParameter("top_logprobs", "top_logprobs is only allowed together with logprobs: true.")
+    return None
 
 
 def _messages(given: JsonObject, card: ModelCard, limits: RequestLimits) -> tuple[Message, ...]:
@@ -218,11 +229,13 @@ class ChatShape:
             return None
         content = [
             {
-                "token": token.text,
-                "logprob": finite_logprob(token.logprob),
-                "bytes": list(token.bytes),
-                "top_logprobs": [],
+                **_token_object(token),
+                "top_logprobs": [_token_object(other) for other in token.top],
             }
             for token in tokens
         ]
         return {"content": content, "refusal": None}
+
+
+def _token_object(token: TokenPiece) -> JsonObject:
+    return {"token": token.text, "logprob": finite_logprob(token.logprob), "bytes": list(token.bytes)}

@@ -55,7 +55,6 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
     check_model(body, card)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     _check_best_of(given)
-    check_logprobs(given)
     terms = read_terms(given, {"max_tokens": 16}, {}, card, limits)
     prompts = _prompts(given, card, limits)
     if len(prompts) * terms.params.n > limits.max_sequences:
@@ -74,16 +73,6 @@ def _check_best_of(given: JsonObject) -> None:
     if "best_of" in given and given["best_of"] != given.get("n", 1):
         message = "best_of is not supported beyond n: leave it out, or give it n's value."
         raise InvalidParameter("best_of", message, code="unsupported_parameter")
-
-
-def check_logprobs(given: JsonObject) -> None:
-    """Refuse alternatives to the generated token, which are not implemented."""
-    logprobs = given.get("logprobs", 0)
-    if isinstance(logprobs, bool) or not isinstance(logprobs, int):
-        raise InvalidParameter("logprobs", "logprobs must be an integer.", code="invalid_type")
-    if logprobs != 0:
-        message = "logprobs is supported at 0 only: the generated token's own, without alternatives."
-        raise InvalidParameter("logprobs", message, code="unsupported_parameter")
 
 
 def _prompts(given: JsonObject, card: ModelCard, limits: RequestLimits) -> list[Prompt]:
@@ -175,12 +164,21 @@ class CompletionShape:
 
     def _logprobs_object(self, delta: ChoiceDelta) -> JsonObject:
         offsets = self._offsets.setdefault(delta.choice, _Offsets())
+        tops = [_top_object(token) for token in delta.tokens]
         return {
             "text_offset": [offsets.advance(token) for token in delta.tokens],
             "token_logprobs": [finite_logprob(token.logprob) for token in delta.tokens],
             "tokens": [token.text for token in delta.tokens],
-            "top_logprobs": None,
+            "top_logprobs": tops if any(token.top for token in delta.tokens) else None,
         }
+
+
+def _top_object(token: TokenPiece) -> JsonObject:
+    """Text -> log probability: of the likeliest tokens, then of the chosen one; of equal texts the likelier counts."""
+    texts: JsonObject = {}
+    for each in (*token.top, token):
+        texts.setdefault(each.text, finite_logprob(each.logprob))
+    return texts
 
 
 class _Offsets:

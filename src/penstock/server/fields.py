@@ -104,22 +104,16 @@ LABELS = Kind(
 )
 
 _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "early_stopping": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logprob_token_ids": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
     "repetition_detection": (),
-    "repetition_penalty": (1,),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
@@ -165,7 +159,6 @@ NEUTRAL_CHAT: Neutrals = _NEUTRAL_COMMON | {
     "store": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -177,7 +170,12 @@ NEUTRAL_COMPLETION: Neutrals = _NEUTRAL_COMMON | {
     "suffix": ("",),
 }
 
-NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {"logprobs": (), "n": (1,), "stream_options": ()}
+NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {
+    "logprobs": (),
+    "logprobs_mode": (),
+    "n": (1,),
+    "stream_options": (),
+}
 
 NEUTRAL_STREAM_OPTIONS: Neutrals = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
 

@@ -40,9 +40,8 @@ def _nullable(schema: JsonObject) -> JsonObject:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-_CHAT_LOGPROB = _object(
-    {"token": _STRING, "logprob": {"type": "number"}, "bytes": _list(_INTEGER), "top_logprobs": _list({})}
-)
+_TOKEN_LOGPROB: JsonObject = {"token": _STRING, "logprob": {"type": "number"}, "bytes": _list(_INTEGER)}
+_CHAT_LOGPROB = _object(_TOKEN_LOGPROB | {"top_logprobs": _list(_object(_TOKEN_LOGPROB))})
 _CHAT_CHOICE = _object(
     {
         "index": _INTEGER,
@@ -57,7 +56,7 @@ _COMPLETION_LOGPROBS = _object(
         "text_offset": _list(_INTEGER),
         "token_logprobs": _list({"type": "number"}),
         "tokens": _list(_STRING),
-        "top_logprobs": {"type": "null"},
+        "top_logprobs": _nullable(_list({"type": "object", "additionalProperties": {"type": "number"}})),
     }
 )
 _COMPLETION_CHOICE = _object(
