@@ -29,7 +29,7 @@ def test_every_parameter_lives_in_the_file_of_its_name_and_all_are_found():
     files = subprocess.run(["ls", folder], capture_output=True, text=True, check=True).stdout.split()
     names = sorted(file.removesuffix(".py") for file in files if file.endswith(".py") and not file.startswith("_"))
     assert [parameter.name for parameter in PARAMETERS] == names
-    assert len(names) == 30
+    assert len(names) == 31
 
 
 def test_every_parameter_has_its_field_with_the_same_default_and_no_field_is_without_one():
@@ -86,6 +86,13 @@ def test_defaults_are_those_of_vllm():
         *[("dry_base", bad) for bad in (0.9, 8.1, None)],
         *[("dry_allowed_length", bad) for bad in (0, 129, 1.0, None)],
         *[("dry_penalty_last_n", bad) for bad in (-2, 1.0, None)],
+        *[
+            ("repetition_detection", bad)
+            for bad in (3, {"max_pattern_size": 3}, {"min_count": 2}, (1, 2), "x", {"a": 1})
+        ],
+        ("repetition_detection", {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}),
+        ("repetition_detection", {"max_pattern_size": 2, "min_count": 1}),
+        ("repetition_detection", {"max_pattern_size": 257, "min_count": 2}),
         *[("dry_sequence_breakers", bad) for bad in ([""], [1], ["x"] * 33)],
         *[("stop", bad) for bad in ("", [""], ["a"] * 5, "x" * 257, [1], 7, b"x", ["\ud800"], "\udfff", {"a": 1})],
         *[("stop_token_ids", bad) for bad in ([-1], [True], [1.0], ["a"], 5, "12", [0] * 65, [HUGE], [2**31], {1: 2})],
@@ -179,8 +186,9 @@ def test_stop_rules_carry_every_rule_under_the_contracts_names():
         stop_token_ids=[3, 1],
         ignore_eos=True,
         include_stop_str_in_output=True,
+        repetition_detection={"max_pattern_size": 5, "min_count": 3},
     )
-    assert params.stop_rules() == StopRules(0, 2, (3, 1), ("a", "b"), True, True)
+    assert params.stop_rules() == StopRules(0, 2, (3, 1), ("a", "b"), True, True, (1, 5, 3))
 
 
 def test_stages_run_in_their_stated_order():

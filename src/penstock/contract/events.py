@@ -34,6 +34,8 @@ class FinishReason(StrEnum):
     """An end-of-sequence id, a stop id or a stop string."""
     LENGTH = "length"
     """`max_tokens` or the context is used up."""
+    REPETITION = "repetition"
+    """It had run into a loop, by `StopRules.repetition`."""
     ABORT = "abort"
     """The caller went away or asked for it."""
     ERROR = "error"

@@ -57,6 +57,7 @@ class StopRules:
         strings: texts that end the sequence; the match and all after it are cut from the output.
         ignore_eos: the model's own end-of-sequence ids do not end it.
         include_stop_string: keep the matched string in the output.
+        repetition: shortest pattern, longest pattern and count of copies that end the sequence as a loop; () for none.
     """
 
     max_tokens: int = 0
@@ -65,6 +66,7 @@ class StopRules:
     strings: tuple[str, ...] = ()
     ignore_eos: bool = False
     include_stop_string: bool = False
+    repetition: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from penstock.contract.errors import InvalidParameter
 
-__all__ = ["Flag", "Integer", "Integers", "Kind", "Number", "Strings", "TokenBiases", "Word"]
+__all__ = ["Flag", "Integer", "Integers", "Kind", "LoopRule", "Number", "Strings", "TokenBiases", "Word"]
 
 
 class Kind(Protocol):
@@ -200,6 +200,41 @@ class TokenBiases:
             "maxProperties": self.max_items,
         }
 
+
+@dataclass(frozen=True, slots=True)
+class LoopRule:
+    """What counts as a loop: an object of three sizes."""
+
+    max_pattern: int
+    max_count: int
+
+    def check(self, name: str, value: object) -> tuple[int, ...]:
+        """`(min_pattern_size, max_pattern_size, min_count)`; such a tuple is accepted too, and () is none."""
+        if isinstance(value, tuple):
+            value = dict(zip(_LOOP_SIZES, value, strict=False))
+            if not value:
+                return ()
+        if not isinstance(value, Mapping) or not set(value) <= set(_LOOP_SIZES):
+            raise InvalidParameter(name, f"must be an object of {', '.join(_LOOP_SIZES)}")
+        for required in _LOOP_SIZES[1:]:
+            if required not in value:
+                raise InvalidParameter(name, f"lacks {required}")
+        longest = Integer(1, self.max_pattern).check(name, value["max_pattern_size"])
+        shortest = Integer(1, longest).check(name, value.get("min_pattern_size", 1))
+        return shortest, longest, Integer(2, self.max_count).check(name, value["min_count"])
+
+    def schema(self) -> Mapping[str, Any]:
+        """An object of three integers."""
+        size = Integer(1, self.max_pattern).schema()
+        return {
+            "type": "object",
+            "properties": dict(zip(_LOOP_SIZES, (size, size, Integer(2, self.max_count).schema()), strict=True)),
+            "required": list(_LOOP_SIZES[1:]),
+            "additionalProperties": False,
+        }
+
+
+_LOOP_SIZES = ("min_pattern_size", "max_pattern_size", "min_count")
 
 _ID_DIGITS = 9  # every id of every vocabulary
 

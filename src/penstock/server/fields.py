@@ -113,7 +113,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "logprob_token_ids": (),
     "prompt_logprobs": (),
-    "repetition_detection": (),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),

@@ -18,7 +18,7 @@ __all__ = ["COMPONENTS", "answers", "reference", "request_body"]
 _STRING: JsonObject = {"type": "string"}
 _INTEGER: JsonObject = {"type": "integer"}
 _OPTIONAL_STRING: JsonObject = {"type": ["string", "null"]}
-_FINISH: JsonObject = {"type": "string", "enum": ["stop", "length", "abort"]}
+_FINISH: JsonObject = {"type": "string", "enum": ["stop", "length", "repetition", "abort"]}
 _STOP_REASON: JsonObject = {"type": ["string", "integer", "null"]}
 
 
