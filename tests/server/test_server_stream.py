@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import Until, Wait, always, delta, failed, finished, length, stop
 from sse_reader import read_events
 
-from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, PromptTokens, TokenPiece
 
 
 def chunks_of(response) -> list[dict]:
@@ -268,6 +268,35 @@ def test_completion_alternatives_are_objects_that_hold_the_chosen_token_too(serv
     assert whole == [{"a": -0.5, "b": -1.5}, {"a": -0.25, "c": -4.0}]
     pieces = [c["choices"][0]["logprobs"] for c in chunks_of(served.complete(logprobs=2, stream=True))]
     assert [top for piece in pieces if piece for top in piece["top_logprobs"]] == whole
+
+
+ECHOED = (
+    PromptTokens("Hi", (TokenPiece(5, b"H", float("nan")), TokenPiece(6, b"i", -2.0, (TokenPiece(7, b"o", -1.0),)))),
+    ChoiceDelta(0, "a", (TokenPiece(1, b"a", -0.5, (TokenPiece(1, b"a", -0.5),)),)),
+    ChoiceDelta(1, "b", (TokenPiece(2, b"b", -0.75, (TokenPiece(1, b"a", -0.5),)),)),
+    stop(0),
+    stop(1),
+    finished(2, 2),
+)
+
+
+def test_echo_begins_every_choice_with_the_prompt_and_its_first_token_has_no_logprob(served):
+    served.engine.script = always(*ECHOED)
+    choices = served.complete(echo=True, logprobs=1, n=2).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["Hia", "Hib"]
+    assert choices[1]["logprobs"] == {
+        "text_offset": [0, 1, 2],
+        "token_logprobs": [None, -2.0, -0.75],
+        "tokens": ["H", "i", "b"],
+        "top_logprobs": [None, {"o": -1.0, "i": -2.0}, {"a": -0.5, "b": -0.75}],
+    }
+    assert served.ask.echo
+    assert served.ask.sampling.get("prompt_logprobs", -1) == 1
+    chunks = chunks_of(served.complete(echo=True, n=2, stream=True))
+    for index in (0, 1):
+        texts = [c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(texts) == choices[index]["text"]
+    assert not served.ask.sampling.has("prompt_logprobs")
 
 
 def test_without_logprobs_there_are_none(served):

@@ -49,7 +49,7 @@ READ_AHEAD = 1024
     type=click.Path(path_type=Path, dir_okay=False),
     help=("Where results go, one JSON line a prompt. Lines that are there already are not computed again."),
 )
-@sampling_options()
+@sampling_options(leave_out=frozenset({"logprobs_mode", "prompt_logprobs"}))
 @config_options(EngineConfig)
 @click.pass_context
 def command(

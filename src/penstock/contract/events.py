@@ -21,6 +21,8 @@ __all__ = [
     "Finished",
     "Generated",
     "Output",
+    "PromptScored",
+    "PromptTokens",
     "SeqEvent",
     "TokenPiece",
     "Usage",
@@ -75,7 +77,17 @@ class Finished:
     message: str = ""
 
 
-SeqEvent = Admitted | Generated | Finished
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """What the model thought of prompt tokens, in place `start` and on; told again if it is computed again."""
+
+    seq_id: str
+    start: int
+    logprobs: tuple[float, ...]
+    tops: tuple[Alternatives, ...]
+
+
+SeqEvent = Admitted | PromptScored | Generated | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,19 @@ class TokenPiece:
     def text(self) -> str:
         """The token alone as text; bytes that are no whole character become U+FFFD."""
         return self.bytes.decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompt that all choices continue; comes once, before them, where it was asked for.
+
+    Attributes:
+        text: the prompt as text.
+        tokens: all of it; log probabilities are NaN where there are none: of the first token always.
+    """
+
+    text: str
+    tokens: tuple[TokenPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,4 +172,4 @@ class AskFailed:
     usage: Usage
 
 
-Output = ChoiceDelta | ChoiceFinished | AskFinished | AskFailed
+Output = PromptTokens | ChoiceDelta | ChoiceFinished | AskFinished | AskFailed

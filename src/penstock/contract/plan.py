@@ -13,7 +13,17 @@ from enum import StrEnum
 
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["Admit", "Alternatives", "Row", "RowFailure", "Stall", "StallReason", "StepPlan", "StepResult"]
+__all__ = [
+    "Admit",
+    "Alternatives",
+    "PromptScores",
+    "Row",
+    "RowFailure",
+    "Stall",
+    "StallReason",
+    "StepPlan",
+    "StepResult",
+]
 
 
 Alternatives = tuple[tuple[int, float], ...]
@@ -128,10 +138,27 @@ class RowFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What the model thought of some tokens of a prompt, in the places where they stand.
+
+    Attributes:
+        start: index of the first of these tokens in its prompt; at least 1, as nothing predicts the first token.
+        logprobs: one a token, under the raw distribution.
+        tops: beside them, the likeliest tokens in each place, as many as were asked for.
+    """
+
+    slot: int
+    start: int
+    logprobs: tuple[float, ...]
+    tops: tuple[Alternatives, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What came of a plan.
 
     Attributes:
+        prompts: scores of the prompt tokens that rows of this step predicted, where they were asked for.
         tops: beside `tokens`: the likeliest tokens in place of each, where they were asked for; () when nobody did.
         step: the plan's.
         tokens: one token id per sampling row that did not fail, in the plan's row order.
@@ -147,3 +174,4 @@ class StepResult:
     failures: tuple[RowFailure, ...] = ()
     seconds: float = 0.0
     tops: tuple[Alternatives, ...] = ()
+    prompts: tuple[PromptScores, ...] = ()

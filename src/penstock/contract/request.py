@@ -78,6 +78,7 @@ class Ask:
         n: how many choices to generate from the one prompt.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
         cache_salt: prompts share cached KV only with prompts of the same salt.
+        echo: the outputs begin with the prompt (`PromptTokens`), as they also do where its log probabilities are asked.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Ask:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class GenerateRequest:
         sampling: passed on to the runner unread; carries an explicit seed whenever sampling is random.
         stop: resolved rules: `max_tokens` >= 1 and `token_ids` already holding the model's end-of-sequence ids unless
             `ignore_eos`.
+        fresh_prompt: every position is computed, whatever is cached: what the model thought of them is wanted.
         arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
     """
 
@@ -113,3 +116,4 @@ class GenerateRequest:
     tenant: str = ""
     cache_salt: str = ""
     arrival: float = 0.0
+    fresh_prompt: bool = False

@@ -36,6 +36,10 @@ class SamplingSpec:
                 return cast("_Value", value)
         return neutral
 
+    def without(self, name: str) -> SamplingSpec:
+        """The same with `name` left neutral."""
+        return SamplingSpec(tuple(entry for entry in self.entries if entry[0] != name))
+
     def put(self, name: str, value: SamplingValue) -> SamplingSpec:
         """The same with another value of `name`."""
         return SamplingSpec(tuple(sorted((*(entry for entry in self.entries if entry[0] != name), (name, value)))))

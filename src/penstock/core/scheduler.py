@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
-from penstock.contract.events import Admitted, Finished, FinishReason, Generated, SeqEvent
+from penstock.contract.events import Admitted, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import Admit, Alternatives, Row, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import GenerateRequest
 from penstock.core.block_keys import KeyChain, root_key
@@ -172,6 +172,7 @@ class Scheduler:
         flight = self._match_flight(plan, result)
         self._flight = None
         failures = {failure.slot: failure.message for failure in result.failures}
+        scores = {scored.slot: scored for scored in result.prompts}
         drawn = zip(result.tokens, result.logprobs, result.tops or ((),) * len(result.tokens), strict=True)
         events: list[SeqEvent] = []
         for row, seq in zip(plan.rows, flight.seqs, strict=True):
@@ -186,6 +187,9 @@ class Scheduler:
                 events.append(self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=failures[row.slot])))
                 continue
             self._advance(seq, row.count)
+            if row.slot in scores:
+                of = scores[row.slot]
+                events.append(PromptScored(seq.id, of.start, of.logprobs, of.tops))
             if sampled is not None:
                 events += self._append(seq, *sampled)
         return tuple(events)
@@ -274,7 +278,7 @@ class Scheduler:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
         if draft.budget < 1:
             return Stall(seq.id, StallReason.NO_BUDGET, need=1, have=0)
-        keys, known = seq.chain.keys, len(seq.tokens)
+        keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
         quote = self._pool.quote(keys, known)
         shared = self._promises.run_length(keys[quote.cached : (known - 1) // self.config.block_size])
         if shared:

@@ -137,9 +137,9 @@ class Seq:
         generated = len(self.tokens) - len(self.request.prompt)
         if self.tokens[-1] in self.stop_ids and generated >= rules.min_tokens:
             return Finished(self.id, FinishReason.STOP, stop_token=self.tokens[-1])
-        if rules.repetition and generated >= rules.min_tokens:
-            if loops(self.tokens, len(self.request.prompt), *rules.repetition):
-                return Finished(self.id, FinishReason.REPETITION)
+        looped = rules.repetition and loops(self.tokens, len(self.request.prompt), *rules.repetition)
+        if looped and generated >= rules.min_tokens:
+            return Finished(self.id, FinishReason.REPETITION)
         if len(self.tokens) >= self.limit:
             return Finished(self.id, FinishReason.LENGTH)
         return None

@@ -18,6 +18,7 @@ from penstock.contract.events import (
     FinishReason,
     Generated,
     Output,
+    PromptScored,
     SeqEvent,
     Usage,
 )
@@ -26,6 +27,7 @@ from penstock.contract.ports import Health, Runner
 from penstock.core import Scheduler
 from penstock.engine.choice import Choice
 from penstock.engine.intake import Submission
+from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.text import TextModel
 
@@ -40,13 +42,14 @@ log = logging.getLogger(__name__)
 class _LiveAsk:
     """An ask whose choices are not all finished. Owned by the engine."""
 
-    __slots__ = ("cached", "choices", "open", "submission")
+    __slots__ = ("cached", "choices", "echo", "open", "submission")
 
     def __init__(self, submission: Submission, choices: list[Choice]) -> None:
         self.submission = submission
         self.choices = choices
         self.open = len(choices)
         self.cached = 0
+        self.echo: PromptEcho | None = None
 
     def usage(self) -> Usage:
         return Usage(
@@ -121,6 +124,8 @@ class Engine:
             raise
         choices = [Choice(request.choice, request.stop, self._text.tokenizer) for request in submission.requests]
         ask = _LiveAsk(submission, choices)
+        if PromptEcho.wanted(submission):
+            ask.echo = PromptEcho(submission, self._text.tokenizer)
         self._asks[submission.id] = ask
         for request, choice in zip(submission.requests, choices, strict=True):
             self._owners[request.id] = (ask, choice)
@@ -135,7 +140,8 @@ class Engine:
             if request.id in self._owners:
                 self._drop(request.id)
                 outputs += self._close(request.id, ChoiceFinished(request.choice, FinishReason.ABORT))
-        return outputs
+        held = ask.echo.held if ask.echo is not None else []
+        return [*((ask_id, output) for output in held), *outputs]
 
     def step(self) -> StepOutputs:
         """Compute one step and return what it brought; nothing when there is no work.
@@ -185,14 +191,32 @@ class Engine:
             match event:
                 case Admitted():
                     self._note_admission(ask, choice, event)
-                    return []
+                    return self._after_prompt(ask, [])
+                case PromptScored():
+                    return self._scored(ask, event)
                 case Generated():
-                    return self._generated(ask, choice, event)
+                    return self._after_prompt(ask, self._generated(ask, choice, event))
                 case Finished():
-                    return self._finished(ask, choice, event)
+                    return self._after_prompt(ask, self._finished(ask, choice, event))
         except Exception:
             log.exception("ask %s failed outside the model", ask.submission.id)
             return self._fail(ask, "the text of this request could not be produced")
+
+    def _scored(self, ask: _LiveAsk, event: PromptScored) -> StepOutputs:
+        if ask.echo is not None:  # else it is computed, and told, once more
+            ask.echo.take(event)
+        return self._after_prompt(ask, [])
+
+    def _after_prompt(self, ask: _LiveAsk, outputs: StepOutputs) -> StepOutputs:
+        """`outputs` with the prompt in front if it is due now, or nothing while it is still awaited."""
+        echo = ask.echo
+        if echo is None or (outputs and isinstance(outputs[-1][1], AskFailed)):
+            return outputs
+        echo.held += [output for _, output in outputs]
+        if not echo.complete:
+            return []
+        ask.echo = None
+        return [(ask.submission.id, output) for output in (echo.output(), *echo.held)]
 
     def _note_admission(self, ask: _LiveAsk, choice: Choice, event: Admitted) -> None:
         if choice.index == 0:  # the other choices find what choice 0 computed: that is not the caller's cache hit

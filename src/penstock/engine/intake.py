@@ -28,11 +28,13 @@ class Submission:
 
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
+        echo: as an `Ask`'s.
     """
 
     id: str
     requests: tuple[GenerateRequest, ...]
     prompt_text: str
+    echo: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,7 +89,13 @@ class Intake:
             arrival=self._clock.now(),
         )
         requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.n))
-        return Submission(ask.id, requests, prompt_text)
+        if sampling.has("prompt_logprobs"):  # one of the choices is enough to score the prompt that they share
+            others = sampling.without("prompt_logprobs")
+            requests = (
+                replace(requests[0], fresh_prompt=True),
+                *(replace(request, sampling=others) for request in requests[1:]),
+            )
+        return Submission(ask.id, requests, prompt_text, ask.echo)
 
     def _check_limits(self, ask: Ask) -> None:
         limits = self._limits

@@ -110,6 +110,11 @@ class SlotTables:
         """How the sequence in `slot` chooses its tokens."""
         return self._draws[slot]
 
+    def prompt_targets(self, row: Row) -> list[int]:
+        """The tokens of the prompt that the positions of `row` predict."""
+        end = min(row.start + row.count + 1, self._prompt_tokens[row.slot])
+        return self._tokens[row.slot, row.start + 1 : end].tolist()
+
     def views(self, slots: Sequence[int]) -> RowViews:
         """What stages may see of the sequences in `slots`."""
         draws = [self._draws[slot] for slot in slots]

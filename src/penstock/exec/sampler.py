@@ -60,6 +60,7 @@ class Draw:
         seed: with `choice` and the position, the key of its randomness.
         wants_logprob: whether the log probability of the chosen token is computed.
         top: how many of the likeliest tokens are reported with theirs.
+        prompt_top: how many are reported for each token of the prompt; -1 where its scores are not asked for.
         processed: whether log probabilities are those after the stages.
         spec: where all of this was read from.
     """
@@ -72,6 +73,7 @@ class Draw:
     wants_logprob: bool
     top: int
     processed: bool
+    prompt_top: int
     spec: SamplingSpec
 
     @classmethod
@@ -89,6 +91,7 @@ class Draw:
             wants_logprob=spec.has("logprobs"),
             top=spec.get("logprobs", 0),
             processed=spec.get("logprobs_mode", RAW) == PROCESSED,
+            prompt_top=spec.get("prompt_logprobs", -1),
             spec=spec,
         )
 

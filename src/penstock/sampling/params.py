@@ -61,6 +61,7 @@ class SamplingParams:
         dry_allowed_length: shorter repetitions are free.
         dry_penalty_last_n: how far back it looks; -1 for all.
         dry_sequence_breakers: texts that interrupt a repetition.
+        prompt_logprobs: as logprobs, for the tokens of the prompt.
         repetition_detection: sizes of a loop that ends the completion.
 
     Raises:
@@ -97,6 +98,7 @@ class SamplingParams:
     dry_allowed_length: int = ALLOWED_LENGTH
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: str | Sequence[str] | None = None
+    prompt_logprobs: int | None = None
     repetition_detection: Mapping[str, int] | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

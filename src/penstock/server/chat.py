@@ -82,7 +82,7 @@ CHAT_FIELDS = (
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
     *COMMON_FIELDS,
-    *sampling_fields("logprobs"),
+    *sampling_fields("logprobs", "prompt_logprobs"),
 )
 _MESSAGE_FIELDS = (Field("role", TEXT, "Who speaks."), Field("content", _CONTENT, "What is said."))
 _PART_FIELDS = (Field("type", TEXT, "Always text."), Field("text", TEXT, "The text."))

@@ -6,6 +6,7 @@ Decides the prompt's four spellings and the endpoint's defaults (16 tokens, as O
 from __future__ import annotations
 
 import codecs
+import math
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter, PromptTooLong
@@ -15,7 +16,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import Prompt, TextPrompt, TokenPrompt
 from penstock.server.answers import finite_logprob, usage_object
 from penstock.server.exchange import Exchange
-from penstock.server.fields import INTEGER, NEUTRAL_COMPLETION, Field, Kind, join_path, read_fields
+from penstock.server.fields import BOOLEAN, INTEGER, NEUTRAL_COMPLETION, Field, Kind, join_path, read_fields
 from penstock.server.parameters import (
     COMMON_FIELDS,
     STREAM_OPTIONS,
@@ -40,9 +41,10 @@ PROMPTS = Kind(
 COMPLETION_FIELDS = (
     Field("prompt", PROMPTS, "What to continue: text or token ids, one prompt or several."),
     Field("best_of", INTEGER, "Must equal n: there is no choosing among more."),
+    Field("echo", BOOLEAN, "Begin each choice with the prompt; with logprobs, its tokens have theirs too."),
     STREAM_OPTIONS,
     *COMMON_FIELDS,
-    *sampling_fields(),
+    *sampling_fields("prompt_logprobs"),
 )
 
 
@@ -55,7 +57,9 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
     check_model(body, card)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     _check_best_of(given)
-    terms = read_terms(given, {"max_tokens": 16}, {}, card, limits)
+    if given.get("echo", False) and given.get("logprobs") is not None:
+        given["prompt_logprobs"] = given["logprobs"]
+    terms = read_terms(given, {"max_tokens": 16}, {"prompt_logprobs": "logprobs"}, card, limits)
     prompts = _prompts(given, card, limits)
     if len(prompts) * terms.params.n > limits.max_sequences:
         message = f"{len(prompts)} prompts times n = {terms.params.n} is more than {limits.max_sequences} sequences."
@@ -65,7 +69,7 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
         asks=tuple(terms.ask(f"{exchange_id}-{index}", prompt) for index, prompt in enumerate(prompts)),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
-        aliases={"messages": "prompt"},
+        aliases={"messages": "prompt", "prompt_logprobs": "logprobs"},
     )
 
 
@@ -167,14 +171,21 @@ class CompletionShape:
         tops = [_top_object(token) for token in delta.tokens]
         return {
             "text_offset": [offsets.advance(token) for token in delta.tokens],
-            "token_logprobs": [finite_logprob(token.logprob) for token in delta.tokens],
+            "token_logprobs": [_token_logprob(token) for token in delta.tokens],
             "tokens": [token.text for token in delta.tokens],
             "top_logprobs": tops if any(token.top for token in delta.tokens) else None,
         }
 
 
-def _top_object(token: TokenPiece) -> JsonObject:
+def _token_logprob(token: TokenPiece) -> float | None:
+    """A prompt's first token has none: nothing stands before it to predict it from."""
+    return None if math.isnan(token.logprob) else finite_logprob(token.logprob)
+
+
+def _top_object(token: TokenPiece) -> JsonObject | None:
     """Text -> log probability: of the likeliest tokens, then of the chosen one; of equal texts the likelier counts."""
+    if math.isnan(token.logprob):
+        return None
     texts: JsonObject = {}
     for each in (*token.top, token):
         texts.setdefault(each.text, finite_logprob(each.logprob))

@@ -22,6 +22,7 @@ from penstock.contract.events import (
     ChoiceFinished,
     FinishReason,
     Output,
+    PromptTokens,
     TokenPiece,
     Usage,
 )
@@ -81,6 +82,9 @@ class Replies:
         async with aclosing(_merged(self._client, asks)) as outputs:
             async for prompt, output in outputs:
                 match output:
+                    case PromptTokens():
+                        for choice in range(asks[prompt].n if asks[prompt].echo else 0):
+                            yield ChoiceDelta(prompt * asks[prompt].n + choice, output.text, output.tokens)
                     case ChoiceDelta() | ChoiceFinished():
                         yield _renumbered(output, prompt * asks[prompt].n)
                     case AskFinished():

@@ -164,7 +164,6 @@ NEUTRAL_CHAT: Neutrals = _NEUTRAL_COMMON | {
 
 NEUTRAL_COMPLETION: Neutrals = _NEUTRAL_COMMON | {
     "add_special_tokens": (True,),
-    "echo": (False,),
     "prompt_embeds": (),
     "suffix": ("",),
 }

@@ -24,7 +24,7 @@ GENERATE_FIELDS = (
     Field("prompt", PROMPT, "What to continue: text or token ids."),
     Field("max_new_tokens", INTEGER, "Another name of max_tokens."),
     *COMMON_FIELDS,
-    *sampling_fields("logprobs", "logprobs_mode", "n"),
+    *sampling_fields("logprobs", "logprobs_mode", "n", "prompt_logprobs"),
 )
 
 

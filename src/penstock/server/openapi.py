@@ -51,12 +51,13 @@ _CHAT_CHOICE = _object(
         "stop_reason": _STOP_REASON,
     }
 )
+_TOP_OBJECT: JsonObject = {"type": ["object", "null"], "additionalProperties": {"type": "number"}}
 _COMPLETION_LOGPROBS = _object(
     {
         "text_offset": _list(_INTEGER),
-        "token_logprobs": _list({"type": "number"}),
+        "token_logprobs": _list({"type": ["number", "null"]}),
         "tokens": _list(_STRING),
-        "top_logprobs": _nullable(_list({"type": "object", "additionalProperties": {"type": "number"}})),
+        "top_logprobs": _nullable(_list(_TOP_OBJECT)),
     }
 )
 _COMPLETION_CHOICE = _object(
