@@ -30,7 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from penstock.contract.errors import InvalidParameter, ModelFileError
 from penstock.contract.request import ChatPrompt, Message, TemplateValue
 from penstock.text.control_tokens import ControlTokens, RenderedChat
-from penstock.text.conversation import as_definitions, as_turns, strings_in, with_strings
+from penstock.text.conversation import as_definitions, as_turns, check_calls, strings_in, with_strings
 from penstock.text.plain_tools import with_calls_in_words, with_tools_in_words
 from penstock.text.unicode_text import require_unicode
 
@@ -173,6 +173,7 @@ def _check_messages(messages: Sequence[Message]) -> None:
             raise InvalidParameter(f"messages.{index}.role", "must be 1 to 32 lower-case letters or underscores")
         for field in ("content", "name", "tool_call_id", "reasoning"):
             require_unicode(getattr(message, field), f"messages.{index}.{field}")
+        check_calls(message, f"messages.{index}")
 
 
 def _end_mark(strings: Sequence[str]) -> str:

@@ -16,20 +16,33 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import Message
 from penstock.contract.tools import Tool, ToolCall
 
-__all__ = ["as_definitions", "as_turns", "strings_in", "with_strings"]
+__all__ = ["as_definitions", "as_turns", "check_calls", "strings_in", "with_strings"]
 
 
 def as_turns(messages: Sequence[Message], *, null_content: bool) -> list[dict[str, Any]]:
     """The messages as templates read them.
 
     Args:
-        messages: as they came, in order.
+        messages: as they came, in order; their calls checked.
         null_content: a turn that only calls has no content, rather than an empty one.
+    """
+    return [_turn(message, null_content) for message in messages]
+
+
+def check_calls(message: Message, path: str) -> None:
+    """Refuse a message whose calls cannot be shown.
 
     Raises:
-        InvalidParameter: a call's arguments are not the JSON text of an object.
+        InvalidParameter: a call's arguments are not the JSON text of an object; names them below `path`.
     """
-    return [_turn(message, f"messages.{index}", null_content) for index, message in enumerate(messages)]
+    for index, call in enumerate(message.tool_calls):
+        try:
+            arguments = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            where = f"{path}.tool_calls.{index}.function.arguments"
+            raise InvalidParameter(where, f"{where} must be the JSON text of an object.")
 
 
 def as_definitions(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
@@ -37,26 +50,18 @@ def as_definitions(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
     return [json.loads(tool.definition) for tool in tools] or None
 
 
-def _turn(message: Message, path: str, null_content: bool) -> dict[str, Any]:
+def _turn(message: Message, null_content: bool) -> dict[str, Any]:
     absent = null_content and message.tool_calls and not message.content
     turn: dict[str, Any] = {"role": message.role, "content": None if absent else message.content}
     if message.tool_calls:
-        turn["tool_calls"] = [
-            _call(call, f"{path}.tool_calls.{index}") for index, call in enumerate(message.tool_calls)
-        ]
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     more = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning_content": message.reasoning}
     return turn | {key: value for key, value in more.items() if value}
 
 
-def _call(call: ToolCall, path: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        where = f"{path}.function.arguments"
-        raise InvalidParameter(where, f"{where} must be the JSON text of an object.")
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 _WORD = re.compile(r"[a-z_]{1,32}")
