@@ -319,12 +319,41 @@ def test_arguments_are_checked_against_the_schema():
         {"properties": {"a": {"pattern": "(?=a)"}}},
         {"properties": {"a": {"pattern": "(a{1000}){1000}"}}},
         {"properties": {f"p{i}": {} for i in range(2_001)}},
+        {"properties": {f"p{i}": {"pattern": "a"} for i in range(201)}},
+        {"patternProperties": {f"p{i}": True for i in range(201)}},
     ],
 )
 def test_a_schema_that_cannot_be_checked_is_refused_by_name(schema):
     with pytest.raises(InvalidParameter) as caught:
         ToolSchemas([tool("ok"), tool("f", schema)])
     assert caught.value.param == "tools.1.function.parameters"
+
+
+KEYWORDS = st.sampled_from(
+    "$ref $defs type properties items prefixItems allOf anyOf not if then enum const x pattern patternProperties"
+    " additionalProperties propertyNames required dependentSchemas contains".split()  # noqa: SIM905
+)
+WORDS = st.sampled_from(["#", "#/properties/x", "#/$defs/x", "#/allOf/0", "object", "string", "x", "("])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS, inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(KEYWORDS, JSON, max_size=4)
+
+
+@settings(max_examples=300)
+@given(OBJECTS, OBJECTS)
+@example({"patternProperties": 1}, {})
+@example({"allOf": [{"$ref": "#"}]}, {})
+def test_any_json_is_a_schema_or_is_refused_by_name(schema, arguments):
+    try:
+        assert accepts(schema, arguments) in (True, False)
+    except InvalidParameter as error:
+        named = error.param
+    else:
+        named = "tools.0.function.parameters"
+    assert named == "tools.0.function.parameters"
 
 
 def doubled(depth: int) -> dict:

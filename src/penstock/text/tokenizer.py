@@ -24,7 +24,7 @@ from penstock.text.chat_template import ChatTemplate
 from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.huggingface import read_huggingface
-from penstock.text.parts import TextParts
+from penstock.text.parts import TemplateSource, TextParts
 from penstock.text.reply import PLAIN_FORMAT, ReplyFormat, ReplyReader, find_reply_format
 from penstock.text.token_bytes import strips_leading_space, token_byte_table
 from penstock.text.unicode_text import require_unicode
@@ -180,6 +180,7 @@ class TextModel:
         eos_token_ids: ids that end a generated text.
         bos_token_id: None when the model has none.
         reply_format: how it writes calls and reasoning.
+        tool_template: renders conversations with tools; None where `chat_template` renders all.
     """
 
     tokenizer: Tokenizer
@@ -187,6 +188,7 @@ class TextModel:
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     reply_format: ReplyFormat = PLAIN_FORMAT
+    tool_template: ChatTemplate | None = None
 
     def encode_messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt that asks the model for the next assistant turn.
@@ -206,7 +208,7 @@ class TextModel:
             raise InvalidParameter(
                 "messages", "this model has no chat template; send a raw prompt instead", code="no_chat_template"
             )
-        return self.chat_template.render_prompt(prompt)
+        return (self.tool_template if prompt.tools and self.tool_template else self.chat_template).render_prompt(prompt)
 
     def reply_reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: RenderedChat) -> ReplyReader | None:
         """What takes the answers to a rendered conversation apart; None when they are plain text.
@@ -231,23 +233,25 @@ def open_text(files: TextFiles, *, tool_call_parser: str = "auto", reasoning_par
     """
     parts = read_gguf(files) if isinstance(files, GgufVocabulary) else read_huggingface(files)
     tokenizer = Tokenizer(parts.backend, parts.file)
-    template = _chat_template(parts, tokenizer)
+    template = _chat_template(parts.template, parts, tokenizer)
+    tool_template = _chat_template(parts.tool_template, parts, tokenizer)
     return TextModel(
         tokenizer=tokenizer,
         chat_template=template,
         eos_token_ids=parts.eos,
         bos_token_id=parts.bos if parts.bos >= 0 else None,
-        reply_format=find_reply_format(tool_call_parser, reasoning_parser, template),
+        reply_format=find_reply_format(tool_call_parser, reasoning_parser, tool_template or template),
+        tool_template=tool_template,
     )
 
 
-def _chat_template(parts: TextParts, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if parts.template is None:
+def _chat_template(template: TemplateSource | None, parts: TextParts, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if template is None:
         return None
     return ChatTemplate(
-        parts.template.source,
-        file=parts.template.file,
-        key=parts.template.key,
+        template.source,
+        file=template.file,
+        key=template.key,
         special_tokens=parts.special_tokens,
         control_tokens=tokenizer.control_tokens,
     )

@@ -22,6 +22,8 @@ __all__ = ["ToolSchemas"]
 _MOST_VISITS = 200_000
 _MOST_PAIRS = 20_000
 _MOST_SUBSCHEMAS = 2_000
+_MOST_PATTERNS = 200
+_MOST_PATTERN_BYTES = 2**18  # compiled; takes well under a millisecond
 _LISTS = ("allOf", "anyOf", "oneOf")
 _SAME_PLACE = ("not", "if", "then", "else")
 _EVERY_MEMBER = ("additionalProperties", "unevaluatedProperties")
@@ -39,10 +41,18 @@ class ToolSchemas:
     __slots__ = ("_schemas",)
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._schemas = {
-            tool.name: _compile(json.loads(tool.parameters), f"tools.{index}.function.parameters")
-            for index, tool in enumerate(tools)
-        }
+        self._schemas: dict[str, tuple[Any, Any]] = {}
+        subschemas = patterns = 0
+        for index, tool in enumerate(tools):
+            schema, param = json.loads(tool.parameters), f"tools.{index}.function.parameters"
+            for node in _schemas_in(schema):
+                subschemas += 1
+                patterns += _patterns_of(node)
+                if subschemas > _MOST_SUBSCHEMAS or patterns > _MOST_PATTERNS:
+                    most = f"{_MOST_SUBSCHEMAS} subschemas and {_MOST_PATTERNS} patterns"
+                    raise InvalidParameter(param, f"{param}: the tools together may have at most {most}.")
+                _refuse_foreign(node, schema, param)
+            self._schemas[tool.name] = (schema, _compile(schema, param))
 
     def accepts(self, name: str, arguments: dict[str, Any]) -> bool:
         """Whether there is such a tool, and it takes these arguments."""
@@ -52,6 +62,11 @@ class ToolSchemas:
         return _affordable(schema, arguments) and bool(validator.is_valid(arguments))
 
 
+def _patterns_of(schema: dict[str, Any]) -> int:
+    members = schema.get("patternProperties")
+    return ("pattern" in schema) + (len(members) if isinstance(members, dict) else 0)
+
+
 def _affordable(schema: Any, arguments: dict[str, Any]) -> bool:
     try:
         return _Cost(schema).visits(schema, arguments) <= _MOST_VISITS
@@ -59,36 +74,33 @@ def _affordable(schema: Any, arguments: dict[str, Any]) -> bool:
         return False
 
 
-def _compile(schema: Any, param: str) -> tuple[Any, Any]:
-    _refuse_foreign(schema, param)
+def _compile(schema: Any, param: str) -> Any:
     try:
-        options = jsonschema_rs.RegexOptions()
-        validator = jsonschema_rs.validator_for(schema, pattern_options=options, retriever=_refuse_retrieval)
+        options = jsonschema_rs.RegexOptions(size_limit=_MOST_PATTERN_BYTES)
+        return jsonschema_rs.validator_for(schema, pattern_options=options, retriever=_refuse_retrieval)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         # The place, not the message: that repeats what the caller wrote.
         place = ".".join(str(step)[:64] for step in (param, *getattr(error, "instance_path", ())))
-        message = f"{param} is not a JSON Schema, or one of patterns that need backtracking; see {place}."
+        message = (
+            f"{param} is not a JSON Schema, or has a pattern that is too large or needs backtracking; see {place}."
+        )
         raise InvalidParameter(param, message) from None
-    return schema, validator
 
 
 def _refuse_retrieval(uri: str) -> NoReturn:
     raise ValueError(f"nothing is fetched from {uri}")
 
 
-def _refuse_foreign(schema: Any, param: str) -> None:
+def _refuse_foreign(node: dict[str, Any], root: Any, param: str) -> None:
     """Only references of the form `#/...` are followed, so that `_Cost` follows the same ones."""
-    for count, node in enumerate(_schemas_in(schema)):
-        if count >= _MOST_SUBSCHEMAS:
-            raise InvalidParameter(param, f"{param} may have at most {_MOST_SUBSCHEMAS} subschemas.")
-        reference = node.get("$ref", "#")
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise InvalidParameter(param, f"{param}: a $ref must be # or begin with #/.")
-        if not isinstance(_resolve(schema, reference), dict | bool):
-            raise InvalidParameter(param, f"{param}: the $ref {reference[:80]!r} leads nowhere.")
-        for name in _FOREIGN:
-            if isinstance(node.get(name), str):
-                raise InvalidParameter(param, f"{param}: the keyword {name} is not supported.")
+    reference = node.get("$ref", "#")
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise InvalidParameter(param, f"{param}: a $ref must be # or begin with #/.")
+    if not isinstance(_resolve(root, reference), dict | bool):
+        raise InvalidParameter(param, f"{param}: a $ref leads nowhere.")
+    for name in _FOREIGN:
+        if isinstance(node.get(name), str):
+            raise InvalidParameter(param, f"{param}: the keyword {name} is not supported.")
 
 
 def _schemas_in(root: Any) -> Iterator[dict[str, Any]]:
@@ -137,7 +149,7 @@ class _Cost:
         if len(self._known) >= _MOST_PAIRS:
             return _MOST_VISITS + 1
         self._known[key] = 0  # met again below, it is a reference in a circle, which the library cuts
-        total = 1
+        total = 1 + len(schema.get("enum", ()))
         for part, of in _parts(self._root, schema, value):
             total += self.visits(part, of)
             if total > _MOST_VISITS:
