@@ -330,8 +330,29 @@ def test_a_schema_that_cannot_be_checked_is_refused_by_name(schema):
 
 
 KEYWORDS = st.sampled_from(
-    "$ref $defs type properties items prefixItems allOf anyOf not if then enum const x pattern patternProperties"
-    " additionalProperties propertyNames required dependentSchemas contains".split()  # noqa: SIM905
+    [
+        "$ref",
+        "$defs",
+        "type",
+        "properties",
+        "items",
+        "prefixItems",
+        "allOf",
+        "anyOf",
+        "not",
+        "if",
+        "then",
+        "enum",
+        "const",
+        "x",
+        "pattern",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "dependentSchemas",
+        "contains",
+    ]
 )
 WORDS = st.sampled_from(["#", "#/properties/x", "#/$defs/x", "#/allOf/0", "object", "string", "x", "("])
 JSON = st.recursive(
