@@ -13,7 +13,8 @@ from penstock.contract.errors import ConfigError, InvalidParameter
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.text.call_format import CALL_FORMATS, find_call_format
-from penstock.text.call_parser import CallParser, FoundCall
+from penstock.text.call_parser import CallParser
+from penstock.text.call_values import FoundCall
 from penstock.text.reasoning import ReasoningSplit
 from penstock.text.reply import ReplyFormat
 from penstock.text.tool_schemas import ToolSchemas

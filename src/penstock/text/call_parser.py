@@ -10,33 +10,18 @@ text depend on the answer alone, not on how it is cut into pieces.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
 from penstock.text.call_format import ARGS, CallFormat
+from penstock.text.call_values import Accepts, FoundCall, read_calls
 from penstock.text.json_scan import JsonScan, ScanState
 from penstock.text.reasoning import partial_suffix
 
-__all__ = ["CallParser", "FoundCall"]
+__all__ = ["CallParser"]
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
 _LONGEST_NAME = 64
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCall:
-    """A call whose arguments its tool accepts; `arguments` is JSON text."""
-
-    name: str
-    arguments: str
-
-
-Accepts = Callable[[str, dict[str, Any]], bool]
-"""Whether there is a tool of this name that takes these arguments."""
 
 
 class _Place(Enum):
@@ -256,61 +241,13 @@ class CallParser:
         return at
 
     def _complete(self) -> None:
-        calls = list(self._read("".join(self._json), "".join(self._name)))
-        if not calls or None in calls:
+        found = read_calls("".join(self._json), "".join(self._name) or self._arguments_of, self._accepts)
+        if not found:
             self._fail()
             return
-        found = [call for call in calls if call is not None]
         self._calls += found if self._parallel else found[:1]
         self.ended = not self._parallel or bool(self._arguments_of)
         self._start_unit()
         self._place = _Place.TEXT
         self._space = []
         self._after_call = True
-
-    def _read(self, text: str, name: str) -> Iterator[FoundCall | None]:
-        """The calls that a finished JSON value holds; None for each that is none."""
-        try:
-            value = json.loads(text)
-        except ValueError:  # an integer of thousands of digits
-            value = None
-        name = name or self._arguments_of
-        if name:
-            yield self._checked(name, value)
-            return
-        for entry in value if isinstance(value, list) else [value]:
-            yield self._checked(*_name_and_arguments(entry))
-
-    def _checked(self, name: Any, arguments: Any) -> FoundCall | None:
-        if not isinstance(name, str) or not isinstance(arguments, dict) or not self._accepts(name, arguments):
-            return None
-        written = _written(arguments)
-        return None if written is None else FoundCall(name, written)
-
-
-def _name_and_arguments(entry: Any) -> tuple[Any, Any]:
-    """What a call's object says, under any of the names that models use."""
-    if not isinstance(entry, dict):
-        return None, None
-    if isinstance(entry.get("function"), dict):
-        entry = entry["function"]
-    key = next((key for key in ("arguments", "parameters") if key in entry), None)
-    if key is None:
-        return None, None
-    arguments = entry[key]
-    if isinstance(arguments, str):  # some models write the arguments' JSON as a string
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None, None
-    return entry.get("name"), {} if arguments is None else arguments
-
-
-def _written(arguments: dict[str, Any]) -> str | None:
-    """The arguments as JSON text; None for what it cannot carry: 1e999, and half of a surrogate pair."""
-    try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except ValueError:
-        return None
-    return text

@@ -18,7 +18,8 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
 from penstock.text.call_format import CALL_FORMATS, CallFormat, find_call_format
-from penstock.text.call_parser import CallParser, FoundCall
+from penstock.text.call_parser import CallParser
+from penstock.text.call_values import FoundCall
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
 from penstock.text.tool_schemas import ToolSchemas
