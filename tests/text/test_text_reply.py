@@ -209,7 +209,12 @@ def test_time_grows_with_the_length_alone(unit):
         for whole in (True, False):
             size = max(1, 1_200 // len(unit))
             small = min(seconds(size, form, whole) for _ in range(3))
-            assert seconds(size * 8, form, whole) < 40 * small + 0.05, (form, whole)
+            assert _at_most(40 * small + 0.05, lambda: seconds(size * 8, form, whole)), (form, whole)  # noqa: B023
+
+
+def _at_most(limit: float, measure) -> bool:
+    """Whether one of a few measurements keeps the limit: a busy machine spoils some, a quadratic parser all."""
+    return any(measure() < limit for _ in range(5))
 
 
 # --- rules of a request
