@@ -141,7 +141,7 @@ def assemble(
     """
     say = announce or _say_nothing
     files = find_model(config, cache_dir)
-    text = open_text(files.text)
+    text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     loaded = load_model(config, files, say)
     runner, memory = _build_runner(config, loaded)
     card = ModelCard(

@@ -232,7 +232,7 @@ def test_messages_hold_nothing_of_the_body_and_logs_nothing_of_the_prompt(served
     texts = [
         served.chat(messages=[{"role": "user", "content": {"secret": 1}}]).text,
         served.chat(messages=[{"role": "user", "content": "secret prompt"}]).text,
-        served.chat(tools=[{"secret": 1}]).text,
+        served.chat(tools=[{"type": "secret", "function": {"name": "secret"}}]).text,
         served.chat(stop=[{"secret": 1}]).text,
         served.http.post("/generate", content=b'{"prompt": secret', headers=JSON).text,
     ]

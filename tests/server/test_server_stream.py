@@ -129,6 +129,7 @@ def test_usage_comes_once_at_the_end_and_is_null_before(served):
         "completion_tokens": 3,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert served.chat().json()["usage"] == chunks[-1]["usage"]
 

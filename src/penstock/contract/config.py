@@ -18,6 +18,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "file", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "none")
+REASONING_PARSERS = ("auto", "think", "none")
 
 
 def _option(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -106,6 +108,17 @@ class EngineConfig:
     scheduling_policy: str = _option("fcfs", "Order of admission: first come first served, or by priority.", POLICIES)
     prefix_caching: bool = _option(True, "Reuse the KV of prompts that begin alike.")
     max_queued_requests: int = _option(1024, "Sequences that may wait; more are answered 429.")
+    tool_call_parser: str = _option(
+        "auto",
+        "How the model writes tool calls; auto reads it from its chat template, none refuses tools.",
+        TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str = _option(
+        "auto",
+        "How the model writes its reasoning: think between <think> tags; auto reads it from its chat template, none"
+        " leaves it in the text.",
+        REASONING_PARSERS,
+    )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:

@@ -6,10 +6,11 @@ for each of its choices and then one `AskFinished`, or one `AskFailed` and nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from penstock.contract.plan import Alternatives
+from penstock.contract.tools import CallPiece
 
 __all__ = [
     "Admitted",
@@ -38,6 +39,8 @@ class FinishReason(StrEnum):
     """`max_tokens` or the context is used up."""
     REPETITION = "repetition"
     """It had run into a loop, by `StopRules.repetition`."""
+    TOOL_CALLS = "tool_calls"
+    """As `STOP`, and the model chose to call tools."""
     ABORT = "abort"
     """The caller went away or asked for it."""
     ERROR = "error"
@@ -129,6 +132,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Those of `completion_tokens` that began inside the reasoning, where it is told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +141,36 @@ class ChoiceDelta:
     """More of one choice: text that is final (nothing of it is held back or will be cut), and the tokens behind it.
 
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
-    released. Joined over a choice, texts and tokens are the whole completion.
+    released. Joined over a choice, texts and tokens are the whole completion; where the ask has it taken apart
+    (`ReplyRules`), texts, reasoning and calls are, and the tokens come as they are generated, beside any of them.
     """
 
     choice: int
     text: str
     tokens: tuple[TokenPiece, ...]
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing."""
+        return not (self.text or self.tokens or self.reasoning or self.calls)
+
+    def parts(self) -> tuple[ChoiceDelta, ...]:
+        """The same in parts that hold one piece of a call at most: text and reasoning first."""
+        spoken = replace(self, calls=())
+        calls = tuple(ChoiceDelta(self.choice, "", (), calls=(piece,)) for piece in self.calls)
+        return calls if spoken.empty and calls else (spoken, *calls)
+
+    def then(self, later: ChoiceDelta) -> ChoiceDelta:
+        """This one and the next of the same choice as one."""
+        return ChoiceDelta(
+            self.choice,
+            self.text + later.text,
+            self.tokens + later.tokens,
+            self.reasoning + later.reasoning,
+            self.calls + later.calls,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ class RequestLimits:
     max_messages: int = 2048
     max_prompt_chars_per_token: int = 64
     """A text longer than the context times this is refused before it is tokenised."""
+    max_tools: int = 128
+    max_tool_name_chars: int = 64
+    max_tool_calls: int = 128
+    """Calls in one message of a conversation's history."""
+    max_template_variables: int = 32
     max_body_bytes: int = 8 * 1024 * 1024
     max_name_chars: int = 256
     max_cache_salt_chars: int = 128

@@ -56,6 +56,7 @@ class _LiveAsk:
             prompt_tokens=self.submission.prompt_tokens,
             completion_tokens=sum(choice.generated for choice in self.choices),
             cached_tokens=self.cached,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
         )
 
 
@@ -122,7 +123,8 @@ class Engine:
             for seq_id in queued:
                 self._drop(seq_id)
             raise
-        choices = [Choice(request.choice, request.stop, self._text.tokenizer) for request in submission.requests]
+        tokenizer, reader = self._text.tokenizer, submission.reader
+        choices = [Choice(r.choice, r.stop, tokenizer, reader, r.id) for r in submission.requests]
         ask = _LiveAsk(submission, choices)
         if PromptEcho.wanted(submission):
             ask.echo = PromptEcho(submission, self._text.tokenizer)
@@ -224,21 +226,23 @@ class Engine:
 
     def _generated(self, ask: _LiveAsk, choice: Choice, event: Generated) -> StepOutputs:
         delta = choice.push(event.token, event.logprob, event.top)
-        outputs: StepOutputs = [(ask.submission.id, delta)] if delta.text or delta.tokens else []
-        if choice.matched is None:
+        outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
+        if not choice.ended:
             return outputs
         self._drop(event.seq_id)
-        return outputs + self._close(event.seq_id, ChoiceFinished(choice.index, FinishReason.STOP, choice.matched))
+        finished = ChoiceFinished(choice.index, choice.reason(FinishReason.STOP), choice.matched)
+        return outputs + self._close(event.seq_id, finished)
 
     def _finished(self, ask: _LiveAsk, choice: Choice, event: Finished) -> StepOutputs:
         if event.reason is FinishReason.ERROR:
             return self._fail(ask, event.message)
         delta = choice.finish()
-        outputs: StepOutputs = [(ask.submission.id, delta)] if delta.text or delta.tokens else []
+        outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
         if choice.matched is not None:
-            finished = ChoiceFinished(choice.index, FinishReason.STOP, choice.matched)
+            finished = ChoiceFinished(choice.index, choice.reason(FinishReason.STOP), choice.matched)
         else:
-            finished = ChoiceFinished(choice.index, event.reason, self._visible_stop(event.stop_token))
+            reason = choice.reason(event.reason)
+            finished = ChoiceFinished(choice.index, reason, self._visible_stop(event.stop_token))
         return outputs + self._close(event.seq_id, finished)
 
     def _visible_stop(self, stop_token: int) -> int | None:

@@ -16,8 +16,9 @@ from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock
 from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.tools import ReplyRules
 from penstock.engine.token_terms import TokenTerms
-from penstock.text import TextModel
+from penstock.text import ReplyReader, TextModel
 
 __all__ = ["Intake", "Submission"]
 
@@ -29,12 +30,14 @@ class Submission:
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
         echo: as an `Ask`'s.
+        reader: what takes the answers apart; None when they are plain text.
     """
 
     id: str
     requests: tuple[GenerateRequest, ...]
     prompt_text: str
     echo: bool = False
+    reader: ReplyReader | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,7 +76,7 @@ class Intake:
             RequestError: naming the field at fault.
         """
         self._check_limits(ask)
-        prompt, prompt_text, field = self._tokenise(ask)
+        prompt, prompt_text, field, reader = self._tokenise(ask)
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         rules = self._resolve_rules(ask.stop, len(prompt))
@@ -95,7 +98,7 @@ class Intake:
                 replace(requests[0], fresh_prompt=True),
                 *(replace(request, sampling=others) for request in requests[1:]),
             )
-        return Submission(ask.id, requests, prompt_text, ask.echo)
+        return Submission(ask.id, requests, prompt_text, ask.echo, reader)
 
     def _check_limits(self, ask: Ask) -> None:
         limits = self._limits
@@ -108,20 +111,24 @@ class Intake:
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
 
-    def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str]:
-        """The prompt as token ids, as text, and the name of the field that it came from."""
+    def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
+        """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""
         match ask.prompt:
             case TokenPrompt(token_ids):
-                return self._check_ids(token_ids), "", "prompt"
+                return self._check_ids(token_ids), "", "prompt", None
             case TextPrompt(text):
                 self._check_length(len(text), "prompt")
-                return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt"
-            case ChatPrompt(messages):
-                if not messages:
-                    raise InvalidParameter("messages", "must not be empty")
-                self._check_length(sum(len(message.content) for message in messages), "messages")
-                token_ids = self._text.encode_messages(messages)
-                return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages"
+                return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt", None
+            case ChatPrompt() as chat:
+                token_ids, reader = self._tokenise_chat(chat, ask.reply)
+                return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages", reader
+
+    def _tokenise_chat(self, chat: ChatPrompt, rules: ReplyRules) -> tuple[tuple[int, ...], ReplyReader | None]:
+        if not chat.messages:
+            raise InvalidParameter("messages", "must not be empty")
+        self._check_length(chat.num_chars, "messages")
+        rendered = self._text.render(chat)
+        return self._text.tokenizer.encode_chat(rendered), self._text.reply_reader(chat, rules, rendered)
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         if not token_ids:

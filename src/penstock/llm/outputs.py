@@ -37,7 +37,7 @@ class CompletionOutput:
         cumulative_logprob: sum of the tokens' log probabilities; None unless `logprobs` were asked for.
         logprobs: one `{token id: Logprob}` a token, the generated one first, then the alternatives asked for; None
             unless asked for.
-        finish_reason: "stop", "length", "abort" or "error"; None while unfinished.
+        finish_reason: "stop", "length", "repetition", "abort" or "error"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end of sequence.
     """
 

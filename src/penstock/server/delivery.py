@@ -165,8 +165,11 @@ class EventDelivery:
     def _events(self, output: ChoiceDelta | ChoiceFinished) -> bytes:
         opening = None if output.choice in self._open else self._shape.opening(output.choice)
         self._open.add(output.choice)
-        chunk = self._shape.piece(output) if isinstance(output, ChoiceDelta) else self._shape.ending(output)
-        return b"".join(_event(self._with_usage_key(each)) for each in (opening, chunk) if each is not None)
+        if isinstance(output, ChoiceDelta):
+            chunks = [self._shape.piece(delta) for delta in output.parts()]
+        else:
+            chunks = [self._shape.ending(output)]
+        return b"".join(_event(self._with_usage_key(each)) for each in (opening, *chunks) if each is not None)
 
     def _with_usage_key(self, chunk: JsonObject) -> JsonObject:
         return chunk | {"usage": None} if self._include_usage else chunk

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 from penstock.contract.errors import EngineFault
@@ -23,7 +24,6 @@ from penstock.contract.events import (
     FinishReason,
     Output,
     PromptTokens,
-    TokenPiece,
     Usage,
 )
 from penstock.contract.ports import EngineClient
@@ -101,6 +101,7 @@ class Replies:
             prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
             cached_tokens=self.usage.cached_tokens + usage.cached_tokens,
+            reasoning_tokens=self.usage.reasoning_tokens + usage.reasoning_tokens,
         )
 
 
@@ -159,8 +160,7 @@ class Transcript:
     """A whole answer, gathered from the same stream that would be sent piece by piece. Owned by one answering task."""
 
     def __init__(self, num_choices: int) -> None:
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._tokens: list[list[TokenPiece]] = [[] for _ in range(num_choices)]
+        self._deltas: list[list[ChoiceDelta]] = [[] for _ in range(num_choices)]
         self._ends: dict[int, ChoiceFinished] = {}
 
     def take(self, output: ChoiceDelta | ChoiceFinished) -> None:
@@ -168,8 +168,7 @@ class Transcript:
         if isinstance(output, ChoiceFinished):
             self._ends[output.choice] = output
             return
-        self._texts[output.choice].append(output.text)
-        self._tokens[output.choice].extend(output.tokens)
+        self._deltas[output.choice].append(output)
 
     def choices(self) -> list[tuple[ChoiceDelta, ChoiceFinished]]:
         """Every choice as if it had come in one piece, by index.
@@ -177,9 +176,16 @@ class Transcript:
         Raises:
             EngineFault: a choice has not ended.
         """
-        if len(self._ends) != len(self._texts):
+        if len(self._ends) != len(self._deltas):
             raise EngineFault("The engine ended the answer before it was complete.")
-        return [
-            (ChoiceDelta(index, "".join(self._texts[index]), tuple(self._tokens[index])), self._ends[index])
-            for index in range(len(self._texts))
-        ]
+        return [(_joined(index, deltas), self._ends[index]) for index, deltas in enumerate(self._deltas)]
+
+
+def _joined(choice: int, deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    return ChoiceDelta(
+        choice,
+        "".join(delta.text for delta in deltas),
+        tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        "".join(delta.reasoning for delta in deltas),
+        tuple(chain.from_iterable(delta.calls for delta in deltas)),
+    )

@@ -131,23 +131,18 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
 }
 
 NEUTRAL_CHAT: Neutrals = _NEUTRAL_COMMON | {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),  # with no functions there is none to call
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
@@ -156,8 +151,6 @@ NEUTRAL_CHAT: Neutrals = _NEUTRAL_COMMON | {
     "return_prompt_text": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -178,14 +171,10 @@ NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {
 NEUTRAL_STREAM_OPTIONS: Neutrals = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
 
 NEUTRAL_MESSAGE: Neutrals = {
+    "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "name": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 NEUTRAL_PART: Neutrals = {"cache_control": (), "prompt_cache_breakpoint": ()}

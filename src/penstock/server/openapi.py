@@ -18,7 +18,7 @@ __all__ = ["COMPONENTS", "answers", "reference", "request_body"]
 _STRING: JsonObject = {"type": "string"}
 _INTEGER: JsonObject = {"type": "integer"}
 _OPTIONAL_STRING: JsonObject = {"type": ["string", "null"]}
-_FINISH: JsonObject = {"type": "string", "enum": ["stop", "length", "repetition", "abort"]}
+_FINISH: JsonObject = {"type": "string", "enum": ["stop", "length", "repetition", "tool_calls", "abort"]}
 _STOP_REASON: JsonObject = {"type": ["string", "integer", "null"]}
 
 
@@ -42,10 +42,27 @@ def _nullable(schema: JsonObject) -> JsonObject:
 
 _TOKEN_LOGPROB: JsonObject = {"token": _STRING, "logprob": {"type": "number"}, "bytes": _list(_INTEGER)}
 _CHAT_LOGPROB = _object(_TOKEN_LOGPROB | {"top_logprobs": _list(_object(_TOKEN_LOGPROB))})
+_TOOL_CALL = _object(
+    {
+        "id": _STRING,
+        "type": {"type": "string", "const": "function"},
+        "function": _object({"name": _STRING, "arguments": _STRING}),
+    }
+)
+_CHAT_MESSAGE = _object(
+    {
+        "role": _STRING,
+        "content": _OPTIONAL_STRING,
+        "refusal": {"type": "null"},
+        "reasoning_content": _STRING,
+        "tool_calls": _list(_TOOL_CALL),
+    },
+    optional=("reasoning_content", "tool_calls"),
+)
 _CHAT_CHOICE = _object(
     {
         "index": _INTEGER,
-        "message": _object({"role": _STRING, "content": _STRING, "refusal": {"type": "null"}}),
+        "message": _CHAT_MESSAGE,
         "logprobs": _nullable(_object({"content": _list(_CHAT_LOGPROB), "refusal": {"type": "null"}})),
         "finish_reason": _FINISH,
         "stop_reason": _STOP_REASON,
@@ -71,7 +88,7 @@ _COMPLETION_CHOICE = _object(
 )
 
 
-def _answer(kind: str, choice: JsonObject) -> JsonObject:
+def _answer(kind: str, choice: JsonObject, usage: str = "Usage") -> JsonObject:
     return _object(
         {
             "id": _STRING,
@@ -80,7 +97,7 @@ def _answer(kind: str, choice: JsonObject) -> JsonObject:
             "model": _STRING,
             "system_fingerprint": {"type": "null"},
             "choices": _list(choice),
-            "usage": reference("Usage"),
+            "usage": reference(usage),
         }
     )
 
@@ -97,7 +114,16 @@ COMPONENTS: JsonObject = {
             "prompt_tokens_details": _object({"cached_tokens": _INTEGER}),
         }
     ),
-    "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE),
+    "ChatUsage": _object(
+        {
+            "prompt_tokens": _INTEGER,
+            "completion_tokens": _INTEGER,
+            "total_tokens": _INTEGER,
+            "prompt_tokens_details": _object({"cached_tokens": _INTEGER}),
+            "completion_tokens_details": _object({"reasoning_tokens": _INTEGER}),
+        }
+    ),
+    "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE, "ChatUsage"),
     "Completion": _answer("text_completion", _COMPLETION_CHOICE),
     "Generated": _object({"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage")}),
     "Model": _object(
