@@ -129,7 +129,7 @@ void run_decoder(const DecoderPlan& plan, const DecoderStep& step, const KernelT
         run.attend(plan.layers[i], cache);
         run.mlp(plan.layers[i]);
     }
-    run.norm(plan.norm, {step.out, plan.hidden, Element::bf16});
+    run.norm(plan.norm, step.out);
 }
 
 }  // namespace penstock

@@ -56,7 +56,7 @@ struct DecoderPlan {
 struct DecoderStep {
     int64_t tokens;
     float* stream;  // [tokens][hidden]: the embeddings; used up
-    uint16_t* out;  // [tokens][hidden] bf16, after the last norm
+    Rows out;       // [tokens][hidden], after the last norm
     const int64_t* positions;
     const int64_t* write_slots;
     const uintptr_t* keys;  // an address a layer

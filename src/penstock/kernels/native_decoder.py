@@ -104,6 +104,7 @@ class NativeDecoder:
         kv_len: Tensor,
         block_table: Tensor,
         scale: float,
+        out_dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
         """Compute every layer: keys and values are stored, each row attends to its own sequence.
 
@@ -117,9 +118,10 @@ class NativeDecoder:
             kv_len: `[R]` int32.
             block_table: `[R, M]` int32.
             scale: of scores.
+            out_dtype: bfloat16 or float32.
 
         Returns:
-            `[T, H]` bfloat16, after the last norm.
+            `[T, H]` in `out_dtype`, after the last norm.
 
         Raises:
             ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing was written then.
@@ -139,10 +141,11 @@ class NativeDecoder:
             vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel()),
         )
         start = vector("stream", stream.view(-1), torch.float32, stream.numel())
-        out = torch.empty(stream.shape, dtype=torch.bfloat16)
+        out = torch.empty(stream.shape, dtype=out_dtype)
         size = self._plan.scratch_bytes(count, rows, int(kv_len.max()) if rows else 0)
         scratch = self._scratch.address_of(size)
-        self._plan.run(count, start, out.data_ptr(), *addresses, block_table.shape[1], scale, scratch, size)
+        result = (out.data_ptr(), element("out", out))
+        self._plan.run(count, start, *result, *addresses, block_table.shape[1], scale, scratch, size)
         return out
 
     def _caches(

@@ -77,7 +77,7 @@ class CausalLM(Protocol):
                 then a model may itself store in and read from the caches that it shows.
 
         Returns:
-            `[T, H]` in the dtype of the weights.
+            `[T, H]` in the dtype of the weights, or wider.
         """
         ...
 
