@@ -14,12 +14,17 @@
 //         mixed[d]  = sum over p ascending of weight[p] * v[p][d]                one accumulator an element
 //     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
 //
+// Int8 keys and values (attention_call.h) differ in the products only: the query is rounded to int16 on a scale of its
+// own, so that the sum over d is one of integers and exact, and is then multiplied by both scales; the scale of a value
+// is multiplied into its weight after the weights were added up.
+//
 // Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
 // Positions beyond a pair's own are never multiplied: scores there are replaced, values there are not read. (Blocks are
 // reused without being cleared, and 0 * NaN is NaN.)
 #pragma once
 
 #include "attention_call.h"
+#include "int8_lanes.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -50,15 +55,21 @@ constexpr bool kHasPairProduct = false;
 template <typename T>
 constexpr int kPerWord = int(sizeof(uint32_t) / sizeof(T));
 
+template <typename T>
+constexpr bool kIsInt8 = sizeof(T) == 1;
+
 // What one thread needs for one tile; on its stack.
 struct TileMemory {
-    alignas(64) uint32_t query[kTileRows * kMostHeadDim];  // scaled; fp32, or pairs of bf16 for the pair product
+    // Scaled; fp32, pairs of bf16 for the pair product, or pairs of int16 beside int8 keys.
+    alignas(64) uint32_t query[kTileRows * kMostHeadDim];
+    float query_scale[kTileRows];                          // of int16
     alignas(64) float scores[kTileRows * kChunk];          // then weights
     alignas(64) float mixed[kTileRows * kMostHeadDim];     // of the chunk
     alignas(64) float result[kTileRows * kMostHeadDim];    // of all chunks so far
     float top[kTileRows], sum[kTileRows];
     alignas(64) uint32_t keys[kMostHeadDim * kPiece];  // where keys do not lie packed in runs of 16: a piece of them
     const void* value[kChunk];                         // where each position's values lie
+    alignas(64) float value_scale[kChunk];             // of int8
 };
 
 // Up to kTileRows pairs of row `row`, from pair `first`, and one key-value head.
@@ -119,16 +130,24 @@ struct Ahead {
 
 // ---- queries ------------------------------------------------------------------------------------------------------
 
-// The tile's queries, scaled: words of the kind that `add_scores` multiplies keys with.
-template <typename Q, bool kPairs>
-PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& span, uint32_t* query) {
+// The tile's queries, scaled: words of the kind that `score_tile` multiplies keys with.
+template <typename Q, typename T, bool kPairs>
+PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& span, TileMemory& memory) {
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim;
     for (int i = 0; i < span.count; i++) {
         const int index = span.first + i;
         const int64_t token = call.q_start[span.row] + index / group;
         const int64_t head = span.kv_head * group + index % group;
         const Q* from = static_cast<const Q*>(call.q.data) + token * call.q.stride + head * dim;
-        uint32_t* to = query + i * kMostHeadDim;
+        uint32_t* to = memory.query + i * kMostHeadDim;
+        if constexpr (kIsInt8<T>) {
+            alignas(64) float scaled[kMostHeadDim];
+            for (int d = 0; d < dim; d += kLanes) {
+                store(scaled + d, mul(load_at(from, d, dim), broadcast(call.scale)));
+            }
+            memory.query_scale[i] = encode_query(scaled, dim, to);
+            continue;
+        }
         to[kPairs ? dim / 2 : dim - 1 + dim % 2] = 0;  // an odd head_dim is filled up
         for (int d = 0; d < dim; d += kLanes) {
             const f32x16 scaled = mul(load_at(from, d, dim), broadcast(call.scale));
@@ -149,8 +168,10 @@ PENSTOCK_INLINE int groups_in(int left) {
     return left < kPiece ? (left + kLanes - 1) / kLanes : kPieceGroups;
 }
 
-PENSTOCK_INLINE int words_of(const KvCache& cache) {
-    return cache.element == Element::bf16 ? (cache.head_dim + 1) / 2 : cache.head_dim;
+// Words of a key, the one with the scale of int8 included.
+template <typename T>
+constexpr int words_of(int head_dim) {
+    return (head_dim + kPerWord<T> - 1) / kPerWord<T> + (kIsInt8<T> ? 1 : 0);
 }
 
 // Sixteen natural keys, transposed: word w of key i to `to[w * 16 + i]`.
@@ -178,8 +199,8 @@ template <typename T>
 PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& span, int start, int groups, int end,
                                    uint32_t* memory) {
     const KvCache& cache = call.cache;
-    const int words = words_of(cache), size = cache.block_size;
-    const T* natural = static_cast<const T*>(cache.keys);
+    const int words = words_of<T>(cache.head_dim), size = cache.block_size;
+    [[maybe_unused]] const T* natural = static_cast<const T*>(cache.keys);
     const uint32_t* packed = static_cast<const uint32_t*>(cache.keys);
     const bool runs = cache.runs_of_keys();
     KeyPiece piece;
@@ -198,7 +219,7 @@ PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& sp
                 const uint32_t* key = packed + block * words * size + slot % size;
                 for (int w = 0; w < words; w++) to[w * kLanes + i] = key[int64_t(w) * size];
             }
-        } else {
+        } else if constexpr (!kIsInt8<T>) {
             const T* key[kLanes];
             for (int i = 0; i < kLanes; i++) {
                 const int64_t slot = slot_of(call, span.row, first + i < end ? first + i : end - 1);
@@ -212,9 +233,45 @@ PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& sp
 
 // ---- scores -------------------------------------------------------------------------------------------------------
 
+template <int kRows, int kGroups>
+PENSTOCK_INLINE void score_int8_tile(const uint32_t* query, const float* query_scale, const uint32_t* const* group,
+                                     int64_t stride, int words, float* scores, Ahead& ahead) {
+    Sums sum[kRows][kGroups];
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kRows; m++) {
+        PENSTOCK_UNROLL
+        for (int g = 0; g < kGroups; g++) sum[m][g] = no_sum();
+    }
+    for (int w = 0; w < words - 1; w++) {
+        for (int g = 0; g < kGroups; g++) ahead.fetch();
+        PENSTOCK_UNROLL
+        for (int g = 0; g < kGroups; g++) {
+            const KeyBytes key = load_key_bytes(group[g] + w * stride);
+            PENSTOCK_UNROLL
+            for (int m = 0; m < kRows; m++) {
+                const uint32_t* q = query + m * kMostHeadDim + 2 * w;
+                sum[m][g] = add_products(sum[m][g], q[0], q[1], key);
+            }
+        }
+    }
+    PENSTOCK_UNROLL
+    for (int g = 0; g < kGroups; g++) {
+        const f32x16 key_scale = load(reinterpret_cast<const float*>(group[g] + (words - 1) * stride));
+        PENSTOCK_UNROLL
+        for (int m = 0; m < kRows; m++) {
+            const f32x16 scaled = mul(to_floats(sum[m][g]), broadcast(query_scale[m]));
+            store(scores + m * kChunk + g * kLanes, mul(scaled, key_scale));
+        }
+    }
+}
+
 template <typename T, bool kPairs, int kRows, int kGroups>
-PENSTOCK_INLINE void score_tile(const uint32_t* query, const uint32_t* const* group, int64_t stride, int words,
-                                float* scores, Ahead& ahead) {
+PENSTOCK_INLINE void score_tile(const uint32_t* query, const float* query_scale, const uint32_t* const* group,
+                                int64_t stride, int words, float* scores, Ahead& ahead) {
+    if constexpr (kIsInt8<T>) {
+        score_int8_tile<kRows, kGroups>(query, query_scale, group, stride, words, scores, ahead);
+        return;
+    }
     f32x16 sum[kRows][kGroups];
     PENSTOCK_UNROLL
     for (int m = 0; m < kRows; m++) {
@@ -265,42 +322,43 @@ PENSTOCK_INLINE void score_tile(const uint32_t* query, const uint32_t* const* gr
 }
 
 template <typename T, bool kPairs, int kRows>
-PENSTOCK_INLINE void score_rows(const uint32_t* query, const KeyPiece& piece, int groups, int words, float* scores,
-                                Ahead& ahead) {
+PENSTOCK_INLINE void score_rows(const uint32_t* query, const float* query_scale, const KeyPiece& piece, int groups,
+                                int words, float* scores, Ahead& ahead) {
     int g = 0;
     for (; g + kScoreGroups <= groups; g += kScoreGroups) {
-        score_tile<T, kPairs, kRows, kScoreGroups>(query, piece.group + g, piece.stride, words, scores + g * kLanes,
-                                                    ahead);
+        score_tile<T, kPairs, kRows, kScoreGroups>(query, query_scale, piece.group + g, piece.stride, words,
+                                                   scores + g * kLanes, ahead);
     }
     for (; g < groups; g++) {
-        score_tile<T, kPairs, kRows, 1>(query, piece.group + g, piece.stride, words, scores + g * kLanes,
-                                                    ahead);
+        score_tile<T, kPairs, kRows, 1>(query, query_scale, piece.group + g, piece.stride, words, scores + g * kLanes,
+                                        ahead);
     }
 }
 
 // Pairs [0, rest), rest < kBound.
 template <typename T, bool kPairs, int kBound>
-PENSTOCK_INLINE void score_rest(const uint32_t* query, const KeyPiece& piece, int groups, int words, int rest,
-                                float* scores, Ahead& ahead) {
+PENSTOCK_INLINE void score_rest(const uint32_t* query, const float* query_scale, const KeyPiece& piece, int groups,
+                                int words, int rest, float* scores, Ahead& ahead) {
     if constexpr (kBound > 1) {
         if (rest == kBound - 1) {
-            score_rows<T, kPairs, kBound - 1>(query, piece, groups, words, scores, ahead);
+            score_rows<T, kPairs, kBound - 1>(query, query_scale, piece, groups, words, scores, ahead);
         } else {
-            score_rest<T, kPairs, kBound - 1>(query, piece, groups, words, rest, scores, ahead);
+            score_rest<T, kPairs, kBound - 1>(query, query_scale, piece, groups, words, rest, scores, ahead);
         }
     }
 }
 
 // Scores of pairs [from, count) with the keys of one piece.
 template <typename T, bool kPairs>
-PENSTOCK_INLINE void score_piece(const uint32_t* query, const KeyPiece& piece, int groups, int words, int from,
+PENSTOCK_INLINE void score_piece(const TileMemory& memory, const KeyPiece& piece, int groups, int words, int from,
                                  int count, float* scores, Ahead& ahead) {
     int m = from;
     for (; m + kScoreRows <= count; m += kScoreRows) {
-        score_rows<T, kPairs, kScoreRows>(query + m * kMostHeadDim, piece, groups, words, scores + m * kChunk, ahead);
+        score_rows<T, kPairs, kScoreRows>(memory.query + m * kMostHeadDim, memory.query_scale + m, piece, groups,
+                                          words, scores + m * kChunk, ahead);
     }
-    score_rest<T, kPairs, kScoreRows>(query + m * kMostHeadDim, piece, groups, words, count - m, scores + m * kChunk,
-                                      ahead);
+    score_rest<T, kPairs, kScoreRows>(memory.query + m * kMostHeadDim, memory.query_scale + m, piece, groups, words,
+                                      count - m, scores + m * kChunk, ahead);
 }
 
 // ---- weights ------------------------------------------------------------------------------------------------------
@@ -330,16 +388,42 @@ PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
 
 // Where the values of positions [start, start + count) lie, block by block.
 template <typename T>
-PENSTOCK_INLINE void find_values(const AttentionCall& call, const TileSpan& span, int start, int count, const T* values,
+PENSTOCK_INLINE void find_values(const AttentionCall& call, const TileSpan& span, int start, int count,
                                  const void** value) {
-    const int size = call.cache.block_size;
-    const int64_t row = int64_t(call.cache.kv_heads) * call.cache.head_dim;
+    const KvCache& cache = call.cache;
+    const int size = cache.block_size, dim = cache.head_dim;
     const int32_t* block = call.block_table + span.row * call.table_width + start / size;
     int offset = start % size;
     for (int p = 0; p < count; block++, offset = 0) {
-        const T* at = values + (int64_t(*block) * size + offset) * row;
+        const int64_t row = kIsInt8<T> ? whole_words(dim) : int64_t(cache.kv_heads) * dim;
+        const T* at = static_cast<const T*>(cache.values);
+        if constexpr (kIsInt8<T>) {
+            at += (int64_t(*block) * cache.kv_heads + span.kv_head) * int8_bytes(dim) * size;
+            PENSTOCK_PREFETCH(at + row * size + offset * sizeof(float));  // the scales, read after the scores
+        } else {
+            at += int64_t(*block) * size * row + int64_t(span.kv_head) * dim;
+        }
+        at += offset * row;
         for (; offset < size && p < count; offset++, p++, at += row) value[p] = at;
     }
+}
+
+// The scales of the int8 values of positions [start, start + count), zeros up to a multiple of 16.
+PENSTOCK_INLINE void load_value_scales(const AttentionCall& call, const TileSpan& span, int start, int count,
+                                       float* scale) {
+    const KvCache& cache = call.cache;
+    const int size = cache.block_size;
+    const int32_t* block = call.block_table + span.row * call.table_width + start / size;
+    int offset = start % size;
+    for (int p = 0; p < count; block++, offset = 0) {
+        const int here = size - offset < count - p ? size - offset : count - p;
+        const int8_t* at = static_cast<const int8_t*>(cache.values);
+        at += (int64_t(*block) * cache.kv_heads + span.kv_head) * int8_bytes(cache.head_dim) * size;
+        at += whole_words(cache.head_dim) * size + offset * int(sizeof(float));
+        memcpy(scale + p, at, size_t(here) * sizeof(float));
+        p += here;
+    }
+    for (int p = count; p % kLanes != 0; p++) scale[p] = 0.0f;
 }
 
 // mixed[m][column .. column + 16 * kVectors) += weights of positions [begin, end) times their values.
@@ -435,7 +519,7 @@ template <typename T, bool kPairs>
 int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, TileMemory& memory, float* top,
                                  float* sum) {
     const KvCache& cache = call.cache;
-    const int start = chunk * kChunk, dim = cache.head_dim, words = words_of(cache);
+    const int start = chunk * kChunk, dim = cache.head_dim, words = words_of<T>(cache.head_dim);
     int seen[kTileRows] = {};  // positions of this chunk, ascending with the pair
     int from = 0;
     for (int m = 0; m < span.count; m++) {
@@ -444,8 +528,7 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
         if (before <= 0) from = m + 1;
     }
     const int most = seen[span.count - 1];
-    const T* values = static_cast<const T*>(cache.values) + int64_t(span.kv_head) * dim;
-    find_values(call, span, start, most, values, memory.value);
+    find_values<T>(call, span, start, most, memory.value);
     Ahead ahead;
     ahead.value = memory.value;
     ahead.row_bytes = dim * int(sizeof(T));
@@ -460,14 +543,19 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
         ahead.values = groups_after == 0 ? kPiece < most ? kPiece : most : 0;
         int first = from;  // pairs before it see nothing of this piece
         while (seen[first] <= begin) first++;
-        score_piece<T, kPairs>(memory.query, piece, groups, words, first, span.count, memory.scores + begin, ahead);
+        score_piece<T, kPairs>(memory, piece, groups, words, first, span.count, memory.scores + begin, ahead);
         if (groups_after == 0) break;
         piece = cache.runs_of_keys()
                     ? next
                     : find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
     }
+    if constexpr (kIsInt8<T>) load_value_scales(call, span, start, most, memory.value_scale);
     for (int m = from; m < span.count; m++) {
-        weigh(memory.scores + m * kChunk, seen[m], top[m], sum[m]);
+        float* weights = memory.scores + m * kChunk;
+        weigh(weights, seen[m], top[m], sum[m]);
+        for (int p = 0; kIsInt8<T> && p < seen[m]; p += kLanes) {
+            store(weights + p, mul(load(weights + p), load(memory.value_scale + p)));
+        }
         memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
     }
     ahead.values = most;
@@ -507,7 +595,7 @@ PENSTOCK_INLINE int chunks_of(const AttentionCall& call, const TileSpan& span) {
 template <typename Q, typename T, bool kPairs>
 void attend_tile(const AttentionCall& call, const TileSpan& span) {
     TileMemory memory;
-    load_queries<Q, kPairs>(call, span, memory.query);
+    load_queries<Q, T, kPairs>(call, span, memory);
     float top[kTileRows], sum[kTileRows];
     for (int chunk = 0, chunks = chunks_of(call, span); chunk < chunks; chunk++) {
         const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, top, sum);
@@ -538,7 +626,7 @@ PENSTOCK_INLINE float* part_of(const AttentionCall& call, float* parts, int64_t 
 template <typename Q, typename T, bool kPairs>
 void attend_part(const AttentionCall& call, const TileSpan& span, int chunk, float* part) {
     TileMemory memory;
-    load_queries<Q, kPairs>(call, span, memory.query);
+    load_queries<Q, T, kPairs>(call, span, memory);
     const int dim = call.cache.head_dim;
     float* tops = part + kTileRows * dim;
     const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, tops, tops + kTileRows);
@@ -625,11 +713,14 @@ void attend_all(const AttentionCall& call, Pool& pool) {
 
 inline void attention(const AttentionCall& call, Pool& pool) {
     const bool wide_q = call.q.element == Element::f32;
-    if (call.cache.element == Element::f32) {
-        wide_q ? attend_all<float, float, false>(call, pool) : attend_all<bf16, float, false>(call, pool);
-    } else {
-        wide_q ? attend_all<float, bf16, kHasPairProduct>(call, pool)
-               : attend_all<bf16, bf16, kHasPairProduct>(call, pool);
+    switch (call.cache.element) {
+        case KvElement::f32:
+            return wide_q ? attend_all<float, float, false>(call, pool) : attend_all<bf16, float, false>(call, pool);
+        case KvElement::bf16:
+            return wide_q ? attend_all<float, bf16, kHasPairProduct>(call, pool)
+                          : attend_all<bf16, bf16, kHasPairProduct>(call, pool);
+        case KvElement::int8:
+            return wide_q ? attend_all<float, int8_t, false>(call, pool) : attend_all<bf16, int8_t, false>(call, pool);
     }
 }
 

@@ -16,6 +16,12 @@
 // A score is a sum over head_dim. With packed keys a vector holds the same word of 16 positions, so that 16 scores grow
 // in 16 lanes; natural keys have to be transposed first. Attention is quickest with packed keys and blocks of a
 // multiple of 16 positions; it gives the same bits for all layouts.
+//
+// Int8 keys and values have a scale of their own for each position and head, an fp32, in the block beside the codes; D4
+// is head_dim rounded up to a multiple of 4:
+//
+//     keys    packed as above with w = 4, and one word more, which is the scale: words = D4 / 4 + 1
+//     values  [num_blocks][kv_heads] of { int8 [block_size][D4], fp32 [block_size] }
 #pragma once
 
 #include <cstddef>
@@ -25,11 +31,13 @@
 
 namespace penstock {
 
+enum class KvElement : int32_t { f32 = 0, bf16 = 1, int8 = 2 };
+
 struct KvCache {
     void* keys;
     void* values;
-    Element element;  // of both
-    bool packed_keys;
+    KvElement element;  // of both
+    bool packed_keys;   // always with int8
     int32_t block_size;
     int32_t kv_heads;
     int32_t head_dim;
@@ -56,6 +64,10 @@ struct AttentionCall {
     uint8_t* scratch;
     size_t scratch_bytes;
 };
+
+// Bytes of a head's codes, and of the codes and their scale.
+constexpr int64_t whole_words(int32_t head_dim) { return (int64_t(head_dim) + 3) / 4 * 4; }
+constexpr int64_t int8_bytes(int32_t head_dim) { return whole_words(head_dim) + 4; }
 
 constexpr int32_t kMostHeadDim = 256;
 constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...
