@@ -56,7 +56,7 @@ def main() -> None:
     print("KV           read     best ms   median ms   best GB/s")
     for name, dtype in (("bfloat16", torch.bfloat16), ("int8", torch.int8)):
         times = seconds_a_step(options.streams, options.context, dtype, options.rounds)
-        read = options.streams * options.context * block_bytes(SHAPE, 1, dtype)
+        read = options.streams * options.context * block_bytes(SHAPE, BLOCK_SIZE, dtype) / BLOCK_SIZE
         best, median = min(times), statistics.median(times)
         print(f"{name:9} {read / 1e6:6.1f} MB {best * 1e3:9.1f} {median * 1e3:11.1f} {read / best / 1e9:11.1f}")
 

@@ -15,8 +15,9 @@
 //     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
 //
 // Int8 keys and values (attention_call.h) differ in the products only: the query is rounded to int16 on a scale of its
-// own, so that the sum over d is one of integers and exact, and is then multiplied by both scales; the scale of a value
-// is multiplied into its weight after the weights were added up.
+// own, so that the sum over d is one of integers and exact, and is then multiplied by both scales. The scale of a value is
+// multiplied into its weight after the weights were added up; these products are rounded to int16 on a scale of the chunk,
+// and the sum over p is again one of integers.
 //
 // Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
 // Positions beyond a pair's own are never multiplied: scores there are replaced, values there are not read. (Blocks are
@@ -69,7 +70,11 @@ struct TileMemory {
     float top[kTileRows], sum[kTileRows];
     alignas(64) uint32_t keys[kMostHeadDim * kPiece];  // where keys do not lie packed in runs of 16: a piece of them
     const void* value[kChunk];                         // where each position's values lie
-    alignas(64) float value_scale[kChunk];             // of int8
+    // Of int8: scales; where a position stands among the groups that `value` names; weights in that order, their scales.
+    alignas(64) float value_scale[kChunk];
+    int16_t place[kChunk];
+    alignas(64) int16_t codes[kTileRows][kChunk * kGroupPositions];
+    float code_scale[kTileRows];
 };
 
 // Up to kTileRows pairs of row `row`, from pair `first`, and one key-value head.
@@ -246,7 +251,7 @@ PENSTOCK_INLINE void score_int8_tile(const uint32_t* query, const float* query_s
         for (int g = 0; g < kGroups; g++) ahead.fetch();
         PENSTOCK_UNROLL
         for (int g = 0; g < kGroups; g++) {
-            const KeyBytes key = load_key_bytes(group[g] + w * stride);
+            const Bytes key = load_bytes(group[g] + w * stride);
             PENSTOCK_UNROLL
             for (int m = 0; m < kRows; m++) {
                 const uint32_t* q = query + m * kMostHeadDim + 2 * w;
@@ -256,6 +261,7 @@ PENSTOCK_INLINE void score_int8_tile(const uint32_t* query, const float* query_s
     }
     PENSTOCK_UNROLL
     for (int g = 0; g < kGroups; g++) {
+        ahead.fetch();
         const f32x16 key_scale = load(reinterpret_cast<const float*>(group[g] + (words - 1) * stride));
         PENSTOCK_UNROLL
         for (int m = 0; m < kRows; m++) {
@@ -390,40 +396,154 @@ PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
 template <typename T>
 PENSTOCK_INLINE void find_values(const AttentionCall& call, const TileSpan& span, int start, int count,
                                  const void** value) {
-    const KvCache& cache = call.cache;
-    const int size = cache.block_size, dim = cache.head_dim;
+    const int size = call.cache.block_size;
+    const int64_t row = int64_t(call.cache.kv_heads) * call.cache.head_dim;
+    const T* values = static_cast<const T*>(call.cache.values) + int64_t(span.kv_head) * call.cache.head_dim;
     const int32_t* block = call.block_table + span.row * call.table_width + start / size;
     int offset = start % size;
     for (int p = 0; p < count; block++, offset = 0) {
-        const int64_t row = kIsInt8<T> ? whole_words(dim) : int64_t(cache.kv_heads) * dim;
-        const T* at = static_cast<const T*>(cache.values);
-        if constexpr (kIsInt8<T>) {
-            at += (int64_t(*block) * cache.kv_heads + span.kv_head) * int8_bytes(dim) * size;
-            PENSTOCK_PREFETCH(at + row * size + offset * sizeof(float));  // the scales, read after the scores
-        } else {
-            at += int64_t(*block) * size * row + int64_t(span.kv_head) * dim;
-        }
-        at += offset * row;
+        const T* at = values + (int64_t(*block) * size + offset) * row;
         for (; offset < size && p < count; offset++, p++, at += row) value[p] = at;
     }
+}
+
+PENSTOCK_INLINE const int8_t* int8_values(const AttentionCall& call, const TileSpan& span, int32_t block) {
+    const int64_t head = int64_t(block) * call.cache.kv_heads + span.kv_head;
+    return static_cast<const int8_t*>(call.cache.values) + head * value_bytes(call.cache);
+}
+
+// The same for groups of int8 values, of which the first and the last may have positions outside. Returns how many.
+PENSTOCK_INLINE int find_value_groups(const AttentionCall& call, const TileSpan& span, int start, int count,
+                                      TileMemory& memory) {
+    const int size = call.cache.block_size, dim = call.cache.head_dim;
+    const int32_t* block = call.block_table + span.row * call.table_width + start / size;
+    int offset = start % size, groups = 0;
+    for (int p = 0; p < count; block++, offset = 0) {
+        const int8_t* values = int8_values(call, span, *block);
+        PENSTOCK_PREFETCH(values + value_codes(call.cache) + offset * int(sizeof(float)));  // read after the scores
+        const int last = size - offset < count - p ? size : offset + count - p;
+        for (int group = offset / kGroupPositions; group * kGroupPositions < last; group++, groups++) {
+            memory.value[groups] = values + int64_t(group) * kGroupPositions * dim;
+            if (size % kGroupPositions == 0) continue;  // then positions stand in order
+            for (; offset < last && offset < (group + 1) * kGroupPositions; offset++, p++) {
+                memory.place[p] = int16_t(groups * kGroupPositions + offset % kGroupPositions);
+            }
+        }
+        if (size % kGroupPositions == 0) p += last - offset;
+    }
+    return groups;
 }
 
 // The scales of the int8 values of positions [start, start + count), zeros up to a multiple of 16.
 PENSTOCK_INLINE void load_value_scales(const AttentionCall& call, const TileSpan& span, int start, int count,
                                        float* scale) {
-    const KvCache& cache = call.cache;
-    const int size = cache.block_size;
+    const int size = call.cache.block_size;
     const int32_t* block = call.block_table + span.row * call.table_width + start / size;
     int offset = start % size;
     for (int p = 0; p < count; block++, offset = 0) {
         const int here = size - offset < count - p ? size - offset : count - p;
-        const int8_t* at = static_cast<const int8_t*>(cache.values);
-        at += (int64_t(*block) * cache.kv_heads + span.kv_head) * int8_bytes(cache.head_dim) * size;
-        at += whole_words(cache.head_dim) * size + offset * int(sizeof(float));
-        memcpy(scale + p, at, size_t(here) * sizeof(float));
+        const int8_t* scales = int8_values(call, span, *block) + value_codes(call.cache);
+        memcpy(scale + p, scales + offset * int(sizeof(float)), size_t(here) * sizeof(float));
         p += here;
     }
     for (int p = count; p % kLanes != 0; p++) scale[p] = 0.0f;
+}
+
+// The weights of pair m times the scales of their values, as int16 where `groups` groups want them; 0 elsewhere.
+PENSTOCK_INLINE void encode_weights(const AttentionCall& call, int m, int seen, int groups, TileMemory& memory) {
+    float* weights = memory.scores + m * kChunk;
+    for (int p = 0; p < seen; p += kLanes) {
+        store(weights + p, mul(load(weights + p), load(memory.value_scale + p)));
+    }
+    int16_t* to = memory.codes[m];
+    if (call.cache.block_size % kGroupPositions == 0) {  // so chunks begin with a group, and positions stand in order
+        memory.code_scale[m] = encode_head(weights, seen, 32767.0f, to);
+        memset(to + seen, 0, size_t(groups * kGroupPositions - seen) * sizeof(int16_t));
+        return;
+    }
+    int16_t codes[kChunk];
+    memory.code_scale[m] = encode_head(weights, seen, 32767.0f, codes);
+    memset(to, 0, size_t(groups) * kGroupPositions * sizeof(int16_t));
+    for (int p = 0; p < seen; p++) to[memory.place[p]] = codes[p];
+}
+
+// mixed[m][column .. column + 16 * kVectors) = weights of all positions times their values, both int8 and int16.
+template <int kRows, int kVectors, bool kTail>
+PENSTOCK_INLINE void mix_int8_tile(TileMemory& memory, int m, int groups, int column, int tail, Ahead& ahead) {
+    Sums sum[kRows][kVectors];
+    PENSTOCK_UNROLL
+    for (int i = 0; i < kRows; i++) {
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) sum[i][v] = no_sum();
+    }
+    for (int g = 0; g < groups; g++) {
+        if (g % kLanes == 0) ahead.fetch();  // keys have a word more than values
+        const uint32_t* words = static_cast<const uint32_t*>(memory.value[g]) + column;
+        uint32_t weights[kRows][2];
+        PENSTOCK_UNROLL
+        for (int i = 0; i < kRows; i++) memcpy(weights[i], memory.codes[m + i] + g * kGroupPositions, 8);
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
+            ahead.fetch();
+            const Bytes bytes = kTail ? load_bytes(words + v * kLanes, tail) : load_bytes(words + v * kLanes);
+            PENSTOCK_UNROLL
+            for (int i = 0; i < kRows; i++) sum[i][v] = add_products(sum[i][v], weights[i][0], weights[i][1], bytes);
+        }
+    }
+    PENSTOCK_UNROLL
+    for (int i = 0; i < kRows; i++) {
+        float* mixed = memory.mixed + (m + i) * kMostHeadDim + column;
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
+            store(mixed + v * kLanes, mul(to_floats(sum[i][v]), broadcast(memory.code_scale[m + i])));
+        }
+    }
+}
+
+template <int kRows>
+PENSTOCK_INLINE void mix_int8_rows(TileMemory& memory, int m, int groups, int dim, Ahead& ahead) {
+    int column = 0;
+    for (; column + kMixVectors * kLanes <= dim; column += kMixVectors * kLanes) {
+        mix_int8_tile<kRows, kMixVectors, false>(memory, m, groups, column, 0, ahead);
+    }
+    for (; column + kLanes <= dim; column += kLanes) {
+        mix_int8_tile<kRows, 1, false>(memory, m, groups, column, 0, ahead);
+    }
+    if (column < dim) mix_int8_tile<kRows, 1, true>(memory, m, groups, column, dim - column, ahead);
+}
+
+// Pairs [m, m + rest), rest < kBound.
+template <int kBound>
+PENSTOCK_INLINE void mix_int8_rest(TileMemory& memory, int m, int rest, int groups, int dim, Ahead& ahead) {
+    if constexpr (kBound > 1) {
+        if (rest == kBound - 1) {
+            mix_int8_rows<kBound - 1>(memory, m, groups, dim, ahead);
+        } else {
+            mix_int8_rest<kBound - 1>(memory, m, rest, groups, dim, ahead);
+        }
+    }
+}
+
+PENSTOCK_INLINE void mix_int8(TileMemory& memory, int dim, int from, int count, int groups, Ahead& ahead) {
+    int m = from;
+    for (; m + kMixRows <= count; m += kMixRows) mix_int8_rows<kMixRows>(memory, m, groups, dim, ahead);
+    mix_int8_rest<kMixRows>(memory, m, count - m, groups, dim, ahead);
+}
+
+// Whether values are taken apart into even and odd elements, which is quicker than widening them in order. Of each 32
+// columns that a full tile has, `mixed` then holds the even ones first; `put_in_order` undoes it at the end.
+template <typename T>
+constexpr bool kPartsPairs = sizeof(T) == 2;
+
+PENSTOCK_INLINE void put_in_order(const float* parted, int dim, float* result) {
+    const int whole = dim / (kMixVectors * kLanes) * (kMixVectors * kLanes);
+    for (int d = 0; d < whole; d += 2 * kLanes) {
+        for (int i = 0; i < kLanes; i++) {
+            result[d + 2 * i] = parted[d + i];
+            result[d + 2 * i + 1] = parted[d + kLanes + i];
+        }
+    }
+    for (int d = whole; d < dim; d += kLanes) store(result + d, load(parted + d));
 }
 
 // mixed[m][column .. column + 16 * kVectors) += weights of positions [begin, end) times their values.
@@ -439,11 +559,19 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
     for (int p = begin; p < end; p++) {
         const T* row = static_cast<const T*>(value[p]) + column;
         for (int line = 0; line < kVectors * kLanes * int(sizeof(T)); line += kCacheLine) ahead.fetch();
+        f32x16 x[kVectors];
         PENSTOCK_UNROLL
         for (int v = 0; v < kVectors; v++) {
-            const f32x16 x = kTail && v == kVectors - 1 ? load(row + v * kLanes, tail) : load(row + v * kLanes);
+            if constexpr (kPartsPairs<T> && kVectors == kMixVectors) {
+                if (v % 2 == 0) load_pairs(row + v * kLanes, x[v], x[v + 1]);
+            } else {
+                x[v] = kTail && v == kVectors - 1 ? load(row + v * kLanes, tail) : load(row + v * kLanes);
+            }
+        }
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
             PENSTOCK_UNROLL
-            for (int m = 0; m < kRows; m++) sum[m][v] = fma(broadcast(weights[m * kChunk + p]), x, sum[m][v]);
+            for (int m = 0; m < kRows; m++) sum[m][v] = fma(broadcast(weights[m * kChunk + p]), x[v], sum[m][v]);
         }
     }
     PENSTOCK_UNROLL
@@ -528,10 +656,15 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
         if (before <= 0) from = m + 1;
     }
     const int most = seen[span.count - 1];
-    find_values<T>(call, span, start, most, memory.value);
+    int rows_of_values = most;
+    if constexpr (kIsInt8<T>) {
+        rows_of_values = find_value_groups(call, span, start, most, memory);
+    } else {
+        find_values<T>(call, span, start, most, memory.value);
+    }
     Ahead ahead;
     ahead.value = memory.value;
-    ahead.row_bytes = dim * int(sizeof(T));
+    ahead.row_bytes = dim * (kIsInt8<T> ? kGroupPositions : int(sizeof(T)));
     KeyPiece piece = find_keys<T>(call, span, start, groups_in(most), start + most, memory.keys);
     for (int begin = 0; begin < most; begin += kPiece) {
         const int groups = groups_in(most - begin), groups_after = groups_in(most - begin - kPiece);
@@ -540,7 +673,8 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
             next = find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
             ahead.aim(next, groups_after, words);
         }
-        ahead.values = groups_after == 0 ? kPiece < most ? kPiece : most : 0;
+        constexpr int kFirst = kIsInt8<T> ? kPiece / kGroupPositions : kPiece;
+        ahead.values = groups_after == 0 ? kFirst < rows_of_values ? kFirst : rows_of_values : 0;
         int first = from;  // pairs before it see nothing of this piece
         while (seen[first] <= begin) first++;
         score_piece<T, kPairs>(memory, piece, groups, words, first, span.count, memory.scores + begin, ahead);
@@ -553,12 +687,13 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
     for (int m = from; m < span.count; m++) {
         float* weights = memory.scores + m * kChunk;
         weigh(weights, seen[m], top[m], sum[m]);
-        for (int p = 0; kIsInt8<T> && p < seen[m]; p += kLanes) {
-            store(weights + p, mul(load(weights + p), load(memory.value_scale + p)));
+        if constexpr (kIsInt8<T>) {
+            encode_weights(call, m, seen[m], rows_of_values, memory);
+            continue;
         }
         memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
     }
-    ahead.values = most;
+    ahead.values = rows_of_values;
     if (cache.runs_of_keys()) {  // then the keys of the next chunk, or those that the next head begins with
         TileSpan after = span;
         int begin = start + kChunk, left = call.kv_len[span.row] - begin;
@@ -569,7 +704,11 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
         }
         ahead.aim(find_keys<T>(call, after, begin, groups_in(left), begin + left, memory.keys), groups_in(left), words);
     }
-    mix<T>(memory, dim, from, span.count, seen, ahead);
+    if constexpr (kIsInt8<T>) {
+        mix_int8(memory, dim, from, span.count, rows_of_values, ahead);
+    } else {
+        mix<T>(memory, dim, from, span.count, seen, ahead);
+    }
     return from;
 }
 
@@ -578,6 +717,11 @@ PENSTOCK_INLINE void write_result(const AttentionCall& call, const TileSpan& spa
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim, index = span.first + m;
     const int64_t token = call.q_start[span.row] + index / group;
     const int64_t at = token * call.out.stride + (span.kv_head * group + index % group) * int64_t(dim);
+    alignas(64) float in_order[kMostHeadDim];
+    if (call.cache.element == KvElement::bf16) {
+        put_in_order(result, dim, in_order);
+        result = in_order;
+    }
     for (int d = 0; d < dim; d += kLanes) {
         const f32x16 out = div(load(result + d), broadcast(sum));
         if (call.out.element == Element::bf16) {

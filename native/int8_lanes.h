@@ -55,33 +55,30 @@ PENSTOCK_INLINE float encode_query(const float* x, int dim, uint32_t* to) {
 
 // ---- products -----------------------------------------------------------------------------------------------------
 
-// `Sums`: a sum in each of 16 lanes. `KeyBytes`: a word of 16 keys, its bytes as int16.
+// `Sums`: a sum in each of 16 lanes. `Bytes`: 16 words of 4 codes, as int16.
 #if defined(PENSTOCK_AVX512)
 
 struct Sums {
     __m512i v;
 };
-struct KeyBytes {
+struct Bytes {
     __m512i even, odd;
 };
 
 PENSTOCK_INLINE Sums no_sum() { return {_mm512_setzero_si512()}; }
 PENSTOCK_INLINE f32x16 to_floats(Sums a) { return {_mm512_cvtepi32_ps(a.v)}; }
-PENSTOCK_INLINE KeyBytes load_key_bytes(const uint32_t* p) {
-    const __m512i bytes = _mm512_loadu_si512(p);
-    return {_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), _mm512_srai_epi16(bytes, 8)};
+PENSTOCK_INLINE Bytes load_bytes(const uint32_t* p) {
+    const __m512i words = _mm512_loadu_si512(p);
+    return {_mm512_srai_epi16(_mm512_slli_epi16(words, 8), 8), _mm512_srai_epi16(words, 8)};
 }
-PENSTOCK_INLINE Sums add_products(Sums sum, uint32_t even, uint32_t odd, KeyBytes key) {
+PENSTOCK_INLINE Sums add_products(Sums sum, uint32_t even, uint32_t odd, Bytes bytes) {
     const __m512i first = _mm512_set1_epi32(int(even)), second = _mm512_set1_epi32(int(odd));
 #if defined(PENSTOCK_ISA_AVX512_BF16)  // which has VNNI
-    return {_mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum.v, first, key.even), second, key.odd)};
+    return {_mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum.v, first, bytes.even), second, bytes.odd)};
 #else
-    const __m512i both = _mm512_add_epi32(_mm512_madd_epi16(first, key.even), _mm512_madd_epi16(second, key.odd));
+    const __m512i both = _mm512_add_epi32(_mm512_madd_epi16(first, bytes.even), _mm512_madd_epi16(second, bytes.odd));
     return {_mm512_add_epi32(sum.v, both)};
 #endif
-}
-PENSTOCK_INLINE f32x16 load(const int8_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 
 #elif defined(PENSTOCK_ISA_AVX2)
@@ -89,30 +86,25 @@ PENSTOCK_INLINE f32x16 load(const int8_t* p) {
 struct Sums {
     __m256i low, high;
 };
-struct KeyBytes {
+struct Bytes {
     __m256i even_low, even_high, odd_low, odd_high;
 };
 
 PENSTOCK_INLINE Sums no_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 PENSTOCK_INLINE f32x16 to_floats(Sums a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
-PENSTOCK_INLINE KeyBytes load_key_bytes(const uint32_t* p) {
+PENSTOCK_INLINE Bytes load_bytes(const uint32_t* p) {
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8));
     return {_mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(high, 8), 8),
             _mm256_srai_epi16(low, 8), _mm256_srai_epi16(high, 8)};
 }
-PENSTOCK_INLINE Sums add_products(Sums sum, uint32_t even, uint32_t odd, KeyBytes key) {
+PENSTOCK_INLINE Sums add_products(Sums sum, uint32_t even, uint32_t odd, Bytes bytes) {
     const __m256i first = _mm256_set1_epi32(int(even)), second = _mm256_set1_epi32(int(odd));
     const auto both = [&](__m256i of_even, __m256i of_odd) {
         return _mm256_add_epi32(_mm256_madd_epi16(first, of_even), _mm256_madd_epi16(second, of_odd));
     };
-    return {_mm256_add_epi32(sum.low, both(key.even_low, key.odd_low)),
-            _mm256_add_epi32(sum.high, both(key.even_high, key.odd_high))};
-}
-PENSTOCK_INLINE f32x16 load(const int8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+    return {_mm256_add_epi32(sum.low, both(bytes.even_low, bytes.odd_low)),
+            _mm256_add_epi32(sum.high, both(bytes.even_high, bytes.odd_high))};
 }
 
 #else
@@ -120,7 +112,7 @@ PENSTOCK_INLINE f32x16 load(const int8_t* p) {
 struct Sums {
     int32_t lane[kLanes];
 };
-struct KeyBytes {
+struct Bytes {
     int8_t byte[kLanes][4];
 };
 
@@ -128,29 +120,27 @@ PENSTOCK_INLINE Sums no_sum() { return {}; }
 PENSTOCK_INLINE f32x16 to_floats(Sums a) {
     return each([&](int i) { return float(a.lane[i]); });
 }
-PENSTOCK_INLINE KeyBytes load_key_bytes(const uint32_t* p) {
-    KeyBytes key;
-    memcpy(&key, p, sizeof key);
-    return key;
+PENSTOCK_INLINE Bytes load_bytes(const uint32_t* p) {
+    Bytes bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return bytes;
 }
-PENSTOCK_INLINE Sums add_products(Sums sum, uint32_t even, uint32_t odd, KeyBytes key) {
+PENSTOCK_INLINE Sums add_products(Sums sum, uint32_t even, uint32_t odd, Bytes bytes) {
     const int32_t q0 = int16_t(even), q1 = int16_t(odd), q2 = int16_t(even >> 16), q3 = int16_t(odd >> 16);
     for (int i = 0; i < kLanes; i++) {
-        const int8_t* k = key.byte[i];
+        const int8_t* k = bytes.byte[i];
         sum.lane[i] += q0 * k[0] + q1 * k[1] + q2 * k[2] + q3 * k[3];
     }
     return sum;
 }
-PENSTOCK_INLINE f32x16 load(const int8_t* p) {
-    return each([=](int i) { return float(p[i]); });
-}
 
 #endif
 
-PENSTOCK_INLINE f32x16 load(const int8_t* p, int n) {
-    int8_t lanes[kLanes] = {};
-    memcpy(lanes, p, size_t(n));
-    return load(lanes);
+// The first n words; the others are 0.
+PENSTOCK_INLINE Bytes load_bytes(const uint32_t* p, int n) {
+    uint32_t words[kLanes] = {};
+    memcpy(words, p, size_t(n) * sizeof(uint32_t));
+    return load_bytes(words);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

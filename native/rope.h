@@ -66,7 +66,7 @@ PENSTOCK_INLINE void store_key(const KvCache& cache, int64_t slot, int head, con
 
 template <>
 PENSTOCK_INLINE void store_key<int8_t>(const KvCache& cache, int64_t slot, int head, const float* x) {
-    const int words = int(whole_words(cache.head_dim) / 4);
+    const int words = (cache.head_dim + 3) / 4;
     alignas(64) uint32_t key[kMostHeadDim / 4 + 1];
     key[words - 1] = 0;  // the rest of a head_dim that is no multiple of 4
     const float scale = encode_head(x, cache.head_dim, 127.0f, reinterpret_cast<int8_t*>(key));
@@ -87,19 +87,20 @@ PENSTOCK_INLINE void store_value(const KvCache& cache, int64_t slot, int head, c
 template <>
 PENSTOCK_INLINE void store_value<int8_t>(const KvCache& cache, int64_t slot, int head, const ConstRows& from,
                                          int64_t token) {
-    const int dim = cache.head_dim, size = cache.block_size;
-    const int64_t width = whole_words(dim), offset = slot % size;
+    const int dim = cache.head_dim;
+    const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
     ConstRows view = from;
     view.data = static_cast<const uint8_t*>(from.data) +
                 int64_t(head) * dim * (from.element == Element::f32 ? sizeof(float) : sizeof(bf16));
     alignas(64) float x[kMostHeadDim];
     for (int d = 0; d < dim; d += kLanes) store(x + d, load_row(view, token, d, dim));
-    int8_t* block = static_cast<int8_t*>(cache.values);
-    block += (slot / size * cache.kv_heads + head) * int8_bytes(dim) * size;
-    int8_t* codes = block + offset * width;
-    memset(codes + dim, 0, size_t(width - dim));
+    int8_t codes[kMostHeadDim];
     const float scale = encode_head(x, dim, 127.0f, codes);
-    memcpy(block + width * size + offset * int(sizeof scale), &scale, sizeof scale);
+    int8_t* values = static_cast<int8_t*>(cache.values) + (block * cache.kv_heads + head) * value_bytes(cache);
+    memcpy(values + value_codes(cache) + offset * int64_t(sizeof scale), &scale, sizeof scale);
+    constexpr int kPlace[kGroupPositions] = {0, 2, 1, 3};
+    int8_t* to = values + offset / kGroupPositions * kGroupPositions * dim + kPlace[offset % kGroupPositions];
+    for (int d = 0; d < dim; d++) to[d * kGroupPositions] = codes[d];
 }
 
 template <typename T>

@@ -297,9 +297,9 @@ def test_int8_heads_are_stored_as_the_formula_says(dim):
     blocks, offsets = slots // 5, slots % 5
     held_keys = k_cache[blocks, :, :, offsets]  # [7, 2, words + 1, 4]
     key_scales = held_keys[:, :, -1].contiguous().view(F32)  # [7, 2, 1]
-    flat = v_cache.flatten(2)  # [blocks, 2, 5 * (D + 4)]
-    codes_end = flat.shape[2] - 5 * 4
-    held_values = flat[:, :, :codes_end].unflatten(2, (5, -1))[blocks, :, offsets]
+    flat, codes_end = v_cache.flatten(2), 2 * dim * 4  # 5 positions are two groups of 4
+    in_order = flat[:, :, :codes_end].unflatten(2, (2, dim, 4))[..., [0, 2, 1, 3]].transpose(3, 4)  # [.., 2, 4, D]
+    held_values = in_order.flatten(2, 3)[blocks, :, offsets]
     value_scales = flat[:, :, codes_end:].contiguous().view(F32)[blocks, :, offsets, None]
     for x, codes, scales in ((k, held_keys[:, :, :-1].flatten(2), key_scales), (v, held_values, value_scales)):
         sound = x.isfinite().all(-1)  # [7, 2]

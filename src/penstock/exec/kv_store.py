@@ -8,18 +8,23 @@ Invariant: the memory never moves and never grows after construction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
 from penstock.kernels import native
 from penstock.kernels.native_attention import MAX_HEAD_DIM, int8_keys_shape, int8_values_shape, packed_keys_shape
+from penstock.kernels.weight_memory import large_block
 
 __all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "resolve_kv_dtype", "serves_packed_keys"]
+
+_CACHE_LINE = 64  # bytes
 
 
 def resolve_kv_dtype(option: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -42,11 +47,10 @@ def resolve_kv_dtype(option: str, dtype: torch.dtype, device: torch.device) -> t
 
 def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes: keys and values of `block_size` positions in all layers, with the scales of int8."""
+    size = (1, block_size, shape.num_kv_heads, shape.head_dim)
     if dtype == torch.int8:
-        width = int8_values_shape(1, block_size, shape.num_kv_heads, shape.head_dim)[-1]  # that of keys is the same
-    else:
-        width = shape.head_dim * dtype.itemsize
-    return 2 * shape.num_layers * block_size * shape.num_kv_heads * width
+        return shape.num_layers * (math.prod(int8_keys_shape(*size)) + math.prod(int8_values_shape(*size)))
+    return 2 * shape.num_layers * math.prod(size) * dtype.itemsize
 
 
 def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
@@ -103,8 +107,8 @@ class KVStore:
         value_size: tuple[int, ...] = size
         if dtype == torch.int8:
             key_size, value_size = int8_keys_shape(*size), int8_values_shape(*size)
-        self.keys = tuple(torch.empty(key_size, dtype=dtype, device=device) for _ in range(shape.num_layers))
-        self.values = tuple(torch.empty(value_size, dtype=dtype, device=device) for _ in range(shape.num_layers))
+        self.keys = _caches(shape.num_layers, key_size, dtype, device)
+        self.values = _caches(shape.num_layers, value_size, dtype, device)
 
     def fill_with_nan(self) -> None:
         """Make everything held NaN, for those who test that nothing is read before it was written."""
@@ -121,6 +125,16 @@ class KVStore:
         finally:
             for cache, old in zip(caches, held, strict=True):
                 cache[block] = old
+
+
+def _caches(count: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """`count` tensors, on a CPU in large pages: blocks lie scattered, and small pages would be looked up at each one."""
+    if device.type != "cpu":
+        return tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(count))
+    each = math.prod(size) * dtype.itemsize
+    apart = -(-each // _CACHE_LINE) * _CACHE_LINE
+    memory = large_block(count * apart)
+    return tuple(memory[at : at + each].view(dtype).view(size) for at in range(0, count * apart, apart))
 
 
 @dataclass(frozen=True, slots=True)

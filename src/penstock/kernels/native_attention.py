@@ -61,12 +61,12 @@ def int8_keys_shape(
 
 
 def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int]:
-    """The shape `[num_blocks, Hkv, block_size, D + 4]` of a cache of int8 values, D rounded up to a multiple of 4.
+    """The shape `[num_blocks, Hkv, groups * (D + 4), 4]` of a cache of int8 values; a group is 4 positions.
 
-    Only the first two dimensions are what they look like: of each block and head, the `[block_size, D]` codes come
-    first, then the `[block_size]` float32 scales.
+    Of each block and head, the codes `[groups, D, 4]` come first, then the scales `[groups, 4]`, each a float32. The four
+    positions of a group stand in the order 0, 2, 1, 3. A `block_size` that is no multiple of 4 is filled up.
     """
-    return num_blocks, num_kv_heads, block_size, -(-head_dim // 4) * 4 + 4
+    return num_blocks, num_kv_heads, -(-block_size // 4) * (head_dim + 4), 4
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
@@ -180,7 +180,9 @@ def cache_address(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tup
         ValueError: a shape or dtype does not fit.
     """
     if v_cache.dtype == torch.int8:
-        size = (v_cache.shape[0], v_cache.shape[2], heads, dim)
+        size = (*k_cache.shape[:1], *k_cache.shape[3:4], heads, dim)
+        if len(size) != 4:
+            raise ValueError(f"k_cache must be int8 of five dimensions, not {tuple(k_cache.shape)}")
         keys, values, code = (int8_keys_shape(*size),), int8_values_shape(*size), _INT8
     else:
         size = (*v_cache.shape[:2], heads, dim)
