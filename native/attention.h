@@ -15,9 +15,9 @@
 //     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
 //
 // Int8 keys and values (attention_call.h) differ in the products only: the query is rounded to int16 on a scale of its
-// own, so that the sum over d is one of integers and exact, and is then multiplied by both scales. The scale of a value is
-// multiplied into its weight after the weights were added up; these products are rounded to int16 on a scale of the chunk,
-// and the sum over p is again one of integers.
+// own, so that the sum over d is one of integers and exact, and is then multiplied by both scales. The scale of a value
+// is multiplied into its weight after the weights were added up; these products are rounded to int16, on a scale that a
+// pair has for each chunk, and the sum over p is again one of integers.
 //
 // Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
 // Positions beyond a pair's own are never multiplied: scores there are replaced, values there are not read. (Blocks are
@@ -70,7 +70,7 @@ struct TileMemory {
     float top[kTileRows], sum[kTileRows];
     alignas(64) uint32_t keys[kMostHeadDim * kPiece];  // where keys do not lie packed in runs of 16: a piece of them
     const void* value[kChunk];                         // where each position's values lie
-    // Of int8: scales; where a position stands among the groups that `value` names; weights in that order, their scales.
+    // Of int8: scales; where a position stands among the groups that `value` names; weights in that order, and theirs.
     alignas(64) float value_scale[kChunk];
     int16_t place[kChunk];
     alignas(64) int16_t codes[kTileRows][kChunk * kGroupPositions];

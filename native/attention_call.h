@@ -20,10 +20,10 @@
 // Int8 keys and values have a scale of their own for each position and head, an fp32, in the block beside the codes:
 //
 //     keys    packed as above with w = 4, and one word more, which is the scale: words = divide_up(head_dim, 4) + 1
-//     values  [num_blocks][kv_heads] of { int8 [groups][head_dim][4], fp32 [groups][4] }, groups = divide_up(block_size,
-//             4): a word holds the same element of 4 neighbouring positions, so that 16 elements of a mix of values
-//             grow in 16 lanes. Positions stand in a word in the order 0, 2, 1, 3: a shift parts its even bytes from
-//             the odd ones, and then neighbours meet.
+//     values  [num_blocks][kv_heads] of { int8 [groups][head_dim][4], fp32 [groups][4] },
+//             groups = divide_up(block_size, 4): a word holds the same element of 4 neighbouring positions, so that 16
+//             elements of a mix of values grow in 16 lanes. Positions stand in a word in the order 0, 2, 1, 3: a shift
+//             parts its even bytes from the odd ones, and then neighbours meet.
 #pragma once
 
 #include <cstddef>

@@ -102,3 +102,10 @@ def test_a_borrowed_block_comes_back_whole_even_after_an_error():
         spoil_and_fail()
     for index, cache in enumerate((*store.keys, *store.values)):
         assert bool((cache == index).all())
+
+
+def test_memory_that_the_system_does_not_give_is_refused_by_option():
+    blocks = 2**62 // block_bytes(SHAPE, 16, torch.bfloat16)
+    with pytest.raises(ConfigError, match="the system does not give") as refused:
+        KVStore(SHAPE, blocks, 16, torch.bfloat16, torch.device("cpu"))
+    assert refused.value.option == "kv_cache_memory"

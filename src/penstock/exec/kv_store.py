@@ -80,9 +80,10 @@ class KVStore:
     """Keys and values of all layers, in blocks. Owned by the runner.
 
     Attributes:
-        keys: one `[num_blocks, block_size, Hkv, D]` a layer, uninitialised until written; the operating system finds
-            the memory page by page as blocks are first used. With `packed_keys`, which only the compiled attention
-            reads, one `[num_blocks, Hkv, words, block_size, w]`: see `kernels.native_attention.packed_keys_shape`.
+        keys: one `[num_blocks, block_size, Hkv, D]` a layer, undefined until written; the operating system finds the
+            memory as blocks are first used, in large pages where it has them. With `packed_keys`, which only the
+            compiled attention reads, one `[num_blocks, Hkv, words, block_size, w]`: see
+            `kernels.native_attention.packed_keys_shape`.
         values: one `[num_blocks, block_size, Hkv, D]` a layer.
 
     With `dtype` int8 both have the shapes of `kernels.native_attention.int8_keys_shape` and `int8_values_shape`.
@@ -128,12 +129,16 @@ class KVStore:
 
 
 def _caches(count: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """`count` tensors, on a CPU in large pages: blocks lie scattered, and small pages would be looked up at each one."""
+    """`count` tensors; on a CPU in large pages: blocks lie scattered, and each would be on a small page of its own."""
     if device.type != "cpu":
         return tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(count))
     each = math.prod(size) * dtype.itemsize
     apart = -(-each // _CACHE_LINE) * _CACHE_LINE
-    memory = large_block(count * apart)
+    try:
+        memory = large_block(count * apart)
+    except OSError as error:
+        wanted = _readable(count * apart)
+        raise ConfigError("kv_cache_memory", f"the system does not give {wanted}: {error.strerror}") from error
     return tuple(memory[at : at + each].view(dtype).view(size) for at in range(0, count * apart, apart))
 
 
@@ -167,10 +172,10 @@ class MemoryReport:
 
     def lines(self) -> tuple[str, ...]:
         """The report, a line each."""
+        holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
         return (
             f"weights          {_readable(self.weight_bytes)}",
-            f"KV cache         {_readable(self.kv_bytes)}: {self.num_blocks} blocks, {self.kv_tokens} tokens in all,"
-            f" {self.kv_dtype}",
+            f"KV cache         {_readable(self.kv_bytes)}: {holds}",
             f"longest request  {self.longest_request} tokens, prompt and output together",
         )
 

@@ -63,8 +63,8 @@ def int8_keys_shape(
 def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int]:
     """The shape `[num_blocks, Hkv, groups * (D + 4), 4]` of a cache of int8 values; a group is 4 positions.
 
-    Of each block and head, the codes `[groups, D, 4]` come first, then the scales `[groups, 4]`, each a float32. The four
-    positions of a group stand in the order 0, 2, 1, 3. A `block_size` that is no multiple of 4 is filled up.
+    Of each block and head, the codes `[groups, D, 4]` come first, then the scales `[groups, 4]`, each a float32. The
+    four positions of a group stand in the order 0, 2, 1, 3. A `block_size` that is no multiple of 4 is filled up.
     """
     return num_blocks, num_kv_heads, -(-block_size // 4) * (head_dim + 4), 4
 

@@ -1,4 +1,4 @@
-"""Where packed weights live: a few large blocks of memory, for which the system is asked to use large pages.
+"""Memory in large blocks, for which the system is asked to use large pages, and where packed weights live in it.
 
 Decides where each weight starts; does not know what it holds. One stream of tokens reads every weight once a token at
 the speed of memory, and with large pages that is a fifth faster than with small ones: prefetching stops at page ends.
