@@ -370,7 +370,7 @@ PENSTOCK_INLINE void score_piece(const TileMemory& memory, const KeyPiece& piece
 // ---- weights ------------------------------------------------------------------------------------------------------
 
 // Scores [0, seen) become weights; lanes beyond become 0, which is exp(-inf).
-PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
+PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum, Ahead& ahead) {
     f32x16 most = broadcast(kMinusInfinity);
     for (int p = 0; p < seen; p += kLanes) {
         f32x16 score = load(scores + p);
@@ -383,6 +383,7 @@ PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
     top = reduce_max(most);
     f32x16 total = zero();
     for (int p = 0; p < seen; p += kLanes) {
+        for (int line = 0; line < 4; line++) ahead.fetch();  // there is room for it beside the exponentials
         const f32x16 weight = exp(sub(load(scores + p), broadcast(top)));
         store(scores + p, weight);
         total = add(total, weight);
@@ -683,17 +684,17 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
                     ? next
                     : find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
     }
+    ahead.values = rows_of_values;
     if constexpr (kIsInt8<T>) load_value_scales(call, span, start, most, memory.value_scale);
     for (int m = from; m < span.count; m++) {
         float* weights = memory.scores + m * kChunk;
-        weigh(weights, seen[m], top[m], sum[m]);
+        weigh(weights, seen[m], top[m], sum[m], ahead);
         if constexpr (kIsInt8<T>) {
             encode_weights(call, m, seen[m], rows_of_values, memory);
             continue;
         }
         memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
     }
-    ahead.values = rows_of_values;
     if (cache.runs_of_keys()) {  // then the keys of the next chunk, or those that the next head begins with
         TileSpan after = span;
         int begin = start + kChunk, left = call.kv_len[span.row] - begin;
