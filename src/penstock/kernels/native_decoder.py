@@ -112,7 +112,7 @@ class NativeDecoder:
             stream: `[T, H]` float32, contiguous: the embeddings. Used up.
             positions: `[T]` int64.
             write_slots: `[T]` int64, all different.
-            keys: of each layer, natural or packed, as for `native_attention.write_kv`; all layers alike.
+            keys: of each layer, natural, packed or int8, as for `native_attention.write_kv`; all layers alike.
             values: of each layer, beside `keys`.
             q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
             kv_len: `[R]` int32.

@@ -42,7 +42,7 @@ class PagedAttend(Attend, Protocol):
 
     Attributes:
         keys: of each layer, natural or packed: see `kernels.native_attention`.
-        values: of each layer, `[num_blocks, block_size, Hkv, D]`.
+        values: of each layer, `[num_blocks, block_size, Hkv, D]`; or both in int8, see there too.
         write_slots: `[T]` int64, where each token's keys and values go.
         q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
         kv_len: `[R]` int32, positions of each row's sequence, the new ones included.
