@@ -22,6 +22,9 @@ from penstock.kernels.scratch import Scratch
 
 __all__ = ["NativeDecoder", "NativeLayer", "Projection"]
 
+_Caches = tuple[list[int], list[int], int, bool, int, int]
+"""Addresses of each layer's keys and values, and what is common: dtype code, layout, number and size of blocks."""
+
 Projection = tuple[PackedWeight, Tensor | None]
 """A weight, and a bias `[N]` or None."""
 
@@ -52,7 +55,8 @@ class NativeLayer:
 
 
 class NativeDecoder:
-    """Layers and last norm of one model. Immutable but for its working memory, of which each thread has its own."""
+    """Layers and last norm of one model. Immutable but for its working memory, of which each thread has its own,
+    and for remembering which caches it has seen last."""
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class NativeDecoder:
         self._hidden, self._kv_heads, self._head_dim = hidden, kv_heads, head_dim
         self._held = (tuple(layers), norm, cos, sin)  # the plan has their addresses only
         self._scratch = Scratch()
+        self._seen: tuple[Sequence[Tensor], Sequence[Tensor], _Caches] | None = None
         self._plan = required().Decoder(
             *(hidden, inner, q_heads, kv_heads, head_dim, eps, _norm("norm", norm, hidden)),
             *(_table("cos", cos, head_dim), _table("sin", sin, head_dim), min(len(cos), len(sin))),
@@ -148,13 +153,16 @@ class NativeDecoder:
         self._plan.run(count, start, *result, *addresses, block_table.shape[1], scale, scratch, size)
         return out
 
-    def _caches(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor]
-    ) -> tuple[list[int], list[int], int, bool, int, int]:
-        """Addresses of each layer's caches, and what is common to them: dtype code, layout, number and size of blocks.
+    def _caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> _Caches:
+        """Where the caches are; looked at anew only when they are others than in the last step."""
+        seen = self._seen
+        if seen is not None and seen[0] is keys and seen[1] is values:
+            return seen[2]
+        caches = self._look_at(keys, values)
+        self._seen = keys, values, caches
+        return caches
 
-        The caches of all layers must be alike.
-        """
+    def _look_at(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> _Caches:
         if not len(keys) == len(values) == len(self._held[0]):
             raise ValueError(f"keys and values must be of {len(self._held[0])} layers, not {len(keys)}, {len(values)}")
         each = [cache_address(k, v, self._kv_heads, self._head_dim) for k, v in zip(keys, values, strict=True)]

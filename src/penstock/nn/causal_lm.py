@@ -7,7 +7,7 @@ different sequences lie side by side, and only `attend` knows which row belongs 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -36,9 +36,8 @@ class Attend(Protocol):
         ...
 
 
-@runtime_checkable
-class PagedAttend(Attend, Protocol):
-    """An `Attend` over a cache in blocks that shows what it works on, so that a model may do all of it in one call.
+class PagedAttend(Attend):
+    """To inherit from: an `Attend` over a cache in blocks that shows what it works on, so that a model may do all of it in one call.
 
     Attributes:
         keys: of each layer, natural or packed: see `kernels.native_attention`.
