@@ -10,6 +10,7 @@ nothing behind that a later sequence could see.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.sampler import Sampled, sample
 from penstock.kernels.paged_attention import paged_attention, write_kv
 from penstock.nn.causal_lm import CausalLM, PagedAttend
-
 
 __all__ = ["TorchRunner"]
 

@@ -55,8 +55,10 @@ class NativeLayer:
 
 
 class NativeDecoder:
-    """Layers and last norm of one model. Immutable but for its working memory, of which each thread has its own,
-    and for remembering which caches it has seen last."""
+    """Layers and last norm of one model.
+
+    Immutable but for its working memory, of which each thread has its own, and for the caches that it has seen last.
+    """
 
     def __init__(
         self,

@@ -37,7 +37,9 @@ class Attend(Protocol):
 
 
 class PagedAttend(Attend):
-    """To inherit from: an `Attend` over a cache in blocks that shows what it works on, so that a model may do all of it in one call.
+    """An `Attend` over a cache in blocks that shows what it works on, so that a model may do all of it in one call.
+
+    A class to inherit from, not a protocol: every step asks whether it is one.
 
     Attributes:
         keys: of each layer, natural or packed: see `kernels.native_attention`.
