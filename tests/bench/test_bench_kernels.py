@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -112,3 +114,8 @@ def test_a_step_is_as_long_as_the_longer_of_reading_and_computing():
     assert found["decode_share_of_limit"] == pytest.approx(3.6 / 4)
     assert share_text(row | found) == "  99%, 90% of the machine's limit"
     assert share_text(row) == ""
+
+
+def test_of_two_measurements_the_higher_figures_count():
+    later = replace(LIMITS, read_bytes=50.0, int8_ops=80.0)
+    assert LIMITS.or_better(later) == replace(LIMITS, int8_ops=80.0)

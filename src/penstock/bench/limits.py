@@ -9,12 +9,15 @@ measures the limits is `kernels`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.contract.model import ModelWork
 
 __all__ = ["Limits", "limits_line", "share_text", "shares"]
+
+
+MEASURED = ("read_bytes", "fp32_ops", "bf16_ops", "int8_ops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,11 @@ class Limits:
     def ops(self, arithmetic: str) -> float:
         """Operations a second in `fp32`, `bf16` or `int8`."""
         return {"fp32": self.fp32_ops, "bf16": self.bf16_ops, "int8": self.int8_ops}[arithmetic]
+
+    def or_better(self, later: Limits) -> Limits:
+        """The higher of each of two measurements: whatever disturbed one only lowered it."""
+        better = {name: max(getattr(self, name), getattr(later, name)) for name in MEASURED}
+        return replace(self, **better)
 
     def seconds(self, work: ModelWork, ops: float) -> float:
         """The shortest time of a step of `ops` operations that reads every weight once."""

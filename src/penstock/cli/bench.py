@@ -88,7 +88,7 @@ def batch_command(
             click.echo(line, err=json_only(target))
         kv = llm.scheduler.config
         batch.check_fits(loads, kv.max_num_seqs, llm.card.max_model_len, kv.num_blocks * kv.block_size)
-        limits = _limits(json_only(target)) if with_limits else None
+        limits = _measured_limits() if with_limits else None
         rows = []
         with tqdm(total=len(loads) * repeats, desc="Measuring", unit="run", leave=False, disable=None) as bar:
             for load in loads:
@@ -97,10 +97,12 @@ def batch_command(
                 for repeat in range(repeats):
                     runs.append(batch.measure(llm, load, llm.card.vocab_size, seed=repeat))
                     bar.update()
-                row = batch.summary(runs)
-                rows.append(row if limits is None else row | shares(row, llm.work, limits))
-        work = asdict(llm.work)
-    record = head | {"kind": "batch", "config": asdict(config), "work": work}
+                rows.append(batch.summary(runs))
+        work = llm.work
+        if limits is not None and (limits := _measured_limits(limits)) is not None:
+            rows = [row | shares(row, work, limits) for row in rows]
+            click.echo(limits_line(limits), err=json_only(target))
+    record = head | {"kind": "batch", "config": asdict(config), "work": asdict(work)}
     record |= {"limits": limits and asdict(limits), "rows": rows, "load_average_after": load_average()}
     report(batch.batch_table(rows), record, target)
 
@@ -167,8 +169,11 @@ def compare_command(
     contenders += [each for each in found if isinstance(each, peers.Contender)]
     head = provenance()
     set_threads(config.threads, packed=True)
-    limits = _limits(to_stderr=True) if with_limits else None
-    record = head | {"kind": "compare"} | compare_record(compare(contenders, setting, repeats, _say), limits)
+    limits = _measured_limits() if with_limits else None
+    comparison = compare(contenders, setting, repeats, _say)
+    if limits is not None and (limits := _measured_limits(limits)) is not None:
+        _say(limits_line(limits))
+    record = head | {"kind": "compare"} | compare_record(comparison, limits)
     record["absent"] |= {each.name: each.reason for each in found if isinstance(each, peers.Absent)}
     record["load_average_after"] = load_average()
     report(compare_table(record), record, target)
@@ -197,16 +202,15 @@ def _our_contenders(config: EngineConfig, precisions: tuple[str, ...], model: Pa
     return contenders
 
 
-def _limits(to_stderr: bool) -> Limits | None:
-    """The machine's limits, said aloud; None without compiled kernels."""
+def _measured_limits(earlier: Limits | None = None) -> Limits | None:
+    """The machine's limits, or better ones than `earlier`; None without compiled kernels."""
     from penstock.bench.kernels import measure_limits
     from penstock.kernels import native
 
     if not native.available():
         return None
     limits = measure_limits()
-    click.echo(limits_line(limits), err=to_stderr)
-    return limits
+    return limits if earlier is None else earlier.or_better(limits)
 
 
 def _find_peers(

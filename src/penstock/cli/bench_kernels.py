@@ -39,11 +39,13 @@ def command(names: tuple[str, ...], threads: int, isa: str, target: Path | None)
         native.set_isa(isa)
     set_threads(threads, packed=True)
     limits = kernels.measure_limits()
-    click.echo(limits_line(limits), err=json_only(target))
     with tqdm(desc="Measuring", unit="kernel", leave=False, disable=None) as bar:
-        rows = []
+        timed = []
         for row in kernels.kernel_rows(names or NAMES, bar.set_postfix_str):
-            rows.append(kernels.with_shares(row, limits))
+            timed.append(row)
             bar.update()
+    limits = limits.or_better(kernels.measure_limits())
+    rows = [kernels.with_shares(row, limits) for row in timed]
+    click.echo(limits_line(limits), err=json_only(target))
     record = head | {"kind": "kernels", "limits": asdict(limits), "rows": rows, "load_average_after": load_average()}
     report(kernels.kernel_table(rows), record, target)
