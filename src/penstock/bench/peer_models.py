@@ -22,8 +22,8 @@ __all__ = ["EXPORTED_WIDTHS", "GGUF_WIDTHS", "checkpoint", "convert", "exported"
 GGUF_WIDTHS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
 """Bit widths that a GGUF file can be converted to."""
 
-EXPORTED_WIDTHS = ("int8", "int4")
-"""Bit widths of weights that OpenVINO's own exporter rounds to."""
+EXPORTED_WIDTHS = {"int8": ("int8",), "int4": ("int4", "--group-size", "64")}
+"""Bit widths of weights that OpenVINO's own exporter rounds to, in its words: groups must divide a layer's width."""
 
 _WRITE_CHECKPOINT = Path(__file__).with_name("peer_checkpoint.py")
 
@@ -77,7 +77,14 @@ def exported(folder: Path, model: Path, width: str) -> Path:
     python, source = program(folder, "optimum-intel"), checkpoint(folder, model)
 
     def make(partial: Path) -> None:
-        what = ["--model", str(source), "--task", "text-generation-with-past", "--weight-format", width]
+        what = [
+            "--model",
+            str(source),
+            "--task",
+            "text-generation-with-past",
+            "--weight-format",
+            *EXPORTED_WIDTHS[width],
+        ]
         run([str(python), "-m", "optimum.commands.optimum_cli", "export", "openvino", *what, str(partial)])
 
     return _made_once(model, folder / "models", f"openvino-{width}", make)

