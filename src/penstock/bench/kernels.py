@@ -1,4 +1,4 @@
-"""The compiled kernels one by one, in bytes and operations a second, beside what the machine can do at best.
+"""The compiled kernels one by one beside what the machine can do at best; long, for each has operands of its own.
 
 Decides what is run: random operands in the sizes of the default model, weights in turns so that none is in the cache
 when it is used again (as in a model that does not fit there), keys and values in scattered blocks. Each time is the

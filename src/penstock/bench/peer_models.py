@@ -22,8 +22,8 @@ __all__ = ["EXPORTED_WIDTHS", "GGUF_WIDTHS", "checkpoint", "convert", "exported"
 GGUF_WIDTHS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
 """Bit widths that a GGUF file can be converted to."""
 
-EXPORTED_WIDTHS = {"int8": ("int8",), "int4": ("int4", "--group-size", "64")}
-"""Bit widths of weights that OpenVINO's own exporter rounds to, in its words: groups must divide a layer's width."""
+EXPORTED_WIDTHS = {"fp16": ("fp16",), "int8": ("int8",), "int4": ("int4", "--group-size", "64")}
+"""Bit widths of weights that OpenVINO's own exporter writes, in its words: groups must divide a layer's width."""
 
 _WRITE_CHECKPOINT = Path(__file__).with_name("peer_checkpoint.py")
 
@@ -68,7 +68,7 @@ def checkpoint(folder: Path, model: Path) -> Path:
 
 
 def exported(folder: Path, model: Path, width: str) -> Path:
-    """The model in OpenVINO's form, its weights in `int8` or `int4`.
+    """The model in OpenVINO's form, its weights in one of `EXPORTED_WIDTHS`.
 
     Raises:
         NotInstalledError: optimum-intel or transformers is missing.

