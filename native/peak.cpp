@@ -8,11 +8,11 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 namespace {
 
 // A tile of sums as the linear kernels have: each row meets each panel of sixteen outputs. Enough of them for a latency
-// of 5 cycles at 2 products a cycle, and few enough for 16 registers where a sum takes two.
+// of 4 cycles at 2 products a cycle, and few enough for 16 registers where a sum takes two.
 #if defined(PENSTOCK_AVX512)
 constexpr int kRows = 6;
 #else
-constexpr int kRows = 3;
+constexpr int kRows = 2;
 #endif
 constexpr int kPanels = 2;
 constexpr int64_t kProducts = int64_t{kRows} * kPanels * kLanes;
@@ -64,8 +64,8 @@ template <class Form>
 int64_t products(int64_t rounds) {
     const Operands operands;
     typename Form::Sum sums[kRows][kPanels];
-    for (auto& row : sums)
-        for (auto& sum : row) sum = Form::nothing();
+    PENSTOCK_UNROLL
+    for (int k = 0; k < kRows; k++) sums[k][0] = sums[k][1] = Form::nothing();
     for (int64_t i = 0; i < rounds; i++) {
         const Operands& now = anew(operands);
         const auto first = Form::weights(now.weights[0]), second = Form::weights(now.weights[1]);

@@ -31,7 +31,7 @@ def one_thread():
 @pytest.mark.parametrize("isa", native.isas())
 def test_operations_are_counted_for_every_thread_and_instruction_set(one_thread, isa):
     native.set_isa(isa)
-    tile = LANES * PANELS * (6 if isa.startswith("avx512") else 3)
+    tile = LANES * PANELS * (6 if isa.startswith("avx512") else 2)
     for arithmetic, a_lane in (("fp32", 2), ("bf16", 4), ("int8", 8)):
         assert native_peak.compute(arithmetic, 10) == 10 * tile * a_lane
     native.set_threads(2)
