@@ -27,7 +27,6 @@ LookupKernel lookup_kernel(Kind kind) {
     const KernelTable& table = kernels();
     switch (kind) {
         case Kind::bf16: return table.lookup_bf16;
-        case Kind::int8: return table.lookup_int8;
         case Kind::q4: return table.lookup_q4;
         case Kind::q8: return table.lookup_q8;
     }
@@ -36,8 +35,8 @@ LookupKernel lookup_kernel(Kind kind) {
 
 void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t rows, uintptr_t x,
             int64_t x_stride, int x_element, uintptr_t bias, int bias_element, uintptr_t residual, int64_t residual_stride,
-            int residual_element, uintptr_t out, int64_t out_stride, int out_element, uintptr_t scratch,
-            int64_t scratch_bytes) {
+            int residual_element, uintptr_t out, int64_t out_stride, int out_element, bool gated,
+            uintptr_t scratch, int64_t scratch_bytes) {
     const Kind kind = kind_of(kind_number);
     check_sizes(outputs, inputs);
     require(rows >= 0 && rows < int64_t{1} << 31, "rows must be between 0 and 2^31 - 1");
@@ -52,9 +51,12 @@ void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, 
         {pointer<void>(residual), residual_stride, element_of(residual_element)},
         {pointer<void>(out), out_stride, element_of(out_element)},
         pointer<uint8_t>(scratch),
+        gated,
     };
+    require(!gated || (outputs % (2 * kPanel) == 0 && residual == 0),
+            "outputs of a gated product must be a multiple of 32, without a residual");
     check_rows(call.x.data, x_stride, rows, inputs, "x must be given, with rows at least `inputs` apart");
-    check_rows(call.out.data, out_stride, rows, outputs, "out must be given, with rows at least `outputs` apart");
+    check_rows(call.out.data, out_stride, rows, call.columns(), "out must be given, with rows at least its columns apart");
     require(call.weight != nullptr, "weight must be given");
     require(call.residual.data == nullptr || rows <= 1 || residual_stride >= outputs,
             "rows of residual must be at least `outputs` apart");
@@ -97,14 +99,6 @@ void pack_numbers(int64_t outputs, int64_t inputs, uintptr_t weight, int64_t str
     pack_bf16(rows, outputs, inputs, pointer<uint8_t>(to), pool());
 }
 
-void pack_codes(int64_t outputs, int64_t inputs, uintptr_t codes, uintptr_t scales, uintptr_t to, int64_t to_bytes) {
-    check_sizes(outputs, inputs);
-    require(codes != 0 && scales != 0, "codes and scales must be given");
-    require(to != 0 && to_bytes == packed_bytes(Kind::int8, outputs, inputs), "to must have packed_bytes() bytes");
-    nb::gil_scoped_release released;
-    pack_int8(pointer<int8_t>(codes), pointer<float>(scales), outputs, inputs, pointer<uint8_t>(to), pool());
-}
-
 using PackBlocks = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*, Pool&);
 
 template <Kind kind, int64_t block_bytes, PackBlocks pack>
@@ -127,10 +121,9 @@ void pack_blocks(int64_t outputs, int64_t inputs, uintptr_t blocks, int64_t bloc
 
 void bind_linear(nb::module_& module) {
     using namespace penstock;
-    module.def("linear", &linear, "out = x times a packed weight + bias + residual; addresses of 0 are absent.");
+    module.def("linear", &linear, "out = x times a packed weight + bias + residual, or of it silu(first half) * second; addresses of 0 are absent.");
     module.def("lookup", &lookup, "Rows of a packed weight as numbers.");
     module.def("pack_bf16", &pack_numbers, "Pack rows of numbers.");
-    module.def("pack_int8", &pack_codes, "Pack int8 codes [outputs, inputs] and their scales [outputs].");
     module.def("pack_q4_0", &pack_blocks<Kind::q4, kQ40Block, pack_q4_0>, "Pack rows of GGUF Q4_0 blocks.");
     module.def("pack_q4_1", &pack_blocks<Kind::q4, kQ41Block, pack_q4_1>, "Pack rows of GGUF Q4_1 blocks.");
     module.def("pack_q8_0", &pack_blocks<Kind::q8, kQ80Block, pack_q8_0>, "Pack rows of GGUF Q8_0 blocks.");

@@ -27,7 +27,7 @@ inline Element element_of(int element) {
 }
 
 inline Kind kind_of(int kind) {
-    require(kind >= 0 && kind <= static_cast<int>(Kind::q8), "kind must be 0 (bf16), 1 (int8), 2 (q4) or 3 (q8)");
+    require(kind >= 0 && kind <= static_cast<int>(Kind::q8), "kind must be 0 (bf16), 1 (q4) or 2 (q8)");
     return static_cast<Kind>(kind);
 }
 

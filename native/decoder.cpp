@@ -8,10 +8,13 @@
 namespace penstock {
 namespace {
 
-// Scratch, one after the other, each on a cache line, all bf16 unless said otherwise:
+// Scratch, one after the other, each on a cache line:
 //
 //     | normed [T][hidden] | wide [T][qkv or gates and ups] | inner [T][queries or gated] | mixed [T][heads * dim] |
 //     | of the linear kernels | of attention |
+//
+// What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into a quantised one is fp32, and
+// is rounded once, to int8.
 struct Areas {
     int64_t wide, inner, mixed, linear, attention;  // offsets in bytes
 };
@@ -27,12 +30,12 @@ int64_t linear_scratch(const DecoderPlan& plan) {
 }
 
 Areas areas(const DecoderPlan& plan, int64_t tokens) {
-    const auto bf16_rows = [&](int64_t width) { return round_up(tokens * width * 2, 64); };
+    const auto rows = [&](int64_t width) { return round_up(tokens * width * int64_t(sizeof(float)), 64); };
     Areas at{};
-    at.wide = bf16_rows(plan.hidden);
-    at.inner = at.wide + bf16_rows(std::max(plan.qkv_width(), 2 * plan.inner));
-    at.mixed = at.inner + bf16_rows(std::max(plan.q_width(), plan.inner));
-    at.linear = at.mixed + bf16_rows(plan.q_width());
+    at.wide = rows(plan.hidden);
+    at.inner = at.wide + rows(std::max(plan.qkv_width(), 2 * plan.inner));
+    at.mixed = at.inner + rows(std::max(plan.q_width(), plan.inner));
+    at.linear = at.mixed + rows(plan.q_width());
     at.attention = at.linear + tokens * linear_scratch(plan);  // strides are multiples of 64
     return at;
 }
@@ -45,13 +48,16 @@ struct Run {
     Pool& pool;
     Areas at;
 
-    Rows rows(int64_t offset, int64_t width) const { return {step.scratch + offset, width, Element::bf16}; }
+    // Rows on their way through `by`, in or out.
+    Rows rows(int64_t offset, int64_t width, const Projection& by) const {
+        return {step.scratch + offset, width, by.kind == Kind::bf16 ? Element::bf16 : Element::f32};
+    }
     Rows stream() const { return {step.stream, plan.hidden, Element::f32}; }
-    Rows normed() const { return rows(0, plan.hidden); }
 
     static ConstRows read(const Rows& rows) { return {rows.data, rows.stride, rows.element}; }
-    static ConstRows columns_from(const Rows& rows, int64_t column) {  // of bf16
-        return {static_cast<const uint8_t*>(rows.data) + column * 2, rows.stride, rows.element};
+    static ConstRows columns_from(const Rows& rows, int64_t column) {
+        const int64_t bytes = column * int64_t(rows.element == Element::f32 ? sizeof(float) : sizeof(uint16_t));
+        return {static_cast<const uint8_t*>(rows.data) + bytes, rows.stride, rows.element};
     }
 
     void norm(const ConstRows& weight, const Rows& out) const {
@@ -60,7 +66,16 @@ struct Run {
 
     void project(const Projection& by, const Rows& x, const ConstRows& residual, const Rows& out) const {
         const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
-                              by.weight,   by.bias,    residual,  out,     step.scratch + at.linear};
+                              by.weight,   by.bias,    residual,  out,     step.scratch + at.linear,
+                              false};
+        linear_kernel(kernels, by.kind)(call, pool);
+    }
+
+    // silu(gates) * ups of what `by` makes of x
+    void project_gated(const Projection& by, const Rows& x, const Rows& out) const {
+        const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
+                              by.weight,   by.bias,    {},        out,     step.scratch + at.linear,
+                              true};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 
@@ -68,10 +83,10 @@ struct Run {
     void add(const Projection& by, const Rows& x) const { project(by, x, read(stream()), stream()); }
 
     void attend(const DecoderLayer& layer, const KvCache& cache) const {
-        const Rows qkv = rows(at.wide, plan.qkv_width()), q = rows(at.inner, plan.q_width());
-        const Rows mixed = rows(at.mixed, plan.q_width());
-        norm(layer.attention_norm, normed());
-        project(layer.qkv, normed(), {}, qkv);
+        const Rows normed = rows(0, plan.hidden, layer.qkv), qkv = rows(at.wide, plan.qkv_width(), layer.qkv);
+        const Rows q = rows(at.inner, plan.q_width(), layer.qkv), mixed = rows(at.mixed, plan.q_width(), layer.output);
+        norm(layer.attention_norm, normed);
+        project(layer.qkv, normed, {}, qkv);
         const ConstRows k = columns_from(qkv, plan.q_width());
         const ConstRows v = columns_from(qkv, plan.q_width() + int64_t(plan.kv_heads) * plan.head_dim);
         kernels.rotate_and_store({step.tokens, read(qkv), k, v, q, cache, plan.q_heads, step.write_slots,
@@ -85,10 +100,15 @@ struct Run {
     }
 
     void mlp(const DecoderLayer& layer) const {
-        const Rows gate_up = rows(at.wide, 2 * plan.inner), gated = rows(at.inner, plan.inner);
-        norm(layer.mlp_norm, normed());
-        project(layer.gate_up, normed(), {}, gate_up);
-        kernels.silu_and_mul({step.tokens, plan.inner, read(gate_up), gated}, pool);
+        const Rows normed = rows(0, plan.hidden, layer.gate_up), gated = rows(at.inner, plan.inner, layer.down);
+        norm(layer.mlp_norm, normed);
+        if (plan.inner % kPanel == 0) {
+            project_gated(layer.gate_up, normed, gated);
+        } else {
+            const Rows gate_up = rows(at.wide, 2 * plan.inner, layer.gate_up);
+            project(layer.gate_up, normed, {}, gate_up);
+            kernels.silu_and_mul({step.tokens, plan.inner, read(gate_up), gated}, pool);
+        }
         add(layer.down, gated);
     }
 };

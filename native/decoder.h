@@ -1,8 +1,9 @@
 // The whole forward of a decoder in the manner of Llama (nn/decoder.py) as one call: the kernels in the order in which
 // Python would call them, without the way through Python between them, which costs as much as a small kernel.
 //
-// The stream of hidden states stays fp32 from the embedding to the last norm; what enters a projection or attention is
-// bf16. Nothing is owned, nothing is allocated, and the caller has checked everything.
+// The stream of hidden states stays fp32 from the embedding to the last norm; so does what passes between quantised
+// projections, while bf16 weights are met by bf16. Nothing is owned, nothing is allocated, and the caller has checked
+// everything.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,6 @@
 #include "attention.h"
 #include "kernel_table.h"
 #include "linear_bf16.h"
-#include "linear_int8.h"
 #include "linear_q4.h"
 #include "linear_q8.h"
 #include "lookup.h"
@@ -21,11 +20,9 @@ constexpr KernelTable table_named(const char* isa) {
     KernelTable table{};
     table.isa = isa;
     table.linear_bf16 = linear_bf16;
-    table.linear_int8 = linear_int8;
     table.linear_q4 = linear_q4;
     table.linear_q8 = linear_q8;
     table.lookup_bf16 = lookup_bf16;
-    table.lookup_int8 = lookup_int8;
     table.lookup_q4 = lookup_q4;
     table.lookup_q8 = lookup_q8;
 

@@ -14,11 +14,9 @@ struct KernelTable {
     const char* isa;
 
     void (*linear_bf16)(const LinearCall& call, Pool& pool);
-    void (*linear_int8)(const LinearCall& call, Pool& pool);
     void (*linear_q4)(const LinearCall& call, Pool& pool);
     void (*linear_q8)(const LinearCall& call, Pool& pool);
     void (*lookup_bf16)(const LookupCall& call, Pool& pool);
-    void (*lookup_int8)(const LookupCall& call, Pool& pool);
     void (*lookup_q4)(const LookupCall& call, Pool& pool);
     void (*lookup_q8)(const LookupCall& call, Pool& pool);
 
@@ -33,7 +31,6 @@ struct KernelTable {
 
 constexpr auto linear_kernel(const KernelTable& table, Kind kind) {
     switch (kind) {
-        case Kind::int8: return table.linear_int8;
         case Kind::q4: return table.linear_q4;
         case Kind::q8: return table.linear_q8;
         default: return table.linear_bf16;

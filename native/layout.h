@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-enum class Kind : int32_t { bf16 = 0, int8 = 1, q4 = 2, q8 = 3 };
+enum class Kind : int32_t { bf16 = 0, q4 = 1, q8 = 2 };
 
 constexpr int64_t kPanel = 16;   // outputs of a panel: the lanes of a vector
 constexpr int64_t kGroup = 32;   // inputs that share a scale in q4 and q8
@@ -24,7 +24,6 @@ constexpr int64_t groups_of(int64_t inputs) { return divide_up(inputs, kGroup); 
 constexpr int64_t panel_bytes(Kind kind, int64_t inputs) {
     switch (kind) {
         case Kind::bf16: return divide_up(inputs, 2) * kPanel * 4;
-        case Kind::int8: return divide_up(inputs, 4) * kPanel * 4 + kPanel * 4;
         case Kind::q4: return groups_of(inputs) * kQ4Group;
         case Kind::q8: return groups_of(inputs) * kQ8Group;
     }
@@ -38,12 +37,9 @@ constexpr int64_t packed_bytes(Kind kind, int64_t outputs, int64_t inputs) {
 // Bytes of scratch for one row. bf16: the row rounded to bfloat16, filled up to an even number. The others:
 //
 //     | inputs as int8, filled up with zeros to whole groups | scale of each group, fp32 | offset of each group |
-//
-// where int8 has one group, the whole row.
 constexpr int64_t scratch_stride(Kind kind, int64_t inputs) {
     if (kind == Kind::bf16) return round_up(inputs * 2, 64);
-    const int64_t groups = kind == Kind::int8 ? 1 : groups_of(inputs);
-    return round_up(groups_of(inputs) * kGroup + groups * 8, 64);
+    return round_up(groups_of(inputs) * (kGroup + 8), 64);
 }
 
 }  // namespace penstock

@@ -32,7 +32,9 @@ struct LinearBf16 {
     template <int R, int P>
     void tile(int64_t row, int64_t panel) const {
         const int64_t pairs = divide_up(call.inputs, 2), bytes = panel_bytes(Kind::bf16, call.inputs);
-        const uint8_t* weight = call.weight + panel * bytes;
+        const int64_t ahead = distance_ahead<P>(call, bytes);
+        const uint8_t* weight[P];
+        PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const bf16* rows = x + row * x_stride;
         f32x16 sum[R][P];
         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
@@ -41,20 +43,16 @@ struct LinearBf16 {
         for (int64_t k = 0; k < pairs; k++) {
             Pairs w[P];
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                const uint8_t* at = weight + p * bytes + k * 64;
+                const uint8_t* at = weight[p] + k * 64;
                 w[p] = load_weight_pairs(at);
-                fetch_ahead<P>(at);
+                fetch_ahead<P>(at + ahead);
             }
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 const Pair pair = load_pair(rows + r * x_stride + 2 * k);
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], pair);
             }
         }
-        alignas(64) float done[R * P * kLanes];
-        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-            PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(done + (r * P + p) * kLanes, sum[r][p]);
-        }
-        finish(call, row, R, panel, P, done);
+        finish_tile<R, P>(call, row, panel, sum);
     }
 };
 

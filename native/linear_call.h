@@ -25,6 +25,12 @@ struct Rows {
 //
 // Sums are in fp32; bias, then residual, are added to the finished sum; then it is rounded to the element of `out`.
 // `residual` and `out` may be the same memory.
+//
+// A gated call takes the first half of the outputs for gates and the second for what they weigh (SwiGLU):
+//
+//     out[rows, outputs / 2] = silu(first half) * second half
+//
+// of finished sums with their bias. Then outputs is a multiple of 32, and there is no residual.
 struct LinearCall {
     int64_t rows;
     int64_t outputs;
@@ -35,6 +41,9 @@ struct LinearCall {
     ConstRows residual;
     Rows out;
     uint8_t* scratch;  // rows * scratch_stride() bytes on a cache line; undefined before and after
+    bool gated;
+
+    int64_t columns() const { return gated ? outputs / 2 : outputs; }  // of out
 };
 
 // out[i, :] = row ids[i] of a packed weight [outputs, inputs]

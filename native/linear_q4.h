@@ -34,7 +34,9 @@ struct LinearQ4 {
     template <int R, int P>
     void tile(int64_t row, int64_t panel) const {
         const int64_t bytes = panel_bytes(Kind::q4, call.inputs);
-        const uint8_t* weight = call.weight + panel * bytes;
+        const int64_t ahead = distance_ahead<P>(call, bytes);
+        const uint8_t* weight[P];
+        PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const int8_t* codes = x.codes(row);
         const float *scales = x.scales(row), *offsets = x.offsets(row);
         const int64_t stride = x.stride, floats = x.stride / 4;
@@ -43,7 +45,7 @@ struct LinearQ4 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) total[r][p] = zero();
         }
         for (int64_t g = 0; g < x.groups; g++) {
-            const uint8_t* group = weight + g * kQ4Group;
+            const int64_t group = g * kQ4Group;
             NibbleSum sum[R][P];
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = no_nibbles();
@@ -51,9 +53,9 @@ struct LinearQ4 {
             PENSTOCK_UNROLL for (int c = 0; c < 4; c++) {
                 Nibbles low[P], high[P];
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                    const uint8_t* at = group + p * bytes + c * 64;
+                    const uint8_t* at = weight[p] + group + c * 64;
                     load_nibbles(at, low[p], high[p]);
-                    fetch_ahead<P>(at);
+                    fetch_ahead<P>(at + ahead);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const int8_t* eight = codes + r * stride + g * kGroup + c * 8;
@@ -64,8 +66,8 @@ struct LinearQ4 {
                 }
             }
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                const uint8_t* at = group + p * bytes + 256;
-                fetch_ahead<P>(at);
+                const uint8_t* at = weight[p] + group + 256;
+                fetch_ahead<P>(at + ahead);
                 const f32x16 scale = load_f16(at), minimum = load_f16(at + 32);
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const f32x16 both = mul(scale, broadcast(scales[r * floats + g]));
@@ -74,11 +76,7 @@ struct LinearQ4 {
                 }
             }
         }
-        alignas(64) float done[R * P * kLanes];
-        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-            PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(done + (r * P + p) * kLanes, total[r][p]);
-        }
-        finish(call, row, R, panel, P, done);
+        finish_tile<R, P>(call, row, panel, total);
     }
 };
 

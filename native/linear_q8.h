@@ -30,7 +30,9 @@ struct LinearQ8 {
     template <int R, int P>
     void tile(int64_t row, int64_t panel) const {
         const int64_t bytes = panel_bytes(Kind::q8, call.inputs);
-        const uint8_t* weight = call.weight + panel * bytes;
+        const int64_t ahead = distance_ahead<P>(call, bytes);
+        const uint8_t* weight[P];
+        PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const int8_t* codes = x.codes(row);
         const float* scales = x.scales(row);
         const int32_t* offsets = x.whole_offsets(row);
@@ -40,7 +42,7 @@ struct LinearQ8 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) total[r][p] = zero();
         }
         for (int64_t g = 0; g < x.groups; g++) {
-            const uint8_t* group = weight + g * kQ8Group;
+            const int64_t group = g * kQ8Group;
             i32x16 sum[R][P];
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 const i32x16 offset = broadcast_i32(offsets[r * words + g]);
@@ -49,9 +51,9 @@ struct LinearQ8 {
             PENSTOCK_UNROLL for (int c = 0; c < 8; c++) {
                 Codes w[P];
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                    const uint8_t* at = group + p * bytes + c * 64;
+                    const uint8_t* at = weight[p] + group + c * 64;
                     w[p] = load_codes(at);
-                    fetch_ahead<P>(at);
+                    fetch_ahead<P>(at + ahead);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
@@ -59,18 +61,14 @@ struct LinearQ8 {
                 }
             }
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                const f32x16 scale = load_f16(group + p * bytes + 512);
+                const f32x16 scale = load_f16(weight[p] + group + 512);
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const f32x16 both = mul(scale, broadcast(scales[r * words + g]));
                     total[r][p] = fma(to_f32(sum[r][p]), both, total[r][p]);
                 }
             }
         }
-        alignas(64) float done[R * P * kLanes];
-        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-            PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(done + (r * P + p) * kLanes, total[r][p]);
-        }
-        finish(call, row, R, panel, P, done);
+        finish_tile<R, P>(call, row, panel, total);
     }
 };
 

@@ -7,9 +7,11 @@
 // A kernel is a value with
 //     kRows, kPanels                                  its register tile for many rows: rows x panels of 16 outputs
 //     kFewRows                                        its tile for few rows has one panel and up to so many rows
-//     template <int R, int P> tile(row, panel)        computes and writes R rows x P panels from there on
+//     template <int R, int P> tile(row, panel)        computes and writes R rows x P panels from there on; in a gated
+//                                                     call P / 2 of gates and as many of what they weigh
 #pragma once
 
+#include "activation.h"
 #include "layout.h"
 #include "linear_call.h"
 #include "pool.h"
@@ -39,12 +41,33 @@ PENSTOCK_INLINE void store_elements(const Rows& to, int64_t row, int64_t column,
     store_at(static_cast<bf16*>(to.data) + at, 0, count, value);
 }
 
-// Fetches what a tile of one panel will read next. With few rows the weights come at the speed of memory, which is best
-// at a single stream from front to back, asked for well ahead; wider tiles are for many rows, where the products are
-// the limit.
+// Where the panels of a tile begin: side by side, or in a gated call the first half at the gates and the second half
+// at what they weigh.
+template <int P>
+PENSTOCK_INLINE const uint8_t* panel_at(const LinearCall& call, int64_t panel, int p, int64_t bytes) {
+    if (P > 1 && call.gated && p >= P / 2) panel += call.outputs / 2 / kPanel - P / 2;
+    return call.weight + (panel + p) * bytes;
+}
+
+// How far ahead a tile asks for weights. A tile of one panel is for few rows, where weights come at the speed of memory,
+// which is best at a single stream from front to back. A wider tile is one of several that read the same panels for
+// other rows: it asks for the panels that follow.
+template <int P>
+PENSTOCK_INLINE int64_t distance_ahead(const LinearCall& call, int64_t bytes) {
+    return P == 1 ? 4096 : (call.gated ? P / 2 : P) * bytes;
+}
+
 template <int P>
 PENSTOCK_INLINE void fetch_ahead(const uint8_t* at) {
-    if constexpr (P == 1) PENSTOCK_PREFETCH(at + 4096);
+    if constexpr (P == 1) {
+        PENSTOCK_PREFETCH(at);
+    } else {
+        PENSTOCK_PREFETCH_FAR(at);
+    }
+}
+
+PENSTOCK_INLINE f32x16 add_vector(f32x16 sum, const ConstRows& vector, int64_t row, int64_t column, int count) {
+    return vector.data ? add(sum, load_elements(vector, row, column, count)) : sum;
 }
 
 // Writes the sums of a tile, [rows][panels * 16]: plus bias, plus residual, rounded once. Not part of the tile's own
@@ -55,12 +78,34 @@ PENSTOCK_NOINLINE inline void finish(const LinearCall& call, int64_t row, int ro
         for (int p = 0; p < panels; p++) {
             const int64_t column = (panel + p) * kPanel;
             const int count = int(smaller(kPanel, call.outputs - column));
-            f32x16 sum = load(sums + (r * panels + p) * kLanes);
-            if (call.bias.data) sum = add(sum, load_elements(call.bias, 0, column, count));
-            if (call.residual.data) sum = add(sum, load_elements(call.residual, row + r, column, count));
-            store_elements(call.out, row + r, column, count, sum);
+            const f32x16 sum = add_vector(load(sums + (r * panels + p) * kLanes), call.bias, 0, column, count);
+            store_elements(call.out, row + r, column, count, add_vector(sum, call.residual, row + r, column, count));
         }
     }
+}
+
+// The same of a gated call, where the tile's second half of panels meets the first.
+PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
+                                           const float* sums) {
+    const int half = panels / 2;
+    for (int r = 0; r < rows; r++) {
+        for (int p = 0; p < half; p++) {
+            const int64_t column = (panel + p) * kPanel;
+            const float* gates = sums + (r * panels + p) * kLanes;
+            const f32x16 gate = add_vector(load(gates), call.bias, 0, column, kPanel);
+            const f32x16 up = add_vector(load(gates + half * kLanes), call.bias, 0, call.columns() + column, kPanel);
+            store_elements(call.out, row + r, column, kPanel, mul(sigmoid_weighted(gate, gate), up));
+        }
+    }
+}
+
+template <int R, int P>
+PENSTOCK_INLINE void finish_tile(const LinearCall& call, int64_t row, int64_t panel, const f32x16 (&sum)[R][P]) {
+    alignas(64) float done[R * P * kLanes];
+    PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+        PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(done + (r * P + p) * kLanes, sum[r][p]);
+    }
+    (P > 1 && call.gated ? finish_gated : finish)(call, row, R, panel, P, done);
 }
 
 template <int R, int P, class Kernel>
@@ -81,13 +126,26 @@ void walk_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t pan
     for (; panel < last_panel; panel++) walk_rows<Few, 1>(kernel, row, last_row, panel);
 }
 
+// Panels of a gated call count its columns: each stands for one of gates and one of what they weigh.
+template <class Kernel>
+void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+    constexpr int P = Kernel::kPanels < 2 ? 2 : Kernel::kPanels;
+    constexpr int R = Kernel::kPanels < 2 ? (Kernel::kRows + 1) / 2 : Kernel::kRows;
+    constexpr int Few = Kernel::kFewRows < R ? Kernel::kFewRows : R;
+    if (last_row - row <= Few) {
+        for (; panel < last_panel; panel++) walk_rows<Few, 2>(kernel, row, last_row, panel);
+    }
+    for (; last_panel - panel >= P / 2; panel += P / 2) walk_rows<R, P>(kernel, row, last_row, panel);
+    for (; panel < last_panel; panel++) walk_rows<Few, 2>(kernel, row, last_row, panel);
+}
+
 // Splits the outputs among the threads, and the rows too where there are too few outputs to go round. A few tasks a
 // thread, so that one that loses its processor holds up little; but none so small that handing it out costs more than
 // it.
 template <class Kernel>
 void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
     constexpr int64_t kTasksAThread = 3, kLeastProducts = 1 << 16;
-    const int64_t panels = panels_of(call.outputs), work = call.rows * panels * kPanel * call.inputs;
+    const int64_t panels = panels_of(call.columns()), work = call.rows * round_up(call.outputs, kPanel) * call.inputs;
     const int64_t threads = pool.threads();
     const int64_t tasks = threads == 1 ? 1 : larger(1, smaller(threads * kTasksAThread, work / kLeastProducts));
     const int64_t panels_each = smaller(panels, round_up(divide_up(panels, tasks), 2));
@@ -96,7 +154,8 @@ void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
     const int64_t rows_each = round_up(row_share, Kernel::kRows), row_tasks = divide_up(call.rows, rows_each);
     pool.run(int(panel_tasks * row_tasks), [&](int task) {
         const int64_t panel = task % panel_tasks * panels_each, row = task / panel_tasks * rows_each;
-        walk_tiles(kernel, row, smaller(row + rows_each, call.rows), panel, smaller(panel + panels_each, panels));
+        const int64_t last_row = smaller(row + rows_each, call.rows), last_panel = smaller(panel + panels_each, panels);
+        (call.gated ? walk_gated_tiles<Kernel> : walk_tiles<Kernel>)(kernel, row, last_row, panel, last_panel);
     });
 }
 

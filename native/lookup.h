@@ -39,14 +39,6 @@ inline void lookup_bf16(const LookupCall& call, Pool& pool) {
     });
 }
 
-inline void lookup_int8(const LookupCall& call, Pool& pool) {
-    const int64_t scales = divide_up(call.inputs, 4) * 64;
-    look_up(call, Kind::int8, pool, [=](const uint8_t* panel, int64_t lane, int64_t k) {
-        const int code = panel[k / 4 * 64 + lane * 4 + k % 4] - 128;
-        return float(code) * float_of(uint32_t(load_i32(panel + scales + lane * 4)));
-    });
-}
-
 inline void lookup_q4(const LookupCall& call, Pool& pool) {
     look_up(call, Kind::q4, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
         const uint8_t* group = panel + k / kGroup * kQ4Group;

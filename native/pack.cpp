@@ -101,20 +101,6 @@ void pack_bf16(const ConstRows& weight, int64_t outputs, int64_t inputs, uint8_t
     });
 }
 
-void pack_int8(const int8_t* codes, const float* scales, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
-    const int64_t code_bytes = divide_up(inputs, 4) * 64;
-    fill_panels(Kind::int8, outputs, inputs, to, pool, [&](int64_t panel, uint8_t* start) {
-        std::memset(start, 128, static_cast<size_t>(code_bytes));
-        for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
-            const int64_t output = panel * kPanel + lane;
-            for (int64_t k = 0; k < inputs; k++) {
-                start[k / 4 * 64 + lane * 4 + k % 4] = static_cast<uint8_t>(codes[output * inputs + k] + 128);
-            }
-            std::memcpy(start + code_bytes + lane * 4, scales + output, sizeof(float));
-        }
-    });
-}
-
 void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
     fill_groups(Kind::q4, blocks, kQ40Block, outputs, inputs, to, pool,
                 [](const uint8_t* block, uint8_t* group, int64_t lane) {

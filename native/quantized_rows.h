@@ -1,5 +1,4 @@
-// Activations as int8: each row (or each group of 32 of a row) on its own scale, so that no row depends on its
-// neighbours.
+// Activations as int8: each group of 32 of each row on its own scale, so that no row depends on its neighbours.
 //
 // x = scale * code with code = nearest(x * (127 / m)), ties to even, and scale = m / 127, m being the largest
 // magnitude. Where m is below 2^-100 the scale is 0; where it is infinite or NaN the scale is NaN, and with it every
@@ -27,7 +26,7 @@ struct QuantizedRows {
 
 inline QuantizedRows quantized_rows(const LinearCall& call, Kind kind) {
     const int64_t groups = groups_of(call.inputs);
-    return {call.scratch, scratch_stride(kind, call.inputs), kind == Kind::int8 ? 1 : groups, groups * kGroup};
+    return {call.scratch, scratch_stride(kind, call.inputs), groups, groups * kGroup};
 }
 
 struct Scale {
@@ -52,16 +51,31 @@ PENSTOCK_INLINE void load_group(const ConstRows& x, int64_t row, int64_t k, int6
 
 // Bits of the largest magnitude: as integers they are ordered like the numbers, with infinity and then NaN on top.
 PENSTOCK_INLINE uint32_t largest_magnitude(const float* group) {
+#if defined(PENSTOCK_AVX512)
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i low = _mm512_and_si512(_mm512_loadu_si512(group), magnitude);
+    const __m512i high = _mm512_and_si512(_mm512_loadu_si512(group + kLanes), magnitude);
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
+#else
     uint32_t largest = 0;
     for (int i = 0; i < kGroup; i++) {
         const uint32_t magnitude = bits_of(group[i]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
+#endif
 }
 
 // Codes of a group, and their sum. Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
 PENSTOCK_INLINE int32_t encode_group(const float* group, float inverse, int8_t* to) {
+#if defined(PENSTOCK_AVX512)
+    const __m512 by = _mm512_set1_ps(inverse);
+    const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(group), by));
+    const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(group + kLanes), by));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + kLanes), _mm512_cvtepi32_epi8(high));
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+#else
     int32_t sum = 0;
     for (int i = 0; i < kGroup; i++) {
         const int32_t code = int32_t(bits_of(group[i] * inverse + 12582912.0f)) - 0x4b400000;
@@ -69,6 +83,7 @@ PENSTOCK_INLINE int32_t encode_group(const float* group, float inverse, int8_t* 
         sum += int8_t(code);
     }
     return sum;
+#endif
 }
 
 // One scale a group; `offset(scale, sum of codes)` becomes the group's offset.
@@ -84,26 +99,6 @@ void quantize_groups(const LinearCall& call, const QuantizedRows& to, int64_t ro
         to.scales(row)[g] = scale.forward;
         offsets[g] = offset(scale.forward, sum);
     }
-}
-
-// One scale for the row; its offset is the sum of its codes.
-inline void quantize_whole(const LinearCall& call, const QuantizedRows& to, int64_t row) {
-    float group[kGroup];
-    int8_t* codes = reinterpret_cast<int8_t*>(to.scratch + row * to.stride);
-    uint32_t largest = 0;
-    for (int64_t k = 0; k < call.inputs; k += kGroup) {
-        load_group(call.x, row, k, call.inputs, group);
-        const uint32_t magnitude = largest_magnitude(group);
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    const Scale scale = scale_for(largest);
-    int32_t sum = 0;
-    for (int64_t k = 0; k < call.inputs; k += kGroup) {
-        load_group(call.x, row, k, call.inputs, group);
-        sum += encode_group(group, scale.inverse, codes + k);
-    }
-    to.scales(row)[0] = scale.forward;
-    to.whole_offsets(row)[0] = sum;
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

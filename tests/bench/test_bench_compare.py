@@ -19,7 +19,7 @@ from penstock.bench.compare import compare, compare_record, compare_table, ratio
 from penstock.bench.limits import Limits
 from penstock.bench.peer_install import INSTALLABLE, install_peer
 from penstock.bench.peer_models import convert
-from penstock.bench.peer_process import run
+from penstock.bench.peer_process import LLAMA_CPP_PROGRAMS, run
 from penstock.bench.peers import PEERS, Absent, Contender, Measured, Setting, find_peer, needed_engines
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.contract.model import ModelWork
@@ -301,7 +301,8 @@ def test_a_directory_is_given_to_engines_that_read_directories_as_it_is(setting,
 
 
 @pytest.mark.parametrize(
-    "name", ["nonsense", "llama.cpp:Q9_9", "llama.cpp:int8", "transformers:Q8_0", "llama.cpp:", ""]
+    "name",
+    ["nonsense", "llama.cpp:Q9_9", "llama.cpp:int8", "openvino-genai:F32", "transformers:Q8_0", "llama.cpp:", ""],
 )
 def test_peers_that_do_not_exist_are_refused(setting, tmp_path, name):
     with pytest.raises(ConfigError, match="peer"):
@@ -328,7 +329,8 @@ def test_a_width_is_made_once_and_never_half(setting, tmp_path):
 
 
 def test_installing_what_is_there_does_nothing(tmp_path):
-    program(tmp_path / "llama.cpp" / "bin" / "llama-batched-bench", "sys.exit(1)")
+    for name in LLAMA_CPP_PROGRAMS:
+        program(tmp_path / "llama.cpp" / "bin" / name, "sys.exit(1)")
     program(tmp_path / "openvino-genai" / "bin" / "python", "sys.exit(1)")
     said: list[str] = []
     install_peer("openvino-genai:Q8_0", tmp_path, said.append)

@@ -9,6 +9,7 @@ import torch
 
 from penstock.bench import kernels
 from penstock.bench.limits import Limits, share_text, shares
+from penstock.cli import bench_kernels
 from penstock.contract.model import ModelWork
 from penstock.kernels import native, native_peak
 from penstock.kernels.weight_memory import WeightMemory
@@ -95,6 +96,10 @@ def test_scattered_blocks_are_all_of_the_cache_and_slots_are_the_last_positions(
 def test_pairs_of_attention_are_those_of_a_causal_mask(monkeypatch):
     monkeypatch.setattr(kernels, "CONTEXT", 5)
     assert kernels._pairs(sequences=2, new_tokens=3) == 2 * (3 + 4 + 5)
+
+
+def test_the_command_offers_every_kernel():
+    assert tuple(kernels.KERNELS) == bench_kernels.NAMES
 
 
 def test_a_row_is_set_beside_the_limits():

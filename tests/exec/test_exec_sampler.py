@@ -7,8 +7,18 @@ import pytest
 import torch
 
 from penstock.contract.sampling import SamplingSpec
+from penstock.exec import sampler
 from penstock.exec.sampler import Draw, sample
 from penstock.sampling import SamplingParams, uniform
+
+
+@pytest.fixture(params=["compiled", "torch", "mixed"], autouse=True)
+def way(request, monkeypatch):
+    """Run every test each way that a row can go; mixed: rows with a top_k go through torch, the others do not."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler.native, "available", lambda: False)
+    if request.param == "mixed":
+        monkeypatch.setattr(sampler, "_COMPILED", sampler._COMPILED - {"top_k"})
 
 
 def draw(choice=0, **fields):

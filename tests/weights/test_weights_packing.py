@@ -69,7 +69,7 @@ def test_a_transposed_weight_is_packed_outputs_first():
 
 def test_tables_are_kept_in_eight_bits_where_projections_have_four():
     binder = Binder(Held({"a": draw(64, 64)}), torch.bfloat16, "cpu", "m", packing=Packing.INT4)
-    assert binder.take_table("a", (64, 64)).kind is PackedKind.INT8
+    assert binder.take_table("a", (64, 64)).kind is PackedKind.Q8
 
 
 def test_numbers_that_a_form_cannot_hold_are_named():

@@ -5,7 +5,7 @@ when it is used again (as in a model that does not fit there), keys and values i
 best of a few short rounds, the calls from Python included. Counts only what must be read and computed: weights, keys
 and values, or the rows themselves.
 
-The only part of this room that holds tensors.
+With `quality`, the only part of this room that holds tensors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from penstock.kernels.native_attention import packed_keys_shape, paged_attention
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.native_rows import rms_norm, silu_and_mul
 from penstock.kernels.native_sampler import choose
-from penstock.kernels.packed_linear import packed_linear
-from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_q8_0, quantize_int4, quantize_int8
+from penstock.kernels.packed_linear import packed_gated_linear, packed_linear
+from penstock.kernels.packed_weight import PackedWeight, pack_bf16, quantize_int4, quantize_int8
 from penstock.kernels.weight_memory import WeightMemory
 
 __all__ = ["KERNELS", "kernel_rows", "kernel_table", "measure_limits", "with_shares"]
@@ -141,20 +141,7 @@ def _line(row: dict[str, Any]) -> str:
 # ---- weights --------------------------------------------------------------------------------------------------------
 
 
-def _random_q8_0(weight: Tensor) -> PackedWeight:
-    """A Q8_0 weight of the same shape; its numbers do not matter here."""
-    outputs, inputs = weight.shape
-    blocks = torch.randint(0, 256, (outputs * inputs // 32, 34), dtype=torch.uint8)
-    blocks[:, :2] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
-    return pack_q8_0(blocks.flatten(), outputs, inputs)
-
-
-_PACK: dict[str, Callable[[Tensor], PackedWeight]] = {
-    "bf16": pack_bf16,
-    "int8": quantize_int8,
-    "q4": quantize_int4,
-    "q8": _random_q8_0,
-}
+_PACK: dict[str, Callable[[Tensor], PackedWeight]] = {"bf16": pack_bf16, "q4": quantize_int4, "q8": quantize_int8}
 
 
 def _weight(kind: str, outputs: int, inputs: int) -> PackedWeight:
@@ -182,11 +169,11 @@ class _Turns:
 # ---- cases ----------------------------------------------------------------------------------------------------------
 
 
-def _project(x: Tensor, turns: _Turns) -> Tensor:
-    return packed_linear(x, turns.next())
+def _project(product: Callable[[Tensor, PackedWeight], Tensor], x: Tensor, turns: _Turns) -> Tensor:
+    return product(x, turns.next())
 
 
-def _linear_cases() -> Iterator[Case]:
+def _linear_cases(kernel: str, product: Callable[[Tensor, PackedWeight], Tensor]) -> Iterator[Case]:
     for inputs, outputs in LINEAR_SHAPES:
         for kind in _PACK:
             turns = _Turns(weight := _weight(kind, outputs, inputs))
@@ -194,8 +181,8 @@ def _linear_cases() -> Iterator[Case]:
                 x = torch.randn(rows, inputs).bfloat16()
                 form, ops = f"{kind} {inputs}->{outputs}", 2 * rows * inputs * outputs
                 yield Case(
-                    "linear", form, rows, weight.nbytes, ops, _arithmetic(kind),
-                    partial(_project, x, turns),
+                    kernel, form, rows, weight.nbytes, ops, _arithmetic(kind),
+                    partial(_project, product, x, turns),
                 )  # fmt: skip
 
 
@@ -353,7 +340,8 @@ def _decoder_call(decoder: NativeDecoder, caches: list[_Cache], embedded: Tensor
 
 
 KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
-    "linear": _linear_cases,
+    "linear": partial(_linear_cases, "linear", packed_linear),
+    "gated": partial(_linear_cases, "linear, gated", packed_gated_linear),
     "attention": _attention_cases,
     "rope": _rope_cases,
     "norm": _norm_cases,

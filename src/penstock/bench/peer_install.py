@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.bench.machine import cpus
-from penstock.bench.peer_process import BIN, EXE, executable, run
+from penstock.bench.peer_process import BIN, EXE, LLAMA_CPP_PROGRAMS, is_installed, run
 from penstock.bench.peers import LLAMA_CPP_SOURCE, needed_engines
 from penstock.contract.errors import EngineFault
 
@@ -44,7 +44,7 @@ def install_peer(name: str, folder: Path, announce: Callable[[str], None]) -> No
 
 
 def _install_engine(engine: str, folder: Path, announce: Callable[[str], None]) -> None:
-    if executable(folder, engine) is not None:
+    if is_installed(folder, engine):
         announce(f"{engine}: is installed in {folder / engine}")
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def _make_environment(target: Path, requirements: Sequence[str]) -> None:
 
 
 def _build_llama_cpp(folder: Path) -> None:
-    """Fetch the sources with pip, build the two programs for this very processor, keep only them."""
+    """Fetch the sources with pip, build its programs for this very processor, keep only them."""
     cmake = shutil.which("cmake")
     if cmake is None:
         raise EngineFault("llama.cpp is built from source: cmake and a C++ compiler are needed, and cmake is not found")
@@ -83,13 +83,13 @@ def _build_llama_cpp(folder: Path) -> None:
         options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
         options += [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER")]
         run([cmake, "-S", str(source), "-B", str(work / "build"), *options])
-        targets = ["--target", "llama-batched-bench", "--target", "llama-quantize", "--parallel", str(cpus())]
-        run([cmake, "--build", str(work / "build"), "--config", "Release", *targets])
+        targets = [part for program in LLAMA_CPP_PROGRAMS for part in ("--target", program)]
+        run([cmake, "--build", str(work / "build"), "--config", "Release", *targets, "--parallel", str(cpus())])
         _keep_programs(work / "build", folder / "llama.cpp" / BIN)
 
 
 def _keep_programs(build: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    for program in (f"llama-quantize{EXE}", f"llama-batched-bench{EXE}"):  # the one that is looked for comes last
-        (built,) = [path for path in build.rglob(program) if path.is_file()]
-        shutil.copy2(built, target / program)
+    for program in LLAMA_CPP_PROGRAMS:
+        (built,) = [path for path in build.rglob(f"{program}{EXE}") if path.is_file()]
+        shutil.copy2(built, target / built.name)

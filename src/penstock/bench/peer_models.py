@@ -15,12 +15,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.bench.peer_process import BIN, EXE, NotInstalledError, program, run
+from penstock.bench.peer_process import NotInstalledError, program, run
 
 __all__ = ["EXPORTED_WIDTHS", "GGUF_WIDTHS", "checkpoint", "convert", "exported", "gguf", "transformers_python"]
 
-GGUF_WIDTHS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
-"""Bit widths that a GGUF file can be converted to."""
+GGUF_WIDTHS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
+"""Bit widths that a GGUF file can be converted to, the widest first."""
 
 EXPORTED_WIDTHS = {"fp16": ("fp16",), "int8": ("int8",), "int4": ("int4", "--group-size", "64")}
 """Bit widths of weights that OpenVINO's own exporter writes, in its words: groups must divide a layer's width."""
@@ -35,9 +35,7 @@ def gguf(folder: Path, model: Path, width: str) -> Path:
         NotInstalledError: llama-quantize is missing.
         EngineFault: it failed.
     """
-    quantize = folder / "llama.cpp" / BIN / f"llama-quantize{EXE}"
-    if not quantize.is_file():
-        raise NotInstalledError("needs llama-quantize to convert the model; ")
+    quantize = program(folder, "llama.cpp", "llama-quantize", "to convert the model")
     return convert(quantize, model, width, folder / "models")
 
 

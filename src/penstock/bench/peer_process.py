@@ -13,32 +13,43 @@ from pathlib import Path
 
 from penstock.contract.errors import EngineFault
 
-__all__ = ["BIN", "EXE", "NotInstalledError", "executable", "program", "run"]
+__all__ = ["BIN", "EXE", "LLAMA_CPP_PROGRAMS", "NotInstalledError", "is_installed", "program", "run"]
 
 BIN, EXE = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
+LLAMA_CPP_PROGRAMS = ("llama-quantize", "llama-perplexity", "llama-batched-bench")
 
 
 class NotInstalledError(Exception):
     """A program is missing that installing the peer would bring; the message says what it is needed for, or nothing."""
 
 
-def executable(folder: Path, engine: str) -> Path | None:
-    """The program by which an installed engine is run, or None."""
-    name = "llama-batched-bench" if engine == "llama.cpp" else "python"
-    path = folder / engine / BIN / f"{name}{EXE}"
-    return path if path.is_file() else None
+def is_installed(folder: Path, engine: str) -> bool:
+    """Whether all of an engine is there; an earlier version of ours may have installed less."""
+    names = LLAMA_CPP_PROGRAMS if engine == "llama.cpp" else ("python",)
+    return all(_path(folder, engine, name).is_file() for name in names)
 
 
-def program(folder: Path, engine: str) -> Path:
-    """The program by which an installed engine is run.
+def program(folder: Path, engine: str, name: str = "", needed_for: str = "") -> Path:
+    """A program of an engine, by default the one by which it is measured.
+
+    Args:
+        folder: of the peers.
+        engine: as `peer_install.INSTALLABLE` has it.
+        name: of the program.
+        needed_for: said where it is missing; "" where it is what the peer itself is run by.
 
     Raises:
         NotInstalledError: it is missing.
     """
-    path = executable(folder, engine)
-    if path is None:
-        raise NotInstalledError
+    name = name or ("llama-batched-bench" if engine == "llama.cpp" else "python")
+    path = _path(folder, engine, name)
+    if not path.is_file():
+        raise NotInstalledError(needed_for and f"needs {name} {needed_for}; ")
     return path
+
+
+def _path(folder: Path, engine: str, name: str) -> Path:
+    return folder / engine / BIN / f"{name}{EXE}"
 
 
 def run(command: Sequence[str], folder: Path | None = None) -> str:

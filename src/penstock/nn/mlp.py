@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.kernels.activation import silu_and_mul
+from penstock.kernels.packed_linear import gates, packed_gated_linear
+from penstock.kernels.packed_weight import PackedWeight
 from penstock.nn.layers import Linear
 from penstock.nn.parameters import Parameters
 
@@ -26,7 +28,13 @@ class GatedMLP:
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """`[T, H]` to `[T, H]`, added to `residual`."""
-        return self.down(silu_and_mul(self.gate_up(x)), residual)  # [T, H] -> [T, 2F] -> [T, F] -> [T, H]
+        return self.down(self._gated(x), residual)  # [T, H] -> [T, F] -> [T, H]
+
+    def _gated(self, x: Tensor) -> Tensor:
+        weight = self.gate_up.weight
+        if isinstance(weight, PackedWeight) and gates(weight):
+            return packed_gated_linear(x, weight, self.gate_up.bias)
+        return silu_and_mul(self.gate_up(x))  # [T, H] -> [T, 2F] -> [T, F]
 
     @classmethod
     def bind(cls, parameters: Parameters, name: str, hidden: int, inner: int, *, bias: bool) -> GatedMLP:

@@ -34,7 +34,7 @@ class Packing(StrEnum):
     """Plain tensors in the activations' dtype, for torch's kernels."""
     BF16 = "bf16"
     INT8 = "int8"
-    """One scale an output."""
+    """A scale for each 32 inputs."""
     INT4 = "int4"
     """Scale and minimum for each 32 inputs; embeddings and heads, which feel it most, in int8."""
     STORED = "stored"

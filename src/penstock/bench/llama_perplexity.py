@@ -1,0 +1,137 @@
+"""llama.cpp's own word on quality: its `llama-perplexity` scored against our float32 logits, on the very same tokens.
+
+`llama-perplexity --kl-divergence` compares a model with a file of base logits, which carries the tokens too. We write
+that file, so reference, tokens, chunks and scored positions are ours, the arithmetic is llama.cpp's (log probabilities
+in 16 bits; what is less likely than e^-16 is left out). The file takes 2 bytes a token of the vocabulary and position:
+25 MB a chunk of 512 for a vocabulary of 49152.
+
+Layout (llama.cpp, `tools/perplexity/perplexity.cpp`), little-endian: `_logits_`, int32 context, vocabulary, number of
+chunks; int32 tokens of all chunks; for each scored position what `exec.divergence.sixteen_bit_log_probs` says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+
+from penstock.bench.peer_models import gguf
+from penstock.bench.peer_process import NotInstalledError, program, run
+from penstock.bench.peers import Absent, not_installed, split_name
+from penstock.bench.quality import Quality, Reference
+from penstock.contract.errors import ConfigError, EngineFault
+from penstock.exec.divergence import sixteen_bit_log_probs
+
+__all__ = ["DEFAULT_PEERS", "find_peer_model", "perplexity_command", "read_perplexity", "score_peer", "write_base"]
+
+DEFAULT_PEERS = ("llama.cpp", "llama.cpp:F32", "llama.cpp:Q8_0", "llama.cpp:Q4_0")
+"""The file as it is, the check that both engines mean the same by float32, and the usual quantised forms."""
+
+_FIGURES = {
+    "kl_mean": r"Mean +KLD: *(\S+) ± *(\S+)",
+    "kl_median": r"Median +KLD: *(\S+)",
+    "kl_p99": r"99\.0% +KLD: *(\S+)",
+    "kl_p999": r"99\.9% +KLD: *(\S+)",
+    "kl_max": r"Maximum +KLD: *(\S+)",
+    "same_top": r"Same top p: *(\S+) ± *(\S+) %",
+    "perplexity": r"Mean PPL\(Q\) *: *(\S+)",
+    "reference_perplexity": r"Mean PPL\(base\) *: *(\S+)",
+    "log_ratio": r"Mean ln\(PPL\(Q\)/PPL\(base\)\) *: *(\S+) ± *(\S+)",
+}
+"""What is read, by the name of the figure in `Quality`."""
+
+_BASE_TOLERANCE = 0.01
+"""Largest difference between the logarithms of the base's perplexity as we know it and as it was read from the file."""
+
+
+def find_peer_model(name: str, folder: Path, model: Path) -> Path | Absent:
+    """The file that a peer is to be scored on: `model`, or the model in the width that `name` carries.
+
+    Raises:
+        ConfigError: there is no such peer or width, or it is another than llama.cpp.
+    """
+    engine, width = split_name(name)
+    if engine != "llama.cpp":
+        raise ConfigError("peer", f"{engine} cannot tell its quality; only llama.cpp can")
+    if not model.is_file():
+        return Absent(name, "reads GGUF files only, and the model is a directory")
+    try:
+        program(folder, "llama.cpp", "llama-perplexity")
+        return gguf(folder, model, width) if width else model
+    except NotInstalledError as missing:
+        return not_installed(name, missing)
+
+
+def write_base(reference: Reference, target: Path, advance: Callable[[], object]) -> None:
+    """Write the reference's logits as `llama-perplexity` reads them; `advance` is called after each chunk."""
+    chunks = reference.chunks
+    tokens = list(chain.from_iterable(chunks.tokens))
+    with target.open("wb") as base:
+        for index in range(len(chunks.tokens)):
+            for _, logits in reference.pieces(index):
+                if not base.tell():
+                    base.write(b"_logits_" + struct.pack("<3i", chunks.context, logits.shape[1], len(chunks.tokens)))
+                    base.write(struct.pack(f"<{len(tokens)}i", *tokens))
+                base.write(sixteen_bit_log_probs(logits))
+            advance()
+
+
+def perplexity_command(name: str, folder: Path, model: Path, base: Path, context: int, threads: int) -> list[str]:
+    """The argument vector that scores `model`; keys and values stay in float32 where the weights are."""
+    cache = ["--cache-type-k", "f32", "--cache-type-v", "f32"] if name.endswith(":F32") else []
+    sizes = ["-c", str(context), "-b", str(context), "-t", str(threads), "-tb", str(threads)]
+    what = ["-m", str(model), "--kl-divergence", "--kl-divergence-base", str(base)]
+    return [str(program(folder, "llama.cpp", "llama-perplexity")), *what, *sizes, *cache]
+
+
+def score_peer(
+    name: str,
+    folder: Path,
+    model: Path,
+    base: Path,
+    ours: Quality,
+    context: int,
+    threads: int,
+    execute: Callable[[Sequence[str]], str] = run,
+) -> Quality:
+    """Run llama.cpp on the base logits.
+
+    Args:
+        name: as in `find_peer_model`.
+        folder: of the peers.
+        model: what `find_peer_model` gave.
+        base: what `write_base` wrote.
+        ours: a form of ours on the same text: number of positions and float32's perplexity must be the same.
+        context: tokens of a chunk.
+        threads: compute threads.
+        execute: runs a command and returns what it printed.
+
+    Raises:
+        EngineFault: it failed, or its figures cannot be understood.
+    """
+    printed = execute(perplexity_command(name, folder, model, base, context, threads))
+    found = read_perplexity(printed, name, model.stat().st_size, ours.positions)
+    if abs(math.log(found.reference_perplexity / ours.reference_perplexity)) > _BASE_TOLERANCE:
+        theirs, known = found.reference_perplexity, ours.reference_perplexity
+        raise EngineFault(f"{name} read a perplexity of {theirs} from base logits that have {known}")
+    return found
+
+
+def read_perplexity(printed: str, name: str, weight_bytes: int, positions: int) -> Quality:
+    """The figures that `llama-perplexity --kl-divergence` ends with.
+
+    Raises:
+        EngineFault: one is not there; it prints none for fewer than 100 positions.
+    """
+    figures: dict[str, float] = {}
+    for figure, pattern in _FIGURES.items():
+        match = re.search(pattern, printed)
+        if match is None:
+            raise EngineFault(f"{name} printed no {figure}: {printed[-300:].strip()!r}")
+        unit = 100 if figure == "same_top" else 1
+        for key, value in zip((figure, f"{figure.removesuffix('_mean')}_error"), match.groups(), strict=False):
+            figures[key] = float(value) / unit
+    return Quality(name=name, weight_bytes=weight_bytes, positions=positions, **figures)

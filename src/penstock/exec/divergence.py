@@ -1,0 +1,73 @@
+"""How far one model's predictions lie from another's, position by position.
+
+Decides the arithmetic: float64 throughout, so that divergences of 1e-7 nats are not rounding. Knows logits only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Divergence", "divergence", "sixteen_bit_log_probs"]
+
+_SPAN = 16.0
+"""Logits that lie further below a row's largest are stored as if they lay so far below it."""
+
+
+class Divergence(NamedTuple):
+    """Of each position, in order.
+
+    Attributes:
+        kl: Kullback-Leibler divergence from the reference, nats.
+        same_top: whether both think the same token likeliest.
+        nll: nats by which the model is surprised by the token that follows.
+        reference_nll: the same of the reference.
+    """
+
+    kl: list[float]
+    same_top: list[bool]
+    nll: list[float]
+    reference_nll: list[float]
+
+
+def divergence(reference: Tensor, logits: Tensor, targets: Sequence[int]) -> Divergence:
+    """Compare logits with those of a reference.
+
+    The divergence is `sum p (log p - log q)`, `p` being the reference's probabilities (Kullback and Leibler, "On
+    information and sufficiency", 1951).
+
+    Args:
+        reference: `[S, V]`.
+        logits: `[S, V]`.
+        targets: the token that follows each position.
+    """
+    following = torch.tensor(targets, device=logits.device)[:, None]
+    log_p, log_q = _log_softmax(reference), _log_softmax(logits)
+    kl = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+    same_top = reference.argmax(dim=-1) == logits.argmax(dim=-1)
+    nll, reference_nll = (-log.gather(1, following)[:, 0] for log in (log_q, log_p))
+    return Divergence(kl.tolist(), same_top.tolist(), nll.tolist(), reference_nll.tolist())
+
+
+def sixteen_bit_log_probs(logits: Tensor) -> bytes:
+    """Log probabilities `[S, V]` as llama.cpp's `llama-perplexity` stores them in a file of base logits.
+
+    A row is float32 scale, float32 minimum, then a uint16 for each token, `log p = scale * number + minimum`; filled up
+    to an even count. (llama.cpp, `tools/perplexity/perplexity.cpp`.)
+    """
+    rows = logits.double()
+    top = rows.amax(dim=-1, keepdim=True)
+    low = torch.maximum(rows.amin(dim=-1, keepdim=True), top - _SPAN)
+    scale = (top - low) / 65535
+    numbers = ((rows - low).clamp(min=0) / scale.clamp(min=torch.finfo(torch.float64).tiny)).round()
+    minimum = low - rows.logsumexp(dim=-1, keepdim=True)
+    head = torch.cat([scale, minimum], dim=-1).float().view(torch.int16)  # [S, 4]
+    body = numbers.to(torch.int32).to(torch.int16)  # wraps round: the bits are those of uint16
+    return torch.cat([head, body, body.new_zeros(len(body), body.shape[1] % 2)], dim=-1).cpu().numpy().tobytes()
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits.double(), dim=-1)
