@@ -20,7 +20,7 @@ from penstock import models
 from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.model import ModelCard, ModelShape
+from penstock.contract.model import ModelCard, ModelShape, ModelWork
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
 from penstock.exec.device import (
@@ -41,6 +41,7 @@ from penstock.exec.kv_store import (
 )
 from penstock.exec.runner import TorchRunner
 from penstock.kernels import native
+from penstock.nn.work import work_of
 from penstock.text import TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
@@ -71,6 +72,7 @@ class Assembly:
 
     Attributes:
         report: lines for the operator: model, device, memory.
+        work: what computing with the model takes.
     """
 
     engine: Engine
@@ -78,6 +80,7 @@ class Assembly:
     card: ModelCard
     config: EngineConfig
     report: tuple[str, ...]
+    work: ModelWork
 
     def start_client(self) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then."""
@@ -162,7 +165,7 @@ def assemble(
     )
     for line in memory.lines():
         say(line)
-    return _join(config, files, text, runner, card, memory)
+    return _join(config, files, text, runner, card, memory, work_of(loaded.model))
 
 
 def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
@@ -210,7 +213,13 @@ def _build_runner(config: EngineConfig, loaded: LoadedModel) -> tuple[TorchRunne
 
 
 def _join(
-    config: EngineConfig, files: ModelFiles, text: TextModel, runner: TorchRunner, card: ModelCard, memory: MemoryReport
+    config: EngineConfig,
+    files: ModelFiles,
+    text: TextModel,
+    runner: TorchRunner,
+    card: ModelCard,
+    memory: MemoryReport,
+    work: ModelWork,
 ) -> Assembly:
     """The engine around a runner."""
     scheduler_config = SchedulerConfig(
@@ -226,7 +235,7 @@ def _join(
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     engine = Engine(Scheduler(scheduler_config), runner, text, recorder)
     intake = Intake(text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy)
-    return Assembly(engine, intake, card, config, memory.lines())
+    return Assembly(engine, intake, card, config, memory.lines(), work)
 
 
 def serve(

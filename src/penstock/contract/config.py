@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["DEFAULT_MODEL", "EngineConfig", "SchedulerConfig", "ServerConfig", "option_help"]
+__all__ = ["DEFAULT_MODEL", "QUANTIZATIONS", "EngineConfig", "SchedulerConfig", "ServerConfig", "option_help"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
