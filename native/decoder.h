@@ -24,6 +24,7 @@ struct Projection {
     int64_t inputs;
     const uint8_t* weight;  // packed
     ConstRows bias;
+    bool fine;
 };
 
 struct DecoderLayer {
