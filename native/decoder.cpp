@@ -83,7 +83,8 @@ struct Run {
     void add(const Projection& by, const Rows& x) const { project(by, x, read(stream()), stream()); }
 
     void attend(const DecoderLayer& layer, const KvCache& cache) const {
-        const Rows normed = rows(0, plan.hidden, layer.qkv), qkv = rows(at.wide, plan.qkv_width(), layer.qkv);
+        const Rows normed = rows(0, plan.hidden, layer.qkv);
+        const Rows qkv{step.scratch + at.wide, plan.qkv_width(), Element::bf16};  // as keys and values are kept
         const Rows q = rows(at.inner, plan.q_width(), layer.qkv), mixed = rows(at.mixed, plan.q_width(), layer.output);
         norm(layer.attention_norm, normed);
         project(layer.qkv, normed, {}, qkv);

@@ -140,7 +140,7 @@ def test_a_file_of_prompts_is_resumed_and_mistakes_stay_on_their_line(default_mo
 
 @pytest.mark.model
 def test_a_conversation_in_the_terminal(default_model: Path):
-    said = "What is the capital of France?\n/system\n/clear\n/nonsense\n/help\n/exit\n"
+    said = "Where is the Eiffel Tower?\n/system\n/clear\n/nonsense\n/help\n/exit\n"
     done = penstock("chat", "--temperature", "0", "--system", "You are terse.", stdin=said)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout

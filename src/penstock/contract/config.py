@@ -15,7 +15,7 @@ __all__ = ["DEFAULT_MODEL", "QUANTIZATIONS", "EngineConfig", "SchedulerConfig", 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "file", "int8", "int4")
+QUANTIZATIONS = ("auto", "none", "file", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
@@ -85,9 +85,10 @@ class EngineConfig:
         "auto", "Type of weights and activations; auto takes the checkpoint's, where this device is good at it.", DTYPES
     )
     quantization: str = _option(
-        "none",
+        "auto",
         "How the weights are kept: none in dtype, file as the file's own quantised blocks, int8 and int4 quantised on"
-        " load. All but none multiply with int8 activations: less memory and more speed for some accuracy.",
+        " load; auto takes file where the file is quantised, else none. All but none multiply with int8 activations:"
+        " less memory and more speed for some accuracy.",
         QUANTIZATIONS,
     )
     device: str = _option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
