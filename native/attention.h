@@ -14,12 +14,18 @@
 //         mixed[d]  = sum over p ascending of weight[p] * v[p][d]                one accumulator an element
 //     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
 //
+// Int8 keys and values (attention_call.h) differ in the products only: the query is rounded to int16 on a scale of its
+// own, so that the sum over d is one of integers and exact, and is then multiplied by both scales. The scale of a value
+// is multiplied into its weight after the weights were added up; these products are rounded to int16, on a scale that a
+// pair has for each chunk, and the sum over p is again one of integers.
+//
 // Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
 // Positions beyond a pair's own are never multiplied: scores there are replaced, values there are not read. (Blocks are
 // reused without being cleared, and 0 * NaN is NaN.)
 #pragma once
 
 #include "attention_call.h"
+#include "int8_lanes.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -50,15 +56,25 @@ constexpr bool kHasPairProduct = false;
 template <typename T>
 constexpr int kPerWord = int(sizeof(uint32_t) / sizeof(T));
 
+template <typename T>
+constexpr bool kIsInt8 = sizeof(T) == 1;
+
 // What one thread needs for one tile; on its stack.
 struct TileMemory {
-    alignas(64) uint32_t query[kTileRows * kMostHeadDim];  // scaled; fp32, or pairs of bf16 for the pair product
+    // Scaled; fp32, pairs of bf16 for the pair product, or pairs of int16 beside int8 keys.
+    alignas(64) uint32_t query[kTileRows * kMostHeadDim];
+    float query_scale[kTileRows];                          // of int16
     alignas(64) float scores[kTileRows * kChunk];          // then weights
     alignas(64) float mixed[kTileRows * kMostHeadDim];     // of the chunk
     alignas(64) float result[kTileRows * kMostHeadDim];    // of all chunks so far
     float top[kTileRows], sum[kTileRows];
     alignas(64) uint32_t keys[kMostHeadDim * kPiece];  // where keys do not lie packed in runs of 16: a piece of them
     const void* value[kChunk];                         // where each position's values lie
+    // Of int8: scales; where a position stands among the groups that `value` names; weights in that order, and theirs.
+    alignas(64) float value_scale[kChunk];
+    int16_t place[kChunk];
+    alignas(64) int16_t codes[kTileRows][kChunk * kGroupPositions];
+    float code_scale[kTileRows];
 };
 
 // Up to kTileRows pairs of row `row`, from pair `first`, and one key-value head.
@@ -119,16 +135,24 @@ struct Ahead {
 
 // ---- queries ------------------------------------------------------------------------------------------------------
 
-// The tile's queries, scaled: words of the kind that `add_scores` multiplies keys with.
-template <typename Q, bool kPairs>
-PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& span, uint32_t* query) {
+// The tile's queries, scaled: words of the kind that `score_tile` multiplies keys with.
+template <typename Q, typename T, bool kPairs>
+PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& span, TileMemory& memory) {
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim;
     for (int i = 0; i < span.count; i++) {
         const int index = span.first + i;
         const int64_t token = call.q_start[span.row] + index / group;
         const int64_t head = span.kv_head * group + index % group;
         const Q* from = static_cast<const Q*>(call.q.data) + token * call.q.stride + head * dim;
-        uint32_t* to = query + i * kMostHeadDim;
+        uint32_t* to = memory.query + i * kMostHeadDim;
+        if constexpr (kIsInt8<T>) {
+            alignas(64) float scaled[kMostHeadDim];
+            for (int d = 0; d < dim; d += kLanes) {
+                store(scaled + d, mul(load_at(from, d, dim), broadcast(call.scale)));
+            }
+            memory.query_scale[i] = encode_query(scaled, dim, to);
+            continue;
+        }
         to[kPairs ? dim / 2 : dim - 1 + dim % 2] = 0;  // an odd head_dim is filled up
         for (int d = 0; d < dim; d += kLanes) {
             const f32x16 scaled = mul(load_at(from, d, dim), broadcast(call.scale));
@@ -149,8 +173,10 @@ PENSTOCK_INLINE int groups_in(int left) {
     return left < kPiece ? (left + kLanes - 1) / kLanes : kPieceGroups;
 }
 
-PENSTOCK_INLINE int words_of(const KvCache& cache) {
-    return cache.element == Element::bf16 ? (cache.head_dim + 1) / 2 : cache.head_dim;
+// Words of a key, the one with the scale of int8 included.
+template <typename T>
+constexpr int words_of(int head_dim) {
+    return (head_dim + kPerWord<T> - 1) / kPerWord<T> + (kIsInt8<T> ? 1 : 0);
 }
 
 // Sixteen natural keys, transposed: word w of key i to `to[w * 16 + i]`.
@@ -178,8 +204,8 @@ template <typename T>
 PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& span, int start, int groups, int end,
                                    uint32_t* memory) {
     const KvCache& cache = call.cache;
-    const int words = words_of(cache), size = cache.block_size;
-    const T* natural = static_cast<const T*>(cache.keys);
+    const int words = words_of<T>(cache.head_dim), size = cache.block_size;
+    [[maybe_unused]] const T* natural = static_cast<const T*>(cache.keys);
     const uint32_t* packed = static_cast<const uint32_t*>(cache.keys);
     const bool runs = cache.runs_of_keys();
     KeyPiece piece;
@@ -198,7 +224,7 @@ PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& sp
                 const uint32_t* key = packed + block * words * size + slot % size;
                 for (int w = 0; w < words; w++) to[w * kLanes + i] = key[int64_t(w) * size];
             }
-        } else {
+        } else if constexpr (!kIsInt8<T>) {
             const T* key[kLanes];
             for (int i = 0; i < kLanes; i++) {
                 const int64_t slot = slot_of(call, span.row, first + i < end ? first + i : end - 1);
@@ -212,9 +238,46 @@ PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& sp
 
 // ---- scores -------------------------------------------------------------------------------------------------------
 
+template <int kRows, int kGroups>
+PENSTOCK_INLINE void score_int8_tile(const uint32_t* query, const float* query_scale, const uint32_t* const* group,
+                                     int64_t stride, int words, float* scores, Ahead& ahead) {
+    Sums sum[kRows][kGroups];
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kRows; m++) {
+        PENSTOCK_UNROLL
+        for (int g = 0; g < kGroups; g++) sum[m][g] = no_sum();
+    }
+    for (int w = 0; w < words - 1; w++) {
+        for (int g = 0; g < kGroups; g++) ahead.fetch();
+        PENSTOCK_UNROLL
+        for (int g = 0; g < kGroups; g++) {
+            const Bytes key = load_bytes(group[g] + w * stride);
+            PENSTOCK_UNROLL
+            for (int m = 0; m < kRows; m++) {
+                const uint32_t* q = query + m * kMostHeadDim + 2 * w;
+                sum[m][g] = add_products(sum[m][g], q[0], q[1], key);
+            }
+        }
+    }
+    PENSTOCK_UNROLL
+    for (int g = 0; g < kGroups; g++) {
+        ahead.fetch();
+        const f32x16 key_scale = load(reinterpret_cast<const float*>(group[g] + (words - 1) * stride));
+        PENSTOCK_UNROLL
+        for (int m = 0; m < kRows; m++) {
+            const f32x16 scaled = mul(to_floats(sum[m][g]), broadcast(query_scale[m]));
+            store(scores + m * kChunk + g * kLanes, mul(scaled, key_scale));
+        }
+    }
+}
+
 template <typename T, bool kPairs, int kRows, int kGroups>
-PENSTOCK_INLINE void score_tile(const uint32_t* query, const uint32_t* const* group, int64_t stride, int words,
-                                float* scores, Ahead& ahead) {
+PENSTOCK_INLINE void score_tile(const uint32_t* query, const float* query_scale, const uint32_t* const* group,
+                                int64_t stride, int words, float* scores, Ahead& ahead) {
+    if constexpr (kIsInt8<T>) {
+        score_int8_tile<kRows, kGroups>(query, query_scale, group, stride, words, scores, ahead);
+        return;
+    }
     f32x16 sum[kRows][kGroups];
     PENSTOCK_UNROLL
     for (int m = 0; m < kRows; m++) {
@@ -265,48 +328,49 @@ PENSTOCK_INLINE void score_tile(const uint32_t* query, const uint32_t* const* gr
 }
 
 template <typename T, bool kPairs, int kRows>
-PENSTOCK_INLINE void score_rows(const uint32_t* query, const KeyPiece& piece, int groups, int words, float* scores,
-                                Ahead& ahead) {
+PENSTOCK_INLINE void score_rows(const uint32_t* query, const float* query_scale, const KeyPiece& piece, int groups,
+                                int words, float* scores, Ahead& ahead) {
     int g = 0;
     for (; g + kScoreGroups <= groups; g += kScoreGroups) {
-        score_tile<T, kPairs, kRows, kScoreGroups>(query, piece.group + g, piece.stride, words, scores + g * kLanes,
-                                                    ahead);
+        score_tile<T, kPairs, kRows, kScoreGroups>(query, query_scale, piece.group + g, piece.stride, words,
+                                                   scores + g * kLanes, ahead);
     }
     for (; g < groups; g++) {
-        score_tile<T, kPairs, kRows, 1>(query, piece.group + g, piece.stride, words, scores + g * kLanes,
-                                                    ahead);
+        score_tile<T, kPairs, kRows, 1>(query, query_scale, piece.group + g, piece.stride, words, scores + g * kLanes,
+                                        ahead);
     }
 }
 
 // Pairs [0, rest), rest < kBound.
 template <typename T, bool kPairs, int kBound>
-PENSTOCK_INLINE void score_rest(const uint32_t* query, const KeyPiece& piece, int groups, int words, int rest,
-                                float* scores, Ahead& ahead) {
+PENSTOCK_INLINE void score_rest(const uint32_t* query, const float* query_scale, const KeyPiece& piece, int groups,
+                                int words, int rest, float* scores, Ahead& ahead) {
     if constexpr (kBound > 1) {
         if (rest == kBound - 1) {
-            score_rows<T, kPairs, kBound - 1>(query, piece, groups, words, scores, ahead);
+            score_rows<T, kPairs, kBound - 1>(query, query_scale, piece, groups, words, scores, ahead);
         } else {
-            score_rest<T, kPairs, kBound - 1>(query, piece, groups, words, rest, scores, ahead);
+            score_rest<T, kPairs, kBound - 1>(query, query_scale, piece, groups, words, rest, scores, ahead);
         }
     }
 }
 
 // Scores of pairs [from, count) with the keys of one piece.
 template <typename T, bool kPairs>
-PENSTOCK_INLINE void score_piece(const uint32_t* query, const KeyPiece& piece, int groups, int words, int from,
+PENSTOCK_INLINE void score_piece(const TileMemory& memory, const KeyPiece& piece, int groups, int words, int from,
                                  int count, float* scores, Ahead& ahead) {
     int m = from;
     for (; m + kScoreRows <= count; m += kScoreRows) {
-        score_rows<T, kPairs, kScoreRows>(query + m * kMostHeadDim, piece, groups, words, scores + m * kChunk, ahead);
+        score_rows<T, kPairs, kScoreRows>(memory.query + m * kMostHeadDim, memory.query_scale + m, piece, groups,
+                                          words, scores + m * kChunk, ahead);
     }
-    score_rest<T, kPairs, kScoreRows>(query + m * kMostHeadDim, piece, groups, words, count - m, scores + m * kChunk,
-                                      ahead);
+    score_rest<T, kPairs, kScoreRows>(memory.query + m * kMostHeadDim, memory.query_scale + m, piece, groups, words,
+                                      count - m, scores + m * kChunk, ahead);
 }
 
 // ---- weights ------------------------------------------------------------------------------------------------------
 
 // Scores [0, seen) become weights; lanes beyond become 0, which is exp(-inf).
-PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
+PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum, Ahead& ahead) {
     f32x16 most = broadcast(kMinusInfinity);
     for (int p = 0; p < seen; p += kLanes) {
         f32x16 score = load(scores + p);
@@ -319,6 +383,7 @@ PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
     top = reduce_max(most);
     f32x16 total = zero();
     for (int p = 0; p < seen; p += kLanes) {
+        for (int line = 0; line < 4; line++) ahead.fetch();  // there is room for it beside the exponentials
         const f32x16 weight = exp(sub(load(scores + p), broadcast(top)));
         store(scores + p, weight);
         total = add(total, weight);
@@ -330,16 +395,156 @@ PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum) {
 
 // Where the values of positions [start, start + count) lie, block by block.
 template <typename T>
-PENSTOCK_INLINE void find_values(const AttentionCall& call, const TileSpan& span, int start, int count, const T* values,
+PENSTOCK_INLINE void find_values(const AttentionCall& call, const TileSpan& span, int start, int count,
                                  const void** value) {
     const int size = call.cache.block_size;
     const int64_t row = int64_t(call.cache.kv_heads) * call.cache.head_dim;
+    const T* values = static_cast<const T*>(call.cache.values) + int64_t(span.kv_head) * call.cache.head_dim;
     const int32_t* block = call.block_table + span.row * call.table_width + start / size;
     int offset = start % size;
     for (int p = 0; p < count; block++, offset = 0) {
         const T* at = values + (int64_t(*block) * size + offset) * row;
         for (; offset < size && p < count; offset++, p++, at += row) value[p] = at;
     }
+}
+
+PENSTOCK_INLINE const int8_t* int8_values(const AttentionCall& call, const TileSpan& span, int32_t block) {
+    const int64_t head = int64_t(block) * call.cache.kv_heads + span.kv_head;
+    return static_cast<const int8_t*>(call.cache.values) + head * value_bytes(call.cache);
+}
+
+// The same for groups of int8 values, of which the first and the last may have positions outside. Returns how many.
+PENSTOCK_INLINE int find_value_groups(const AttentionCall& call, const TileSpan& span, int start, int count,
+                                      TileMemory& memory) {
+    const int size = call.cache.block_size, dim = call.cache.head_dim;
+    const int32_t* block = call.block_table + span.row * call.table_width + start / size;
+    int offset = start % size, groups = 0;
+    for (int p = 0; p < count; block++, offset = 0) {
+        const int8_t* values = int8_values(call, span, *block);
+        PENSTOCK_PREFETCH(values + value_codes(call.cache) + offset * int(sizeof(float)));  // read after the scores
+        const int last = size - offset < count - p ? size : offset + count - p;
+        for (int group = offset / kGroupPositions; group * kGroupPositions < last; group++, groups++) {
+            memory.value[groups] = values + int64_t(group) * kGroupPositions * dim;
+            if (size % kGroupPositions == 0) continue;  // then positions stand in order
+            for (; offset < last && offset < (group + 1) * kGroupPositions; offset++, p++) {
+                memory.place[p] = int16_t(groups * kGroupPositions + offset % kGroupPositions);
+            }
+        }
+        if (size % kGroupPositions == 0) p += last - offset;
+    }
+    return groups;
+}
+
+// The scales of the int8 values of positions [start, start + count), zeros up to a multiple of 16.
+PENSTOCK_INLINE void load_value_scales(const AttentionCall& call, const TileSpan& span, int start, int count,
+                                       float* scale) {
+    const int size = call.cache.block_size;
+    const int32_t* block = call.block_table + span.row * call.table_width + start / size;
+    int offset = start % size;
+    for (int p = 0; p < count; block++, offset = 0) {
+        const int here = size - offset < count - p ? size - offset : count - p;
+        const int8_t* scales = int8_values(call, span, *block) + value_codes(call.cache);
+        memcpy(scale + p, scales + offset * int(sizeof(float)), size_t(here) * sizeof(float));
+        p += here;
+    }
+    for (int p = count; p % kLanes != 0; p++) scale[p] = 0.0f;
+}
+
+// The weights of pair m times the scales of their values, as int16 where `groups` groups want them; 0 elsewhere.
+PENSTOCK_INLINE void encode_weights(const AttentionCall& call, int m, int seen, int groups, TileMemory& memory) {
+    float* weights = memory.scores + m * kChunk;
+    for (int p = 0; p < seen; p += kLanes) {
+        store(weights + p, mul(load(weights + p), load(memory.value_scale + p)));
+    }
+    int16_t* to = memory.codes[m];
+    if (call.cache.block_size % kGroupPositions == 0) {  // so chunks begin with a group, and positions stand in order
+        memory.code_scale[m] = encode_head(weights, seen, 32767.0f, to);
+        memset(to + seen, 0, size_t(groups * kGroupPositions - seen) * sizeof(int16_t));
+        return;
+    }
+    int16_t codes[kChunk];
+    memory.code_scale[m] = encode_head(weights, seen, 32767.0f, codes);
+    memset(to, 0, size_t(groups) * kGroupPositions * sizeof(int16_t));
+    for (int p = 0; p < seen; p++) to[memory.place[p]] = codes[p];
+}
+
+// mixed[m][column .. column + 16 * kVectors) = weights of all positions times their values, both int8 and int16.
+template <int kRows, int kVectors, bool kTail>
+PENSTOCK_INLINE void mix_int8_tile(TileMemory& memory, int m, int groups, int column, int tail, Ahead& ahead) {
+    Sums sum[kRows][kVectors];
+    PENSTOCK_UNROLL
+    for (int i = 0; i < kRows; i++) {
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) sum[i][v] = no_sum();
+    }
+    for (int g = 0; g < groups; g++) {
+        if (g % kLanes == 0) ahead.fetch();  // keys have a word more than values
+        const uint32_t* words = static_cast<const uint32_t*>(memory.value[g]) + column;
+        uint32_t weights[kRows][2];
+        PENSTOCK_UNROLL
+        for (int i = 0; i < kRows; i++) memcpy(weights[i], memory.codes[m + i] + g * kGroupPositions, 8);
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
+            ahead.fetch();
+            const Bytes bytes = kTail ? load_bytes(words + v * kLanes, tail) : load_bytes(words + v * kLanes);
+            PENSTOCK_UNROLL
+            for (int i = 0; i < kRows; i++) sum[i][v] = add_products(sum[i][v], weights[i][0], weights[i][1], bytes);
+        }
+    }
+    PENSTOCK_UNROLL
+    for (int i = 0; i < kRows; i++) {
+        float* mixed = memory.mixed + (m + i) * kMostHeadDim + column;
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
+            store(mixed + v * kLanes, mul(to_floats(sum[i][v]), broadcast(memory.code_scale[m + i])));
+        }
+    }
+}
+
+template <int kRows>
+PENSTOCK_INLINE void mix_int8_rows(TileMemory& memory, int m, int groups, int dim, Ahead& ahead) {
+    int column = 0;
+    for (; column + kMixVectors * kLanes <= dim; column += kMixVectors * kLanes) {
+        mix_int8_tile<kRows, kMixVectors, false>(memory, m, groups, column, 0, ahead);
+    }
+    for (; column + kLanes <= dim; column += kLanes) {
+        mix_int8_tile<kRows, 1, false>(memory, m, groups, column, 0, ahead);
+    }
+    if (column < dim) mix_int8_tile<kRows, 1, true>(memory, m, groups, column, dim - column, ahead);
+}
+
+// Pairs [m, m + rest), rest < kBound.
+template <int kBound>
+PENSTOCK_INLINE void mix_int8_rest(TileMemory& memory, int m, int rest, int groups, int dim, Ahead& ahead) {
+    if constexpr (kBound > 1) {
+        if (rest == kBound - 1) {
+            mix_int8_rows<kBound - 1>(memory, m, groups, dim, ahead);
+        } else {
+            mix_int8_rest<kBound - 1>(memory, m, rest, groups, dim, ahead);
+        }
+    }
+}
+
+PENSTOCK_INLINE void mix_int8(TileMemory& memory, int dim, int from, int count, int groups, Ahead& ahead) {
+    int m = from;
+    for (; m + kMixRows <= count; m += kMixRows) mix_int8_rows<kMixRows>(memory, m, groups, dim, ahead);
+    mix_int8_rest<kMixRows>(memory, m, count - m, groups, dim, ahead);
+}
+
+// Whether values are taken apart into even and odd elements, which is quicker than widening them in order. Of each 32
+// columns that a full tile has, `mixed` then holds the even ones first; `put_in_order` undoes it at the end.
+template <typename T>
+constexpr bool kPartsPairs = sizeof(T) == 2;
+
+PENSTOCK_INLINE void put_in_order(const float* parted, int dim, float* result) {
+    const int whole = dim / (kMixVectors * kLanes) * (kMixVectors * kLanes);
+    for (int d = 0; d < whole; d += 2 * kLanes) {
+        for (int i = 0; i < kLanes; i++) {
+            result[d + 2 * i] = parted[d + i];
+            result[d + 2 * i + 1] = parted[d + kLanes + i];
+        }
+    }
+    for (int d = whole; d < dim; d += kLanes) store(result + d, load(parted + d));
 }
 
 // mixed[m][column .. column + 16 * kVectors) += weights of positions [begin, end) times their values.
@@ -355,11 +560,19 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
     for (int p = begin; p < end; p++) {
         const T* row = static_cast<const T*>(value[p]) + column;
         for (int line = 0; line < kVectors * kLanes * int(sizeof(T)); line += kCacheLine) ahead.fetch();
+        f32x16 x[kVectors];
         PENSTOCK_UNROLL
         for (int v = 0; v < kVectors; v++) {
-            const f32x16 x = kTail && v == kVectors - 1 ? load(row + v * kLanes, tail) : load(row + v * kLanes);
+            if constexpr (kPartsPairs<T> && kVectors == kMixVectors) {
+                if (v % 2 == 0) load_pairs(row + v * kLanes, x[v], x[v + 1]);
+            } else {
+                x[v] = kTail && v == kVectors - 1 ? load(row + v * kLanes, tail) : load(row + v * kLanes);
+            }
+        }
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
             PENSTOCK_UNROLL
-            for (int m = 0; m < kRows; m++) sum[m][v] = fma(broadcast(weights[m * kChunk + p]), x, sum[m][v]);
+            for (int m = 0; m < kRows; m++) sum[m][v] = fma(broadcast(weights[m * kChunk + p]), x[v], sum[m][v]);
         }
     }
     PENSTOCK_UNROLL
@@ -435,7 +648,7 @@ template <typename T, bool kPairs>
 int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, TileMemory& memory, float* top,
                                  float* sum) {
     const KvCache& cache = call.cache;
-    const int start = chunk * kChunk, dim = cache.head_dim, words = words_of(cache);
+    const int start = chunk * kChunk, dim = cache.head_dim, words = words_of<T>(cache.head_dim);
     int seen[kTileRows] = {};  // positions of this chunk, ascending with the pair
     int from = 0;
     for (int m = 0; m < span.count; m++) {
@@ -444,11 +657,15 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
         if (before <= 0) from = m + 1;
     }
     const int most = seen[span.count - 1];
-    const T* values = static_cast<const T*>(cache.values) + int64_t(span.kv_head) * dim;
-    find_values(call, span, start, most, values, memory.value);
+    int rows_of_values = most;
+    if constexpr (kIsInt8<T>) {
+        rows_of_values = find_value_groups(call, span, start, most, memory);
+    } else {
+        find_values<T>(call, span, start, most, memory.value);
+    }
     Ahead ahead;
     ahead.value = memory.value;
-    ahead.row_bytes = dim * int(sizeof(T));
+    ahead.row_bytes = dim * (kIsInt8<T> ? kGroupPositions : int(sizeof(T)));
     KeyPiece piece = find_keys<T>(call, span, start, groups_in(most), start + most, memory.keys);
     for (int begin = 0; begin < most; begin += kPiece) {
         const int groups = groups_in(most - begin), groups_after = groups_in(most - begin - kPiece);
@@ -457,20 +674,27 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
             next = find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
             ahead.aim(next, groups_after, words);
         }
-        ahead.values = groups_after == 0 ? kPiece < most ? kPiece : most : 0;
+        constexpr int kFirst = kIsInt8<T> ? kPiece / kGroupPositions : kPiece;
+        ahead.values = groups_after == 0 ? kFirst < rows_of_values ? kFirst : rows_of_values : 0;
         int first = from;  // pairs before it see nothing of this piece
         while (seen[first] <= begin) first++;
-        score_piece<T, kPairs>(memory.query, piece, groups, words, first, span.count, memory.scores + begin, ahead);
+        score_piece<T, kPairs>(memory, piece, groups, words, first, span.count, memory.scores + begin, ahead);
         if (groups_after == 0) break;
         piece = cache.runs_of_keys()
                     ? next
                     : find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
     }
+    ahead.values = rows_of_values;
+    if constexpr (kIsInt8<T>) load_value_scales(call, span, start, most, memory.value_scale);
     for (int m = from; m < span.count; m++) {
-        weigh(memory.scores + m * kChunk, seen[m], top[m], sum[m]);
+        float* weights = memory.scores + m * kChunk;
+        weigh(weights, seen[m], top[m], sum[m], ahead);
+        if constexpr (kIsInt8<T>) {
+            encode_weights(call, m, seen[m], rows_of_values, memory);
+            continue;
+        }
         memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
     }
-    ahead.values = most;
     if (cache.runs_of_keys()) {  // then the keys of the next chunk, or those that the next head begins with
         TileSpan after = span;
         int begin = start + kChunk, left = call.kv_len[span.row] - begin;
@@ -481,7 +705,11 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
         }
         ahead.aim(find_keys<T>(call, after, begin, groups_in(left), begin + left, memory.keys), groups_in(left), words);
     }
-    mix<T>(memory, dim, from, span.count, seen, ahead);
+    if constexpr (kIsInt8<T>) {
+        mix_int8(memory, dim, from, span.count, rows_of_values, ahead);
+    } else {
+        mix<T>(memory, dim, from, span.count, seen, ahead);
+    }
     return from;
 }
 
@@ -490,6 +718,11 @@ PENSTOCK_INLINE void write_result(const AttentionCall& call, const TileSpan& spa
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim, index = span.first + m;
     const int64_t token = call.q_start[span.row] + index / group;
     const int64_t at = token * call.out.stride + (span.kv_head * group + index % group) * int64_t(dim);
+    alignas(64) float in_order[kMostHeadDim];
+    if (call.cache.element == KvElement::bf16) {
+        put_in_order(result, dim, in_order);
+        result = in_order;
+    }
     for (int d = 0; d < dim; d += kLanes) {
         const f32x16 out = div(load(result + d), broadcast(sum));
         if (call.out.element == Element::bf16) {
@@ -507,7 +740,7 @@ PENSTOCK_INLINE int chunks_of(const AttentionCall& call, const TileSpan& span) {
 template <typename Q, typename T, bool kPairs>
 void attend_tile(const AttentionCall& call, const TileSpan& span) {
     TileMemory memory;
-    load_queries<Q, kPairs>(call, span, memory.query);
+    load_queries<Q, T, kPairs>(call, span, memory);
     float top[kTileRows], sum[kTileRows];
     for (int chunk = 0, chunks = chunks_of(call, span); chunk < chunks; chunk++) {
         const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, top, sum);
@@ -538,7 +771,7 @@ PENSTOCK_INLINE float* part_of(const AttentionCall& call, float* parts, int64_t 
 template <typename Q, typename T, bool kPairs>
 void attend_part(const AttentionCall& call, const TileSpan& span, int chunk, float* part) {
     TileMemory memory;
-    load_queries<Q, kPairs>(call, span, memory.query);
+    load_queries<Q, T, kPairs>(call, span, memory);
     const int dim = call.cache.head_dim;
     float* tops = part + kTileRows * dim;
     const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, tops, tops + kTileRows);
@@ -625,11 +858,14 @@ void attend_all(const AttentionCall& call, Pool& pool) {
 
 inline void attention(const AttentionCall& call, Pool& pool) {
     const bool wide_q = call.q.element == Element::f32;
-    if (call.cache.element == Element::f32) {
-        wide_q ? attend_all<float, float, false>(call, pool) : attend_all<bf16, float, false>(call, pool);
-    } else {
-        wide_q ? attend_all<float, bf16, kHasPairProduct>(call, pool)
-               : attend_all<bf16, bf16, kHasPairProduct>(call, pool);
+    switch (call.cache.element) {
+        case KvElement::f32:
+            return wide_q ? attend_all<float, float, false>(call, pool) : attend_all<bf16, float, false>(call, pool);
+        case KvElement::bf16:
+            return wide_q ? attend_all<float, bf16, kHasPairProduct>(call, pool)
+                          : attend_all<bf16, bf16, kHasPairProduct>(call, pool);
+        case KvElement::int8:
+            return wide_q ? attend_all<float, int8_t, false>(call, pool) : attend_all<bf16, int8_t, false>(call, pool);
     }
 }
 

@@ -16,6 +16,14 @@
 // A score is a sum over head_dim. With packed keys a vector holds the same word of 16 positions, so that 16 scores grow
 // in 16 lanes; natural keys have to be transposed first. Attention is quickest with packed keys and blocks of a
 // multiple of 16 positions; it gives the same bits for all layouts.
+//
+// Int8 keys and values have a scale of their own for each position and head, an fp32, in the block beside the codes:
+//
+//     keys    packed as above with w = 4, and one word more, which is the scale: words = divide_up(head_dim, 4) + 1
+//     values  [num_blocks][kv_heads] of { int8 [groups][head_dim][4], fp32 [groups][4] },
+//             groups = divide_up(block_size, 4): a word holds the same element of 4 neighbouring positions, so that 16
+//             elements of a mix of values grow in 16 lanes. Positions stand in a word in the order 0, 2, 1, 3: a shift
+//             parts its even bytes from the odd ones, and then neighbours meet.
 #pragma once
 
 #include <cstddef>
@@ -25,11 +33,13 @@
 
 namespace penstock {
 
+enum class KvElement : int32_t { f32 = 0, bf16 = 1, int8 = 2 };
+
 struct KvCache {
     void* keys;
     void* values;
-    Element element;  // of both
-    bool packed_keys;
+    KvElement element;  // of both
+    bool packed_keys;   // always with int8
     int32_t block_size;
     int32_t kv_heads;
     int32_t head_dim;
@@ -56,6 +66,16 @@ struct AttentionCall {
     uint8_t* scratch;
     size_t scratch_bytes;
 };
+
+// Groups of 4 positions in a block of int8 values; bytes of one head's values of a block, and of their codes alone.
+constexpr int32_t kGroupPositions = 4;
+constexpr int64_t value_groups(const KvCache& cache) {
+    return (int64_t(cache.block_size) + kGroupPositions - 1) / kGroupPositions;
+}
+constexpr int64_t value_codes(const KvCache& cache) { return value_groups(cache) * kGroupPositions * cache.head_dim; }
+constexpr int64_t value_bytes(const KvCache& cache) {
+    return value_codes(cache) + value_groups(cache) * kGroupPositions * int64_t(sizeof(float));
+}
 
 constexpr int32_t kMostHeadDim = 256;
 constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...

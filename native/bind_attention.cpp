@@ -38,7 +38,7 @@ void attention(uintptr_t q, int64_t q_stride, int q_element, uintptr_t out, int6
                int64_t num_blocks, int block_size, int kv_heads, int head_dim, int rows, uintptr_t q_start,
                uintptr_t kv_len, uintptr_t block_table, int64_t table_width, float scale, uintptr_t scratch,
                int64_t scratch_bytes) {
-    const KvCache cache{pointer<void>(keys), pointer<void>(values), element_of(kv_element), packed_keys,
+    const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed_keys,
                         block_size,          kv_heads,              head_dim};
     const AttentionCall call{read(q, q_stride, q_element),
                              written(out, out_stride, out_element),
@@ -83,7 +83,7 @@ void rotate_and_store(int64_t tokens, int q_heads, int kv_heads, int head_dim, u
                       uintptr_t write_slots, uintptr_t positions, int64_t num_positions, uintptr_t cos,
                       uintptr_t sin, uintptr_t q_norm, int q_norm_element, uintptr_t k_norm, int k_norm_element,
                       float eps) {
-    const KvCache cache{pointer<void>(keys), pointer<void>(values), element_of(kv_element), packed_keys,
+    const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed_keys,
                         block_size,          kv_heads,              head_dim};
     const RotaryCall call{tokens,
                           read(q, q_stride, q_element),

@@ -34,12 +34,13 @@ ConstRows norm_of(const Vector& vector) {
     return vector_of(vector);
 }
 
-Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs) {
+Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs, bool fine = false) {
     const auto [kind, given_outputs, given_inputs, address, bias, bias_element] = weight;
     check_sizes(outputs, inputs);
     require(given_outputs == outputs && given_inputs == inputs, "a weight does not have the sizes of its place");
     require(address != 0, "weight must be given");
-    return {kind_of(kind), outputs, inputs, pointer<uint8_t>(address), vector_of({bias, bias_element})};
+    return {kind_of(kind), outputs, inputs, pointer<uint8_t>(address), vector_of({bias, bias_element}),
+            fine && kind_of(kind) == Kind::q4};
 }
 
 void make_plan(DecoderPlan* place, int64_t hidden, int64_t inner, int q_heads, int kv_heads, int head_dim, float eps,
@@ -59,7 +60,7 @@ void add_layer(DecoderPlan& plan, const Vector& attention_norm, const Weight& qk
                const Vector& k_norm, const Weight& output, const Vector& mlp_norm, const Weight& gate_up,
                const Weight& down) {
     plan.layers.push_back({norm_of(attention_norm), norm_of(mlp_norm), vector_of(q_norm), vector_of(k_norm),
-                           projection_of(qkv, plan.qkv_width(), plan.hidden),
+                           projection_of(qkv, plan.qkv_width(), plan.hidden, /*fine=*/true),
                            projection_of(output, plan.hidden, plan.q_width()),
                            projection_of(gate_up, 2 * plan.inner, plan.hidden),
                            projection_of(down, plan.hidden, plan.inner)});
@@ -82,16 +83,16 @@ void check_caches(const DecoderStep& step, const DecoderPlan& plan, const std::v
     }
 }
 
-void run(const DecoderPlan& plan, int64_t tokens, uintptr_t stream, uintptr_t out, uintptr_t positions,
-         uintptr_t write_slots, const std::vector<uintptr_t>& keys, const std::vector<uintptr_t>& values,
+void run(const DecoderPlan& plan, int64_t tokens, uintptr_t stream, uintptr_t out, int out_element,
+         uintptr_t positions, uintptr_t write_slots, const std::vector<uintptr_t>& keys, const std::vector<uintptr_t>& values,
          int kv_element, bool packed_keys, int64_t num_blocks, int block_size, int rows, uintptr_t q_start,
          uintptr_t kv_len, uintptr_t block_table, int64_t table_width, float scale, uintptr_t scratch,
          int64_t scratch_bytes) {
-    const KvCache cache{nullptr,    nullptr,       element_of(kv_element), packed_keys,
+    const KvCache cache{nullptr,    nullptr,       kv_element_of(kv_element), packed_keys,
                         block_size, plan.kv_heads, plan.head_dim};
     const DecoderStep step{tokens,
                            pointer<float>(stream),
-                           pointer<uint16_t>(out),
+                           {pointer<void>(out), plan.hidden, element_of(out_element)},
                            pointer<int64_t>(positions),
                            pointer<int64_t>(write_slots),
                            keys.data(),

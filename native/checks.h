@@ -26,6 +26,12 @@ inline Element element_of(int element) {
     return static_cast<Element>(element);
 }
 
+inline KvElement kv_element_of(int element) {
+    require(element >= 0 && element <= static_cast<int>(KvElement::int8),
+            "element of a cache must be 0 (float32), 1 (bfloat16) or 2 (int8)");
+    return static_cast<KvElement>(element);
+}
+
 inline Kind kind_of(int kind) {
     require(kind >= 0 && kind <= static_cast<int>(Kind::q8), "kind must be 0 (bf16), 1 (q4) or 2 (q8)");
     return static_cast<Kind>(kind);
@@ -40,6 +46,7 @@ inline void check_cache(const KvCache& cache, int64_t num_blocks) {
     require(cache.keys != nullptr && cache.values != nullptr, "keys and values must be given");
     require(num_blocks >= 1 && num_blocks < kMostRows, "num_blocks must be between 1 and 2^31 - 1");
     require(cache.block_size >= 1, "block_size must be at least 1");
+    require(cache.element != KvElement::int8 || cache.packed_keys, "int8 keys must be packed");
 }
 
 inline void check_heads(int kv_heads, int head_dim) {

@@ -23,7 +23,7 @@ int64_t linear_scratch(const DecoderPlan& plan) {
     int64_t most = 0;
     for (const DecoderLayer& layer : plan.layers) {
         for (const Projection* of : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-            most = std::max(most, scratch_stride(of->kind, of->inputs));
+            most = std::max(most, scratch_stride(of->kind, of->inputs, of->fine));
         }
     }
     return most;
@@ -67,7 +67,7 @@ struct Run {
     void project(const Projection& by, const Rows& x, const ConstRows& residual, const Rows& out) const {
         const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
                               by.weight,   by.bias,    residual,  out,     step.scratch + at.linear,
-                              false};
+                              false,       by.fine};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 
@@ -75,7 +75,7 @@ struct Run {
     void project_gated(const Projection& by, const Rows& x, const Rows& out) const {
         const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
                               by.weight,   by.bias,    {},        out,     step.scratch + at.linear,
-                              true};
+                              true,        by.fine};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 
@@ -83,7 +83,8 @@ struct Run {
     void add(const Projection& by, const Rows& x) const { project(by, x, read(stream()), stream()); }
 
     void attend(const DecoderLayer& layer, const KvCache& cache) const {
-        const Rows normed = rows(0, plan.hidden, layer.qkv), qkv = rows(at.wide, plan.qkv_width(), layer.qkv);
+        const Rows normed = rows(0, plan.hidden, layer.qkv);
+        const Rows qkv{step.scratch + at.wide, plan.qkv_width(), Element::bf16};  // as keys and values are kept
         const Rows q = rows(at.inner, plan.q_width(), layer.qkv), mixed = rows(at.mixed, plan.q_width(), layer.output);
         norm(layer.attention_norm, normed);
         project(layer.qkv, normed, {}, qkv);
@@ -129,7 +130,7 @@ void run_decoder(const DecoderPlan& plan, const DecoderStep& step, const KernelT
         run.attend(plan.layers[i], cache);
         run.mlp(plan.layers[i]);
     }
-    run.norm(plan.norm, {step.out, plan.hidden, Element::bf16});
+    run.norm(plan.norm, step.out);
 }
 
 }  // namespace penstock

@@ -24,6 +24,7 @@ struct Projection {
     int64_t inputs;
     const uint8_t* weight;  // packed
     ConstRows bias;
+    bool fine;
 };
 
 struct DecoderLayer {
@@ -56,7 +57,7 @@ struct DecoderPlan {
 struct DecoderStep {
     int64_t tokens;
     float* stream;  // [tokens][hidden]: the embeddings; used up
-    uint16_t* out;  // [tokens][hidden] bf16, after the last norm
+    Rows out;       // [tokens][hidden], after the last norm
     const int64_t* positions;
     const int64_t* write_slots;
     const uintptr_t* keys;  // an address a layer

@@ -1,11 +1,13 @@
-// Linear with 8-bit weights in groups of 32 inputs, each with a scale (GGUF's Q8_0), and activations quantised alike.
+// Linear with 8-bit weights in groups of 32 inputs, each with a scale (GGUF's Q8_0), and activations quantised in shares
+// of 16.
 //
 // The packed weight, panel after panel of 16 outputs; a panel is its groups one after the other, each
 //
 //     | 8 x 64 bytes: part c holds, for o0 to o15, the codes of k = 4c to 4c + 3, 128 above the weight |
 //     | scales of o0..o15, fp16 |                                                       544 bytes = 8.5 cache lines
 //
-// A weight is (code - 128) * scale. (ggml-common.h, `block_q8_0`.) Order of a sum: groups ascending.
+// A weight is (code - 128) * scale. (ggml-common.h, `block_q8_0`.) Order of a sum: shares
+// ascending; of each the exact integer sum, times both scales.
 #pragma once
 
 #include "dot_lanes.h"
@@ -43,28 +45,31 @@ struct LinearQ8 {
         }
         for (int64_t g = 0; g < x.groups; g++) {
             const int64_t group = g * kQ8Group;
-            i32x16 sum[R][P];
-            PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                const i32x16 offset = broadcast_i32(offsets[r * words + g]);
-                PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
-            }
-            PENSTOCK_UNROLL for (int c = 0; c < 8; c++) {
-                Codes w[P];
-                PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                    const uint8_t* at = weight[p] + group + c * 64;
-                    w[p] = load_codes(at);
-                    fetch_ahead<P>(at + ahead);
+            f32x16 scale[P];
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) scale[p] = load_f16(weight[p] + group + 512);
+            PENSTOCK_UNROLL for (int half = 0; half < 2; half++) {
+                i32x16 sum[R][P];
+                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                    const i32x16 offset = broadcast_i32(offsets[r * words + 2 * g + half]);
+                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
+                }
+                PENSTOCK_UNROLL for (int c = 4 * half; c < 4 * half + 4; c++) {
+                    Codes w[P];
+                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                        const uint8_t* at = weight[p] + group + c * 64;
+                        w[p] = load_codes(at);
+                        fetch_ahead<P>(at + ahead);
+                    }
+                    PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                        const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
+                        PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], quad);
+                    }
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                    const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
-                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], quad);
-                }
-            }
-            PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                const f32x16 scale = load_f16(weight[p] + group + 512);
-                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                    const f32x16 both = mul(scale, broadcast(scales[r * words + g]));
-                    total[r][p] = fma(to_f32(sum[r][p]), both, total[r][p]);
+                    const f32x16 share = broadcast(scales[r * words + 2 * g + half]);
+                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                        total[r][p] = fma(to_f32(sum[r][p]), mul(scale[p], share), total[r][p]);
+                    }
                 }
             }
         }
@@ -75,7 +80,8 @@ struct LinearQ8 {
 inline void linear_q8(const LinearCall& call, Pool& pool) {
     const QuantizedRows x = quantized_rows(call, Kind::q8);
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
-        quantize_groups(call, x, row, x.whole_offsets(row), [](float, int32_t sum) { return -128 * sum; });
+        int32_t* offsets = x.whole_offsets(row);
+        quantize_row<Kind::q8>(call, x, row, [=](int64_t share, float, int32_t sum) { offsets[share] = -128 * sum; });
     });
     split_tiles(LinearQ8{call, x}, call, pool);
 }

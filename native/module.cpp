@@ -16,6 +16,7 @@ namespace nb = nanobind;
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_decoder(nb::module_& module);
+void bind_peak(nb::module_& module);
 
 NB_MODULE(_native, module) {
     module.def("isas", &penstock::isas, "Instruction sets that this build has and this machine can run, best first.");
@@ -38,4 +39,5 @@ NB_MODULE(_native, module) {
     bind_linear(module);
     bind_attention(module);
     bind_decoder(module);
+    bind_peak(module);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "elements.h"
+#include "int8_lanes.h"
 #include "rows_call.h"
 
 namespace penstock {
@@ -39,9 +40,17 @@ PENSTOCK_INLINE void turn_head(const RotaryCall& call, const ConstRows& from, co
     }
 }
 
+// A key, as packed words, to where word w of it lies at to[w * block_size].
+PENSTOCK_INLINE void scatter_key(const KvCache& cache, int64_t slot, int head, const uint32_t* key, int words) {
+    const int size = cache.block_size;
+    uint32_t* to = static_cast<uint32_t*>(cache.keys);
+    to += (slot / size * cache.kv_heads + head) * words * size + slot % size;
+    for (int w = 0; w < words; w++) to[int64_t(w) * size] = key[w];
+}
+
 template <typename T>
 PENSTOCK_INLINE void store_key(const KvCache& cache, int64_t slot, int head, const float* x) {
-    const int dim = cache.head_dim, size = cache.block_size;
+    const int dim = cache.head_dim;
     if (!cache.packed_keys) {
         T* key = static_cast<T*>(cache.keys) + (slot * cache.kv_heads + head) * dim;
         for (int d = 0; d < dim; d += kLanes) store_at(key, d, dim, load(x + d));
@@ -52,9 +61,17 @@ PENSTOCK_INLINE void store_key(const KvCache& cache, int64_t slot, int head, con
     alignas(64) uint32_t key[kMostHeadDim];
     key[words - 1] = 0;  // an odd head_dim is filled up
     for (int d = 0; d < dim; d += kLanes) store_at(reinterpret_cast<T*>(key), d, dim, load(x + d));
-    uint32_t* to = static_cast<uint32_t*>(cache.keys);
-    to += (slot / size * cache.kv_heads + head) * words * size + slot % size;
-    for (int w = 0; w < words; w++) to[int64_t(w) * size] = key[w];
+    scatter_key(cache, slot, head, key, words);
+}
+
+template <>
+PENSTOCK_INLINE void store_key<int8_t>(const KvCache& cache, int64_t slot, int head, const float* x) {
+    const int words = (cache.head_dim + 3) / 4;
+    alignas(64) uint32_t key[kMostHeadDim / 4 + 1];
+    key[words - 1] = 0;  // the rest of a head_dim that is no multiple of 4
+    const float scale = encode_head(x, cache.head_dim, 127.0f, reinterpret_cast<int8_t*>(key));
+    memcpy(key + words, &scale, sizeof scale);
+    scatter_key(cache, slot, head, key, words + 1);
 }
 
 template <typename T>
@@ -65,6 +82,25 @@ PENSTOCK_INLINE void store_value(const KvCache& cache, int64_t slot, int head, c
                 int64_t(head) * dim * (from.element == Element::f32 ? sizeof(float) : sizeof(bf16));
     T* value = static_cast<T*>(cache.values) + (slot * cache.kv_heads + head) * dim;
     for (int d = 0; d < dim; d += kLanes) store_at(value, d, dim, load_row(view, token, d, dim));
+}
+
+template <>
+PENSTOCK_INLINE void store_value<int8_t>(const KvCache& cache, int64_t slot, int head, const ConstRows& from,
+                                         int64_t token) {
+    const int dim = cache.head_dim;
+    const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+    ConstRows view = from;
+    view.data = static_cast<const uint8_t*>(from.data) +
+                int64_t(head) * dim * (from.element == Element::f32 ? sizeof(float) : sizeof(bf16));
+    alignas(64) float x[kMostHeadDim];
+    for (int d = 0; d < dim; d += kLanes) store(x + d, load_row(view, token, d, dim));
+    int8_t codes[kMostHeadDim];
+    const float scale = encode_head(x, dim, 127.0f, codes);
+    int8_t* values = static_cast<int8_t*>(cache.values) + (block * cache.kv_heads + head) * value_bytes(cache);
+    memcpy(values + value_codes(cache) + offset * int64_t(sizeof scale), &scale, sizeof scale);
+    constexpr int kPlace[kGroupPositions] = {0, 2, 1, 3};
+    int8_t* to = values + offset / kGroupPositions * kGroupPositions * dim + kPlace[offset % kGroupPositions];
+    for (int d = 0; d < dim; d++) to[d * kGroupPositions] = codes[d];
 }
 
 template <typename T>
@@ -89,10 +125,10 @@ inline void rotate_and_store(const RotaryCall& call, Pool& pool) {
             for (int d = 0; d < dim; d += kLanes) store_row(out, token, d, dim, load(x + d));
         }
         if (!call.k.data) return;
-        if (call.cache.element == Element::f32) {
-            store_token<float>(call, token);
-        } else {
-            store_token<bf16>(call, token);
+        switch (call.cache.element) {
+            case KvElement::f32: return store_token<float>(call, token);
+            case KvElement::bf16: return store_token<bf16>(call, token);
+            case KvElement::int8: return store_token<int8_t>(call, token);
         }
     });
 }

@@ -20,7 +20,7 @@ from penstock import models
 from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.model import ModelCard, ModelShape
+from penstock.contract.model import ModelCard, ModelShape, ModelWork
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
 from penstock.exec.device import (
@@ -31,9 +31,17 @@ from penstock.exec.device import (
     resolve_packing,
     set_threads,
 )
-from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, serves_packed_keys
+from penstock.exec.kv_store import (
+    KVStore,
+    MemoryReport,
+    block_bytes,
+    blocks_for,
+    resolve_kv_dtype,
+    serves_packed_keys,
+)
 from penstock.exec.runner import TorchRunner
 from penstock.kernels import native
+from penstock.nn.work import work_of
 from penstock.text import TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
@@ -64,6 +72,7 @@ class Assembly:
 
     Attributes:
         report: lines for the operator: model, device, memory.
+        work: what computing with the model takes.
     """
 
     engine: Engine
@@ -71,6 +80,7 @@ class Assembly:
     card: ModelCard
     config: EngineConfig
     report: tuple[str, ...]
+    work: ModelWork
 
     def start_client(self) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then."""
@@ -88,7 +98,8 @@ class LoadedModel:
     """A model in memory, good for any number of KV stores and runners, in any sizes.
 
     Attributes:
-        dtype: of activations, and of the KV stores made for it.
+        dtype: of activations.
+        kv_dtype: of the KV stores made for it.
         weight_bytes: memory of its weights.
     """
 
@@ -96,6 +107,7 @@ class LoadedModel:
     model: CausalLM
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     weight_bytes: int
 
     @property
@@ -105,8 +117,8 @@ class LoadedModel:
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
-        packed_keys = serves_packed_keys(self.shape, self.dtype, self.device, block_size)
-        return KVStore(self.shape, num_blocks, block_size, self.dtype, self.device, packed_keys=packed_keys)
+        packed_keys = serves_packed_keys(self.shape, self.kv_dtype, self.device, block_size)
+        return KVStore(self.shape, num_blocks, block_size, self.kv_dtype, self.device, packed_keys=packed_keys)
 
     def runner(self, kv: KVStore, max_num_seqs: int, max_model_len: int) -> TorchRunner:
         """A runner over a store of this model's."""
@@ -153,7 +165,7 @@ def assemble(
     )
     for line in memory.lines():
         say(line)
-    return _join(config, files, text, runner, card, memory)
+    return _join(config, files, text, runner, card, memory, work_of(loaded.model))
 
 
 def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
@@ -175,6 +187,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
     packing = resolve_packing(config.quantization, files.stored_dtype, dtype, device, native.isa())
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
     threads = set_threads(config.threads, packed=packing is not Packing.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     announce(
@@ -184,22 +197,29 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
         model = models.load(files.config, binder, str(files.path))
-    return LoadedModel(files, model, device, dtype, binder.bytes)
+    return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes)
 
 
 def _build_runner(config: EngineConfig, loaded: LoadedModel) -> tuple[TorchRunner, MemoryReport]:
     """Size the KV cache from what memory is left now, and warm up."""
-    shape, dtype, block_size = loaded.shape, loaded.dtype, config.block_size
+    shape, dtype, block_size = loaded.shape, loaded.kv_dtype, config.block_size
     num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), shape, block_size, dtype)
     max_model_len = _max_model_len(config, shape, num_blocks * block_size)
     runner = loaded.runner(loaded.kv_store(num_blocks, block_size), config.max_num_seqs, max_model_len)
     runner.warm_up()
     kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
-    return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len)
+    kept_in = str(dtype).removeprefix("torch.")
+    return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len, kept_in)
 
 
 def _join(
-    config: EngineConfig, files: ModelFiles, text: TextModel, runner: TorchRunner, card: ModelCard, memory: MemoryReport
+    config: EngineConfig,
+    files: ModelFiles,
+    text: TextModel,
+    runner: TorchRunner,
+    card: ModelCard,
+    memory: MemoryReport,
+    work: ModelWork,
 ) -> Assembly:
     """The engine around a runner."""
     scheduler_config = SchedulerConfig(
@@ -215,7 +235,7 @@ def _join(
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     engine = Engine(Scheduler(scheduler_config), runner, text, recorder)
     intake = Intake(text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy)
-    return Assembly(engine, intake, card, config, memory.lines())
+    return Assembly(engine, intake, card, config, memory.lines(), work)
 
 
 def serve(

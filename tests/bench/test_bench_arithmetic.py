@@ -23,7 +23,13 @@ def test_percentiles_are_numpys(samples, percent):
 
 
 def test_percentiles_by_name():
-    assert percentiles([4.0, 1.0, 2.0, 3.0]) == {"mean": 2.5, "p50": 2.5, "p90": pytest.approx(3.7), "p99": 3.97}
+    assert percentiles([4.0, 1.0, 2.0, 3.0]) == {
+        "mean": 2.5,
+        "p50": 2.5,
+        "p90": pytest.approx(3.7),
+        "p95": 3.85,
+        "p99": 3.97,
+    }
     assert percentiles([]) == {}
 
 

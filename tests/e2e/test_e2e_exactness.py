@@ -21,3 +21,13 @@ def test_every_form_of_weights_is_exact(default_model, quantization):
     report = profile(served, EXTENT)
     assert report.exact, report.verdict_line()
     assert report.tally.tokens > 200
+
+
+@pytest.mark.model
+@pytest.mark.skipif(
+    not native.available(), reason="installed without a C++ compiler: the KV cache is not kept in int8 then"
+)
+def test_an_int8_kv_cache_is_exact(default_model):
+    report = profile(EngineConfig(model=str(default_model), kv_cache_dtype="int8"), EXTENT)
+    assert report.exact, report.verdict_line()
+    assert report.tally.tokens > 200

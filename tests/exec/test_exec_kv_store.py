@@ -7,7 +7,8 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
-from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for
+from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, resolve_kv_dtype
+from penstock.kernels import native
 
 SHAPE = ModelShape(
     num_layers=30, hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152, max_positions=8192
@@ -15,12 +16,41 @@ SHAPE = ModelShape(
 
 
 def test_a_block_costs_what_its_tensors_take():
-    for dtype in (torch.float32, torch.bfloat16):
-        store = KVStore(SHAPE, 2, 16, dtype, torch.device("cpu"))
-        taken = sum(cache.nbytes for cache in (*store.keys, *store.values))
-        assert taken == 2 * block_bytes(SHAPE, 16, dtype)
-        assert store.keys[29].shape == store.values[0].shape == (2, 16, 3, 64)
+    awkward = ModelShape(3, 60, 3, 1, 30, 10, 64)
+    for shape in (SHAPE, awkward):
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            store = KVStore(shape, 2, 16, dtype, torch.device("cpu"))
+            taken = sum(cache.nbytes for cache in (*store.keys, *store.values))
+            assert taken == 2 * block_bytes(shape, 16, dtype)
+    assert KVStore(SHAPE, 2, 16, torch.float32, torch.device("cpu")).keys[29].shape == (2, 16, 3, 64)
     assert block_bytes(SHAPE, 1, torch.bfloat16) == 30 * 2 * 192 * 2
+    assert block_bytes(SHAPE, 16, torch.int8) == 16 * 30 * 2 * 3 * (64 + 4)
+
+
+@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+def test_int8_is_there_for_bfloat16_on_a_cpu_only():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert resolve_kv_dtype("int8", torch.bfloat16, cpu) == torch.int8
+    assert resolve_kv_dtype("auto", torch.float16, cuda) == torch.float16
+    for dtype, device in ((torch.float32, cpu), (torch.bfloat16, cuda)):
+        with pytest.raises(ConfigError, match=f"{device} in {str(dtype).removeprefix('torch.')}") as refused:
+            resolve_kv_dtype("int8", dtype, device)
+        assert refused.value.option == "kv_cache_dtype"
+
+
+def test_int8_without_compiled_kernels_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "module", None)
+    with pytest.raises(ConfigError, match="without a C") as refused:
+        resolve_kv_dtype("int8", torch.bfloat16, torch.device("cpu"))
+    assert refused.value.option == "kv_cache_dtype"
+
+
+def test_a_store_can_be_filled_with_nan():
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        store = KVStore(SHAPE, 1, 16, dtype, torch.device("cpu"))
+        store.fill_with_nan()
+        for cache in (*store.keys, *store.values):
+            assert (cache if dtype != torch.int8 else cache.view(torch.float32)).isnan().all()
 
 
 def test_packed_keys_take_as_much_and_blocks_come_first():
@@ -46,14 +76,14 @@ def test_a_budget_below_one_block_is_refused_by_option():
 
 
 def test_the_report_says_where_the_memory_goes():
-    report = MemoryReport(98 * 2**20, 3 * 2**30, num_blocks=100, block_size=16, max_model_len=2048)
+    report = MemoryReport(98 * 2**20, 3 * 2**30, num_blocks=100, block_size=16, max_model_len=2048, kv_dtype="int8")
     assert (report.kv_tokens, report.longest_request) == (1600, 1600)
-    assert MemoryReport(0, 0, 200, 16, 2048).longest_request == 2048
+    assert MemoryReport(0, 0, 200, 16, 2048, "bfloat16").longest_request == 2048
     text = "\n".join(report.lines())
-    for part in ("98.0 MiB", "3.0 GiB", "100 blocks", "1600 tokens in all", "1600 tokens, prompt and output"):
+    for part in ("98.0 MiB", "3.0 GiB", "100 blocks", "1600 tokens in all, int8", "1600 tokens, prompt and output"):
         assert part in text
-    assert "0 bytes" in MemoryReport(0, 1500, 1, 1, 1).lines()[0]
-    assert "1.5 KiB" in MemoryReport(0, 1500, 1, 1, 1).lines()[1]
+    assert "0 bytes" in MemoryReport(0, 1500, 1, 1, 1, "float32").lines()[0]
+    assert "1.5 KiB" in MemoryReport(0, 1500, 1, 1, 1, "float32").lines()[1]
 
 
 def test_a_borrowed_block_comes_back_whole_even_after_an_error():
@@ -72,3 +102,10 @@ def test_a_borrowed_block_comes_back_whole_even_after_an_error():
         spoil_and_fail()
     for index, cache in enumerate((*store.keys, *store.values)):
         assert bool((cache == index).all())
+
+
+def test_memory_that_the_system_does_not_give_is_refused_by_option():
+    blocks = 2**62 // block_bytes(SHAPE, 16, torch.bfloat16)
+    with pytest.raises(ConfigError, match="the system does not give") as refused:
+        KVStore(SHAPE, blocks, 16, torch.bfloat16, torch.device("cpu"))
+    assert refused.value.option == "kv_cache_memory"

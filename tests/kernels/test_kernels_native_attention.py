@@ -15,11 +15,18 @@ if not native.available():
     pytest.skip("this installation has no compiled kernels", allow_module_level=True)
 
 from penstock.kernels import native_attention
-from penstock.kernels.native_attention import packed_keys_shape, rotate_and_write, write_kv
+from penstock.kernels.native_attention import (
+    int8_keys_shape,
+    int8_values_shape,
+    packed_keys_shape,
+    rotate_and_write,
+    write_kv,
+)
 
-BF16, F32 = torch.bfloat16, torch.float32
-# float32 sums of a few hundred products; beside a bfloat16 cache queries may be rounded to bfloat16 too
-TOLERANCE = {F32: 3e-6, BF16: 1.5e-2}
+BF16, F32, INT8 = torch.bfloat16, torch.float32, torch.int8
+# float32 sums of a few hundred products; beside a bfloat16 cache queries may be rounded to bfloat16 too, beside an int8
+# one to int16, which is an error of a score
+TOLERANCE = {F32: 3e-6, BF16: 1.5e-2, INT8: 2e-4}
 
 
 @pytest.fixture(params=native.isas(), autouse=True)
@@ -41,6 +48,34 @@ def attend_in_float64(q, k, v, scale):
     return torch.einsum("hcl,lhd->chd", scores.masked_fill(~seen, -math.inf).softmax(-1), values)
 
 
+def rounded_to_int8(x):
+    """What an int8 cache holds of heads `[..., D]`: codes, and scales `[..., 1]`."""
+    largest = x.float().abs().amax(-1, keepdim=True)
+    codes = (x.float() * (127 / largest)).round().where(largest >= 2.0**-100, 0.0)
+    return codes, (largest / 127).where(largest >= 2.0**-100, 0.0)
+
+
+def stored(x, dtype):
+    """`x` after it went through a cache of `dtype`."""
+    if dtype != INT8:
+        return x.to(dtype)
+    codes, scales = rounded_to_int8(x)
+    return codes * scales
+
+
+def empty_cache(num_blocks, block_size, kv_heads, dim, dtype, packed):
+    """Keys and values, every byte of which is a NaN's."""
+    natural = (num_blocks, block_size, kv_heads, dim)
+    if dtype == INT8:
+        shapes = int8_keys_shape(*natural), int8_values_shape(*natural)
+    else:
+        shapes = packed_keys_shape(*natural, dtype) if packed else natural, natural
+    caches = [torch.empty(shape, dtype=dtype) for shape in shapes]
+    for cache in caches:
+        cache.view(torch.uint8).fill_(255)
+    return caches
+
+
 class Case:
     """Ragged rows whose keys and values are scattered over a cache of NaN."""
 
@@ -50,7 +85,8 @@ class Case:
         self.block_size, self.dtype, self.packed, self.scale = block_size, dtype, packed, dim**-0.5
         self.q = [torch.randn(count, heads, dim, generator=generator) for count in counts]
         self.k, self.v = (
-            [torch.randn(n, kv_heads, dim, generator=generator).to(dtype) for n in lengths] for _ in range(2)
+            [torch.randn(n, kv_heads, dim, generator=generator).to(F32 if dtype == INT8 else dtype) for n in lengths]
+            for _ in range(2)
         )
         self.place(seed)
 
@@ -58,14 +94,9 @@ class Case:
         """Scatter the same rows over other blocks."""
         each = [math.ceil(n / self.block_size) for n in self.lengths]
         ids = random.Random(seed).sample(range(sum(each) + 3), sum(each))
-        natural = (sum(each) + 3, self.block_size, self.kv_heads, self.dim)
-        self.v_cache = torch.full(natural, math.nan, dtype=self.dtype)
-        self.k_cache = (
-            torch.empty(packed_keys_shape(*natural, self.dtype), dtype=self.dtype)
-            if self.packed
-            else self.v_cache.clone()
+        self.k_cache, self.v_cache = empty_cache(
+            sum(each) + 3, self.block_size, self.kv_heads, self.dim, self.dtype, self.packed
         )
-        self.k_cache.fill_(math.nan)
         self.table = torch.full(
             (len(each), max(each)), -7, dtype=torch.int32
         )  # where no row reaches, no block is named
@@ -92,7 +123,8 @@ class Case:
         return out.split([len(part) for part in parts])
 
     def expected(self, row):
-        return attend_in_float64(self.q[row], self.k[row], self.v[row], self.scale)
+        k, v = stored(self.k[row], self.dtype), stored(self.v[row], self.dtype)
+        return attend_in_float64(self.q[row], k, v, self.scale)
 
 
 ROWS = [
@@ -101,11 +133,11 @@ ROWS = [
     ([9, 40, 12, 1, 70, 2], [1, 13, 1, 1, 70, 2]),
     ([600, 257], [1, 35]),
 ]
+LAYOUTS = [(F32, False), (F32, True), (BF16, False), (BF16, True), (INT8, True)]
 SHAPES = [(4, 4, 10), (6, 2, 20), (9, 3, 64), (8, 1, 80), (4, 2, 128), (27, 1, 16), (2, 2, 5), (2, 1, 256)]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize(("lengths", "counts"), ROWS)
 def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim, dtype, packed):
@@ -116,19 +148,19 @@ def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim,
             torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 def test_bits_do_not_depend_on_where_keys_lie(dtype):
     lengths, counts = [9, 300, 70], [1, 40, 1]
     expected = Case(lengths, counts, 9, 3, 64, 16, dtype).attend()
     for block_size in (1, 5, 16, 32, 512):
-        for packed in (False, True):
+        for packed in (False, True) if dtype != INT8 else (True,):
             for seed in (0, 5):
                 case = Case(lengths, counts, 9, 3, 64, block_size, dtype, packed)
                 case.place(seed)
                 assert all(map(torch.equal, case.attend(), expected)), (block_size, packed, seed)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80), (2, 2, 20)])
 def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype):
     case = Case([9, 300, 12, 520, 70], [1, 13, 1, 1, 70], heads, kv_heads, dim, 16, dtype, True)
@@ -138,7 +170,7 @@ def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype):
     assert all(map(torch.equal, case.attend(rows=[4, 1, 2]), (together[4], together[1], together[2])))
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80)])
 def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dtype):
     case = Case([300], [300], heads, kv_heads, dim, 16, dtype, True)
@@ -148,9 +180,10 @@ def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dty
         assert torch.equal(torch.cat(chunks), whole), size
 
 
+@pytest.mark.parametrize("dtype", [BF16, INT8])
 @pytest.mark.parametrize(("lengths", "counts"), [([1100], [1]), ([1100, 3, 700], [2, 1, 1]), ([600], [90])])
-def test_bits_do_not_depend_on_threads(lengths, counts):
-    case = Case(lengths, counts, 9, 3, 64, 16, BF16, True)
+def test_bits_do_not_depend_on_threads(lengths, counts, dtype):
+    case = Case(lengths, counts, 9, 3, 64, 16, dtype, True)
     native.set_threads(1)
     alone = case.attend()
     for threads in (2, 3, 8):
@@ -158,8 +191,9 @@ def test_bits_do_not_depend_on_threads(lengths, counts):
         assert all(map(torch.equal, case.attend(), alone)), threads
 
 
-def test_a_later_position_cannot_reach_an_earlier_one():
-    case = Case([300], [300], 6, 2, 64, 16, F32, True)
+@pytest.mark.parametrize("dtype", [F32, INT8])
+def test_a_later_position_cannot_reach_an_earlier_one(dtype):
+    case = Case([300], [300], 6, 2, 64, 16, dtype, True)
     before = case.attend()[0]
     case.k[0][271:], case.v[0][271:] = math.nan, math.inf
     case.place(0)
@@ -250,6 +284,40 @@ def test_writing_is_the_reference_in_both_layouts(dim, dtype):
         natural = cache.permute(0, 3, 1, 2, 4).reshape(3, 5, 2, -1)[..., :dim] if packed else cache
         assert torch.equal(natural.nan_to_num(7.0), expected[0].nan_to_num(7.0))
         assert torch.equal(values, expected[1])
+
+
+@pytest.mark.parametrize("dim", [1, 5, 20, 64, 66, 256])
+def test_int8_heads_are_stored_as_the_formula_says(dim):
+    generator = torch.Generator().manual_seed(3)
+    k, v = (torch.randn(7, 2, dim, generator=generator) * 10.0 ** torch.arange(-3, 4)[:, None, None] for _ in range(2))
+    k[1, 0], v[2, 1], k[4], v[5, 0, 0] = 0.0, 1e-39, math.inf, math.nan
+    slots = torch.tensor([9, 2, 14, 0, 5, 4, 11])
+    k_cache, v_cache = empty_cache(3, 5, 2, dim, INT8, True)
+    write_kv(k_cache, v_cache, k, v, slots)
+    blocks, offsets = slots // 5, slots % 5
+    held_keys = k_cache[blocks, :, :, offsets]  # [7, 2, words + 1, 4]
+    key_scales = held_keys[:, :, -1].contiguous().view(F32)  # [7, 2, 1]
+    flat, codes_end = v_cache.flatten(2), 2 * dim * 4  # 5 positions are two groups of 4
+    in_order = flat[:, :, :codes_end].unflatten(2, (2, dim, 4))[..., [0, 2, 1, 3]].transpose(3, 4)  # [.., 2, 4, D]
+    held_values = in_order.flatten(2, 3)[blocks, :, offsets]
+    value_scales = flat[:, :, codes_end:].contiguous().view(F32)[blocks, :, offsets, None]
+    for x, codes, scales in ((k, held_keys[:, :, :-1].flatten(2), key_scales), (v, held_values, value_scales)):
+        sound = x.isfinite().all(-1)  # [7, 2]
+        expected, its_scales = rounded_to_int8(x)
+        assert torch.equal(codes[sound][:, :dim].float(), expected[sound])
+        assert not codes[..., dim:].any()
+        assert torch.equal(scales[sound], its_scales[sound])
+        assert scales[~sound].isnan().all()
+
+
+def test_bits_of_int8_scores_are_those_of_a_cache_written_in_one_go():
+    case = Case([40], [1], 6, 2, 64, 16, INT8, True)
+    expected = case.attend()[0]
+    slots = torch.cat([case.table[0, i] * 16 + torch.arange(16) for i in range(3)])[:40]
+    case.k_cache.view(torch.uint8).fill_(255)
+    for at in range(40):
+        write_kv(case.k_cache, case.v_cache, case.k[0][at : at + 1], case.v[0][at : at + 1], slots[at : at + 1])
+    assert torch.equal(case.attend()[0], expected)
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -85,8 +85,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.kv = KVStore(self.model.shape, 96, self.block_size, self.cache_dtype, CPU, packed_keys=self.packed_keys)
-        for held in (*self.kv.keys, *self.kv.values):
-            held.fill_(float("nan"))
+        self.kv.fill_with_nan()
         self.tables = SlotTables(8, 512, self.block_size)
         self.used = 0
 
@@ -160,7 +159,7 @@ def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, packi
     assert model.compiled is not None
     exact = exact_hidden(model, 40)
     ours, one_by_one = whole(model, 40), whole(model, 40, hidden_caches=True)
-    assert ours.dtype == one_by_one.dtype == torch.bfloat16
+    assert one_by_one.dtype == torch.bfloat16
     assert not torch.equal(ours, one_by_one), "the second did not run one by one"
     assert error(ours, exact) <= 1.5 * error(one_by_one, exact)
     assert error(ours, exact) < (0.05**2 if packing is Packing.BF16 else 0.15**2)
@@ -175,22 +174,23 @@ def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, varian
     assert error(ours, exact) <= 1.5 * error(theirs, exact)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize(
     ("family", "variant"),
     [("llama", "all_to_one_biases_llama3"), ("qwen3", "wide_heads_tied"), ("qwen3", "all_to_one_narrow_heads")],
 )
-def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, packing):
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, packing, cache_dtype):
     model = model_of(family, variant, packing)
-    alone = [whole(model, length) for length in LENGTHS]
-    together = Bench(model, block_size=5, packed_keys=False)
+    alone = [whole(model, length, cache_dtype=cache_dtype) for length in LENGTHS]
+    together = Bench(model, block_size=5, packed_keys=False, cache_dtype=cache_dtype)
     for slot, length in enumerate(LENGTHS):
         together.admit(slot, prompt_of(model, length))
     native.set_threads(3)
     for got, wanted in zip(together.step(*((s, 0, n, True) for s, n in enumerate(LENGTHS))), alone, strict=True):
         assert torch.equal(got, wanted)
     native.set_threads(2)
-    chunked = Bench(model, block_size=7)
+    chunked = Bench(model, block_size=7, cache_dtype=cache_dtype)
     chunked.admit(0, prompt_of(model, 300))
     chunked.admit(1, prompt_of(model, 37))
     first = chunked.step((0, 0, 260, False), (1, 0, 1, False))
@@ -215,6 +215,15 @@ def test_a_cache_in_float32_serves_too():
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
     ours, wanted = whole(model, 20, cache_dtype=torch.float32).float(), whole(model, 20).float()
     assert (ours - wanted).square().mean() / wanted.square().mean() < 0.02**2
+
+
+@pytest.mark.parametrize("hidden_caches", [False, True])
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+def test_an_int8_cache_serves_too(family, variant, hidden_caches):
+    model = model_of(family, variant, Packing.BF16)
+    ours = whole(model, 40, cache_dtype=torch.int8, hidden_caches=hidden_caches)
+    assert not torch.equal(ours, whole(model, 40, hidden_caches=hidden_caches)), "nothing was rounded to int8"
+    assert error(ours, exact_hidden(model, 40)) < 0.1**2
 
 
 def test_a_model_in_float32_or_with_plain_weights_runs_one_by_one():

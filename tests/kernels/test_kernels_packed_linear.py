@@ -19,6 +19,7 @@ from penstock.kernels.packed_linear import (
     packed_linear_reference,
 )
 from penstock.kernels.packed_weight import (
+    PackedKind,
     pack_bf16,
     pack_q4_0,
     pack_q4_1,
@@ -129,8 +130,9 @@ def test_quantised_activations_are_off_by_half_a_step_at_most(isa, maker):
     for outputs, inputs in ((17, 17), (40, 576)):
         weight = packed(maker, outputs, inputs)
         x, numbers = random(7, weight.inputs), unpack(weight).double()
-        largest = torch.stack([part.abs().amax(dim=1) for part in x.split(32, dim=1)], dim=1)  # [T, G]
-        sums = torch.stack([part.abs().sum(dim=1) for part in numbers.split(32, dim=1)], dim=1)  # [N, G]
+        share = 16 if weight.kind is PackedKind.Q8 else 32
+        largest = torch.stack([part.abs().amax(dim=1) for part in x.split(share, dim=1)], dim=1)  # [T, shares]
+        sums = torch.stack([part.abs().sum(dim=1) for part in numbers.split(share, dim=1)], dim=1)  # [N, shares]
         bound = (largest.double() / 254) @ sums.T + tolerance(x, weight)
         assert ((linear(x, weight).double() - x.double() @ numbers.T).abs() <= bound).all()
 
@@ -193,6 +195,21 @@ def test_rows_of_zeros_and_of_vanishing_numbers_give_the_bias(isa, maker):
     bias = random(18)
     for x in (torch.zeros(2, 64), torch.full((2, 64), 1e-40)):
         torch.testing.assert_close(linear(x, weight, bias), bias.expand(2, -1), rtol=0, atol=1e-37)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("maker", ["int4", "Q4_0", "Q4_1"])
+def test_fine_activations_are_off_by_half_a_step_of_16_bits_at_most(isa, maker, rows):
+    for outputs, inputs in ((17, 64), (40, 576)):
+        weight = packed(maker, outputs, inputs)
+        x, numbers = random(rows, weight.inputs), unpack(weight).double()
+        largest = torch.stack([part.abs().amax(dim=1) for part in x.split(32, dim=1)], dim=1)  # [T, G]
+        sums = torch.stack([part.abs().sum(dim=1) for part in numbers.split(32, dim=1)], dim=1)  # [N, G]
+        bound = (largest.double() / 65024) @ sums.T + tolerance(x, weight)
+        out = linear(x, weight, fine=True)
+        assert ((out.double() - x.double() @ numbers.T).abs() <= bound).all()
+        if isa != "torch":
+            assert torch.equal(out, torch.cat([linear(x[row : row + 1], weight, fine=True) for row in range(rows)]))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 7, 40])
@@ -403,7 +420,7 @@ class NativeCall:
     NAMES = (
         *("kind", "outputs", "inputs", "weight", "rows", "x", "x_stride", "x_element", "bias", "bias_element"),
         *("residual", "residual_stride", "residual_element", "out", "out_stride", "out_element"),
-        *("gated", "scratch", "scratch_bytes"),
+        *("gated", "fine", "scratch", "scratch_bytes"),
     )
 
     def __init__(self):
@@ -414,7 +431,12 @@ class NativeCall:
         addresses = {name: getattr(self, name).data_ptr() for name in ("x", "out", "scratch")}
         sizes = {"kind": int(self.weight.kind), "outputs": 20, "inputs": 40, "rows": 7, "x_stride": 40}
         values = {**dict.fromkeys(self.NAMES, 0), **addresses, **sizes, "weight": self.weight.data.data_ptr()}
-        values |= {"scratch_bytes": len(self.scratch), "out_stride": 32, "gated": False, **change}
+        values |= {
+            "scratch_bytes": len(self.scratch),
+            "out_stride": 32,
+            **dict.fromkeys(("gated", "fine"), False),
+            **change,
+        }
         native.module.linear(*(values[name] for name in self.NAMES))
 
 
@@ -431,6 +453,7 @@ def test_nothing_is_written_beyond_the_outputs(compiled):
         {"kind": 3},
         {"kind": -1},
         {"gated": True},
+        {"fine": True},
         {"gated": True, "outputs": 32, "residual": 64, "residual_stride": 32},
         {"outputs": 0},
         {"inputs": 0},

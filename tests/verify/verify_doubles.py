@@ -100,7 +100,7 @@ def _attend(q, keys, values, scale, parts):
 
 def loaded(model: RowLM) -> LoadedModel:
     files = SimpleNamespace(digest=b"a toy", path="toy")
-    return LoadedModel(files, model, torch.device("cpu"), torch.float32, weight_bytes=0)
+    return LoadedModel(files, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
 
 
 def subject_of(model: RowLM) -> Subject:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ["PERCENTILES", "Spread", "percentile", "percentiles"]
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles by name: mean, p50, p90, p99. Empty when there are no samples."""
+    """Mean and percentiles by name: mean, p50, p90, p95, p99. Empty when there are no samples."""
     if not samples:
         return {}
     return {"mean": statistics.fmean(samples)} | {f"p{each}": percentile(samples, each) for each in PERCENTILES}

@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any, Protocol
 
 from penstock.bench.arithmetic import Spread
+from penstock.bench.limits import share_text
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.sampling import SamplingParams
 
@@ -232,6 +233,6 @@ def batch_table(rows: Sequence[Mapping[str, Any]]) -> str:
         spread = f"{row['decode_tok_s_lowest']:.1f}..{row['decode_tok_s_highest']:.1f}"
         lines.append(
             f"{row['prompt_tokens']:6}  {row['new_tokens']:5}  {row['streams']:7}  {row['prefill_tok_s']:13.1f}"
-            f"  {row['decode_tok_s']:12.1f}  {row['total_tok_s']:11.1f}  {spread:>23}"
+            f"  {row['decode_tok_s']:12.1f}  {row['total_tok_s']:11.1f}  {spread:>23}{share_text(row)}"
         )
     return "\n".join(lines)

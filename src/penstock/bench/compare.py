@@ -2,7 +2,8 @@
 
 Every contender runs in a process of its own. A round runs each once; the next round begins with another one, so that a
 machine that slows down or speeds up meets all alike. A ratio is taken within a round, never between rounds. Where a
-peer has alternative flags, a short trial before the first round picks the faster ones.
+peer has alternative flags, a short trial before the first round picks the faster ones. Several contenders may be ours
+(one a precision): each has its own ratio to every other contender, and the best of ours meets the best of the peers.
 
 Knows contenders only as commands that print their runs.
 """
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from math import prod
 from typing import Any
 
 from penstock.bench.arithmetic import Spread
 from penstock.bench.batch import RATES, Run, summary
+from penstock.bench.limits import Limits, share_text, shares
+from penstock.bench.peer_process import run as run_program
 from penstock.bench.peers import Absent, Contender, Measured, Setting
-from penstock.bench.peers import run as run_program
 from penstock.contract.errors import EngineFault
+from penstock.contract.model import ModelWork
 
 __all__ = ["Comparison", "Standing", "compare", "compare_record", "compare_table"]
 
@@ -33,15 +36,17 @@ class Standing:
     """A contender's measurements: `rounds[r][s]` is its run at the s-th number of streams in round r."""
 
     name: str
+    ours: bool
     version: str
     flags: Any
     chosen: tuple[str, ...]
     rounds: tuple[tuple[Run, ...], ...]
+    work: ModelWork | None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Who was measured, the first being ourselves, and who was not, and why."""
+    """Who was measured, ours first, and who was not, and why."""
 
     setting: Setting
     standings: tuple[Standing, ...]
@@ -57,17 +62,17 @@ def compare(
 ) -> Comparison:
     """Measure all contenders in `repeats` rounds.
 
-    A peer that fails is left out from then on and listed with its reason; the first contender must not fail.
+    A peer that fails is left out from then on and listed with its reason; ours must not fail.
 
     Args:
-        contenders: ourselves first.
+        contenders: ours first.
         setting: what each is run with.
         repeats: rounds.
         announce: called with a line before each run, and its output rates after it.
         execute: runs a command and returns what it printed.
 
     Raises:
-        EngineFault: the first contender failed.
+        EngineFault: one of ours failed.
     """
     failed: dict[str, str] = {}
     chosen: dict[str, tuple[str, ...]] = {}
@@ -79,7 +84,7 @@ def compare(
         try:
             yield
         except EngineFault as fault:
-            if contender is contenders[0]:
+            if contender.ours:
                 raise
             failed[contender.name] = str(fault)
             announce(f"{contender.name} failed and is left out: {fault}")
@@ -94,7 +99,7 @@ def compare(
                 results[contender.name].append(measured)
                 announce("  " + ", ".join(f"{run.output_tok_s:.1f} at {run.load.streams}" for run in measured.runs))
     standings = tuple(
-        _standing(each.name, chosen[each.name], results[each.name]) for each in contenders if each.name not in failed
+        _standing(each, chosen[each.name], results[each.name]) for each in contenders if each.name not in failed
     )
     return Comparison(setting, standings, tuple(Absent(name, reason) for name, reason in failed.items()))
 
@@ -133,8 +138,10 @@ def measure(contender: Contender, setting: Setting, flags: Sequence[str], execut
     return measured
 
 
-def _standing(name: str, chosen: tuple[str, ...], measured: Sequence[Measured]) -> Standing:
-    return Standing(name, measured[0].version, measured[0].flags, chosen, tuple(each.runs for each in measured))
+def _standing(contender: Contender, chosen: tuple[str, ...], measured: Sequence[Measured]) -> Standing:
+    first, rounds = measured[0], tuple(each.runs for each in measured)
+    work = None if first.work is None else ModelWork(**first.work)
+    return Standing(contender.name, contender.ours, first.version, first.flags, chosen, rounds, work)
 
 
 def ratios(ours: Standing, theirs: Standing, stream_index: int, rate: str) -> Spread:
@@ -143,10 +150,15 @@ def ratios(ours: Standing, theirs: Standing, stream_index: int, rate: str) -> Sp
     return Spread.of([getattr(a[stream_index], rate) / getattr(b[stream_index], rate) for a, b in pairs])
 
 
-def compare_record(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON: every contender's rows, and the ratios of ours to theirs."""
-    setting = comparison.setting
-    ours = comparison.standings[0]
+def compare_record(comparison: Comparison, limits: Limits | None = None) -> dict[str, Any]:
+    """The comparison as JSON: every contender's rows, the ratios of each of ours to it, and best against best.
+
+    Args:
+        comparison: of at least one contender of ours.
+        limits: the machine's; with them the rows of ours say what share of it they reached.
+    """
+    setting, standings = comparison.setting, comparison.standings
+    ours = [each for each in standings if each.ours]
     return {
         "model": setting.model.name,
         "model_bytes": setting.model.stat().st_size if setting.model.is_file() else None,
@@ -154,34 +166,70 @@ def compare_record(comparison: Comparison) -> dict[str, Any]:
         "prompt_tokens": setting.prompt_tokens,
         "new_tokens": setting.new_tokens,
         "streams": list(setting.streams),
-        "repeats": len(ours.rounds),
-        "contenders": [_contender_record(ours, each) for each in comparison.standings],
+        "repeats": len(ours[0].rounds),
+        "limits": None if limits is None else asdict(limits),
+        "contenders": [_contender_record(ours, each, limits) for each in standings],
+        "best": best_against_best(standings, setting.streams),
         "absent": {each.name: each.reason for each in comparison.absent},
     }
 
 
-def _contender_record(ours: Standing, standing: Standing) -> dict[str, Any]:
+def _contender_record(ours: Sequence[Standing], standing: Standing, limits: Limits | None) -> dict[str, Any]:
     rows = []
     for index in range(len(standing.rounds[0])):
         row = summary([runs[index] for runs in standing.rounds])
-        for rate in RATES:
-            ratio = ratios(ours, standing, index, rate)
-            row[f"ours_over_theirs_{rate.removesuffix('_tok_s')}"] = [ratio.median, ratio.lowest, ratio.highest]
+        if standing.work is not None and limits is not None:
+            row |= shares(row, standing.work, limits)
+        row["ours_over_theirs"] = {
+            each.name: {rate.removesuffix("_tok_s"): _triple(ratios(each, standing, index, rate)) for rate in RATES}
+            for each in ours
+        }
         rows.append(row)
     return {
         "name": standing.name,
+        "ours": standing.ours,
         "version": standing.version,
         "flags": standing.flags,
         "chosen_flags": list(standing.chosen),
+        "work": None if standing.work is None else asdict(standing.work),
         "rows": rows,
     }
 
 
+def _triple(spread: Spread) -> list[float]:
+    return [spread.median, spread.lowest, spread.highest]
+
+
+def best_against_best(standings: Sequence[Standing], streams: Sequence[int]) -> list[dict[str, Any]]:
+    """For each number of streams and each rate: the quickest of ours by the median, that of the peers, their ratio."""
+    ours, peers = ([each for each in standings if each.ours is own] for own in (True, False))
+    if not peers:
+        return []
+    found = []
+    for index, count in enumerate(streams):
+        for rate in RATES:
+
+            def median(standing: Standing, index: int = index, rate: str = rate) -> float:
+                return Spread.of([getattr(runs[index], rate) for runs in standing.rounds]).median
+
+            own, peer = max(ours, key=median), max(peers, key=median)
+            ratio = _triple(ratios(own, peer, index, rate))
+            found.append(
+                {"streams": count, "rate": rate.removesuffix("_tok_s"), "ours": own.name, "peer": peer.name}
+                | {"ours_over_theirs": ratio}
+            )
+    return found
+
+
 def compare_table(record: dict[str, Any]) -> str:
-    """The record for people: a group for each number of streams, the fastest in output tokens first."""
+    """The record for people: for each number of streams the fastest in output tokens first, then best against best.
+
+    Ratios are those of the first of ours.
+    """
+    baseline = next(each["name"] for each in record["contenders"] if each["ours"])
     width = max(len(each["name"]) for each in record["contenders"])
     heads = f"{'streams':>7}  {'engine':<{width}}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'output tok/s':>12}"
-    lines = [f"{heads}  ours / theirs in output (lowest..highest)"]
+    lines = [f"{heads}  {baseline} / it: prefill, decode (lowest..highest)"]
     rows = [
         (row["streams"], -row["output_tok_s"], each["name"], row)
         for each in record["contenders"]
@@ -189,8 +237,20 @@ def compare_table(record: dict[str, Any]) -> str:
     ]
     for streams, group in groupby(sorted(rows, key=lambda each: each[:3]), key=lambda each: each[0]):
         for _, _, name, row in group:
-            median, lowest, highest = row["ours_over_theirs_output"]
             rates = f"{row['prefill_tok_s']:13.1f}  {row['decode_tok_s']:12.1f}  {row['output_tok_s']:12.1f}"
-            lines.append(f"{streams:7}  {name:<{width}}  {rates}  {median:.2f} ({lowest:.2f}..{highest:.2f})")
+            ratio = row["ours_over_theirs"][baseline]
+            lines.append(
+                f"{streams:7}  {name:<{width}}  {rates}  {_ratio(ratio['prefill'])}, {_ratio(ratio['decode'])}"
+                + share_text(row)
+            )
+    for best in record["best"]:
+        if best["rate"] in ("prefill", "decode"):
+            names = f"{best['ours']} / {best['peer']}"
+            lines.append(f"{best['streams']:7}  best {best['rate']}: {names} {_ratio(best['ours_over_theirs'])}")
     lines += [f"{name}: {reason}" for name, reason in record["absent"].items()]
     return "\n".join(lines)
+
+
+def _ratio(triple: Sequence[float]) -> str:
+    median, lowest, highest = triple
+    return f"{median:.2f} ({lowest:.2f}..{highest:.2f})"

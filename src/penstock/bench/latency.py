@@ -94,6 +94,7 @@ def serve_summary(outcomes: Sequence[Outcome], goals: Mapping[str, float]) -> di
         "total_tok_s": (prompt + output) / duration,
         "output_tokens": output,
         "prompt_tokens": prompt,
+        "cached_prompt_tokens": _cached(answered),
         "tokens_counted_by": "server" if all(outcome.counted for outcome in answered) else "events",
         "send_delay_ms": percentiles([(outcome.sent - outcome.due) * 1e3 for outcome in outcomes]),
         "ttft_ms": percentiles([each.ttft for each in latencies]),
@@ -107,10 +108,17 @@ def serve_summary(outcomes: Sequence[Outcome], goals: Mapping[str, float]) -> di
     return summary
 
 
+def _cached(answered: Sequence[Outcome]) -> int | None:
+    """Prompt tokens that came from the server's prefix cache; None where it never said."""
+    told = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
+    return sum(told) if told else None
+
+
 def request_record(outcome: Outcome) -> dict[str, Any]:
     """One request as JSON, for those who want another figure than ours."""
     record: dict[str, Any] = {"due_s": outcome.due, "sent_s": outcome.sent, "ended_s": outcome.ended}
     record |= {"prompt_tokens": outcome.prompt_tokens, "output_tokens": outcome.output_tokens}
+    record["cached_prompt_tokens"] = outcome.cached_tokens
     if outcome.error:
         return record | {"error": outcome.error}
     latency = Latency.of(outcome)
@@ -127,6 +135,9 @@ def latency_table(summary: Mapping[str, Any]) -> str:
         f"token throughput    {summary['output_tok_s']:.1f} output tok/s, {summary['total_tok_s']:.1f} with prompts",
         f"tokens counted by   {summary['tokens_counted_by']}",
     ]
+    if summary["cached_prompt_tokens"] is not None:
+        share = summary["cached_prompt_tokens"] / max(1, summary["prompt_tokens"])
+        lines.append(f"prefix cache        {summary['cached_prompt_tokens']} prompt tokens, {share:.0%} of all")
     if "goodput" in summary:
         goals = ", ".join(f"{name} <= {bound:g} ms" for name, bound in summary["goodput"]["goals_ms"].items())
         good = summary["goodput"]

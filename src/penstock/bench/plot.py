@@ -1,11 +1,13 @@
-"""A comparison as a picture: output tokens a second over streams, a line for each engine, bars from worst to best.
+"""A comparison as a picture: bars side by side for prefill and decode, a group for each number of streams.
 
-The library that draws is optional (extra `bench`) and looked up by name when it is needed.
+Decides how it looks: ours in one hue and the peers of one engine in another, forms of the same engine told apart by
+shade, colours and a transparent ground that can be read on white and on black. Whiskers go from the worst round to the
+best. The library that draws is optional (extra `bench`) and looked up by name when it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +15,14 @@ from typing import Any
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["draw", "plotting"]
+__all__ = ["bars", "colours", "draw", "plotting"]
+
+INK = "#808890"  # grey enough for white and for black
+OURS = (0.85, 0.33, 0.10)
+HUES = ((0.20, 0.47, 0.75), (0.10, 0.60, 0.50), (0.55, 0.40, 0.75), (0.75, 0.60, 0.15), (0.45, 0.50, 0.55))
+"""Red, green and blue of each engine among the peers, in order of appearance."""
+
+PHASES = (("prefill", "prompt tokens a second"), ("decode", "new tokens a second"))
 
 
 def plotting() -> ModuleType:
@@ -27,31 +36,85 @@ def plotting() -> ModuleType:
     except ImportError as error:
         raise ConfigError("plot", "needs matplotlib; run: pip install 'penstock[bench]'") from error
     matplotlib.use("agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "font.family": "sans-serif"})
     return import_module("matplotlib.pyplot")
 
 
 def draw(record: Mapping[str, Any], target: Path, pyplot: ModuleType) -> None:
     """Draw the record of a comparison into `target`; its suffix decides the format."""
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for contender in record["contenders"]:
-        streams, medians, errors = curve(contender["rows"])
-        axes.errorbar(streams, medians, yerr=errors, marker="o", capsize=3, label=contender["name"])
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(record["streams"], [str(each) for each in record["streams"]])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("streams")
-    axes.set_ylabel("output tokens a second")
-    sizes = f"{record['prompt_tokens']} prompt tokens, {record['new_tokens']} new, {record['threads']} threads"
-    axes.set_title(f"{record['model']}: {sizes}")
-    axes.legend()
-    axes.grid(visible=True, alpha=0.3)
-    figure.savefig(target, dpi=150)
+    contenders, groups = record["contenders"], len(record["streams"])
+    height = 1.2 + 0.24 * len(contenders) * groups
+    figure, panels = pyplot.subplots(1, len(PHASES), figsize=(11, height), sharey=True, layout="constrained")
+    fills = colours(contenders)
+    for panel, (phase, unit) in zip(panels, PHASES, strict=True):
+        for contender, fill, (places, medians, reach) in zip(contenders, fills, bars(record, phase), strict=True):
+            drawn = panel.barh(places, medians, xerr=reach, color=fill, ecolor=INK, label=contender["name"])
+            panel.bar_label(drawn, labels=[_figure(each) for each in medians], padding=3, fontsize=7, color=INK)
+        panel.set_title(f"{phase}: {unit}", fontsize=10, color=INK)
+        panel.margins(x=0.14, y=0.01)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.spines["bottom"].set_color(INK)
+        panel.tick_params(colors=INK, labelsize=8, left=False)
+    _name_groups(panels[0], record)
+    figure.suptitle(_title(record), fontsize=10, color=INK)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=min(4, len(contenders)),
+        fontsize=8,
+        frameon=False,
+        labelcolor=INK,
+    )
+    figure.savefig(target, dpi=150, transparent=True)
     pyplot.close(figure)
 
 
-def curve(rows: list[dict[str, Any]]) -> tuple[list[int], list[float], tuple[list[float], list[float]]]:
-    """Streams, medians, and how far the bars reach down and up from them."""
-    ordered = sorted(rows, key=lambda row: int(row["streams"]))
-    down = [row["output_tok_s"] - row["output_tok_s_lowest"] for row in ordered]
-    up = [row["output_tok_s_highest"] - row["output_tok_s"] for row in ordered]
-    return [row["streams"] for row in ordered], [row["output_tok_s"] for row in ordered], (down, up)
+def bars(
+    record: Mapping[str, Any], phase: str
+) -> list[tuple[list[float], list[float], tuple[list[float], list[float]]]]:
+    """For each contender: where its bars stand, the medians, and how far whiskers reach to the worst and the best.
+
+    Groups of streams stand below one another, each with the contenders in their order.
+    """
+    size, found = len(record["contenders"]), []
+    for index, contender in enumerate(record["contenders"]):
+        rows = {row["streams"]: row for row in contender["rows"]}
+        ordered = [rows[streams] for streams in record["streams"]]
+        places = [-float(group * (size + 1) + index) for group in range(len(ordered))]
+        rates = [row[f"{phase}_tok_s"] for row in ordered]
+        down = [row[f"{phase}_tok_s"] - row[f"{phase}_tok_s_lowest"] for row in ordered]
+        up = [row[f"{phase}_tok_s_highest"] - row[f"{phase}_tok_s"] for row in ordered]
+        found.append((places, rates, (down, up)))
+    return found
+
+
+def colours(contenders: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
+    """A colour for each: a hue for each engine, lighter from one of its forms to the next."""
+    engines = [_engine(each) for each in contenders]
+    peers = list(dict.fromkeys(engine for engine in engines if engine))
+    found = []
+    for index, engine in enumerate(engines):
+        red, green, blue = HUES[peers.index(engine) % len(HUES)] if engine else OURS
+        light = 0.55 * engines[:index].count(engine) / max(1, engines.count(engine))
+        found.append((red + (1 - red) * light, green + (1 - green) * light, blue + (1 - blue) * light))
+    return found
+
+
+def _engine(contender: Mapping[str, Any]) -> str:
+    """A peer without its width; "" for ours."""
+    return "" if contender["ours"] else str(contender["name"]).partition(":")[0]
+
+
+def _name_groups(panel: Any, record: Mapping[str, Any]) -> None:
+    size, streams = len(record["contenders"]), record["streams"]
+    middles = [-(group * (size + 1) + (size - 1) / 2) for group in range(len(streams))]
+    panel.set_yticks(middles, [f"{each} stream{'' if each == 1 else 's'}" for each in streams])
+
+
+def _title(record: Mapping[str, Any]) -> str:
+    sizes = f"{record['prompt_tokens']} prompt tokens, {record['new_tokens']} new, {record['threads']} threads"
+    return f"{record['model']}: {sizes}"
+
+
+def _figure(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}"

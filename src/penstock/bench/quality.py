@@ -130,7 +130,7 @@ def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
     forms = []
-    for form in dict.fromkeys(wanted or QUANTIZATIONS):
+    for form in dict.fromkeys(wanted or [form for form in QUANTIZATIONS if form != "auto"]):
         try:
             resolve_packing(form, files.stored_dtype, dtype, device, native.isa())
         except ConfigError:

@@ -68,6 +68,7 @@ class Outcome:
         prompt_tokens, output_tokens: as the server counted them; where it does not, the prompt's length and the number
             of events with content.
         counted: whether the server counted.
+        cached_tokens: how many of the prompt's the server had in its prefix cache; None where it does not say.
         error: why it failed, or "".
     """
 
@@ -79,6 +80,7 @@ class Outcome:
     output_tokens: int
     counted: bool
     error: str = ""
+    cached_tokens: int | None = None
 
 
 async def drive(
@@ -141,6 +143,7 @@ async def _ask(door: Door, call: Call, body: bytes, elapsed: Callable[[], float]
         output_tokens=usage.get("completion_tokens", len(answer.content)),
         counted="completion_tokens" in usage,
         error=error,
+        cached_tokens=answer.cached_tokens,
     )
 
 
@@ -150,6 +153,7 @@ class _Answer:
     def __init__(self) -> None:
         self.content: list[float] = []
         self.usage: dict[str, int] = {}
+        self.cached_tokens: int | None = None
 
     def take(self, moment: float, data: str) -> None:
         """Note an event.
@@ -169,8 +173,12 @@ class _Answer:
             raise HttpFailure(f"failed: {_message(chunk['error'])}")
         if any(has_content(choice) for choice in chunk.get("choices") or ()):
             self.content.append(moment)
-        if isinstance(chunk.get("usage"), dict):
-            self.usage = {name: count for name, count in chunk["usage"].items() if type(count) is int}
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self.usage = {name: count for name, count in usage.items() if type(count) is int}
+            details = usage.get("prompt_tokens_details")
+            cached = details.get("cached_tokens") if isinstance(details, dict) else None
+            self.cached_tokens = cached if type(cached) is int else None
 
 
 def has_content(choice: Mapping[str, Any]) -> bool:

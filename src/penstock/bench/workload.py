@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,11 @@ from penstock.contract.errors import ConfigError
 __all__ = ["Arrivals", "Call", "Lengths", "make_calls", "read_trace"]
 
 TRACE_KEYS = ("offset", "prompt_tokens", "output_tokens")
+HASHED_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+"""Of the traces that Alibaba published of Qwen's service (github.com/alibaba-edu/qwen-bailian-usagetraces-anon)."""
+
+HASHED_BLOCK = 16
+"""Tokens that each of a prompt's `hash_ids` stands for: equal ids, equal tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,25 @@ class Arrivals:
                 at += randomness.expovariate(self.rate) if self.poisson else 1 / self.rate
 
 
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What a trace tells of a call; `blocks` name what the prompt begins with, in tokens of `HASHED_BLOCK`."""
+
+    offset: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
 def make_calls(
-    count: int, arrivals: Arrivals, prompts: Lengths, outputs: Lengths, shared_prefix: int, vocab_size: int, seed: int
+    count: int,
+    arrivals: Arrivals,
+    prompts: Lengths,
+    outputs: Lengths,
+    shared_prefix: int,
+    vocab_size: int,
+    seed: int,
+    prefixes: int = 1,
 ) -> list[Call]:
     """Random prompts at random or regular times.
 
@@ -100,21 +122,25 @@ def make_calls(
         arrivals: when.
         prompts: lengths of the prompts.
         outputs: numbers of tokens asked for.
-        shared_prefix: tokens that every prompt begins with, before the `prompts` tokens of its own.
+        shared_prefix: tokens that prompts begin with alike, before the `prompts` tokens of their own.
         vocab_size: token ids are drawn uniformly from those below it.
         seed: arrivals, lengths and contents each have their own stream of randomness, so changing the rate keeps the
             prompts.
+        prefixes: how many different shared prefixes there are; each call draws one of them.
     """
     lengths = random.Random(f"{seed}/lengths")  # noqa: S311 (a workload, not a secret)
     offsets = arrivals.offsets(count, random.Random(f"{seed}/arrivals"))  # noqa: S311
-    sizes = [(offset, prompts.draw(lengths), outputs.draw(lengths)) for offset in offsets]
-    return _with_contents(sizes, shared_prefix, vocab_size, seed)
+    sizes = [_Size(offset, prompts.draw(lengths), outputs.draw(lengths)) for offset in offsets]
+    return _with_contents(sizes, shared_prefix, vocab_size, seed, prefixes)
 
 
-def read_trace(path: Path, shared_prefix: int, vocab_size: int, seed: int) -> list[Call]:
+def read_trace(
+    path: Path, shared_prefix: int, vocab_size: int, seed: int, prefixes: int = 1, speed: float = 1.0
+) -> list[Call]:
     """Calls of a recorded workload: JSON lines of `offset` (seconds), `prompt_tokens` and `output_tokens`.
 
-    Only sizes and times are in a trace; contents are drawn as in `make_calls`.
+    Only sizes and times are in a trace; contents are drawn as in `make_calls`. Lines may also be of the kind that has
+    `HASHED_KEYS`; their prompts begin alike where their hashes do. `speed` 2 sends them in half the time.
 
     Raises:
         ConfigError: naming the file and the line.
@@ -126,29 +152,51 @@ def read_trace(path: Path, shared_prefix: int, vocab_size: int, seed: int) -> li
     sizes = [_trace_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not sizes:
         raise ConfigError("trace", f"{path} holds no requests")
-    return _with_contents(sorted(sizes), shared_prefix, vocab_size, seed)
+    paced = [replace(size, offset=size.offset / speed) for size in sorted(sizes, key=lambda size: size.offset)]
+    return _with_contents(paced, shared_prefix, vocab_size, seed, prefixes)
 
 
-def _trace_line(line: str, place: str) -> tuple[float, int, int]:
+def _trace_line(line: str, place: str) -> _Size:
     try:
         record: Any = json.loads(line)
     except ValueError as error:
         raise ConfigError("trace", f"{place} is not JSON: {error}") from error
-    if not isinstance(record, dict) or set(record) != set(TRACE_KEYS):
+    if isinstance(record, dict) and set(HASHED_KEYS) <= set(record):
+        keys, blocks = HASHED_KEYS[:3], record["hash_ids"]
+        if type(blocks) is not list or not all(type(block) is int for block in blocks):
+            raise ConfigError("trace", f"{place}: hash_ids must be a list of whole numbers")
+    elif isinstance(record, dict) and set(record) == set(TRACE_KEYS):
+        keys, blocks = TRACE_KEYS, []
+    else:
         raise ConfigError("trace", f"{place} must be an object of {', '.join(TRACE_KEYS)}, and nothing else")
-    offset, prompt_tokens, output_tokens = (record[key] for key in TRACE_KEYS)
+    offset, prompt_tokens, output_tokens = (record[key] for key in keys)
     if type(offset) not in (int, float) or not 0 <= offset < float("inf"):
-        raise ConfigError("trace", f"{place}: offset must be a number of seconds, at least 0")
-    for key, value in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens)):
+        raise ConfigError("trace", f"{place}: {keys[0]} must be a number of seconds, at least 0")
+    for key, value in zip(keys[1:], (prompt_tokens, output_tokens), strict=True):
         if type(value) is not int or value < 1:
             raise ConfigError("trace", f"{place}: {key} must be a whole number, at least 1")
-    return float(offset), prompt_tokens, output_tokens
+    return _Size(float(offset), prompt_tokens, output_tokens, tuple(blocks))
 
 
-def _with_contents(sizes: Sequence[tuple[float, int, int]], shared: int, vocab_size: int, seed: int) -> list[Call]:
+def _with_contents(sizes: Sequence[_Size], shared: int, vocab_size: int, seed: int, prefixes: int) -> list[Call]:
     contents = random.Random(f"{seed}/contents")  # noqa: S311 (a workload, not a secret)
-    prefix = tuple(contents.randrange(vocab_size) for _ in range(shared))
-    return [
-        Call(offset, prefix + tuple(contents.randrange(vocab_size) for _ in range(prompt)), output)
-        for offset, prompt, output in sizes
-    ]
+    choices = random.Random(f"{seed}/prefixes")  # noqa: S311
+    common = [_tokens(contents, shared, vocab_size) for _ in range(prefixes)]
+    calls = []
+    for size in sizes:
+        named = _named_tokens(size, vocab_size, seed)
+        own = named + _tokens(contents, size.prompt_tokens - len(named), vocab_size)
+        calls.append(Call(size.offset, choices.choice(common) + own, size.output_tokens))
+    return calls
+
+
+def _named_tokens(size: _Size, vocab_size: int, seed: int) -> tuple[int, ...]:
+    """The tokens that a prompt's blocks stand for, cut to its length."""
+    found: tuple[int, ...] = ()
+    for block in size.blocks[: -(-size.prompt_tokens // HASHED_BLOCK)]:
+        found += _tokens(random.Random(f"{seed}/block/{block}"), HASHED_BLOCK, vocab_size)  # noqa: S311
+    return found[: size.prompt_tokens]
+
+
+def _tokens(randomness: random.Random, count: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(randomness.randrange(vocab_size) for _ in range(count))

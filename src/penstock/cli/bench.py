@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from tqdm import tqdm
 
 from penstock.bench import batch, peers, plot
 from penstock.bench.compare import compare, compare_record, compare_table
+from penstock.bench.limits import Limits, limits_line, shares
 from penstock.bench.machine import load_average, provenance
-from penstock.bench.peer_install import INSTALLABLE, install_peer
-from penstock.cli import bench_quality, bench_serve
+from penstock.bench.peer_install import install_peer
+from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.options import build_configs, config_options
-from penstock.contract.config import EngineConfig
+from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError
 
 __all__ = ["command"]
@@ -30,9 +31,17 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
     return click.option(flag, name, multiple=True, type=kind, default=default, show_default=True, help=help_text)
 
 
+SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs; medians are reported."
+)
+LIMITS = click.option(
+    "--limits/--no-limits",
+    "with_limits",
+    default=True,
+    show_default=True,
+    help="Measure what the machine can do at best too (about a second), and say what share of it was reached.",
 )
 
 
@@ -46,6 +55,7 @@ def command(context: click.Context) -> None:
 
 command.add_command(bench_quality.command)
 command.add_command(bench_serve.command)
+command.add_command(bench_kernels.command)
 
 
 @command.command("batch")
@@ -53,6 +63,7 @@ command.add_command(bench_serve.command)
 @_several("--prompt-tokens", "prompt_tokens", (128,), "Length of each prompt.")
 @_several("--new-tokens", "new_tokens", (128,), "Tokens generated for each.", least=2)
 @REPEATS
+@LIMITS
 @json_option
 @config_options(EngineConfig)
 @click.pass_context
@@ -63,6 +74,7 @@ def batch_command(
     prompt_tokens: tuple[int, ...],
     new_tokens: tuple[int, ...],
     repeats: int,
+    with_limits: bool,
     target: Path | None,
     **_: object,
 ) -> None:
@@ -77,6 +89,7 @@ def batch_command(
             click.echo(line, err=json_only(target))
         kv = llm.scheduler.config
         batch.check_fits(loads, kv.max_num_seqs, llm.card.max_model_len, kv.num_blocks * kv.block_size)
+        limits = _measured_limits() if with_limits else None
         rows = []
         with tqdm(total=len(loads) * repeats, desc="Measuring", unit="run", leave=False, disable=None) as bar:
             for load in loads:
@@ -86,7 +99,12 @@ def batch_command(
                     runs.append(batch.measure(llm, load, llm.card.vocab_size, seed=repeat))
                     bar.update()
                 rows.append(batch.summary(runs))
-    record = head | {"kind": "batch", "config": asdict(config), "rows": rows, "load_average_after": load_average()}
+        work = llm.work
+        if limits is not None and (limits := _measured_limits(limits)) is not None:
+            rows = [row | shares(row, work, limits) for row in rows]
+            click.echo(limits_line(limits), err=json_only(target))
+    record = head | {"kind": "batch", "config": asdict(config), "work": asdict(work)}
+    record |= {"limits": limits and asdict(limits), "rows": rows, "load_average_after": load_average()}
     report(batch.batch_table(rows), record, target)
 
 
@@ -95,8 +113,15 @@ def batch_command(
     "--peer",
     "names",
     multiple=True,
-    help=f"One of {', '.join(peers.PEERS)}; llama.cpp:Q8_0 and the like convert the model first. May be given several"
-    " times; by default all that are installed.",
+    help=f"One of {', '.join(peers.PEERS)}; llama.cpp:Q8_0, openvino-genai:int8 and the like convert the model first."
+    " May be given several times; by default all that are installed.",
+)
+@click.option(
+    "--ours",
+    "precisions",
+    multiple=True,
+    type=click.Choice(QUANTIZATIONS),
+    help="A --quantization to take part with, in place of that one. May be given several times.",
 )
 @click.option(
     "--peers-dir", type=click.Path(path_type=Path, file_okay=False), help="Where peers are; by default in the cache."
@@ -106,6 +131,7 @@ def batch_command(
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Length of each prompt.")
 @click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens generated for each.")
 @REPEATS
+@LIMITS
 @json_option
 @click.option(
     "--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the result here (PNG, SVG)."
@@ -116,12 +142,14 @@ def compare_command(
     context: click.Context,
     /,
     names: tuple[str, ...],
+    precisions: tuple[str, ...],
     peers_dir: Path | None,
     install: bool,
     streams: tuple[int, ...],
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
+    with_limits: bool,
     target: Path | None,
     picture: Path | None,
     **_: object,
@@ -129,7 +157,7 @@ def compare_command(
     """Measure Penstock and other engines on MODEL, in turns, each at its best flags: medians, ratios, spread."""
     (config,) = build_configs(context, EngineConfig)
     pyplot = plot.plotting() if picture is not None else None
-    from penstock.exec.device import compute_threads
+    from penstock.exec.device import compute_threads, set_threads
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull
 
@@ -138,10 +166,15 @@ def compare_command(
     model = pull(config.model, cache, show_progress=True)
     setting = peers.Setting(model, prompt_tokens, new_tokens, streams, compute_threads(config.threads))
     found = _find_peers(names, folder, model, install)
-    contenders = [peers.penstock_contender(_engine_flags(config))]
+    contenders = _our_contenders(config, precisions, model)
     contenders += [each for each in found if isinstance(each, peers.Contender)]
     head = provenance()
-    record = head | {"kind": "compare"} | compare_record(compare(contenders, setting, repeats, _say))
+    set_threads(config.threads, packed=True)
+    limits = _measured_limits() if with_limits else None
+    comparison = compare(contenders, setting, repeats, _say)
+    if limits is not None and (limits := _measured_limits(limits)) is not None:
+        _say(limits_line(limits))
+    record = head | {"kind": "compare"} | compare_record(comparison, limits)
     record["absent"] |= {each.name: each.reason for each in found if isinstance(each, peers.Absent)}
     record["load_average_after"] = load_average()
     report(compare_table(record), record, target)
@@ -149,12 +182,44 @@ def compare_command(
         plot.draw(record, picture, pyplot)
 
 
+def _our_contenders(config: EngineConfig, precisions: tuple[str, ...], model: Path) -> list[peers.Contender]:
+    """Ourselves in each precision, named by it: `penstock (bf16)`, `penstock (file)`, ...
+
+    Raises:
+        SetupError: the model's files cannot be used.
+    """
+    from penstock.exec.device import good_dtypes, resolve_device, resolve_dtype
+    from penstock.kernels import native
+    from penstock.weights.files import open_model
+
+    device = resolve_device(config.device)
+    good = good_dtypes(device, native.available())
+    dtype = str(resolve_dtype(config.dtype, open_model(model).stored_dtype, device, good)).removeprefix("torch.")
+    contenders = []
+    for precision in dict.fromkeys(precisions or (config.quantization,)):
+        name = SHORT_DTYPES[dtype] if precision == "none" else precision
+        options = _engine_flags(replace(config, quantization=precision))
+        contenders.append(peers.penstock_contender(options, f"penstock ({name})"))
+    return contenders
+
+
+def _measured_limits(earlier: Limits | None = None) -> Limits | None:
+    """The machine's limits, or better ones than `earlier`; None without compiled kernels."""
+    from penstock.bench.kernels import measure_limits
+    from penstock.kernels import native
+
+    if not native.available():
+        return None
+    limits = measure_limits()
+    return limits if earlier is None else earlier.or_better(limits)
+
+
 def _find_peers(
     names: tuple[str, ...], folder: Path, model: Path, install: bool
 ) -> list[peers.Contender | peers.Absent]:
     """The peers asked for, all of which must be there; or every peer, there or not."""
     if install:
-        for name in names or INSTALLABLE:
+        for name in names or peers.PEERS:
             install_peer(name, folder, _say)
     found = [peers.find_peer(name, folder, model) for name in dict.fromkeys(names or peers.PEERS)]
     for each in found:

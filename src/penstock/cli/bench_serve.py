@@ -41,12 +41,27 @@ __all__ = ["command"]
 @click.option("--prompt-tokens", default="128", show_default=True, help="Length of prompts, or a range such as 64:256.")
 @click.option("--new-tokens", default="128", show_default=True, help="Tokens asked for, or a range.")
 @click.option(
-    "--shared-prefix-tokens", type=click.IntRange(0), default=0, help="Tokens that all prompts share, before their own."
+    "--shared-prefix-tokens", type=click.IntRange(0), default=0, help="Tokens that prompts share, before their own."
+)
+@click.option(
+    "--shared-prefixes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How many different shared prefixes there are; each prompt begins with one of them.",
 )
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
-    help='JSON lines of "offset" (s), "prompt_tokens", "output_tokens": replaces numbers, rate and lengths.',
+    help='JSON lines of "offset" (s), "prompt_tokens", "output_tokens": replaces numbers, rate and lengths.'
+    " Qwen-Bailian traces are understood too, with the prefixes that their prompts share.",
+)
+@click.option(
+    "--trace-speed",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Send the trace so many times as fast as it was recorded.",
 )
 @click.option(
     "--vocab-size",
@@ -102,16 +117,21 @@ def _goals(first: str | None, more: tuple[str, ...]) -> dict[str, float]:
 
 def _calls(context: click.Context, options: dict[str, Any]) -> list[workload.Call]:
     """The workload that the options describe."""
-    shared, vocab_size, seed = options["shared_prefix_tokens"], options["vocab_size"], options["seed"]
+    shared, prefixes = options["shared_prefix_tokens"], options["shared_prefixes"]
+    vocab_size, seed = options["vocab_size"], options["seed"]
+    if prefixes > 1 and not shared:
+        raise ConfigError("shared_prefixes", "needs --shared-prefix-tokens, their length")
     if options["trace"] is not None:
         for name in ("num_prompts", "rate", "poisson", "prompt_tokens", "new_tokens"):
             if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
                 raise ConfigError(name, "has no meaning with --trace, which says when and how long")
-        return workload.read_trace(options["trace"], shared, vocab_size, seed)
+        return workload.read_trace(options["trace"], shared, vocab_size, seed, prefixes, options["trace_speed"])
+    if options["trace_speed"] != 1.0:
+        raise ConfigError("trace_speed", "has no meaning without --trace")
     prompts = workload.Lengths.parse("prompt_tokens", options["prompt_tokens"])
     outputs = workload.Lengths.parse("new_tokens", options["new_tokens"])
     arrivals = workload.Arrivals(options["rate"], options["poisson"])
-    return workload.make_calls(options["num_prompts"], arrivals, prompts, outputs, shared, vocab_size, seed)
+    return workload.make_calls(options["num_prompts"], arrivals, prompts, outputs, shared, vocab_size, seed, prefixes)
 
 
 def _door(options: dict[str, Any]) -> serving.Door:

@@ -10,12 +10,13 @@ from typing import Any
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["DEFAULT_MODEL", "EngineConfig", "SchedulerConfig", "ServerConfig", "option_help"]
+__all__ = ["DEFAULT_MODEL", "QUANTIZATIONS", "EngineConfig", "SchedulerConfig", "ServerConfig", "option_help"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "file", "int8", "int4")
+QUANTIZATIONS = ("auto", "none", "file", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "none")
@@ -86,9 +87,10 @@ class EngineConfig:
         "auto", "Type of weights and activations; auto takes the checkpoint's, where this device is good at it.", DTYPES
     )
     quantization: str = _option(
-        "none",
+        "auto",
         "How the weights are kept: none in dtype, file as the file's own quantised blocks, int8 and int4 quantised on"
-        " load. All but none multiply with int8 activations: less memory and more speed for some accuracy.",
+        " load; auto takes file where the file is quantised, else none. All but none multiply with int8 activations:"
+        " less memory and more speed for some accuracy.",
         QUANTIZATIONS,
     )
     device: str = _option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
@@ -99,6 +101,12 @@ class EngineConfig:
     )
     kv_cache_memory: int = _option(
         0, "Bytes for the KV cache (8GiB, 500MB and plain bytes are understood); 0 takes a quarter of the free memory."
+    )
+    kv_cache_dtype: str = _option(
+        "auto",
+        "How keys and values are kept: auto in the type of the activations; int8 in about half the memory of bfloat16,"
+        " rounded per token and head, for some accuracy.",
+        KV_CACHE_DTYPES,
     )
     block_size: int = _option(16, "Tokens in one KV block.")
     max_num_seqs: int = _option(64, "Sequences that run at once.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GgufVocabulary", "HuggingFaceText", "ModelCard", "ModelShape", "TextFiles"]
+__all__ = ["GgufVocabulary", "HuggingFaceText", "ModelCard", "ModelShape", "ModelWork", "TextFiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,25 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What computing with a model takes, whatever computes it.
+
+    Attributes:
+        weight_bytes: read once in every step.
+        ops_a_token: multiplications and additions of the layers' projections.
+        ops_a_sample: the same of the logits, for each token that is chosen.
+        ops_a_pair: the same of attention, for each pair of a token and one that it attends to.
+        arithmetic: in what most are done: `fp32`, `bf16` or `int8`.
+    """
+
+    weight_bytes: int
+    ops_a_token: int
+    ops_a_sample: int
+    ops_a_pair: int
+    arithmetic: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def resolve_dtype(option: str, stored: str, device: torch.device, good: frozense
 
 
 def resolve_packing(option: str, stored: str, dtype: torch.dtype, device: torch.device, isa: str) -> Packing:
-    """The form of the weights for the option `quantization`: `none`, `file`, `int8` or `int4`.
+    """The form of the weights for the option `quantization`: `auto`, `none`, `file`, `int8` or `int4`.
 
     Args:
         option: what the operator chose.
@@ -106,6 +106,8 @@ def resolve_packing(option: str, stored: str, dtype: torch.dtype, device: torch.
         ConfigError: a quantised form where no kernel for it runs.
     """
     packs = isa != "torch" and device.type == "cpu"
+    if option == "auto":
+        option = "file" if packs and dtype == torch.bfloat16 and stored not in _DTYPES else "none"
     if option == "none":
         return Packing.BF16 if packs and dtype == torch.bfloat16 else Packing.DENSE
     if not packs:

@@ -8,23 +8,49 @@ Invariant: the memory never moves and never grows after construction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
 from penstock.kernels import native
-from penstock.kernels.native_attention import MAX_HEAD_DIM, packed_keys_shape
+from penstock.kernels.native_attention import MAX_HEAD_DIM, int8_keys_shape, int8_values_shape, packed_keys_shape
+from penstock.kernels.weight_memory import large_block
 
-__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "serves_packed_keys"]
+__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "resolve_kv_dtype", "serves_packed_keys"]
+
+_CACHE_LINE = 64  # bytes
+
+
+def resolve_kv_dtype(option: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of keys and values for the option `kv_cache_dtype`; `auto` is that of the activations, `dtype`.
+
+    Raises:
+        ConfigError: int8, where the attention that will run cannot read it.
+    """
+    if option == "auto":
+        return dtype
+    if device.type != "cpu" or not native.available() or dtype != torch.bfloat16:
+        here = f"the model runs on {device} in {str(dtype).removeprefix('torch.')}"
+        if device.type == "cpu" and not native.available():
+            here = "this installation was made without a C++ compiler"
+        raise ConfigError(
+            "kv_cache_dtype", f"int8 needs the compiled CPU kernels and bfloat16 activations; here {here}"
+        )
+    return torch.int8
 
 
 def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes: keys and values of `block_size` positions in all layers."""
-    return 2 * shape.num_layers * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+    """Bytes that one block takes: keys and values of `block_size` positions in all layers, with the scales of int8."""
+    size = (1, block_size, shape.num_kv_heads, shape.head_dim)
+    if dtype == torch.int8:
+        return shape.num_layers * (math.prod(int8_keys_shape(*size)) + math.prod(int8_values_shape(*size)))
+    return 2 * shape.num_layers * math.prod(size) * dtype.itemsize
 
 
 def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
@@ -54,10 +80,13 @@ class KVStore:
     """Keys and values of all layers, in blocks. Owned by the runner.
 
     Attributes:
-        keys: one `[num_blocks, block_size, Hkv, D]` a layer, uninitialised until written; the operating system finds
-            the memory page by page as blocks are first used. With `packed_keys`, which only the compiled attention
-            reads, one `[num_blocks, Hkv, words, block_size, w]`: see `kernels.native_attention.packed_keys_shape`.
+        keys: one `[num_blocks, block_size, Hkv, D]` a layer, undefined until written; the operating system finds the
+            memory as blocks are first used, in large pages where it has them. With `packed_keys`, which only the
+            compiled attention reads, one `[num_blocks, Hkv, words, block_size, w]`: see
+            `kernels.native_attention.packed_keys_shape`.
         values: one `[num_blocks, block_size, Hkv, D]` a layer.
+
+    With `dtype` int8 both have the shapes of `kernels.native_attention.int8_keys_shape` and `int8_values_shape`.
     """
 
     def __init__(
@@ -75,9 +104,17 @@ class KVStore:
         self.dtype = dtype
         self.device = device
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        key_size = packed_keys_shape(*size, dtype) if packed_keys else size
-        self.keys = tuple(torch.empty(key_size, dtype=dtype, device=device) for _ in range(shape.num_layers))
-        self.values = tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers))
+        key_size: tuple[int, ...] = packed_keys_shape(*size, dtype) if packed_keys else size
+        value_size: tuple[int, ...] = size
+        if dtype == torch.int8:
+            key_size, value_size = int8_keys_shape(*size), int8_values_shape(*size)
+        self.keys = _caches(shape.num_layers, key_size, dtype, device)
+        self.values = _caches(shape.num_layers, value_size, dtype, device)
+
+    def fill_with_nan(self) -> None:
+        """Make everything held NaN, for those who test that nothing is read before it was written."""
+        for cache in (*self.keys, *self.values):
+            cache.view(torch.uint8).fill_(0xFF)  # in each floating dtype a NaN; so is the scale of int8
 
     @contextmanager
     def borrowed_block(self, block: int) -> Iterator[None]:
@@ -91,6 +128,20 @@ class KVStore:
                 cache[block] = old
 
 
+def _caches(count: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """`count` tensors; on a CPU in large pages: blocks lie scattered, and each would be on a small page of its own."""
+    if device.type != "cpu":
+        return tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(count))
+    each = math.prod(size) * dtype.itemsize
+    apart = -(-each // _CACHE_LINE) * _CACHE_LINE
+    try:
+        memory = large_block(count * apart)
+    except OSError as error:
+        wanted = _readable(count * apart)
+        raise ConfigError("kv_cache_memory", f"the system does not give {wanted}: {error.strerror}") from error
+    return tuple(memory[at : at + each].view(dtype).view(size) for at in range(0, count * apart, apart))
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
     """Where the memory goes, for the operator to read at start.
@@ -98,6 +149,7 @@ class MemoryReport:
     Attributes:
         weight_bytes: what the model's parameters take.
         kv_bytes: what the KV cache takes once all of it is used.
+        kv_dtype: what it is kept in, as its name in torch.
         max_model_len: most tokens of one request.
     """
 
@@ -106,6 +158,7 @@ class MemoryReport:
     num_blocks: int
     block_size: int
     max_model_len: int
+    kv_dtype: str
 
     @property
     def kv_tokens(self) -> int:
@@ -119,9 +172,10 @@ class MemoryReport:
 
     def lines(self) -> tuple[str, ...]:
         """The report, a line each."""
+        holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
         return (
             f"weights          {_readable(self.weight_bytes)}",
-            f"KV cache         {_readable(self.kv_bytes)}: {self.num_blocks} blocks, {self.kv_tokens} tokens in all",
+            f"KV cache         {_readable(self.kv_bytes)}: {holds}",
             f"longest request  {self.longest_request} tokens, prompt and output together",
         )
 

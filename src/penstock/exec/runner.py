@@ -10,7 +10,6 @@ nothing behind that a later sequence could see.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,19 +22,17 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.sampler import NOTHING, Sampled, sample
 from penstock.kernels.paged_attention import paged_attention, write_kv
-
-if TYPE_CHECKING:
-    from penstock.nn.causal_lm import CausalLM
+from penstock.nn.causal_lm import CausalLM, PagedAttend
 
 __all__ = ["TorchRunner"]
 
 _NOT_FINITE = "The model's output for this request is not finite."
 
 
-class _PagedAttend:
+class _PagedAttend(PagedAttend):
     """The model's way to attend in one step: writes this step's keys and values, then reads all of each row's.
 
-    A `nn.causal_lm.PagedAttend`: a model may also do both itself.
+    A model may also do both itself.
     """
 
     def __init__(self, kv: KVStore, batch: ForwardBatch, scale: float) -> None:

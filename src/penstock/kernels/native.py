@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["available", "isa", "isas", "module", "serves", "set_isa", "set_threads"]
+__all__ = ["available", "isa", "isas", "module", "serves", "set_isa", "set_threads", "threads"]
 
 
 def _load() -> ModuleType | None:
@@ -68,3 +68,8 @@ def set_threads(threads: int) -> None:
     """
     if module is not None:
         module.set_threads(threads)
+
+
+def threads() -> int:
+    """The threads that compiled kernels run on; 0 without them."""
+    return 0 if module is None else module.threads()

@@ -6,6 +6,10 @@ float32 and bfloat16 on the CPU, head_dim up to 256.
 Keys may lie in one of two layouts, told apart by their number of dimensions: natural, `[num_blocks, block_size, Hkv,
 D]`, or packed, `[num_blocks, Hkv, words, block_size, w]` (see `packed_keys_shape`), which spares attention a
 transposition. Both give the same bits, and so do all block sizes, batches, chunks of a prompt and numbers of threads.
+
+A cache may also be int8 (see `int8_keys_shape` and `int8_values_shape`): each position's key and value of each head is
+rounded when it is stored, on a scale of its own that lies in the block beside it. Attention reads what was stored, that
+of the same step too, so none of the promises above changes.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from penstock.kernels.native_rows import element, required, rows
 __all__ = [
     "MAX_HEAD_DIM",
     "cache_address",
+    "int8_keys_shape",
+    "int8_values_shape",
     "packed_keys_shape",
     "paged_attention",
     "rotate_and_write",
@@ -29,6 +35,7 @@ MAX_HEAD_DIM = 256
 """The widest head that the compiled attention takes."""
 
 _ABSENT = (0, 0, 0)
+_INT8 = 2  # what the compiled functions call an int8 cache
 
 
 def packed_keys_shape(
@@ -41,6 +48,25 @@ def packed_keys_shape(
     """
     each = 4 // dtype.itemsize
     return num_blocks, num_kv_heads, -(-head_dim // each), block_size, each
+
+
+def int8_keys_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+) -> tuple[int, int, int, int, int]:
+    """The shape `[num_blocks, Hkv, words + 1, block_size, 4]` of a cache of int8 keys: packed, 4 codes a word.
+
+    The last word is the scale, a float32 for each position. A `head_dim` that is no multiple of 4 is filled up with 0.
+    """
+    return num_blocks, num_kv_heads, -(-head_dim // 4) + 1, block_size, 4
+
+
+def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int]:
+    """The shape `[num_blocks, Hkv, groups * (D + 4), 4]` of a cache of int8 values; a group is 4 positions.
+
+    Of each block and head, the codes `[groups, D, 4]` come first, then the scales `[groups, 4]`, each a float32. The
+    four positions of a group stand in the order 0, 2, 1, 3. A `block_size` that is no multiple of 4 is filled up.
+    """
+    return num_blocks, num_kv_heads, -(-block_size // 4) * (head_dim + 4), 4
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
@@ -129,7 +155,7 @@ def paged_attention(
     """
     native = required()
     count, q_heads, dim = q.shape
-    heads, num_rows = v_cache.shape[2], len(kv_len)
+    heads, num_rows = v_cache.shape[1 if v_cache.dtype == torch.int8 else 2], len(kv_len)
     if block_table.dim() != 2 or len(block_table) != num_rows:
         raise ValueError(f"block_table must be [{num_rows}, M], not {tuple(block_table.shape)}")
     table = vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel())
@@ -153,17 +179,23 @@ def cache_address(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tup
     Raises:
         ValueError: a shape or dtype does not fit.
     """
-    num_blocks, block_size = v_cache.shape[:2]
-    natural = (num_blocks, block_size, heads, dim)
-    packed = packed_keys_shape(*natural, v_cache.dtype)
-    if v_cache.shape != natural:
-        raise ValueError(f"v_cache must be [num_blocks, block_size, {heads}, {dim}], not {tuple(v_cache.shape)}")
-    if k_cache.shape not in (natural, packed):
-        raise ValueError(f"k_cache must be {natural}, or packed {packed}, not {tuple(k_cache.shape)}")
+    if v_cache.dtype == torch.int8:
+        size = (*k_cache.shape[:1], *k_cache.shape[3:4], heads, dim)
+        if len(size) != 4:
+            raise ValueError(f"k_cache must be int8 of five dimensions, not {tuple(k_cache.shape)}")
+        keys, values, code = (int8_keys_shape(*size),), int8_values_shape(*size), _INT8
+    else:
+        size = (*v_cache.shape[:2], heads, dim)
+        keys, values, code = (size, packed_keys_shape(*size, v_cache.dtype)), size, element("v_cache", v_cache)
+    if v_cache.shape != values:
+        raise ValueError(f"v_cache must be {values} for {heads} heads of {dim}, not {tuple(v_cache.shape)}")
+    if k_cache.shape not in keys:
+        raise ValueError(f"k_cache must be {' or '.join(map(str, keys))}, not {tuple(k_cache.shape)}")
+    if v_cache.device.type != "cpu" or k_cache.device != v_cache.device:
+        raise ValueError(f"k_cache and v_cache must be on the CPU, not {k_cache.device} and {v_cache.device}")
     if k_cache.dtype != v_cache.dtype or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous and of one dtype")
-    code = element("v_cache", v_cache)
-    return k_cache.data_ptr(), v_cache.data_ptr(), code, k_cache.dim() == 5, num_blocks, block_size
+    return k_cache.data_ptr(), v_cache.data_ptr(), code, k_cache.dim() == 5, *size[:2]
 
 
 def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:

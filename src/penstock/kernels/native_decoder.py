@@ -22,6 +22,9 @@ from penstock.kernels.scratch import Scratch
 
 __all__ = ["NativeDecoder", "NativeLayer", "Projection"]
 
+_Caches = tuple[list[int], list[int], int, bool, int, int]
+"""Addresses of each layer's keys and values, and what is common: dtype code, layout, number and size of blocks."""
+
 Projection = tuple[PackedWeight, Tensor | None]
 """A weight, and a bias `[N]` or None."""
 
@@ -52,7 +55,10 @@ class NativeLayer:
 
 
 class NativeDecoder:
-    """Layers and last norm of one model. Immutable but for its working memory, of which each thread has its own."""
+    """Layers and last norm of one model.
+
+    Immutable but for its working memory, of which each thread has its own, and for the caches that it has seen last.
+    """
 
     def __init__(
         self,
@@ -77,6 +83,7 @@ class NativeDecoder:
         self._hidden, self._kv_heads, self._head_dim = hidden, kv_heads, head_dim
         self._held = (tuple(layers), norm, cos, sin)  # the plan has their addresses only
         self._scratch = Scratch()
+        self._seen: tuple[Sequence[Tensor], Sequence[Tensor], _Caches] | None = None
         self._plan = required().Decoder(
             *(hidden, inner, q_heads, kv_heads, head_dim, eps, _norm("norm", norm, hidden)),
             *(_table("cos", cos, head_dim), _table("sin", sin, head_dim), min(len(cos), len(sin))),
@@ -104,6 +111,7 @@ class NativeDecoder:
         kv_len: Tensor,
         block_table: Tensor,
         scale: float,
+        out_dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
         """Compute every layer: keys and values are stored, each row attends to its own sequence.
 
@@ -111,15 +119,16 @@ class NativeDecoder:
             stream: `[T, H]` float32, contiguous: the embeddings. Used up.
             positions: `[T]` int64.
             write_slots: `[T]` int64, all different.
-            keys: of each layer, natural or packed, as for `native_attention.write_kv`; all layers alike.
+            keys: of each layer, natural, packed or int8, as for `native_attention.write_kv`; all layers alike.
             values: of each layer, beside `keys`.
             q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
             kv_len: `[R]` int32.
             block_table: `[R, M]` int32.
             scale: of scores.
+            out_dtype: bfloat16 or float32.
 
         Returns:
-            `[T, H]` bfloat16, after the last norm.
+            `[T, H]` in `out_dtype`, after the last norm.
 
         Raises:
             ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing was written then.
@@ -139,19 +148,23 @@ class NativeDecoder:
             vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel()),
         )
         start = vector("stream", stream.view(-1), torch.float32, stream.numel())
-        out = torch.empty(stream.shape, dtype=torch.bfloat16)
+        out = torch.empty(stream.shape, dtype=out_dtype)
         size = self._plan.scratch_bytes(count, rows, int(kv_len.max()) if rows else 0)
         scratch = self._scratch.address_of(size)
-        self._plan.run(count, start, out.data_ptr(), *addresses, block_table.shape[1], scale, scratch, size)
+        result = (out.data_ptr(), element("out", out))
+        self._plan.run(count, start, *result, *addresses, block_table.shape[1], scale, scratch, size)
         return out
 
-    def _caches(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor]
-    ) -> tuple[list[int], list[int], int, bool, int, int]:
-        """Addresses of each layer's caches, and what is common to them: dtype code, layout, number and size of blocks.
+    def _caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> _Caches:
+        """Where the caches are; looked at anew only when they are others than in the last step."""
+        seen = self._seen
+        if seen is not None and seen[0] is keys and seen[1] is values:
+            return seen[2]
+        caches = self._look_at(keys, values)
+        self._seen = keys, values, caches
+        return caches
 
-        The caches of all layers must be alike.
-        """
+    def _look_at(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> _Caches:
         if not len(keys) == len(values) == len(self._held[0]):
             raise ValueError(f"keys and values must be of {len(self._held[0])} layers, not {len(keys)}, {len(values)}")
         each = [cache_address(k, v, self._kv_heads, self._head_dim) for k, v in zip(keys, values, strict=True)]

@@ -73,7 +73,7 @@ class PackedWeight:
 
 def _packed(kind: PackedKind, outputs: int, inputs: int, data: Tensor) -> PackedWeight:
     return PackedWeight(
-        kind, outputs, inputs, data, 0 if native.module is None else native.module.scratch_bytes(kind, inputs)
+        kind, outputs, inputs, data, 0 if native.module is None else native.module.scratch_bytes(kind, inputs, False)
     )
 
 

@@ -1,4 +1,4 @@
-"""Where packed weights live: a few large blocks of memory, for which the system is asked to use large pages.
+"""Memory in large blocks, for which the system is asked to use large pages, and where packed weights live in it.
 
 Decides where each weight starts; does not know what it holds. One stream of tokens reads every weight once a token at
 the speed of memory, and with large pages that is a fifth faster than with small ones: prefetching stops at page ends.
@@ -11,16 +11,18 @@ import mmap
 import torch
 from torch import Tensor
 
-__all__ = ["WeightMemory"]
+__all__ = ["WeightMemory", "large_block"]
 
 _BLOCK = 64 << 20
 _LARGE_PAGE = 2 << 20
 _ALIGNMENT = 64  # a cache line, and what torch aligns its own tensors to
 
 
-def _large_block(size: int) -> Tensor:
+def large_block(size: int) -> Tensor:
     """Zeroed memory of `size` bytes that starts on a large page; what is never written takes no memory."""
-    memory = mmap.mmap(-1, size + _LARGE_PAGE)
+    # Python's default is memory to be shared with children, for which systems seldom give large pages.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size + _LARGE_PAGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     block = torch.frombuffer(memory, dtype=torch.uint8)
@@ -38,7 +40,7 @@ class WeightMemory:
     def take(self, count: int) -> Tensor:
         """Room for `count` bytes: uint8 `[count]`, contiguous, on a cache line of its own, handed out only once."""
         if self._used + count > len(self._block):
-            self._block, self._used = _large_block(max(_BLOCK, count)), 0
+            self._block, self._used = large_block(max(_BLOCK, count)), 0
         start = self._used
         self._used = start + -(-count // _ALIGNMENT) * _ALIGNMENT
         return self._block[start : start + count]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from penstock.app import Assembly, assemble, engine_config
 from penstock.contract.config import DEFAULT_MODEL
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.model import ModelCard
+from penstock.contract.model import ModelCard, ModelWork
 from penstock.contract.request import Ask, Prompt
 from penstock.engine import StepOutputs
 from penstock.llm.outputs import Answer, RequestOutput
@@ -65,6 +65,11 @@ class LLM:
     def report(self) -> tuple[str, ...]:
         """What the start report says: model, device, memory; a line each."""
         return self._assembly.report
+
+    @property
+    def work(self) -> ModelWork:
+        """What computing with the model takes."""
+        return self._assembly.work
 
     def generate(
         self,

@@ -7,7 +7,7 @@ different sequences lie side by side, and only `attend` knows which row belongs 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -36,13 +36,14 @@ class Attend(Protocol):
         ...
 
 
-@runtime_checkable
-class PagedAttend(Attend, Protocol):
+class PagedAttend(Attend):
     """An `Attend` over a cache in blocks that shows what it works on, so that a model may do all of it in one call.
+
+    A class to inherit from, not a protocol: every step asks whether it is one.
 
     Attributes:
         keys: of each layer, natural or packed: see `kernels.native_attention`.
-        values: of each layer, `[num_blocks, block_size, Hkv, D]`.
+        values: of each layer, `[num_blocks, block_size, Hkv, D]`; or both in int8, see there too.
         write_slots: `[T]` int64, where each token's keys and values go.
         q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
         kv_len: `[R]` int32, positions of each row's sequence, the new ones included.
@@ -77,7 +78,7 @@ class CausalLM(Protocol):
                 then a model may itself store in and read from the caches that it shows.
 
         Returns:
-            `[T, H]` in the dtype of the weights.
+            `[T, H]` in the dtype of the weights, or wider.
         """
         ...
 

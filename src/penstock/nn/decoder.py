@@ -17,7 +17,7 @@ from penstock.kernels.embedding import embedding
 from penstock.kernels.native_attention import MAX_HEAD_DIM
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.packed_linear import packed_linear
-from penstock.kernels.packed_weight import PackedWeight
+from penstock.kernels.packed_weight import PackedKind, PackedWeight
 from penstock.nn.attention import Heads, RotaryAttention
 from penstock.nn.causal_lm import Attend, PagedAttend
 from penstock.nn.layers import Embedding, Linear, RMSNorm
@@ -87,7 +87,7 @@ class Decoder:
         """See `CausalLM.forward`."""
         if self.compiled is not None and isinstance(attend, PagedAttend):
             stream = embedding(token_ids, self.embedding.weight, torch.float32).float()  # [T, H], ours to use up
-            return _run_compiled(self.compiled, stream, positions, attend)
+            return _run_compiled(self.compiled, stream, positions, attend, _hidden_dtype(self.head))
         rotation = self.rope.rows(positions)
         x = self.embedding(token_ids)  # [T, H]
         for index, layer in enumerate(self.layers):
@@ -165,7 +165,16 @@ def _native_layer(layer: DecoderLayer) -> NativeLayer:
     )
 
 
-def _run_compiled(compiled: NativeDecoder, stream: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
+def _hidden_dtype(head: Linear) -> torch.dtype:
+    """What the head is given: a quantised one rounds by itself, and rounding twice loses more."""
+    weight = head.weight
+    quantised = isinstance(weight, PackedWeight) and weight.kind is not PackedKind.BF16
+    return torch.float32 if quantised else torch.bfloat16
+
+
+def _run_compiled(
+    compiled: NativeDecoder, stream: Tensor, positions: Tensor, attend: PagedAttend, out_dtype: torch.dtype
+) -> Tensor:
     return compiled.run(
         stream,
         positions,
@@ -176,6 +185,7 @@ def _run_compiled(compiled: NativeDecoder, stream: Tensor, positions: Tensor, at
         attend.kv_len,
         attend.block_table,
         attend.scale,
+        out_dtype,
     )
 
 

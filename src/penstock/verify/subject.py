@@ -42,8 +42,7 @@ class Subject:
 
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = loaded.kv_store(config.num_blocks, config.block_size)
-            for cache in (*kv.keys, *kv.values):
-                cache.fill_(float("nan"))  # whoever reads what was never written shows it
+            kv.fill_with_nan()  # whoever reads what was never written shows it
             return loaded.runner(kv, config.max_num_seqs, config.max_model_len)
 
         return cls(

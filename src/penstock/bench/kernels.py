@@ -1,0 +1,352 @@
+"""The compiled kernels one by one beside what the machine can do at best; long, for each has operands of its own.
+
+Decides what is run: random operands in the sizes of the default model, weights in turns so that none is in the cache
+when it is used again (as in a model that does not fit there), keys and values in scattered blocks. Each time is the
+best of a few short rounds, the calls from Python included. Counts only what must be read and computed: weights, keys
+and values, or the rows themselves.
+
+With `quality`, the only part of this room that holds tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.bench.limits import Limits
+from penstock.kernels import native, native_peak
+from penstock.kernels.native_attention import packed_keys_shape, paged_attention, rotate_and_write
+from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
+from penstock.kernels.native_rows import rms_norm, silu_and_mul
+from penstock.kernels.native_sampler import choose
+from penstock.kernels.packed_linear import packed_gated_linear, packed_linear
+from penstock.kernels.packed_weight import PackedWeight, pack_bf16, quantize_int4, quantize_int8
+from penstock.kernels.weight_memory import WeightMemory
+
+__all__ = ["KERNELS", "kernel_rows", "kernel_table", "measure_limits", "with_shares"]
+
+HIDDEN, INNER, Q_HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCABULARY = 576, 1536, 9, 3, 64, 30, 49152
+LINEAR_SHAPES = ((HIDDEN, 2 * INNER), (2048, 5632))
+"""Inputs and outputs: the widest layer of the default model, and one of a model of 1.1 billion weights."""
+
+ROWS = (1, 8, 32, 256)
+CONTEXT, BLOCK = 512, 16
+COLD_BYTES = 96 << 20
+"""Weights in rotation, and more than the caches of most machines."""
+
+LIMIT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to time: bytes and operations of a call; `arithmetic` is "" where operations are beside the point."""
+
+    kernel: str
+    form: str
+    rows: int
+    bytes: int
+    ops: int
+    arithmetic: str
+    call: Callable[[], object]
+
+
+def best_seconds(call: Callable[[], object], rounds: int = 4, least: float = 0.03) -> float:
+    """Seconds of one call: the best of a few rounds, each of as many calls as fill a moment."""
+    call()
+    start = time.perf_counter()
+    call()
+    count = max(1, int(least / (time.perf_counter() - start + 1e-9)))
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - start) / count)
+    return best
+
+
+def shortest_seconds(call: Callable[[], object], spent: float = 0.2) -> float:
+    """The quickest of as many single calls as fill `spent` seconds: what others on the machine disturb counts less."""
+    call()
+    best, until = float("inf"), time.perf_counter() + spent
+    while (start := time.perf_counter()) < until:
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def measure_limits(rounds: int = 100_000, memory_bytes: int = LIMIT_BYTES) -> Limits:
+    """The machine's limits with the threads and instruction set that kernels use now; about a second.
+
+    Args:
+        rounds: of independent products, in one call.
+        memory_bytes: read at once; must be far more than the caches hold.
+
+    Raises:
+        RuntimeError: this installation has no compiled kernels.
+    """
+    memory = WeightMemory().take(memory_bytes).fill_(0)
+
+    def ops(arithmetic: str) -> float:
+        done = native_peak.compute(arithmetic, rounds)
+        return done / shortest_seconds(partial(native_peak.compute, arithmetic, rounds))
+
+    read = memory_bytes / shortest_seconds(partial(native_peak.read, memory))
+    return Limits(native.isa(), native.threads(), read, ops("fp32"), ops("bf16"), ops("int8"))
+
+
+def kernel_rows(names: Sequence[str], announce: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Time the kernels of some of `KERNELS`; a row of JSON each, `announce` is told before each."""
+    for name in names:
+        for case in KERNELS[name]():
+            announce(f"{case.kernel} {case.form} {case.rows}")
+            seconds = best_seconds(case.call)
+            row = {"kernel": case.kernel, "form": case.form, "rows": case.rows, "seconds": seconds}
+            yield row | {
+                "bytes": case.bytes,
+                "ops": case.ops,
+                "arithmetic": case.arithmetic,
+                "bytes_per_s": case.bytes / seconds,
+                "ops_per_s": case.ops / seconds,
+            }
+
+
+def with_shares(row: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """The row with its shares of the limits; the share of operations is None where they are beside the point."""
+    ops = row["ops_per_s"] / limits.ops(row["arithmetic"]) if row["arithmetic"] else None
+    return row | {"read_share_of_limit": row["bytes_per_s"] / limits.read_bytes, "ops_share_of_limit": ops}
+
+
+def kernel_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows for people; a share above 1 of the read limit means that the cache served."""
+    heads = (
+        f"{'kernel':<18} {'form':<20} {'rows':>5} {'us':>10} {'GB/s':>8} {'of limit':>8} {'GFLOP/s':>9} {'of limit':>8}"
+    )
+    return "\n".join([heads, *map(_line, rows)])
+
+
+def _line(row: dict[str, Any]) -> str:
+    share = row["ops_share_of_limit"]
+    ops = "" if share is None else f" {row['ops_per_s'] / 1e9:9.1f} {share:8.0%}"
+    read = f"{row['bytes_per_s'] / 1e9:8.1f} {row['read_share_of_limit']:8.0%}"
+    return f"{row['kernel']:<18} {row['form']:<20} {row['rows']:5} {row['seconds'] * 1e6:10.1f} {read}{ops}"
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+_PACK: dict[str, Callable[[Tensor], PackedWeight]] = {"bf16": pack_bf16, "q4": quantize_int4, "q8": quantize_int8}
+
+
+def _weight(kind: str, outputs: int, inputs: int) -> PackedWeight:
+    return _PACK[kind](torch.randn(outputs, inputs) * inputs**-0.5)
+
+
+def _arithmetic(kind: str) -> str:
+    return "bf16" if kind == "bf16" else "int8"
+
+
+class _Turns:
+    """Copies of a weight that take turns."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        memory = WeightMemory()
+        copies = -(-COLD_BYTES // weight.nbytes)
+        self._copies = [replace(weight, data=memory.take(weight.nbytes).copy_(weight.data)) for _ in range(copies)]
+        self._turn = 0
+
+    def next(self) -> PackedWeight:
+        self._turn = (self._turn + 1) % len(self._copies)
+        return self._copies[self._turn]
+
+
+# ---- cases ----------------------------------------------------------------------------------------------------------
+
+
+def _project(product: Callable[[Tensor, PackedWeight], Tensor], x: Tensor, turns: _Turns) -> Tensor:
+    return product(x, turns.next())
+
+
+def _linear_cases(kernel: str, product: Callable[[Tensor, PackedWeight], Tensor]) -> Iterator[Case]:
+    for inputs, outputs in LINEAR_SHAPES:
+        for kind in _PACK:
+            turns = _Turns(weight := _weight(kind, outputs, inputs))
+            for rows in ROWS:
+                x = torch.randn(rows, inputs).bfloat16()
+                form, ops = f"{kind} {inputs}->{outputs}", 2 * rows * inputs * outputs
+                yield Case(
+                    kernel, form, rows, weight.nbytes, ops, _arithmetic(kind),
+                    partial(_project, product, x, turns),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cache:
+    """Keys and values of sequences of `CONTEXT` positions, in scattered blocks of which none is shared."""
+
+    keys: Tensor
+    values: Tensor
+    block_table: Tensor
+    kv_len: Tensor
+    q_start: Tensor
+    positions: Tensor
+    write_slots: Tensor
+
+    @classmethod
+    def of(cls, sequences: int, new_tokens: int) -> _Cache:
+        """For a step in which each sequence computes its last `new_tokens` positions."""
+        count = -(-CONTEXT // BLOCK)
+        blocks = torch.randperm(sequences * count).view(sequences, count)
+        shape = (sequences * count, BLOCK, KV_HEADS, HEAD_DIM)
+        last = torch.arange(CONTEXT - new_tokens, CONTEXT)
+        return cls(
+            keys=torch.randn(packed_keys_shape(*shape, torch.bfloat16)).bfloat16(),
+            values=torch.randn(shape).bfloat16(),
+            block_table=blocks.int(),
+            kv_len=torch.full((sequences,), CONTEXT, dtype=torch.int32),
+            q_start=torch.arange(sequences + 1, dtype=torch.int32) * new_tokens,
+            positions=last.repeat(sequences),
+            write_slots=(blocks[:, last // BLOCK] * BLOCK + last % BLOCK).flatten(),
+        )
+
+    @property
+    def bytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+
+def _pairs(sequences: int, new_tokens: int) -> int:
+    """Pairs of a query and a position that it attends to."""
+    return sequences * sum(range(CONTEXT - new_tokens + 1, CONTEXT + 1))
+
+
+def _attend(q: Tensor, cache: _Cache) -> Tensor:
+    return paged_attention(q, cache.keys, cache.values, cache.q_start, cache.kv_len, cache.block_table, HEAD_DIM**-0.5)
+
+
+def _attention_cases() -> Iterator[Case]:
+    for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
+        cache, count = _Cache.of(sequences, new_tokens), sequences * new_tokens
+        q = torch.randn(count, Q_HEADS, HEAD_DIM).bfloat16()
+        form = f"{'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
+        ops = 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens)
+        yield Case(
+            "attention", form, count, cache.bytes, ops, "bf16",
+            partial(_attend, q, cache),
+        )  # fmt: skip
+
+
+def _angles() -> tuple[Tensor, Tensor]:
+    angles = torch.rand(CONTEXT, HEAD_DIM // 2) * 6
+    return angles.cos(), angles.sin()
+
+
+def _rotate_and_write(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, cache: _Cache) -> Tensor:
+    return rotate_and_write(q, k, v, cache.positions, cos, sin, cache.keys, cache.values, cache.write_slots)
+
+
+def _rope_cases() -> Iterator[Case]:
+    cos, sin = _angles()
+    for rows in ROWS:
+        cache = _Cache.of(1, rows)
+        q, k, v = (torch.randn(rows, heads, HEAD_DIM).bfloat16() for heads in (Q_HEADS, KV_HEADS, KV_HEADS))
+        yield Case(
+            "rope and KV write", f"{Q_HEADS} + {KV_HEADS} heads", rows, 2 * (q.nbytes + k.nbytes + v.nbytes), 0, "",
+            partial(_rotate_and_write, q, k, v, cos, sin, cache),
+        )  # fmt: skip
+
+
+def _norm_cases() -> Iterator[Case]:
+    weight = torch.ones(HIDDEN)
+    for rows in ROWS:
+        x = torch.randn(rows, HIDDEN).bfloat16()
+        yield Case("rms_norm", f"{HIDDEN} wide", rows, 2 * x.nbytes, 0, "", partial(rms_norm, x, weight, 1e-5))
+
+
+def _activation_cases() -> Iterator[Case]:
+    for rows in ROWS:
+        x = torch.randn(rows, 2 * INNER).bfloat16()
+        yield Case("silu_and_mul", f"{INNER} wide", rows, x.nbytes * 3 // 2, 0, "", partial(silu_and_mul, x))
+
+
+def _sampler_cases() -> Iterator[Case]:
+    for form, temperature in (("greedy", 0.0), ("temperature, top_p", 0.8)):
+        for rows in (1, 8, 32):
+            logits = torch.randn(rows, VOCABULARY) * 3
+            columns = (
+                torch.full((rows,), temperature),
+                torch.zeros(rows, dtype=torch.int32),
+                torch.full((rows,), 0.95, dtype=torch.float64),
+                torch.zeros(rows),
+                torch.rand(rows, dtype=torch.float64),
+                torch.zeros(rows, dtype=torch.bool),
+            )
+            yield Case("sampler", form, rows, logits.nbytes, 0, "", partial(choose, logits, *columns))
+
+
+def _decoder_cases() -> Iterator[Case]:
+    for kind in _PACK:
+        decoder, weight_bytes, weights = _decoder(kind)
+        for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
+            caches = [_Cache.of(sequences, new_tokens) for _ in range(LAYERS)]
+            count, form = sequences * new_tokens, f"{kind} {'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
+            ops = 2 * weights * count + LAYERS * 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens)
+            moved = weight_bytes + sum(cache.bytes for cache in caches)
+            run = _decoder_call(decoder, caches, torch.randn(count, HIDDEN))
+            yield Case(f"decoder, {LAYERS} layers", form, count, moved, ops, _arithmetic(kind), run)
+
+
+def _decoder(kind: str) -> tuple[NativeDecoder, int, int]:
+    """A decoder in the shape of the default model, its bytes and its weights; layers are copies of one."""
+    memory = WeightMemory()
+    width = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    shapes = ((width, HIDDEN), (HIDDEN, Q_HEADS * HEAD_DIM), (2 * INNER, HIDDEN), (HIDDEN, INNER))
+    made = [_weight(kind, *shape) for shape in shapes]
+    ones = torch.ones(HIDDEN)
+
+    def layer() -> NativeLayer:
+        qkv, output, gate_up, down = (
+            (replace(weight, data=memory.take(weight.nbytes).copy_(weight.data)), None) for weight in made
+        )
+        return NativeLayer(ones, qkv, None, None, output, ones, gate_up, down)
+
+    cos, sin = _angles()
+    decoder = NativeDecoder(
+        hidden=HIDDEN,
+        inner=INNER,
+        q_heads=Q_HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        eps=1e-5,
+        layers=[layer() for _ in range(LAYERS)],
+        norm=ones,
+        cos=cos,
+        sin=sin,
+    )
+    return decoder, LAYERS * sum(each.nbytes for each in made), LAYERS * sum(a * b for a, b in shapes)
+
+
+def _decoder_call(decoder: NativeDecoder, caches: list[_Cache], embedded: Tensor) -> Callable[[], object]:
+    step, keys, values = caches[0], [cache.keys for cache in caches], [cache.values for cache in caches]
+    return lambda: decoder.run(
+        embedded.clone(), step.positions, step.write_slots, keys, values, step.q_start, step.kv_len, step.block_table,
+        HEAD_DIM**-0.5,
+    )  # fmt: skip
+
+
+KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
+    "linear": partial(_linear_cases, "linear", packed_linear),
+    "gated": partial(_linear_cases, "linear, gated", packed_gated_linear),
+    "attention": _attention_cases,
+    "rope": _rope_cases,
+    "norm": _norm_cases,
+    "activation": _activation_cases,
+    "sampler": _sampler_cases,
+    "decoder": _decoder_cases,
+}
+"""What can be timed, by the name that the command line has for it."""

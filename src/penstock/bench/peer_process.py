@@ -1,0 +1,79 @@
+"""Running the programs of other engines: where an installed one lies, and a process from its start to its end.
+
+Decides the environment that they all run in: offline, their output unbuffered.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.contract.errors import EngineFault
+
+__all__ = ["BIN", "EXE", "LLAMA_CPP_PROGRAMS", "NotInstalledError", "is_installed", "program", "run"]
+
+BIN, EXE = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
+LLAMA_CPP_PROGRAMS = ("llama-quantize", "llama-perplexity", "llama-batched-bench")
+
+
+class NotInstalledError(Exception):
+    """A program is missing that installing the peer would bring; the message says what it is needed for, or nothing."""
+
+
+def is_installed(folder: Path, engine: str) -> bool:
+    """Whether all of an engine is there; an earlier version of ours may have installed less."""
+    names = LLAMA_CPP_PROGRAMS if engine == "llama.cpp" else ("python",)
+    return all(_path(folder, engine, name).is_file() for name in names)
+
+
+def program(folder: Path, engine: str, name: str = "", needed_for: str = "") -> Path:
+    """A program of an engine, by default the one by which it is measured.
+
+    Args:
+        folder: of the peers.
+        engine: as `peer_install.INSTALLABLE` has it.
+        name: of the program.
+        needed_for: said where it is missing; "" where it is what the peer itself is run by.
+
+    Raises:
+        NotInstalledError: it is missing.
+    """
+    name = name or ("llama-batched-bench" if engine == "llama.cpp" else "python")
+    path = _path(folder, engine, name)
+    if not path.is_file():
+        raise NotInstalledError(needed_for and f"needs {name} {needed_for}; ")
+    return path
+
+
+def _path(folder: Path, engine: str, name: str) -> Path:
+    return folder / engine / BIN / f"{name}{EXE}"
+
+
+def run(command: Sequence[str], folder: Path | None = None) -> str:
+    """Run a program to its end and return its standard output.
+
+    Raises:
+        EngineFault: it could not be started or failed.
+    """
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    try:
+        done = subprocess.run(  # noqa: S603 (programs of ours and of the peers that the operator installed)
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise EngineFault(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        tail = " | ".join(lines[-3:])
+        raise EngineFault(f"{Path(command[0]).name} ended with status {done.returncode}: {tail[-600:]}")
+    return done.stdout

@@ -1,0 +1,51 @@
+"""`penstock bench kernels`: the compiled kernels one by one, beside what the machine can do at best."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from penstock.bench.limits import limits_line
+from penstock.bench.machine import load_average, provenance
+from penstock.cli.bench_report import json_only, json_option, report
+from penstock.contract.errors import ConfigError
+
+__all__ = ["command"]
+
+NAMES = ("linear", "gated", "attention", "rope", "norm", "activation", "sampler", "decoder")
+"""As `bench.kernels.KERNELS` has them, which brings torch in: not for --help."""
+
+
+@click.command("kernels")
+@click.option("--kernel", "names", multiple=True, type=click.Choice(NAMES), help="One of them; may be given again.")
+@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="0 takes one a physical core.")
+@click.option("--isa", default="", help="The instruction set, as the start report names it; by default the best.")
+@json_option
+def command(names: tuple[str, ...], threads: int, isa: str, target: Path | None) -> None:
+    """Measure each compiled kernel in bytes and operations a second, beside the machine's own limits."""
+    head = provenance()
+    from penstock.bench import kernels
+    from penstock.exec.device import set_threads
+    from penstock.kernels import native
+
+    if not native.available():
+        raise ConfigError("kernels", "this installation has no compiled kernels: it was made without a C++ compiler")
+    if isa:
+        if isa not in native.isas():
+            raise ConfigError("isa", f"{isa!r} cannot run here; there are {', '.join(native.isas())}")
+        native.set_isa(isa)
+    set_threads(threads, packed=True)
+    limits = kernels.measure_limits()
+    with tqdm(desc="Measuring", unit="kernel", leave=False, disable=None) as bar:
+        timed = []
+        for row in kernels.kernel_rows(names or NAMES, bar.set_postfix_str):
+            timed.append(row)
+            bar.update()
+    limits = limits.or_better(kernels.measure_limits())
+    rows = [kernels.with_shares(row, limits) for row in timed]
+    click.echo(limits_line(limits), err=json_only(target))
+    record = head | {"kind": "kernels", "limits": asdict(limits), "rows": rows, "load_average_after": load_average()}
+    report(kernels.kernel_table(rows), record, target)

@@ -1,0 +1,78 @@
+"""The random checkpoint: transformers and Penstock load it, and both compute the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.llm.offline import LLM
+from penstock.sampling import SamplingParams
+
+SCRIPT = Path(__file__).parents[2] / "bench" / "make_random_checkpoint.py"
+SMALL = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--inner", "96", "--vocabulary", "300"]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("make_random_checkpoint", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture
+def make(script, monkeypatch):
+    def run(directory: Path, *options: str) -> None:
+        monkeypatch.setattr(sys, "argv", [SCRIPT.name, str(directory), *options])
+        script.main()
+
+    return run
+
+
+def test_a_small_checkpoint_is_loaded_whole_and_greedy_tokens_are_those_of_transformers(make, tmp_path):
+    make(tmp_path / "random", *SMALL)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs, loading = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "random", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    prompt = AutoTokenizer.from_pretrained(tmp_path / "random").encode("Hello, world")
+    assert len(prompt) == len("Hello, world")
+    with LLM(str(tmp_path / "random"), dtype="float32", kv_cache_memory=1 << 20) as llm:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        (ours,) = llm.generate([prompt], params, use_tqdm=False)
+        assert llm.work.ops_a_sample == 2 * 300 * 64
+        assert llm.work.ops_a_token == 2 * 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3)
+    theirs.generation_config.eos_token_id = None
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert ours.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+
+
+def test_the_defaults_are_one_billion_weights(script):
+    count = sum(torch.Size(shape).numel() for shard in script.Sizes().shards() for shape in shard.values())
+    assert count == 1_100_048_384  # as published for TinyLlama-1.1B
+
+
+def test_the_same_seed_writes_the_same_files(make, tmp_path):
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        make(tmp_path / name, *SMALL, "--seed", seed)
+    places = json.loads((tmp_path / "a" / "model.safetensors.index.json").read_text())["weight_map"]
+    file = places["model.layers.1.mlp.down_proj.weight"]
+    a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+
+
+@pytest.mark.parametrize("wrong", [["--heads", "3"], ["--vocabulary", "100"]])
+def test_sizes_that_make_no_model_are_refused(make, tmp_path, wrong):
+    with pytest.raises(SystemExit, match="must"):
+        make(tmp_path / "random", *wrong)
+    assert not (tmp_path / "random").exists()

@@ -1,0 +1,126 @@
+"""The machine's limits and the timing of kernels: what is counted, and that every case runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.bench import kernels
+from penstock.bench.limits import Limits, share_text, shares
+from penstock.cli import bench_kernels
+from penstock.contract.model import ModelWork
+from penstock.kernels import native, native_peak
+from penstock.kernels.weight_memory import WeightMemory
+
+compiled = pytest.mark.skipif(not native.available(), reason="no compiled kernels")
+LIMITS = Limits("isa", 2, read_bytes=100.0, fp32_ops=10.0, bf16_ops=20.0, int8_ops=40.0)
+LANES, PANELS = 16, 2
+
+
+@pytest.fixture
+def one_thread():
+    before = native.threads(), native.isa()
+    native.set_threads(1)
+    yield
+    native.set_threads(before[0])
+    native.set_isa(before[1])
+
+
+@compiled
+@pytest.mark.parametrize("isa", native.isas())
+def test_operations_are_counted_for_every_thread_and_instruction_set(one_thread, isa):
+    native.set_isa(isa)
+    tile = LANES * PANELS * (6 if isa.startswith("avx512") else 2)
+    for arithmetic, a_lane in (("fp32", 2), ("bf16", 4), ("int8", 8)):
+        assert native_peak.compute(arithmetic, 10) == 10 * tile * a_lane
+    native.set_threads(2)
+    assert native_peak.compute("fp32", 10) == 2 * 10 * tile * 2
+
+
+@compiled
+def test_more_rounds_take_longer_so_none_was_optimised_away(one_thread):
+    for isa in native.isas():
+        native.set_isa(isa)
+        for arithmetic in native_peak.ARITHMETIC:
+            few, many = (
+                kernels.shortest_seconds(lambda a=arithmetic, r=rounds: native_peak.compute(a, r), spent=0.01)
+                for rounds in (1_000, 10_000)
+            )
+            assert many > 3 * few, (isa, arithmetic)
+
+
+@compiled
+def test_memory_of_any_length_is_read_and_odd_places_are_refused(one_thread):
+    memory = WeightMemory().take(1 << 20)
+    for count in (64, 65, 4096 * 64 + 192, 1 << 20):
+        native_peak.read(memory[:count])
+    with pytest.raises(ValueError, match="64 bytes"):
+        native_peak.read(memory[1:])
+    with pytest.raises(ValueError, match="contiguous"):
+        native_peak.read(memory[::2])
+    with pytest.raises(ValueError, match="rounds"):
+        native_peak.compute("fp32", 0)
+
+
+@compiled
+def test_limits_are_measured_with_what_is_in_use(one_thread):
+    limits = kernels.measure_limits(rounds=1000, memory_bytes=1 << 20)
+    assert (limits.isa, limits.threads) == (native.isa(), 1)
+    assert min(limits.read_bytes, limits.fp32_ops, limits.bf16_ops, limits.int8_ops) > 1e6
+
+
+@compiled
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name):
+    monkeypatch.setattr(kernels, "COLD_BYTES", 1)
+    monkeypatch.setattr(kernels, "LAYERS", 2)
+    monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
+    monkeypatch.setattr(kernels, "best_seconds", lambda call: call() is not None or 1.0)
+    rows = list(kernels.kernel_rows([name], lambda line: None))
+    assert rows
+    assert all(row["bytes"] > 0 and (row["ops"] > 0) == bool(row["arithmetic"]) for row in rows)
+    assert len({(row["kernel"], row["form"], row["rows"]) for row in rows}) == len(rows)
+
+
+@compiled
+def test_scattered_blocks_are_all_of_the_cache_and_slots_are_the_last_positions():
+    cache = kernels._Cache.of(sequences=3, new_tokens=2)
+    assert sorted(cache.block_table.flatten().tolist()) == list(range(len(cache.values)))
+    blocks, places = cache.write_slots.view(3, 2) // kernels.BLOCK, cache.write_slots.view(3, 2) % kernels.BLOCK
+    assert torch.equal(blocks, cache.block_table[:, -1:].expand(3, 2).long())
+    assert places.tolist() == [[kernels.BLOCK - 2, kernels.BLOCK - 1]] * 3
+
+
+def test_pairs_of_attention_are_those_of_a_causal_mask(monkeypatch):
+    monkeypatch.setattr(kernels, "CONTEXT", 5)
+    assert kernels._pairs(sequences=2, new_tokens=3) == 2 * (3 + 4 + 5)
+
+
+def test_the_command_offers_every_kernel():
+    assert tuple(kernels.KERNELS) == bench_kernels.NAMES
+
+
+def test_a_row_is_set_beside_the_limits():
+    row = {"bytes_per_s": 50.0, "ops_per_s": 10.0, "arithmetic": "bf16"}
+    found = kernels.with_shares(row, LIMITS)
+    assert (found["read_share_of_limit"], found["ops_share_of_limit"]) == (0.5, 0.5)
+    assert kernels.with_shares(row | {"arithmetic": ""}, LIMITS)["ops_share_of_limit"] is None
+
+
+def test_a_step_is_as_long_as_the_longer_of_reading_and_computing():
+    work = ModelWork(weight_bytes=200, ops_a_token=10, ops_a_sample=6, ops_a_pair=2, arithmetic="int8")
+    row = {"streams": 4, "prompt_tokens": 8, "new_tokens": 4, "prefill_tok_s": 2.0, "decode_tok_s": 1.0}
+    found = shares(row, work, LIMITS)
+    # prefill: 4 * (8 * 10 + 36 * 2 + 6) = 632 operations, 15.8 s at 40 a second, where 32 tokens took 16 s
+    assert found["prefill_share_of_limit"] == pytest.approx(15.8 / 16)
+    # decode: 4 * (10 + 6 + 10 * 2) = 144 operations take 3.6 s, reading 2 s; the step took 4 s
+    assert found["decode_share_of_limit"] == pytest.approx(3.6 / 4)
+    assert share_text(row | found) == "  99%, 90% of the machine's limit"
+    assert share_text(row) == ""
+
+
+def test_of_two_measurements_the_higher_figures_count():
+    later = replace(LIMITS, read_bytes=50.0, int8_ops=80.0)
+    assert LIMITS.or_better(later) == replace(LIMITS, int8_ops=80.0)
