@@ -137,6 +137,11 @@ class Engine:
                 outputs += self._close(request.id, ChoiceFinished(request.choice, FinishReason.ABORT))
         return outputs
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV; what runs goes on with its own."""
+        self.scheduler.reset_prefix_cache()
+        self._recorder.reset()
+
     def step(self) -> StepOutputs:
         """Compute one step and return what it brought; nothing when there is no work.
 

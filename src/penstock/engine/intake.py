@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from penstock.contract.errors import InvalidParameter, PromptTooLong
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.ports import Clock
-from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.ports import Clock, Tokenized
+from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.text import TextModel
 
@@ -86,6 +86,15 @@ class Intake:
         )
         requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.n))
         return Submission(ask.id, requests, prompt_text)
+
+    def tokenize(self, prompt: Prompt) -> Tokenized:
+        """See `EngineClient.tokenize`."""
+        token_ids, text, _ = self._tokenise(Ask("", prompt))
+        return Tokenized(token_ids, tuple(map(self._text.tokenizer.token_bytes, token_ids)), text)
+
+    def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """See `EngineClient.detokenize`."""
+        return self._text.tokenizer.decode(self._check_ids(token_ids), skip_special_tokens=False)
 
     def _check_limits(self, ask: Ask) -> None:
         limits = self._limits
