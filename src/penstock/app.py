@@ -74,7 +74,8 @@ class Assembly:
 
     def start_client(self) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then."""
-        loop = EngineLoop(self.engine, SystemClock(), self.config.max_queued_requests)
+        config = self.config
+        loop = EngineLoop(self.engine, SystemClock(), config.max_queued_requests, config.max_queued_tokens)
         loop.start()
         return LocalClient(self.intake, loop)
 
@@ -227,12 +228,16 @@ def serve(
     """Assemble an engine and serve it over HTTP until the process is asked to end."""
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
+    access = server.open_access(server_options, os.environ)
     assembly = assemble(engine_options, cache_dir, announce)
     client = assembly.start_client()
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS)
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access)
         server.run(
-            app, server_options, on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)")
+            app,
+            server_options,
+            on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)"),
+            drain_seconds=server_options.drain_timeout,
         )
     finally:
         client.close()

@@ -9,7 +9,8 @@ Three laws: no field is silently ignored; every error is an OpenAI error object;
 
 from __future__ import annotations
 
+from penstock.server.access import open_access
 from penstock.server.application import create_app
 from penstock.server.run import run
 
-__all__ = ["create_app", "run"]
+__all__ = ["create_app", "open_access", "run"]

@@ -22,8 +22,10 @@ from penstock.contract.errors import EngineDead, PenstockError, UnknownModel
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
-from penstock.server.body import read_json
+from penstock.server import abort, about, apply_template, detokenize, prefix_cache, probes, tokenize
+from penstock.server.access import Access
 from penstock.server.chat import CHAT_FIELDS, ChatShape, parse_chat
+from penstock.server.compat import EXTRA_HEADERS
 from penstock.server.completions import COMPLETION_FIELDS, CompletionShape, parse_completion
 from penstock.server.connection import ClientLeft
 from penstock.server.delivery import (
@@ -39,32 +41,48 @@ from penstock.server.exchange import Exchange
 from penstock.server.failures import error_object, error_response, http_error_response, json_response
 from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
 from penstock.server.generate import GENERATE_FIELDS, GenerateShape, parse_generate
+from penstock.server.guard import Guard
+from penstock.server.live_asks import LiveAsks
 from penstock.server.openapi import COMPONENTS, answers, request_body
+from penstock.server.serving import Parse, Serving
 from penstock.server.strict_json import JsonObject, printable
 
 __all__ = ["create_app"]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-Parse = Callable[[JsonObject, str, ModelCard, RequestLimits], Exchange]
 
 
-def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits) -> FastAPI:
-    """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing."""
+def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits, access: Access | None = None) -> FastAPI:
+    """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
+
+    Args:
+        client: the engine.
+        card: what it says of itself.
+        limits: on requests.
+        access: who may call; by default anybody on this machine.
+    """
+    access = access or Access()
+    serving = Serving(LiveAsks(client, access.request_seconds), card, limits, access)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(_Envelope)
+    app.add_middleware(Guard, access=access)
+    app.add_middleware(_Envelope)  # added last, so outermost
     app.add_exception_handler(PenstockError, _penstock_error)
     app.add_exception_handler(HTTPException, _http_error)
-    _add_generating_routes(app, client, card, limits)
+    _add_generating_routes(app, serving)
     _add_describing_routes(app, client, card)
+    for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache):
+        room.add_routes(app, serving)
+    about.add_routes(app)
     original = app.openapi
     app.openapi = partial(_openapi, original)  # type: ignore[method-assign]
     return app
 
 
-def _add_generating_routes(app: FastAPI, client: EngineClient, card: ModelCard, limits: RequestLimits) -> None:
+def _add_generating_routes(app: FastAPI, serving: Serving) -> None:
+    client, card = serving.client, serving.card
+
     async def exchange(request: Request, prefix: str, parse: Parse) -> Exchange:
-        body = await read_json(request, limits.max_body_bytes)
-        return parse(body, prefix + secrets.token_hex(16), card, limits)
+        return await serving.exchange(request, prefix, parse)
 
     chat_extra = request_body(CHAT_FIELDS, NEUTRAL_CHAT, "messages")
     chat_answers = answers("ChatCompletion", stream="text/event-stream")
@@ -187,7 +205,7 @@ class _Envelope:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **scope.get(EXTRA_HEADERS, {})})
             await send(message)
 
         try:

@@ -125,24 +125,46 @@ COMPONENTS: JsonObject = {
         },
         optional=("error",),
     ),
+    "Tokenized": _object(
+        {
+            "count": _INTEGER,
+            "max_model_len": _INTEGER,
+            "tokens": _list(_INTEGER),
+            "token_strs": _nullable(_list(_STRING)),
+        }
+    ),
+    "Detokenized": _object({"prompt": _STRING}),
+    "Rendered": _object({"prompt": _STRING}),
+    "Version": _object({"version": _STRING}),
+    "Live": _object({"status": {"type": "string", "enum": ["live"]}}),
+    "Ready": _object(
+        {"status": {"type": "string", "enum": ["ready", "not ready"]}, "reason": _STRING, "error": _ERROR},
+        optional=("error",),
+    ),
+    "Aborted": _object({"aborted": _list(_STRING)}),
+    "Reset": _object({"reset": {"type": "boolean"}}),
 }
 
 _STATUSES = {
     400: "A field is wrong, unknown or not supported; the error names it.",
-    404: "The model is not served here.",
+    401: "A valid API key is needed.",
+    403: "This Host, this web page or this key may not do that.",
+    404: "What is asked for is not here.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     429: "The queue is full; try again after Retry-After seconds.",
+    431: "There are too many headers.",
     500: "The server failed.",
     503: "The engine is dead, or the server is shutting down.",
+    504: "The request took longer than this server gives any.",
 }
 
 
-def request_body(fields: Sequence[Field], neutrals: Neutrals, required: str) -> JsonObject:
-    """The OpenAPI request body for a table of fields, one of which must be there."""
+def request_body(fields: Sequence[Field], neutrals: Neutrals, *required: str) -> JsonObject:
+    """The OpenAPI request body for a table of fields, some of which must be there."""
     schema = _closed_object(fields, neutrals)
-    schema["required"] = [required]
+    schema["required"] = list(required)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
+from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
+from penstock.server.bounded_protocol import bounded_protocol
 
 __all__ = ["DRAIN_SECONDS", "Server", "listen", "run"]
 
-DRAIN_SECONDS = 30
+DRAIN_SECONDS = DEFAULT_SERVER_LIMITS.drain_seconds
 BACKLOG = 2048
-MAX_HEADER_BYTES = 16 * 1024
 KEEP_ALIVE_SECONDS = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -33,12 +34,17 @@ class Server(uvicorn.Server):
     """uvicorn with a socket of its own, a call when it is ready, and signals that end it with exit code 0."""
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, on_ready: Callable[[str], None], drain_seconds: int = DRAIN_SECONDS
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        on_ready: Callable[[str], None],
+        drain_seconds: int = DRAIN_SECONDS,
+        limits: ServerLimits = DEFAULT_SERVER_LIMITS,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",  # the implementation that the tests run on, whatever else is installed
+                http=bounded_protocol(limits, config.max_connections),
                 loop="asyncio",
                 ws="none",
                 log_config=None,
@@ -46,7 +52,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=drain_seconds,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                h11_max_incomplete_event_size=limits.max_header_bytes,
             )
         )
         self._address = (config.host, config.port)
