@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -71,6 +72,18 @@ def start(
     thread.start()
     assert ready.wait(10)
     return urls[0], server, thread
+
+
+@contextmanager
+def running(engine: ScriptedEngine, **options) -> Iterator[str]:
+    """`start`, and stop again whatever happens."""
+    url, server, thread = start(engine, **options)
+    try:
+        yield url
+    finally:
+        server.stop()
+        thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,8 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/health/live",
         "/health/ready",
         "/tokenize",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/detokenize",
         "/apply-template",
         "/version",

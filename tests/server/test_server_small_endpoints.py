@@ -8,7 +8,7 @@ import httpx
 import pytest
 from scripted_engine import Wait, always, delta
 
-from conftest import start
+from conftest import running
 from penstock.contract.limits import ServerLimits
 from penstock.contract.ports import Health
 from penstock.server.access import Access
@@ -96,24 +96,20 @@ def test_ready_is_said_by_the_engine_and_live_by_the_process(served):
 
 
 def test_an_engine_that_takes_no_messages_is_not_ready(served):
-    url, server, thread = start(served.engine, access=Access(limits=ServerLimits(heartbeat_seconds=0.05)))
     served.engine.stuck = True
-    answer = httpx.get(url + "/health/ready")
-    server.stop()
-    thread.join(10)
+    with running(served.engine, access=Access(limits=ServerLimits(heartbeat_seconds=0.05))) as url:
+        answer = httpx.get(url + "/health/ready")
     assert answer.status_code == 503
     assert "no message for 0.05 seconds" in answer.json()["reason"]
 
 
 def test_a_request_whose_time_is_up_ends_with_an_error(served):
-    url, server, thread = start(served.engine, access=Access(request_seconds=0.1))
-    served.engine.script = always(Wait())
-    whole = httpx.post(url + "/v1/completions", json={"prompt": "a"})
-    served.engine.script = always(delta("x"), Wait())
-    stream = httpx.post(url + "/v1/completions", json={"prompt": "a", "stream": True})
-    served.engine.wait_until(lambda: not served.engine.live)
-    server.stop()
-    thread.join(10)
+    with running(served.engine, access=Access(request_seconds=0.1)) as url:
+        served.engine.script = always(Wait())
+        whole = httpx.post(url + "/v1/completions", json={"prompt": "a"})
+        served.engine.script = always(delta("x"), Wait())
+        stream = httpx.post(url + "/v1/completions", json={"prompt": "a", "stream": True})
+        served.engine.wait_until(lambda: not served.engine.live)
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
     assert whole.headers["x-should-retry"] == "false"
     assert "request_timeout" in stream.text

@@ -22,8 +22,9 @@ from penstock.contract.errors import EngineDead, PenstockError, UnknownModel
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
-from penstock.server import abort, about, apply_template, detokenize, prefix_cache, probes, tokenize
+from penstock.server import abort, about, apply_template, detokenize, messages, prefix_cache, probes, tokenize
 from penstock.server.access import Access
+from penstock.server.anthropic_errors import AnthropicErrors
 from penstock.server.chat import CHAT_FIELDS, ChatShape, parse_chat
 from penstock.server.compat import EXTRA_HEADERS
 from penstock.server.completions import COMPLETION_FIELDS, CompletionShape, parse_completion
@@ -65,12 +66,13 @@ def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits, acc
     serving = Serving(LiveAsks(client, access.request_seconds), card, limits, access)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(Guard, access=access)
-    app.add_middleware(_Envelope)  # added last, so outermost
+    app.add_middleware(_Envelope)
+    app.add_middleware(AnthropicErrors)  # added last, so outermost
     app.add_exception_handler(PenstockError, _penstock_error)
     app.add_exception_handler(HTTPException, _http_error)
     _add_generating_routes(app, serving)
     _add_describing_routes(app, client, card)
-    for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache):
+    for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages):
         room.add_routes(app, serving)
     about.add_routes(app)
     original = app.openapi

@@ -125,6 +125,33 @@ COMPONENTS: JsonObject = {
         },
         optional=("error",),
     ),
+    "AnthropicError": _object(
+        {
+            "type": {"type": "string", "const": "error"},
+            "error": _object({"type": _STRING, "message": _STRING}),
+            "request_id": _OPTIONAL_STRING,
+        }
+    ),
+    "AnthropicMessage": _object(
+        {
+            "id": _STRING,
+            "type": {"type": "string", "const": "message"},
+            "role": {"type": "string", "const": "assistant"},
+            "model": _STRING,
+            "content": _list(_object({"type": {"type": "string", "const": "text"}, "text": _STRING})),
+            "stop_reason": {"type": "string", "enum": ["end_turn", "max_tokens", "stop_sequence"]},
+            "stop_sequence": _OPTIONAL_STRING,
+            "usage": _object(
+                {
+                    "input_tokens": _INTEGER,
+                    "cache_creation_input_tokens": _INTEGER,
+                    "cache_read_input_tokens": _INTEGER,
+                    "output_tokens": _INTEGER,
+                }
+            ),
+        }
+    ),
+    "AnthropicCount": _object({"input_tokens": _INTEGER}),
     "Tokenized": _object(
         {
             "count": _INTEGER,
@@ -168,15 +195,15 @@ def request_body(fields: Sequence[Field], neutrals: Neutrals, *required: str) ->
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def answers(name: str, *statuses: int, stream: str = "") -> dict[int | str, dict[str, Any]]:
+def answers(name: str, *statuses: int, stream: str = "", error: str = "Error") -> dict[int | str, dict[str, Any]]:
     """The OpenAPI answers of an endpoint: component `name` for 200, the error object for `statuses` (all if none)."""
     content: JsonObject = {"application/json": {"schema": reference(name)}}
     if stream:
         content[stream] = {"schema": {"type": "string"}}
     result: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
-    error = {"application/json": {"schema": reference("Error")}}
+    failure = {"application/json": {"schema": reference(error)}}
     for status in statuses or _STATUSES:
-        result[status] = {"description": _STATUSES[status], "content": error}
+        result[status] = {"description": _STATUSES[status], "content": failure}
     return result
 
 
