@@ -22,7 +22,17 @@ from penstock.contract.errors import EngineDead, PenstockError, UnknownModel
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
-from penstock.server import abort, about, apply_template, detokenize, messages, prefix_cache, probes, tokenize
+from penstock.server import (
+    abort,
+    about,
+    apply_template,
+    detokenize,
+    messages,
+    prefix_cache,
+    probes,
+    responses,
+    tokenize,
+)
 from penstock.server.access import Access
 from penstock.server.anthropic_errors import AnthropicErrors
 from penstock.server.chat import CHAT_FIELDS, ChatShape, parse_chat
@@ -72,7 +82,7 @@ def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits, acc
     app.add_exception_handler(HTTPException, _http_error)
     _add_generating_routes(app, serving)
     _add_describing_routes(app, client, card)
-    for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages):
+    for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages, responses):
         room.add_routes(app, serving)
     about.add_routes(app)
     original = app.openapi

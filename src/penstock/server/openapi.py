@@ -151,6 +151,20 @@ COMPONENTS: JsonObject = {
             ),
         }
     ),
+    "Response": {
+        "type": "object",
+        "properties": {
+            "id": _STRING,
+            "object": {"type": "string", "const": "response"},
+            "created_at": _INTEGER,
+            "status": {"type": "string", "enum": ["in_progress", "completed", "incomplete", "cancelled", "failed"]},
+            "model": _STRING,
+            "output": _list({"type": "object"}),
+            "usage": _nullable({"type": "object"}),
+        },
+        "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+    },
+    "Deleted": _object({"id": _STRING, "object": _STRING, "deleted": {"type": "boolean"}}),
     "AnthropicCount": _object({"input_tokens": _INTEGER}),
     "Tokenized": _object(
         {
