@@ -35,7 +35,7 @@ def test_a_conversation_is_tokenised_as_its_template_writes_it(served):
     ("path", "body", "param"),
     [
         ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": HI}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": HI}, "messages"),
         ("/tokenize", {"prompt": "a", "surprise": 1}, "surprise"),
         ("/tokenize", {"messages": HI, "chat_template": "x"}, "chat_template"),
         ("/tokenize", {"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),

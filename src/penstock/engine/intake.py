@@ -104,6 +104,13 @@ class Intake:
             raise InvalidParameter("cache_salt", f"must have at most {limits.max_cache_salt_chars} characters")
         if len(ask.stop.strings) > limits.max_stop_strings:
             raise InvalidParameter("stop", f"at most {limits.max_stop_strings} strings are allowed")
+        if any(not 1 <= len(text) <= limits.max_stop_string_chars for text in ask.stop.strings):
+            raise InvalidParameter("stop", f"a string must have 1..{limits.max_stop_string_chars} characters")
+        if len(ask.stop.token_ids) > limits.max_stop_token_ids:
+            raise InvalidParameter("stop_token_ids", f"at most {limits.max_stop_token_ids} ids are allowed")
+        for name in ("max_tokens", "min_tokens"):
+            if getattr(ask.stop, name) < 0:
+                raise InvalidParameter(name, f"must not be negative, got {getattr(ask.stop, name)}")
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
 
@@ -116,8 +123,8 @@ class Intake:
                 self._check_length(len(text), "prompt")
                 return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt"
             case ChatPrompt(messages):
-                if not messages:
-                    raise InvalidParameter("messages", "must not be empty")
+                if not 1 <= len(messages) <= self._limits.max_messages:
+                    raise InvalidParameter("messages", f"must be 1..{self._limits.max_messages}, got {len(messages)}")
                 self._check_length(sum(len(message.content) for message in messages), "messages")
                 token_ids = self._text.encode_messages(messages)
                 return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages"

@@ -53,9 +53,10 @@ def parse_tokenize(body: JsonObject, card: ModelCard, limits: RequestLimits) -> 
     """
     check_model(body, card)
     given = read_fields(body, TOKENIZE_FIELDS, NEUTRAL_TOKENIZE)
-    if ("prompt" in given) == ("messages" in given):
-        message = "Give either prompt or messages."
-        raise InvalidParameter("prompt", message, code="invalid_value" if "prompt" in given else "missing_value")
+    if "prompt" in given and "messages" in given:
+        raise InvalidParameter("messages", "Give either prompt or messages, not both.")
+    if not given.keys() & {"prompt", "messages"}:
+        raise InvalidParameter("prompt", "prompt (or messages) is missing.", code="missing_value")
     strings: bool = given.get("return_token_strs", False)
     if "prompt" in given:
         return read_prompt(given["prompt"], "prompt", card, limits), strings
