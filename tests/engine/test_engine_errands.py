@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from engine_stand import build, text_of
@@ -34,6 +35,20 @@ class Running:
         self.stand.engine.close()
 
 
+class Gated:
+    """A runner that stands in its first step until it is let go."""
+
+    def __init__(self, runner) -> None:
+        self._runner = runner
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def run(self, plan):
+        self.entered.set()
+        assert self.opened.wait(5)
+        return self._runner.run(plan)
+
+
 async def test_a_heartbeat_comes_back_from_the_engines_thread_and_not_from_a_dead_one():
     with Running() as running:
         await asyncio.wait_for(running.client.heartbeat(), 5)
@@ -42,12 +57,16 @@ async def test_a_heartbeat_comes_back_from_the_engines_thread_and_not_from_a_dea
 
 
 async def test_a_heartbeat_waits_for_the_step_before_it():
-    with Running(pause=0.2) as running:
+    with Running() as running:
+        gated = Gated(running.stand.engine._runner)
+        running.stand.engine._runner = gated
         answering = asyncio.create_task(running.answer("a", "hello there"))
-        await asyncio.sleep(0.1)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(running.client.heartbeat(), 0.01)
-        await asyncio.wait_for(running.client.heartbeat(), 5)
+        await asyncio.to_thread(gated.entered.wait, 5)
+        beating = asyncio.create_task(running.client.heartbeat())
+        done, _ = await asyncio.wait([beating], timeout=0.05)
+        assert not done
+        gated.opened.set()
+        await asyncio.wait_for(beating, 5)
         await answering
 
 
