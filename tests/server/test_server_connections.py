@@ -10,22 +10,19 @@ import httpx
 import pytest
 from scripted_engine import ScriptedEngine, always, delta, finished, stop
 
-from conftest import start
+from conftest import running
 from penstock.contract.config import ServerConfig
 from penstock.contract.limits import ServerLimits
 
-LIMITS = ServerLimits(header_seconds=0.2, write_seconds=0.3)
+LIMITS = ServerLimits(header_seconds=0.5, write_seconds=1.0)
 MOST = 4
 
 
 @pytest.fixture
 def bounded() -> Iterator[tuple[int, ScriptedEngine]]:
     engine = ScriptedEngine()
-    url, server, thread = start(engine, server_limits=LIMITS, config=ServerConfig(port=0, max_connections=MOST))
-    yield httpx.URL(url).port, engine
-    server.stop()
-    thread.join(10)
-    assert not thread.is_alive()
+    with running(engine, server_limits=LIMITS, config=ServerConfig(port=0, max_connections=MOST)) as url:
+        yield httpx.URL(url).port, engine
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -36,6 +33,13 @@ def read_all(connection: socket.socket) -> bytes:
     return answer
 
 
+def read_answer(connection: socket.socket) -> bytes:
+    answer = connection.recv(65536)
+    while not answer.endswith(b"}]}"):
+        answer += connection.recv(65536)
+    return answer
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"])
 def test_headers_that_do_not_come_end_the_connection(bounded, sent):
     port, _ = bounded
@@ -43,7 +47,7 @@ def test_headers_that_do_not_come_end_the_connection(bounded, sent):
         began = time.monotonic()
         connection.sendall(sent)
         answer = read_all(connection)
-        assert 0.15 < time.monotonic() - began < 2
+        assert 0.4 < time.monotonic() - began < 4
     assert answer.startswith(b"HTTP/1.1 408")
     assert b'"code":"request_timeout"' in answer
 
@@ -53,14 +57,14 @@ def test_headers_that_drip_do_not_win_time(bounded):
     with socket.create_connection(("127.0.0.1", port)) as connection:
         began = time.monotonic()
         answer = b""
-        while time.monotonic() - began < 2 and not answer:
+        while time.monotonic() - began < 5 and not answer:
             try:
                 connection.sendall(b"G")
                 connection.settimeout(0.05)
                 answer = connection.recv(1000)
             except TimeoutError:
                 continue
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
     assert b"408" in answer
 
 
@@ -70,10 +74,10 @@ def test_a_second_request_on_a_connection_has_its_own_time(bounded):
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(5)
         connection.sendall(request)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        time.sleep(0.4)  # idle, but not in the middle of a request: the keep-alive time counts, not the headers'
+        assert read_answer(connection).startswith(b"HTTP/1.1 200")
+        time.sleep(0.8)  # idle, but not in the middle of a request: the keep-alive time counts, not the headers'
         connection.sendall(request)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert read_answer(connection).startswith(b"HTTP/1.1 200")
         connection.sendall(request[:10])
         assert b"408" in read_all(connection)
 
@@ -96,9 +100,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_work_ended(bounded):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", port))
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        began = time.monotonic()
-        engine.wait_until(lambda: len(engine.left) == 1, seconds=5)
-        assert time.monotonic() - began < 3
+        engine.wait_until(lambda: len(engine.left) == 1, seconds=10)
         assert engine.yielded < 1000
     assert not engine.live
 
@@ -117,17 +119,16 @@ def test_a_client_that_reads_slowly_is_not_cut_off(bounded):
     assert engine.left == []
 
 
-def test_there_is_a_most_of_connections(bounded):
-    port, _ = bounded
-    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(MOST)]
-    try:
-        time.sleep(0.02)
-        answer = httpx.get(f"http://127.0.0.1:{port}/health/live")
-    finally:
-        for connection in held:
-            connection.close()
-    assert answer.status_code == 429
-    assert answer.headers["retry-after"]
-    assert answer.json()["error"]["code"] == "overloaded"
-    time.sleep(0.05)
-    assert httpx.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
+def test_there_is_a_most_of_connections():
+    engine = ScriptedEngine()
+    with running(engine, config=ServerConfig(port=0, max_connections=MOST)) as url:
+        held = [socket.create_connection(("127.0.0.1", httpx.URL(url).port)) for _ in range(MOST)]
+        try:
+            answer = httpx.get(f"{url}/health/live")
+        finally:
+            for connection in held:
+                connection.close()
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "overloaded"
+        engine.wait_until(lambda: httpx.get(f"{url}/health/live").status_code == 200)

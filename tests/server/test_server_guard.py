@@ -11,7 +11,7 @@ import httpx
 import pytest
 from scripted_engine import ScriptedEngine, Wait, always, delta
 
-from conftest import CARD, LIMITS, start
+from conftest import CARD, LIMITS, running
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.server import create_app, open_access
@@ -41,10 +41,8 @@ def guarded(tmp_path_factory) -> Iterator[Guarded]:
     path.chmod(0o600)
     config = ServerConfig(api_key_file=str(path), cors_origins="https://page.example")
     engine = ScriptedEngine()
-    url, server, thread = start(engine, access=open_access(config, ENVIRON))
-    yield Guarded(url, engine)
-    server.stop()
-    thread.join(10)
+    with running(engine, access=open_access(config, ENVIRON)) as url:
+        yield Guarded(url, engine)
 
 
 def routes() -> list[tuple[str, str]]:

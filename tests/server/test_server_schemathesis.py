@@ -7,12 +7,14 @@ import requests
 from scripted_engine import ScriptedEngine
 
 from conftest import CARD, running
+from penstock.server.fates import ENDPOINTS
 
 pytestmark = pytest.mark.deep
 
 EXAMPLES = 200
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 SECONDS = 5.0
+WITH_BODY = frozenset(ENDPOINTS)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,8 @@ def test_every_operation_answers_whatever_is_sent(url):
                 if "negative" not in str(error).lower() and "Unsatisfiable" not in type(error).__name__:
                     raise
     assert len(tried) == len(list(schema.get_all_operations()))
-    assert all(count >= 1 for count in tried.values())
+    few = {name: count for name, count in tried.items() if name.removeprefix("POST ") in WITH_BODY and count < EXAMPLES}
+    assert few == {}
 
 
 def _given(strategy):

@@ -7,6 +7,7 @@ its text) ends that ask alone; a runner that raises leaves the engine dead, and 
 from __future__ import annotations
 
 import logging
+import traceback
 
 from penstock.contract.errors import EngineDead, RequestError
 from penstock.contract.events import (
@@ -195,8 +196,10 @@ class Engine:
                     return self._generated(ask, choice, event)
                 case Finished():
                     return self._finished(ask, choice, event)
-        except Exception:
-            log.exception("ask %s failed outside the model", ask.submission.id)
+        except Exception as error:
+            # Not its message: that may hold the text of a prompt or an answer.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("ask %s failed outside the model: %s at\n%s", ask.submission.id, type(error).__name__, frames)
             return self._fail(ask, "the text of this request could not be produced")
 
     def _note_admission(self, ask: _LiveAsk, choice: Choice, event: Admitted) -> None:
