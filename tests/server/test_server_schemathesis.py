@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import requests
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, delta, finished, stop
 
 from conftest import CARD, running
 from penstock.server.fates import ENDPOINTS
@@ -17,9 +17,16 @@ SECONDS = 5.0
 WITH_BODY = frozenset(ENDPOINTS)
 
 
+def every_choice(ask):
+    """An answer with as many choices as were asked for."""
+    for choice in range(ask.n):
+        yield from (delta("Hi", choice), stop(choice))
+    yield finished()
+
+
 @pytest.fixture(scope="module")
 def url():
-    with running(ScriptedEngine(), card=CARD) as url:
+    with running(ScriptedEngine(script=every_choice), card=CARD) as url:
         yield url
 
 
