@@ -213,7 +213,7 @@ def _join(
         cache_root=files.digest,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
-    engine = Engine(Scheduler(scheduler_config), runner, text, recorder)
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())
     intake = Intake(text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy)
     return Assembly(engine, intake, card, config, memory.lines())
 

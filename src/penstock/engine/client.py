@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from penstock.contract.events import Output
+from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health
 from penstock.contract.request import Ask
 from penstock.engine.intake import Intake, Submission
@@ -52,6 +53,10 @@ class LocalClient:
     def health(self) -> Health:
         """See `EngineClient.health`."""
         return self._loop.health()
+
+    def measurements(self) -> Measurements:
+        """See `EngineClient.measurements`."""
+        return self._loop.measurements()
 
     def close(self) -> None:
         """Stop the engine; live asks fail."""
