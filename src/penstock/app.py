@@ -227,16 +227,24 @@ def serve(
     """Assemble an engine and serve it over HTTP until the process is asked to end."""
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
+    server.configure_logging(server_options.log_format)
     assembly = assemble(engine_options, cache_dir, announce)
+    observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
+    endpoint = server_options.otlp_traces_endpoint
+    spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
+    if spans is not None:
+        observers.append(spans)
     client = assembly.start_client()
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS)
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, observers)
         server.run(
             app, server_options, on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)")
         )
     finally:
         client.close()
         assembly.close()
+        if spans is not None:
+            spans.close()
 
 
 def _force_isa(environ: Mapping[str, str]) -> None:

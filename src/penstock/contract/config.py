@@ -18,6 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "file", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
+LOG_FORMATS = ("text", "json")
 
 
 def _option(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -127,7 +128,16 @@ class ServerConfig:
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8000, "Port to listen on; 0 takes a free one and prints it.")
+    log_format: str = _option("text", "How log lines are written to standard error.", LOG_FORMATS)
+    log_requests: bool = _option(
+        False, "Log one line a request: id, route, status, tokens, timings; never text of a prompt or an answer."
+    )
+    otlp_traces_endpoint: str = _option(
+        "", "Send an OpenTelemetry span a request to this OTLP/HTTP URL; needs the extra penstock[otel]."
+    )
 
     def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError("log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
         if not 0 <= self.port <= 65535:
             raise ConfigError("port", f"must lie in 0..65535, got {self.port}")

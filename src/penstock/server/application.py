@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,12 +33,15 @@ from penstock.server.delivery import (
     Shape,
     TextDelivery,
     WholeDelivery,
+    WholeShape,
     log_failure,
 )
 from penstock.server.exchange import Exchange
 from penstock.server.failures import error_object, error_response, http_error_response, json_response
 from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
 from penstock.server.generate import GENERATE_FIELDS, GenerateShape, parse_generate
+from penstock.server.metrics import add_metrics_route
+from penstock.server.observation import Observe, Observer
 from penstock.server.openapi import COMPONENTS, answers, request_body
 from penstock.server.strict_json import JsonObject, printable
 
@@ -48,14 +51,25 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Parse = Callable[[JsonObject, str, ModelCard, RequestLimits], Exchange]
 
 
-def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits) -> FastAPI:
-    """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing."""
+def create_app(
+    client: EngineClient, card: ModelCard, limits: RequestLimits, observers: Sequence[Observer] = ()
+) -> FastAPI:
+    """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
+
+    Args:
+        client: the engine.
+        card: what it serves.
+        limits: on what a request may ask.
+        observers: told of every request when it is over; the log and spans, where wanted.
+    """
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(_Envelope)
     app.add_exception_handler(PenstockError, _penstock_error)
     app.add_exception_handler(HTTPException, _http_error)
     _add_generating_routes(app, client, card, limits)
     _add_describing_routes(app, client, card)
+    requests = add_metrics_route(app, client, card)
+    app.add_middleware(Observe, observers=(requests, *observers))  # last added is outermost: it sees every answer
     original = app.openapi
     app.openapi = partial(_openapi, original)  # type: ignore[method-assign]
     return app
@@ -91,7 +105,7 @@ def _add_generating_routes(app: FastAPI, client: EngineClient, card: ModelCard, 
     async def generate(request: Request) -> Response:
         """Continue a prompt; the simple endpoint, plain text when streamed."""
         parsed = await exchange(request, "gen-", parse_generate)
-        delivery: Delivery = TextDelivery() if parsed.stream else WholeDelivery(GenerateShape(), parsed.num_choices)
+        delivery: Delivery = TextDelivery() if parsed.stream else _whole(parsed, GenerateShape())
         return EngineResponse(client, parsed, delivery)
 
 
@@ -101,8 +115,12 @@ def _head(exchange: Exchange, card: ModelCard) -> tuple[str, str, int, bool]:
 
 def _delivery(exchange: Exchange, shape: Shape) -> Delivery:
     if exchange.stream:
-        return EventDelivery(shape, exchange.include_usage)
-    return WholeDelivery(shape, exchange.num_choices)
+        return EventDelivery(shape, exchange.include_usage, exchange.timings)
+    return _whole(exchange, shape)
+
+
+def _whole(exchange: Exchange, shape: WholeShape) -> WholeDelivery:
+    return WholeDelivery(shape, exchange.num_choices, exchange.timings)
 
 
 def _add_describing_routes(app: FastAPI, client: EngineClient, card: ModelCard) -> None:
