@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,16 @@ if TYPE_CHECKING:
 
     from penstock.nn.causal_lm import CausalLM
 
-__all__ = ["Assembly", "LoadedModel", "assemble", "engine_config", "find_model", "load_model", "serve"]
+__all__ = [
+    "Assembly",
+    "LoadedModel",
+    "assemble",
+    "engine_config",
+    "find_model",
+    "load_model",
+    "local_application",
+    "serve",
+]
 
 
 class SystemClock:
@@ -245,6 +255,26 @@ def serve(
         assembly.close()
         if spans is not None:
             spans.close()
+
+
+@contextmanager
+def local_application(
+    config: EngineConfig, cache_dir: Path, announce: Callable[[str], None]
+) -> Iterator[Callable[[Any, Any, Any], Awaitable[None]]]:
+    """The server's ASGI application over an engine of its own, for use in this process; ends with the block.
+
+    Raises:
+        SetupError: as `assemble`.
+    """
+    from penstock import server
+
+    assembly = assemble(config, cache_dir, announce)
+    client = assembly.start_client()
+    try:
+        yield server.create_app(client, assembly.card, DEFAULT_LIMITS)
+    finally:
+        client.close()
+        assembly.close()
 
 
 def _force_isa(environ: Mapping[str, str]) -> None:
