@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from engine_stand import VOCABULARY, Stand, ask, build, terminal_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.contract.events import FinishReason
 from penstock.contract.measurements import Histogram, Timings
@@ -206,3 +208,39 @@ def test_two_engines_measure_apart():
     one.run()
     assert one.engine.measurements().generated_tokens == 8
     assert other.engine.measurements().generated_tokens == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3), st.integers(1, 10), st.booleans()), max_size=8),
+    st.integers(6, 24),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_happens_the_account_adds_up(asked, num_blocks, random):
+    """Random asks in a small pool, some aborted on the way: every sequence and token is counted once, in order."""
+    stand = timed(num_blocks=num_blocks, max_num_seqs=4)
+    submitted: dict[str, int] = {}
+    for length, n, max_tokens, doomed in asked:
+        ask_id = stand.submit("hello there you"[:length], n=n, max_tokens=max_tokens)
+        submitted[ask_id] = n
+        for _ in range(random.randrange(4)):
+            if stand.engine.has_work:
+                stand.step()
+        if doomed:
+            stand.collect(stand.engine.abort(ask_id))
+    stand.run()
+    m = stand.engine.measurements()
+    ends = [terminal_of(stand.outputs[ask_id]) for ask_id in submitted]
+    assert sum(count for _, count in m.finished) == sum(submitted.values())
+    assert m.generated_tokens == sum(end.usage.completion_tokens for end in ends)
+    assert m.cached_tokens <= m.prompt_tokens
+    assert m.hit_tokens <= m.query_tokens
+    answered = dict(m.finished)["length"] + dict(m.finished)["stop"]
+    for histogram in (m.e2e_latency, m.time_to_first_token, m.queue_time, m.request_prompt_tokens):
+        assert sum(histogram.counts) == answered
+    assert m.request_preemptions.total <= m.preemptions
+    assert m.time_to_first_token.total == pytest.approx(m.queue_time.total + m.prefill_time.total)
+    assert m.inference_time.total == pytest.approx(m.prefill_time.total + m.decode_time.total)
+    for end in ends:
+        life = end.timings
+        assert life.arrived <= life.admitted <= life.first_token <= life.last_token <= life.ended

@@ -54,6 +54,11 @@ class Watched:
         return self.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
+def breaking(record: RequestRecord) -> None:
+    if record.id == "break":
+        raise ValueError("an observer's own mistake")
+
+
 @pytest.fixture(scope="module")
 def _watched() -> Iterator[tuple[str, Watched]]:
     exporter = InMemorySpanExporter()
@@ -67,7 +72,7 @@ def _watched() -> Iterator[tuple[str, Watched]]:
         watched.came.release()
 
     ready, urls = threading.Event(), []
-    app = create_app(engine, CARD, LIMITS, [spans, log_request, keep])
+    app = create_app(engine, CARD, LIMITS, [spans, log_request, breaking, keep])
     server = Server(app, ServerConfig(port=0), lambda url: (urls.append(url), ready.set()), 1)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
@@ -247,6 +252,12 @@ def test_without_the_packages_the_option_says_what_to_install(monkeypatch):
         open_spans("http://127.0.0.1:4318/v1/traces", "m")
 
 
+def test_an_observer_that_fails_harms_neither_the_request_nor_the_other_observers(watched, caplog):
+    assert watched.chat(headers={"x-request-id": "break"}).status_code == 200
+    assert watched.record().id == "break"
+    assert [record.getMessage() for record in caplog.records] == ["an observer failed"]
+
+
 def test_json_lines_are_json_whatever_they_hold():
     record = logging.LogRecord("penstock.x", logging.WARNING, "", 0, 'said "%s"\n', ("hm",), None)
     record.fields = {"n": 1, "none": None}
@@ -264,27 +275,37 @@ def test_text_lines_escape_what_would_forge_another_line():
     assert line.endswith(r"penstock.x: one\ntwo\x1b[31m flag=true empty=-")
 
 
+@pytest.fixture
+def _logging_as_before():
+    names = ("penstock", "uvicorn")
+    before = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names}
+    yield
+    for name, (handlers, level) in before.items():
+        logging.getLogger(name).handlers[:] = handlers
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.mark.usefixtures("_logging_as_before")
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_failures_keep_their_trace_in_either_format(log_format, capsys):
-    handler = configure_logging(log_format)
+    configure_logging(log_format)
     try:
-        try:
-            raise ValueError("broken")
-        except ValueError:
-            logging.getLogger("penstock.engine").exception("step failed")
-        said = capsys.readouterr().err
-    finally:
-        logging.getLogger("penstock").removeHandler(handler)
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("penstock.engine").exception("step failed")
+    said = capsys.readouterr().err
     assert "step failed" in said
     assert "ValueError: broken" in (json.loads(said)["exception"] if log_format == "json" else said)
 
 
+@pytest.mark.usefixtures("_logging_as_before")
 def test_configuring_twice_writes_each_line_once(capsys):
     configure_logging("text")
-    handler = configure_logging("json")
+    configure_logging("json")
     logging.getLogger("penstock.x").warning("once")
-    logging.getLogger("penstock").removeHandler(handler)
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    logging.getLogger("uvicorn.error").warning("once")
+    logging.getLogger("uvicorn.error").info("never")
+    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == ["once", "once"]
 
 
 def test_an_unknown_format_is_refused():

@@ -21,7 +21,7 @@ from penstock.contract.events import (
     SeqEvent,
     Usage,
 )
-from penstock.contract.measurements import Measurements, Timings
+from penstock.contract.measurements import UNTIMED, Measurements, Timings
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import Clock, Health, Runner
 from penstock.core import Scheduler
@@ -146,7 +146,7 @@ class Engine:
         choices = [Choice(request.choice, request.stop, self._text.tokenizer) for request in submission.requests]
         ask = _LiveAsk(submission, choices)
         self._asks[submission.id] = ask
-        self.meter.submitted(submission.id, submission.requests)
+        self.meter.submitted(submission.requests)
         for request, choice in zip(submission.requests, choices, strict=True):
             self._owners[request.id] = (ask, choice)
 
@@ -185,7 +185,7 @@ class Engine:
     def die(self, reason: str) -> StepOutputs:
         """Serve nothing any more; every live ask fails with `reason`."""
         self._death = reason
-        ends = {ask.submission.id: Timings() for ask, _ in self._owners.values()}
+        ends: dict[str, Timings] = {}
         for seq_id, (ask, _) in self._owners.items():
             ends[ask.submission.id] = self.meter.ended(seq_id, FinishReason.ERROR)
         outputs: StepOutputs = [
@@ -266,7 +266,7 @@ class Engine:
         return outputs
 
     def _fail(self, ask: _LiveAsk, message: str) -> StepOutputs:
-        timings = Timings()
+        timings = UNTIMED
         for request in ask.submission.requests:
             if self._owners.pop(request.id, None) is not None:
                 self._drop(request.id)

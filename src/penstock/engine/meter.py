@@ -28,7 +28,6 @@ ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 class _AskLife:
     """An ask of several sequences: how many are left, and the outermost instants of those that ended."""
 
-    id: str
     arrived: float
     choices: int
     open: int
@@ -118,9 +117,9 @@ class Meter:
         """An ask was refused because too many wait."""
         self._rejections += 1
 
-    def submitted(self, ask_id: str, requests: tuple[GenerateRequest, ...]) -> None:
+    def submitted(self, requests: tuple[GenerateRequest, ...]) -> None:
         """An ask was queued, one sequence a choice."""
-        ask = _AskLife(ask_id, requests[0].arrival, len(requests), len(requests))
+        ask = _AskLife(requests[0].arrival, len(requests), len(requests))
         for request in requests:
             self._seqs[request.id] = _SeqLife(request, ask)
 

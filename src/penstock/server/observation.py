@@ -6,6 +6,7 @@ was checked. Observers (a counter, the log, spans) are called on the event loop 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.server.exchange import Exchange, Replies
 
 __all__ = ["Account", "Observe", "Observer", "RequestRecord", "account_of"]
+
+logger = logging.getLogger("penstock.server")
 
 ACCOUNT = "penstock.account"
 UNROUTED = "none"
@@ -104,8 +107,14 @@ class Observe:
                 replies=account.replies,
                 trace_headers=_trace_headers(Headers(scope=scope)),
             )
-            for observer in self._observers:
+            self._tell(record)
+
+    def _tell(self, record: RequestRecord) -> None:
+        for observer in self._observers:
+            try:
                 observer(record)
+            except Exception:  # watching a request must not harm it, nor keep the others from watching
+                logger.exception("an observer failed")
 
 
 class _Watched:

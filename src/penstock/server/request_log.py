@@ -18,6 +18,9 @@ __all__ = ["FORMATS", "JsonLines", "TextLines", "configure_logging", "log_reques
 
 logger = logging.getLogger("penstock.request")
 
+LEVELS = {"penstock": logging.INFO, "uvicorn": logging.WARNING}
+"""Loggers that are written -> the least level. uvicorn's own chatter at INFO is said by the start report."""
+
 QUIET = ("/health", "/metrics")
 """What monitoring asks for all the time; logged only when it goes wrong."""
 
@@ -102,14 +105,13 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLi
 
 
 def configure_logging(log_format: str) -> logging.Handler:
-    """Send Penstock's log to standard error in one of `FORMATS`, instead of wherever an earlier call sent it."""
-    root = logging.getLogger("penstock")
-    for handler in tuple(root.handlers):
-        root.removeHandler(handler)
+    """Send the log to standard error in one of `FORMATS`, instead of wherever an earlier call sent it."""
     handler = logging.StreamHandler()
     handler.setFormatter(FORMATS[log_format]())
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    for name, level in LEVELS.items():
+        root = logging.getLogger(name)
+        root.handlers[:] = [handler]
+        root.setLevel(level)
     return handler
 
 
