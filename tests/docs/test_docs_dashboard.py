@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from prometheus_client.core import Metric
+from scripted_engine import nothing_measured
 
-from penstock.contract.measurements import Histogram, Measurements
 from penstock.server.metrics import COUNTERS, HISTOGRAMS, EngineMetrics, RequestCounter
 
 BOARD = json.loads((Path(__file__).parents[2] / "docs/dashboards/penstock.json").read_text(encoding="utf-8"))
@@ -31,12 +31,9 @@ def expressions() -> Iterator[str]:
 
 def shown() -> tuple[set[str], set[str]]:
     """Names of samples, and names of labels, that a server shows."""
-    empty = Histogram((1.0,), (0, 0), 0.0)
-    fields = {name: empty if kind == "Histogram" else 1 for name, kind in Measurements.__annotations__.items()}
-    measured = Measurements(**fields | {"finished": (("stop", 1),)})
     requests = RequestCounter()
     requests.counts["/metrics", "GET", "2xx"] += 1
-    client: Any = SimpleNamespace(measurements=lambda: measured)
+    client: Any = SimpleNamespace(measurements=nothing_measured)
     families: list[Metric] = list(EngineMetrics(client, "m", requests).collect())
     samples = [sample for family in families for sample in family.samples]
     return {sample.name for sample in samples}, {label for sample in samples for label in sample.labels}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -22,7 +25,9 @@ from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.events import AskFinished, Usage
 from penstock.contract.measurements import Timings
+from penstock.contract.request import Ask, TextPrompt
 from penstock.server import create_app
+from penstock.server.exchange import Exchange, Replies
 from penstock.server.observation import RequestRecord
 from penstock.server.request_log import JsonLines, TextLines, configure_logging, log_request, request_fields
 from penstock.server.run import Server
@@ -188,6 +193,17 @@ def test_monitoring_is_logged_only_when_it_goes_wrong(watched, caplog):
     assert [record.fields["status"] for record in caplog.records] == [503]
 
 
+def test_scrapes_are_counted_by_route_and_never_by_what_callers_invent(watched):
+    for path in ("/v1/models/acme/tiny-1", "/v1/models/no-such", "/a", "/b", "/metrics"):
+        watched.http.get(path)
+        watched.record()
+    lines = [each for each in watched.http.get("/metrics").text.splitlines() if each.startswith("http_requests_total")]
+    watched.record()
+    handlers = {each.split('handler="')[1].split('"')[0] for each in lines}
+    assert {"/v1/models/{model_id:path}", "/metrics", "none"} <= handlers
+    assert not {handler for handler in handlers if "no-such" in handler or handler in ("/a", "/b")}
+
+
 def test_a_span_is_told_what_the_record_holds_and_joins_the_callers_trace(watched):
     watched.engine.script = TIMED
     header = f"00-{TRACE}-{PARENT}-01"
@@ -247,9 +263,37 @@ def test_failures_of_ours_are_errors_in_the_trace_and_callers_mistakes_are_no_sp
 
 
 def test_without_the_packages_the_option_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
     with pytest.raises(ConfigError, match=r"otlp_traces_endpoint.*penstock\[otel\]"):
         open_spans("http://127.0.0.1:4318/v1/traces", "m")
+
+
+class Collector(InMemorySpanExporter):
+    """Stands for the OTLP exporter, which is not among what the tests install."""
+
+    made: ClassVar[list[Collector]] = []
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__()
+        self.endpoint = endpoint
+        self.made.append(self)
+
+
+def test_spans_go_to_the_endpoint_and_closing_sends_what_is_left(monkeypatch):
+    module = ModuleType("trace_exporter")
+    module.OTLPSpanExporter = Collector
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", module)
+    spans = open_spans("http://collector:4318/v1/traces", "acme/tiny-1")
+    exchange = Exchange("cmpl-1", (Ask("cmpl-1", TextPrompt(SECRET)),))
+    replies = Replies(ScriptedEngine(), exchange)
+    spans(RequestRecord("r", "POST", "/v1/completions", 200, True, 1_000, 0.5, exchange, replies, {}))
+    spans.close()
+    (collector,) = Collector.made
+    (span,) = collector.get_finished_spans()
+    assert collector.endpoint == "http://collector:4318/v1/traces"
+    assert span.resource.attributes["service.name"] == "penstock"
+    assert SECRET not in span.to_json()
+    assert "gen_ai.usage.prompt_tokens" not in span.attributes  # the engine gave no account
 
 
 def test_an_observer_that_fails_harms_neither_the_request_nor_the_other_observers(watched, caplog):

@@ -56,7 +56,6 @@ class _SeqLife:
     cached: int = 0
     generated: int = 0
     preemptions: int = 0
-    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ class Meter:
         now = self._clock.now()
         for slot in plan.releases:
             seq = self._slots.pop(slot, None)
-            if seq is not None and not seq.ended:  # it gave its slot up without an end
+            if seq is not None:  # of one that has ended nobody asks any more; any other gave its blocks up
                 seq.preemptions += 1
         for admit in plan.admits:
             seq = self._seqs.get(admit.seq_id)
@@ -164,7 +163,6 @@ class Meter:
     def ended(self, seq_id: str, reason: FinishReason) -> Timings:
         """A sequence ended. The life of its ask until now: the whole one when this was its last sequence."""
         seq, now = self._seqs.pop(seq_id), self._clock.now()
-        seq.ended = True
         self._finished[reason] += 1
         if reason in ANSWERED:
             self._count_answer(seq, now)
