@@ -19,6 +19,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "file", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
+LOG_FORMATS = ("text", "json")
 
 
 def _option(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -162,8 +163,17 @@ class ServerConfig:
         DEFAULT_SERVER_LIMITS.drain_seconds, "Seconds that running answers may go on after SIGTERM or SIGINT."
     )
     max_connections: int = _option(DEFAULT_SERVER_LIMITS.max_connections, "Connections at once; more are answered 429.")
+    log_format: str = _option("text", "How log lines are written to standard error.", LOG_FORMATS)
+    log_requests: bool = _option(
+        False, "Log one line a request: id, route, status, tokens, timings; never text of a prompt or an answer."
+    )
+    otlp_traces_endpoint: str = _option(
+        "", "Send an OpenTelemetry span a request to this OTLP/HTTP URL; needs the extra penstock[otel]."
+    )
 
     def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError("log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
         if not 0 <= self.port <= 65535:
             raise ConfigError("port", f"must lie in 0..65535, got {self.port}")
         for name in ("request_timeout", "drain_timeout"):

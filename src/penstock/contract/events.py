@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.contract.measurements import UNTIMED, Timings
+
 __all__ = [
     "Admitted",
     "AskFailed",
@@ -127,6 +129,7 @@ class AskFinished:
     """Every choice of the ask is complete; the stream ends here."""
 
     usage: Usage
+    timings: Timings = UNTIMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class AskFailed:
 
     message: str
     usage: Usage
+    timings: Timings = UNTIMED
 
 
 Output = ChoiceDelta | ChoiceFinished | AskFinished | AskFailed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.contract.events import Output
+from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.request import Ask, Prompt
 
@@ -108,6 +109,10 @@ class EngineClient(Protocol):
         Raises:
             RequestError: an id lies outside the vocabulary.
         """
+        ...
+
+    def measurements(self) -> Measurements:
+        """What was measured until the last step, without waiting for the engine."""
         ...
 
 

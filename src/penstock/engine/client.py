@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from penstock.contract.events import Output
+from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import Ask, Prompt
 from penstock.engine.engine import Engine
@@ -57,6 +58,10 @@ class LocalClient:
     def health(self) -> Health:
         """See `EngineClient.health`."""
         return self._loop.health()
+
+    def measurements(self) -> Measurements:
+        """See `EngineClient.measurements`."""
+        return self._loop.measurements()
 
     async def heartbeat(self) -> None:
         """See `EngineClient.heartbeat`."""

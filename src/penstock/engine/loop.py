@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import EngineDead, Overloaded, PenstockError
 from penstock.contract.events import AskFailed, AskFinished, Output
+from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Clock, Health
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Submission
@@ -91,6 +92,7 @@ class EngineLoop:
         self._ended = False
         self._stopping = False
         self._health = engine.health()
+        self._measurements = engine.measurements()
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     def start(self) -> None:
@@ -127,26 +129,35 @@ class EngineLoop:
         """The state after the last step, or the death of the thread."""
         return self._health
 
+    def measurements(self) -> Measurements:
+        """What was measured until the last step, or the death of the thread."""
+        return self._measurements
+
     def _run(self) -> None:
         try:
             while not self._stopping:
                 self._drain()
                 if self._engine.has_work:
                     self._publish(self._engine.step())
-                    self._health = self._engine.health()
+                    self._show()
         except Exception:
             log.exception("the engine's thread failed")
             self._publish(self._engine.die("the engine failed"))
         else:
             self._publish(self._engine.die("the engine was stopped"))
-        self._health = self._engine.health()
+        self._show()
         self._shut_door()
+
+    def _show(self) -> None:
+        """Replace what other threads see by new values: readers need no lock, and hold up nobody."""
+        self._health = self._engine.health()
+        self._measurements = self._engine.measurements()
 
     def _drain(self) -> None:
         """Take every message there is; with no work, wait for one."""
         if not self._engine.has_work:
             self._engine.scheduler.check()  # idle anyway: the cheapest moment to find a leak
-            self._health = self._engine.health()
+            self._show()
             self._receive(self._inbox.get())
         while not self._inbox.empty():
             self._receive(self._inbox.get_nowait())
@@ -193,6 +204,7 @@ class EngineLoop:
                 f"{scheduler.num_waiting_tokens} tokens are waiting already; the queue takes {self._max_queued_tokens}."
             )
         if message:
+            self._engine.meter.rejected()
             raise Overloaded(message, retry_after=self._pace.seconds_for(waiting))
 
     def _publish(self, outputs: StepOutputs) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,7 @@ from penstock.server.delivery import (
     Shape,
     TextDelivery,
     WholeDelivery,
+    WholeShape,
     log_failure,
 )
 from penstock.server.exchange import Exchange
@@ -54,6 +55,8 @@ from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GEN
 from penstock.server.generate import GENERATE_FIELDS, GenerateShape, parse_generate
 from penstock.server.guard import Guard
 from penstock.server.live_asks import LiveAsks
+from penstock.server.metrics import add_metrics_route
+from penstock.server.observation import Observe, Observer
 from penstock.server.openapi import COMPONENTS, answers, request_body
 from penstock.server.serving import Parse, Serving
 from penstock.server.strict_json import JsonObject, printable
@@ -63,7 +66,13 @@ __all__ = ["create_app"]
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits, access: Access | None = None) -> FastAPI:
+def create_app(
+    client: EngineClient,
+    card: ModelCard,
+    limits: RequestLimits,
+    access: Access | None = None,
+    observers: Sequence[Observer] = (),
+) -> FastAPI:
     """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
 
     Args:
@@ -71,13 +80,14 @@ def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits, acc
         card: what it says of itself.
         limits: on requests.
         access: who may call; by default anybody on this machine.
+        observers: told of every request when it is over; the log and spans, where wanted.
     """
     access = access or Access()
     serving = Serving(LiveAsks(client, access.request_seconds), card, limits, access)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(Guard, access=access)
     app.add_middleware(_Envelope)
-    app.add_middleware(AnthropicErrors)  # added last, so outermost
+    app.add_middleware(AnthropicErrors)  # around the guard: its refusals are told alike
     app.add_exception_handler(PenstockError, _penstock_error)
     app.add_exception_handler(HTTPException, _http_error)
     _add_generating_routes(app, serving)
@@ -85,6 +95,8 @@ def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits, acc
     for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages, responses):
         room.add_routes(app, serving)
     about.add_routes(app)
+    requests = add_metrics_route(app, client, card)
+    app.add_middleware(Observe, observers=(requests, *observers))  # last added is outermost: it sees every answer
     original = app.openapi
     app.openapi = partial(_openapi, original)  # type: ignore[method-assign]
     return app
@@ -121,7 +133,7 @@ def _add_generating_routes(app: FastAPI, serving: Serving) -> None:
     async def generate(request: Request) -> Response:
         """Continue a prompt; the simple endpoint, plain text when streamed."""
         parsed = await exchange(request, "gen-", parse_generate)
-        delivery: Delivery = TextDelivery() if parsed.stream else WholeDelivery(GenerateShape(), parsed.num_choices)
+        delivery: Delivery = TextDelivery() if parsed.stream else _whole(parsed, GenerateShape())
         return EngineResponse(client, parsed, delivery)
 
 
@@ -131,8 +143,12 @@ def _head(exchange: Exchange, card: ModelCard) -> tuple[str, str, int, bool]:
 
 def _delivery(exchange: Exchange, shape: Shape) -> Delivery:
     if exchange.stream:
-        return EventDelivery(shape, exchange.include_usage)
-    return WholeDelivery(shape, exchange.num_choices)
+        return EventDelivery(shape, exchange.include_usage, exchange.timings)
+    return _whole(exchange, shape)
+
+
+def _whole(exchange: Exchange, shape: WholeShape) -> WholeDelivery:
+    return WholeDelivery(shape, exchange.num_choices, exchange.timings)
 
 
 def _add_describing_routes(app: FastAPI, client: EngineClient, card: ModelCard) -> None:

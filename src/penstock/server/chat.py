@@ -39,6 +39,7 @@ from penstock.server.parameters import (
     sampling_fields,
 )
 from penstock.server.strict_json import JsonObject
+from penstock.server.timings import TIMINGS
 
 __all__ = ["CHAT_FIELDS", "ChatShape", "parse_chat"]
 
@@ -78,6 +79,7 @@ CHAT_FIELDS = (
     Field("max_completion_tokens", INTEGER, "Most tokens to generate; by default the rest of the model's context."),
     Field("logprobs", BOOLEAN, "Whether to return the log probability of each generated token."),
     STREAM_OPTIONS,
+    TIMINGS,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
     *COMMON_FIELDS,
@@ -107,6 +109,7 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
         asks=(terms.ask(exchange_id, prompt),),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
+        timings=given.get("timings", False),
         aliases=aliases,
     )
 

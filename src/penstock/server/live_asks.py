@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol, runtime_checkable
 
 from penstock.contract.events import Output
+from penstock.contract.measurements import Measurements
 from penstock.contract.ports import EngineClient, Health, Tokenized
 from penstock.contract.request import Ask, Prompt
 from penstock.server.failures import RequestTimedOut
@@ -76,6 +77,10 @@ class LiveAsks:
     def health(self) -> Health:
         """See `EngineClient.health`."""
         return self._client.health()
+
+    def measurements(self) -> Measurements:
+        """See `EngineClient.measurements`."""
+        return self._client.measurements()
 
     async def heartbeat(self) -> None:
         """See `EngineClient.heartbeat`."""

@@ -17,6 +17,7 @@ __all__ = ["COMPONENTS", "answers", "reference", "request_body"]
 
 _STRING: JsonObject = {"type": "string"}
 _INTEGER: JsonObject = {"type": "integer"}
+_NUMBER: JsonObject = {"type": "number"}
 _OPTIONAL_STRING: JsonObject = {"type": ["string", "null"]}
 _FINISH: JsonObject = {"type": "string", "enum": ["stop", "length", "abort"]}
 _STOP_REASON: JsonObject = {"type": ["string", "integer", "null"]}
@@ -81,7 +82,9 @@ def _answer(kind: str, choice: JsonObject) -> JsonObject:
             "system_fingerprint": {"type": "null"},
             "choices": _list(choice),
             "usage": reference("Usage"),
-        }
+            "timings": reference("Timings"),
+        },
+        optional=("timings",),
     )
 
 
@@ -99,7 +102,24 @@ COMPONENTS: JsonObject = {
     ),
     "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE),
     "Completion": _answer("text_completion", _COMPLETION_CHOICE),
-    "Generated": _object({"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage")}),
+    "Generated": _object(
+        {"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage"), "timings": reference("Timings")},
+        optional=("timings",),
+    ),
+    "Timings": _object(
+        {
+            "queue_ms": _NUMBER,
+            "cache_n": _INTEGER,
+            "prompt_n": _INTEGER,
+            "prompt_ms": _NUMBER,
+            "prompt_per_second": _nullable(_NUMBER),
+            "predicted_n": _INTEGER,
+            "predicted_ms": _NUMBER,
+            "predicted_per_token_ms": _nullable(_NUMBER),
+            "predicted_per_second": _nullable(_NUMBER),
+            "total_ms": _NUMBER,
+        }
+    ),
     "Model": _object(
         {
             "id": _STRING,
