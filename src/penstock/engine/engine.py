@@ -80,6 +80,8 @@ class Engine:
         self._asks: dict[str, _LiveAsk] = {}
         self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
         self._steps = 0
+        self._num_computed = 0  # positions
+        self._num_generated = 0  # tokens
         self._death = ""
 
     @property
@@ -98,6 +100,13 @@ class Engine:
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks,
             steps=self._steps,
+            slots=self.scheduler.config.max_num_seqs,
+            cached_blocks=stats.cached_blocks,
+            preemptions=stats.preemptions,
+            query_tokens=stats.query_tokens,
+            hit_tokens=stats.hit_tokens,
+            computed_tokens=self._num_computed,
+            generated_tokens=self._num_generated,
         )
 
     def submit(self, submission: Submission) -> None:
@@ -153,6 +162,8 @@ class Engine:
             log.exception("step %d failed; the engine stops", plan.step)
             return self.die(f"the engine failed in step {plan.step}")
         self._steps += 1
+        self._num_computed += plan.num_tokens
+        self._num_generated += len(result.tokens)
         return self._commit(plan, result)
 
     def die(self, reason: str) -> StepOutputs:

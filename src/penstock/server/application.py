@@ -35,11 +35,14 @@ from penstock.server.delivery import (
     WholeDelivery,
     log_failure,
 )
+from penstock.server.engine_events import add_engine_events
 from penstock.server.exchange import Exchange
 from penstock.server.failures import error_object, error_response, http_error_response, json_response
 from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
 from penstock.server.generate import GENERATE_FIELDS, GenerateShape, parse_generate
 from penstock.server.openapi import COMPONENTS, answers, request_body
+from penstock.server.page_files import add_page
+from penstock.server.sampling_controls import add_sampling_controls
 from penstock.server.strict_json import JsonObject, printable
 
 __all__ = ["create_app"]
@@ -56,6 +59,9 @@ def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits) -> 
     app.add_exception_handler(HTTPException, _http_error)
     _add_generating_routes(app, client, card, limits)
     _add_describing_routes(app, client, card)
+    add_sampling_controls(app)
+    add_engine_events(app, client)
+    add_page(app)
     original = app.openapi
     app.openapi = partial(_openapi, original)  # type: ignore[method-assign]
     return app
