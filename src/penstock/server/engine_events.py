@@ -1,9 +1,9 @@
 """`GET /engine/events`: what the engine is doing, once a second, as server-sent events.
 
-Decides what of `Health` is told, how often, to how many at once and for how long. Holds no history and keeps no copy:
-an event is one look at the client's health when it is sent, so a viewer costs one attribute read a second, a viewer that
-reads slowly costs nothing more, and rates are left to the viewer, who divides differences of counters by differences
-of `at`. Carries numbers only: no prompt, no id, no tenant.
+Decides what of `Health` is told, how often, to how many at once and for how long. Holds no history and keeps no
+copy: an event is one look at the client's health when it is sent, so a viewer costs one attribute read a second, and
+one that reads slowly costs nothing more. Rates are left to the viewer, who divides differences of counters by
+differences of `at`. Carries numbers only: no prompt, no id, no tenant.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def add_sampling_controls(app: FastAPI) -> None:
 def describe(parameter: Parameter) -> JsonObject:
     """One parameter, as JSON.
 
-    `default` is what a conversation gets that says nothing; `chat` is whether `/v1/chat/completions` takes the parameter
-    as described here; `random_only` is whether it means nothing at temperature 0.
+    `default` is what a conversation gets that says nothing; `chat` is whether `/v1/chat/completions` takes the
+    parameter as described here; `random_only` is whether it means nothing at temperature 0.
     """
     return {
         "name": parameter.name,

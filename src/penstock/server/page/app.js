@@ -110,7 +110,7 @@ function ended({ conversation: answered, message, failure }) {
   showComposer();
   if (follows) toLatest();
   if (failure?.status === 401 || failure?.status === 403) askForKey();
-  if (!failure) announce(`Answer: ${view ? view.body.textContent.slice(0, 2000) : "finished in another conversation"}`);
+  if (!failure) announce(`Answer: ${view ? view.body.innerText.slice(0, 2000) : "finished in another conversation"}`);
 }
 
 /** Forget everything from `message` on, and answer what is before it anew. */
@@ -231,10 +231,19 @@ function toLatest() {
   transcript.scrollTop = transcript.scrollHeight;
 }
 
+let lastTop = 0;
+
+// Only the reader's own scrolling up ends the following: text that grows under a resting reader does not.
 transcript.addEventListener("scroll", () => {
-  follows = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR;
+  const near = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR;
+  if (near) follows = true;
+  else if (transcript.scrollTop < lastTop) follows = false;
+  lastTop = transcript.scrollTop;
   $("to-latest").hidden = follows;
 });
+new ResizeObserver(() => {
+  if (follows) toLatest();
+}).observe($("messages"));
 $("to-latest").addEventListener("click", () => {
   follows = true;
   toLatest();

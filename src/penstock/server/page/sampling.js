@@ -122,7 +122,7 @@ function isNarrow({ minimum, exclusiveMinimum, maximum }) {
 }
 
 function placeholder({ default: standard, name }) {
-  if (standard === null || standard === undefined) return name === "max_tokens" ? "all the context holds" : "none";
+  if (standard === null || standard === undefined) return name === "max_tokens" ? "rest of context" : "none";
   return typeof standard === "object" ? JSON.stringify(standard).slice(0, LISTED) : String(standard);
 }
 
