@@ -1,9 +1,9 @@
-// A small plot of the last two minutes: an area under a line, scaled to its own maximum. SVG, so that it takes its colours
+// A small plot of the last minute: an area under a line, scaled to its own maximum. SVG, so that it takes its colours
 // from the style sheet and stays sharp on every screen.
 
 import { svgElement } from "./dom.js";
 
-const POINTS = 120;
+const POINTS = 60;
 const WIDTH = 240;
 const HEIGHT = 44;
 
