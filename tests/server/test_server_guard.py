@@ -67,6 +67,38 @@ def test_every_route_needs_a_key_but_liveness(guarded, method, path):
     assert guarded.send(method, path, KEY).status_code not in (401, 500)
 
 
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/page/style.css"])
+def test_the_files_of_the_page_need_no_key(guarded, path):
+    answer = guarded.get(path)
+    assert answer.status_code == 200
+    assert "content-security-policy" in answer.headers
+    assert guarded.send("POST", path).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/page/../metrics", "/page/..%2fmetrics", "/page/%2e%2e/engine/sampling"])
+def test_no_path_leads_out_of_the_pages_folder(guarded, path):
+    with socket.create_connection(("127.0.0.1", httpx.URL(guarded.url).port)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    assert int(answer.split()[1]) == 404
+
+
+def test_the_engines_events_need_a_key(guarded):
+    assert guarded.get("/engine/events").status_code == 401
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.stream("GET", guarded.url + "/engine/events", headers=headers, timeout=10) as response:
+        assert response.status_code == 200
+        assert next(response.iter_lines()).startswith("data: ")
+
+
+def test_refusals_are_counted(guarded):
+    assert guarded.get("/v1/models", "wrong").status_code == 401
+    counted = 'http_requests_total{handler="none",method="GET",status="4xx"}'
+    assert counted in guarded.get("/metrics", KEY).text
+
+
 @pytest.mark.parametrize("key", [KEY, OTHER, ADMIN])
 def test_any_of_the_keys_opens(guarded, key):
     assert guarded.get("/v1/models", key).status_code == 200

@@ -33,6 +33,13 @@ class Health:
 
     Attributes:
         reason: why it is not alive; "" while it is.
+        slots: sequences that can run at once.
+        cached_blocks: those of the free blocks that the prefix cache can still find.
+        preemptions: how often a running sequence had to give up its blocks, since the start.
+        query_tokens: prompt positions that admissions asked the prefix cache for, since the start.
+        hit_tokens: how many of these it had.
+        computed_tokens: positions computed since the start, in chunks and one by one.
+        generated_tokens: tokens sampled since the start.
     """
 
     alive: bool
@@ -42,6 +49,13 @@ class Health:
     free_blocks: int
     total_blocks: int
     steps: int
+    slots: int = 0
+    cached_blocks: int = 0
+    preemptions: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class Engine:
         self._asks: dict[str, _LiveAsk] = {}
         self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
         self._steps = 0
+        self._num_computed = 0  # positions
+        self._num_generated = 0  # tokens
         self._death = ""
 
     @property
@@ -118,6 +120,13 @@ class Engine:
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks,
             steps=self._steps,
+            slots=self.scheduler.config.max_num_seqs,
+            cached_blocks=stats.cached_blocks,
+            preemptions=stats.preemptions,
+            query_tokens=stats.query_tokens,
+            hit_tokens=stats.hit_tokens,
+            computed_tokens=self._num_computed,
+            generated_tokens=self._num_generated,
         )
 
     def measurements(self) -> Measurements:
@@ -186,6 +195,8 @@ class Engine:
             return self.die(f"the engine failed in step {plan.step}")
         self._steps += 1
         self.meter.ran()
+        self._num_computed += plan.num_tokens
+        self._num_generated += len(result.tokens)
         return self._commit(plan, result)
 
     def die(self, reason: str) -> StepOutputs:

@@ -49,6 +49,7 @@ from penstock.server.delivery import (
     WholeShape,
     log_failure,
 )
+from penstock.server.engine_events import add_engine_events
 from penstock.server.exchange import Exchange
 from penstock.server.failures import error_object, error_response, http_error_response, json_response
 from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
@@ -58,6 +59,8 @@ from penstock.server.live_asks import LiveAsks
 from penstock.server.metrics import add_metrics_route
 from penstock.server.observation import Observe, Observer
 from penstock.server.openapi import COMPONENTS, answers, request_body
+from penstock.server.page_files import add_page
+from penstock.server.sampling_controls import add_sampling_controls
 from penstock.server.serving import Parse, Serving
 from penstock.server.strict_json import JsonObject, printable
 
@@ -95,6 +98,9 @@ def create_app(
     for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages, responses):
         room.add_routes(app, serving)
     about.add_routes(app)
+    add_sampling_controls(app)
+    add_engine_events(app, client)
+    add_page(app)
     requests = add_metrics_route(app, client, card)
     app.add_middleware(Observe, observers=(requests, *observers))  # last added is outermost: it sees every answer
     original = app.openapi

@@ -1,9 +1,10 @@
 """The door of the HTTP application: who may come in, from where, and to which route.
 
 Decides on the raw path alone, before anything else looks at the request: every route needs a key (where the server has
-keys) except those of `OPEN_PATHS`, and those of `ADMIN_PATHS` need an admin's. Also decides which Host names are this
-server's (a web page whose name was pointed at this machine is refused: DNS rebinding), and what web pages may do (CORS,
-per the Fetch standard; by default nothing). Invariant: a path that is not spelled exactly like an open one is guarded.
+keys) except those of `OPEN_PATHS` and the page's own files, which hold no secret: a key is entered there. Those of
+`ADMIN_PATHS` need an admin's. Also decides which Host names are this server's (a web page whose name was pointed at
+this machine is refused: DNS rebinding), and what web pages may do (CORS, per the Fetch standard; by default nothing).
+Invariant: a path that is not spelled exactly like an open one, or below the page's folder, is guarded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.server.access import ANY, Access
 from penstock.server.caller import SCOPE_KEY, Caller
 from penstock.server.failures import HttpRefusal, error_response
+from penstock.server.page_files import is_page_path
 
 __all__ = ["ADMIN_PATHS", "OPEN_PATHS", "Guard"]
 
@@ -86,7 +88,7 @@ class Guard:
 
     def _caller(self, scope: Scope, headers: Headers) -> Caller:
         path: bytes = scope.get("raw_path") or scope["path"].encode()
-        if not self._access.keys or path in OPEN_PATHS:
+        if not self._access.keys or _is_open(scope["method"], path):
             return Caller()
         caller = self._access.keys.find(_key_in(headers))
         if caller is None:
@@ -94,6 +96,10 @@ class Guard:
         if not caller.admin and scope["path"].encode() in ADMIN_PATHS:
             raise HttpRefusal(403, "This needs an admin's key.", code="admin_only", kind="permission_error")
         return caller
+
+
+def _is_open(method: str, raw_path: bytes) -> bool:
+    return raw_path in OPEN_PATHS or (method in SAFE_METHODS and is_page_path(raw_path.decode("latin-1")))
 
 
 def host_name(host: str) -> str:

@@ -132,6 +132,24 @@ COMPONENTS: JsonObject = {
         }
     ),
     "ModelList": _object({"object": {"type": "string", "const": "list"}, "data": _list(reference("Model"))}),
+    "SamplingControls": _object(
+        {
+            "object": {"type": "string", "const": "list"},
+            "data": _list(
+                _object(
+                    {
+                        "name": _STRING,
+                        "schema": {"type": "object", "description": "The JSON schema of the parameter's values."},
+                        "nullable": {"type": "boolean"},
+                        "default": {"description": "What a conversation gets that says nothing."},
+                        "random_only": {"type": "boolean", "description": "It means nothing at temperature 0."},
+                        "chat": {"type": "boolean", "description": "/v1/chat/completions takes it as it is here."},
+                        "doc": _STRING,
+                    }
+                )
+            ),
+        }
+    ),
     "Health": _object(
         {
             "status": {"type": "string", "enum": ["ok", "dead"]},

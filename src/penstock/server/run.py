@@ -21,6 +21,7 @@ from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
 from penstock.server.bounded_protocol import bounded_protocol
+from penstock.server.stopping import announce_stop
 
 __all__ = ["DRAIN_SECONDS", "Server", "listen", "run"]
 
@@ -55,6 +56,7 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=limits.max_header_bytes,
             )
         )
+        self._app = app
         self._address = (config.host, config.port)
         self._on_ready = on_ready
 
@@ -80,6 +82,11 @@ class Server(uvicorn.Server):
         if sockets and not self.should_exit:
             host, port = sockets[0].getsockname()[:2]
             self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; first tells the streams that would never end by themselves."""
+        announce_stop(self._app)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
