@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,16 @@ if TYPE_CHECKING:
 
     from penstock.nn.causal_lm import CausalLM
 
-__all__ = ["Assembly", "LoadedModel", "assemble", "engine_config", "find_model", "load_model", "serve"]
+__all__ = [
+    "Assembly",
+    "LoadedModel",
+    "assemble",
+    "engine_config",
+    "find_model",
+    "load_model",
+    "local_application",
+    "serve",
+]
 
 
 class SystemClock:
@@ -84,7 +94,8 @@ class Assembly:
 
     def start_client(self) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then."""
-        loop = EngineLoop(self.engine, SystemClock(), self.config.max_queued_requests)
+        config = self.config
+        loop = EngineLoop(self.engine, SystemClock(), config.max_queued_requests, config.max_queued_tokens)
         loop.start()
         return LocalClient(self.intake, loop)
 
@@ -233,7 +244,7 @@ def _join(
         cache_root=files.digest,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
-    engine = Engine(Scheduler(scheduler_config), runner, text, recorder)
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())
     intake = Intake(text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy)
     return Assembly(engine, intake, card, config, memory.lines(), work)
 
@@ -247,13 +258,47 @@ def serve(
     """Assemble an engine and serve it over HTTP until the process is asked to end."""
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
+    access = server.open_access(server_options, os.environ)
+    server.configure_logging(server_options.log_format)
     assembly = assemble(engine_options, cache_dir, announce)
+    observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
+    endpoint = server_options.otlp_traces_endpoint
+    spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
+    if spans is not None:
+        observers.append(spans)
     client = assembly.start_client()
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS)
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers)
         server.run(
-            app, server_options, on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)")
+            app,
+            server_options,
+            on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)"),
+            drain_seconds=server_options.drain_timeout,
         )
+    finally:
+        client.close()
+        assembly.close()
+        if spans is not None:
+            spans.close()
+
+
+@contextmanager
+def local_application(
+    config: EngineConfig, cache_dir: Path, announce: Callable[[str], None]
+) -> Iterator[Callable[[Any, Any, Any], Awaitable[None]]]:
+    """The server's ASGI application over an engine of its own, for use in this process; ends with the block.
+
+    Raises:
+        SetupError: as `assemble`.
+    """
+    from penstock import server
+    from penstock.server.access import Access
+
+    assembly = assemble(config, cache_dir, announce)
+    client = assembly.start_client()
+    try:
+        access = Access(request_seconds=0)  # work that nobody waits for may take as long as it takes
+        yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access)
     finally:
         client.close()
         assembly.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.plan import Alternatives
 from penstock.contract.tools import CallPiece
 
@@ -191,6 +192,7 @@ class AskFinished:
     """Every choice of the ask is complete; the stream ends here."""
 
     usage: Usage
+    timings: Timings = UNTIMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ class AskFailed:
 
     message: str
     usage: Usage
+    timings: Timings = UNTIMED
 
 
 Output = PromptTokens | ChoiceDelta | ChoiceFinished | AskFinished | AskFailed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_LIMITS", "RequestLimits"]
+__all__ = ["DEFAULT_LIMITS", "DEFAULT_SERVER_LIMITS", "RequestLimits", "ServerLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,42 @@ class RequestLimits:
     max_body_bytes: int = 8 * 1024 * 1024
     max_name_chars: int = 256
     max_cache_salt_chars: int = 128
+    max_detokenized_ids: int = 1 << 20
+    max_aborted_ids: int = 256
+    """Ids in one request to abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds that keep one client, or one connection, from costing what all the others have.
+
+    Those that an operator may want to change are options too (`contract.config`), with these defaults.
+    """
+
+    max_queued_requests: int = 1024
+    """Sequences that wait for admission."""
+    max_queued_tokens: int = 262_144
+    """Tokens of the sequences that wait."""
+    max_connections: int = 1024
+    max_header_bytes: int = 16 * 1024
+    max_headers: int = 64
+    header_seconds: float = 5.0
+    """From the connection, or the first byte of its next request, to the end of the request's headers."""
+    write_seconds: float = 30.0
+    """How long a client may read nothing of an answer that is ready."""
+    request_seconds: float = 600.0
+    """From a request's headers to the end of its answer."""
+    drain_seconds: int = 30
+    """How long running answers may go on after SIGTERM."""
+    heartbeat_seconds: float = 10.0
+    """How long the engine may take to answer a heartbeat and still count as ready."""
+    max_api_keys: int = 1024
+    min_api_key_chars: int = 16
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 * 1024 * 1024
+    max_ignored_params: int = 128
+    """Fields that `--compat` takes out of one request."""
 
 
 DEFAULT_LIMITS = RequestLimits()
+DEFAULT_SERVER_LIMITS = ServerLimits()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.contract.events import Output
+from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.request import Ask
+from penstock.contract.request import Ask, Prompt
 
-__all__ = ["Clock", "EngineClient", "Health", "Runner"]
+__all__ = ["Clock", "EngineClient", "Health", "Runner", "Tokenized"]
 
 
 class Runner(Protocol):
@@ -32,6 +33,13 @@ class Health:
 
     Attributes:
         reason: why it is not alive; "" while it is.
+        slots: sequences that can run at once.
+        cached_blocks: those of the free blocks that the prefix cache can still find.
+        preemptions: how often a running sequence had to give up its blocks, since the start.
+        query_tokens: prompt positions that admissions asked the prefix cache for, since the start.
+        hit_tokens: how many of these it had.
+        computed_tokens: positions computed since the start, in chunks and one by one.
+        generated_tokens: tokens sampled since the start.
     """
 
     alive: bool
@@ -41,10 +49,31 @@ class Health:
     free_blocks: int
     total_blocks: int
     steps: int
+    slots: int = 0
+    cached_blocks: int = 0
+    preemptions: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt as the model would be given it.
+
+    Attributes:
+        pieces: the bytes that each token stands for, beside `token_ids`.
+        text: a conversation as its template wrote it, a text prompt as it is; "" for one given in token ids.
+    """
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[bytes, ...]
+    text: str
 
 
 class EngineClient(Protocol):
-    """An engine as seen by a server: the same three verbs for one in this process, in another, or elsewhere."""
+    """An engine as seen by a server: the same verbs for one in this process, in another, or elsewhere."""
 
     def generate(self, ask: Ask) -> AsyncIterator[Output]:
         """Submit and stream. Closing the iterator early (`aclose`, cancellation) aborts the request.
@@ -62,6 +91,42 @@ class EngineClient(Protocol):
 
     def health(self) -> Health:
         """The present state, without waiting for the engine."""
+        ...
+
+    async def heartbeat(self) -> None:
+        """Return when the engine has taken a message that does nothing, on the way that work takes too.
+
+        Raises:
+            EngineDead: nothing can be served any more.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached KV; running requests keep theirs.
+
+        Raises:
+            EngineDead: nothing can be served any more.
+        """
+        ...
+
+    async def tokenize(self, prompt: Prompt) -> Tokenized:
+        """The prompt as `generate` would read it; nothing is queued.
+
+        Raises:
+            RequestError: it cannot be read, or is longer than any context could hold.
+        """
+        ...
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """The text of these tokens, control tokens included; bytes that are no whole character become U+FFFD.
+
+        Raises:
+            RequestError: an id lies outside the vocabulary.
+        """
+        ...
+
+    def measurements(self) -> Measurements:
+        """What was measured until the last step, without waiting for the engine."""
         ...
 
 

@@ -89,6 +89,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the sequences that wait: what admitting them all may have to compute."""
+        return sum(len(seq.tokens) for seq in self._waiting)
+
+    @property
     def stats(self) -> SchedulerStats:
         """A snapshot."""
         return SchedulerStats(

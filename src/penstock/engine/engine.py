@@ -7,6 +7,7 @@ its text) ends that ask alone; a runner that raises leaves the engine dead, and 
 from __future__ import annotations
 
 import logging
+import traceback
 
 from penstock.contract.errors import EngineDead, RequestError
 from penstock.contract.events import (
@@ -22,11 +23,13 @@ from penstock.contract.events import (
     SeqEvent,
     Usage,
 )
+from penstock.contract.measurements import UNTIMED, Measurements, Timings
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.ports import Health, Runner
+from penstock.contract.ports import Clock, Health, Runner
 from penstock.core import Scheduler
 from penstock.engine.choice import Choice
 from penstock.engine.intake import Submission
+from penstock.engine.meter import Meter
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.text import TextModel
@@ -67,23 +70,42 @@ class _NoRunner:
         raise EngineDead(f"step {plan.step} came after the engine was closed")
 
 
+class _NoClock:
+    """What an engine has that is not asked to measure time."""
+
+    def now(self) -> float:
+        return 0.0
+
+
 class Engine:
     """Generates for many asks at once, one step at a time.
 
+    Args:
+        clock: the one that arrival times come from; without it every duration is measured as 0.
+
     Attributes:
         scheduler: the decisions; open to learners, who may look at `scheduler.stats` between steps.
+        meter: what is measured.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, text: TextModel, recorder: Recorder | NoRecorder | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        text: TextModel,
+        recorder: Recorder | NoRecorder | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.meter = Meter(clock or _NoClock(), scheduler.config.max_model_len)
         self._runner = runner
         self._text = text
         self._recorder = recorder or NoRecorder()
         self._asks: dict[str, _LiveAsk] = {}
         self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
         self._steps = 0
+        self._num_computed = 0  # positions
+        self._num_generated = 0  # tokens
         self._death = ""
 
     @property
@@ -102,7 +124,19 @@ class Engine:
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks,
             steps=self._steps,
+            slots=self.scheduler.config.max_num_seqs,
+            cached_blocks=stats.cached_blocks,
+            preemptions=stats.preemptions,
+            query_tokens=stats.query_tokens,
+            hit_tokens=stats.hit_tokens,
+            computed_tokens=self._num_computed,
+            generated_tokens=self._num_generated,
         )
+
+    def measurements(self) -> Measurements:
+        """What was measured until now."""
+        config = self.scheduler.config
+        return self.meter.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
 
     def submit(self, submission: Submission) -> None:
         """Queue every choice of an ask, or none.
@@ -129,6 +163,7 @@ class Engine:
         if PromptEcho.wanted(submission):
             ask.echo = PromptEcho(submission, self._text.tokenizer)
         self._asks[submission.id] = ask
+        self.meter.submitted(submission.requests)
         for request, choice in zip(submission.requests, choices, strict=True):
             self._owners[request.id] = (ask, choice)
 
@@ -145,6 +180,11 @@ class Engine:
         held = ask.echo.held if ask.echo is not None else []
         return [*((ask_id, output) for output in held), *outputs]
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV; what runs goes on with its own."""
+        self.scheduler.reset_prefix_cache()
+        self._recorder.reset()
+
     def step(self) -> StepOutputs:
         """Compute one step and return what it brought; nothing when there is no work.
 
@@ -155,18 +195,27 @@ class Engine:
             raise EngineDead(self._death)
         plan = self.scheduler.plan()
         self._recorder.planned(plan)
+        self.meter.planned(plan)
         try:
             result = self._runner.run(plan)
         except Exception:
             log.exception("step %d failed; the engine stops", plan.step)
             return self.die(f"the engine failed in step {plan.step}")
         self._steps += 1
+        self.meter.ran()
+        self._num_computed += plan.num_tokens
+        self._num_generated += len(result.tokens)
         return self._commit(plan, result)
 
     def die(self, reason: str) -> StepOutputs:
         """Serve nothing any more; every live ask fails with `reason`."""
         self._death = reason
-        outputs: StepOutputs = [(ask_id, AskFailed(reason, ask.usage())) for ask_id, ask in self._asks.items()]
+        ends: dict[str, Timings] = {}
+        for seq_id, (ask, _) in self._owners.items():
+            ends[ask.submission.id] = self.meter.ended(seq_id, FinishReason.ERROR)
+        outputs: StepOutputs = [
+            (ask_id, AskFailed(reason, ask.usage(), ends[ask_id])) for ask_id, ask in self._asks.items()
+        ]
         self._asks.clear()
         self._owners.clear()
         return outputs
@@ -200,8 +249,10 @@ class Engine:
                     return self._after_prompt(ask, self._generated(ask, choice, event))
                 case Finished():
                     return self._after_prompt(ask, self._finished(ask, choice, event))
-        except Exception:
-            log.exception("ask %s failed outside the model", ask.submission.id)
+        except Exception as error:
+            # Not its message: that may hold the text of a prompt or an answer.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("ask %s failed outside the model: %s at\n%s", ask.submission.id, type(error).__name__, frames)
             return self._fail(ask, "the text of this request could not be produced")
 
     def _scored(self, ask: _LiveAsk, event: PromptScored) -> StepOutputs:
@@ -221,10 +272,12 @@ class Engine:
         return [(ask.submission.id, output) for output in (echo.output(), *echo.held)]
 
     def _note_admission(self, ask: _LiveAsk, choice: Choice, event: Admitted) -> None:
+        self.meter.admitted(event.seq_id, event.cached)
         if choice.index == 0:  # the other choices find what choice 0 computed: that is not the caller's cache hit
             ask.cached = event.cached
 
     def _generated(self, ask: _LiveAsk, choice: Choice, event: Generated) -> StepOutputs:
+        self.meter.generated(event.seq_id)
         delta = choice.push(event.token, event.logprob, event.top)
         outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
         if not choice.ended:
@@ -252,18 +305,21 @@ class Engine:
     def _close(self, seq_id: str, finished: ChoiceFinished) -> StepOutputs:
         ask, _ = self._owners.pop(seq_id)
         ask.open -= 1
+        timings = self.meter.ended(seq_id, finished.reason)
         outputs: StepOutputs = [(ask.submission.id, finished)]
         if not ask.open:
             del self._asks[ask.submission.id]
-            outputs.append((ask.submission.id, AskFinished(ask.usage())))
+            outputs.append((ask.submission.id, AskFinished(ask.usage(), timings)))
         return outputs
 
     def _fail(self, ask: _LiveAsk, message: str) -> StepOutputs:
+        timings = UNTIMED
         for request in ask.submission.requests:
             if self._owners.pop(request.id, None) is not None:
                 self._drop(request.id)
+                timings = self.meter.ended(request.id, FinishReason.ERROR)
         del self._asks[ask.submission.id]
-        return [(ask.submission.id, AskFailed(message, ask.usage()))]
+        return [(ask.submission.id, AskFailed(message, ask.usage(), timings))]
 
     def _drop(self, seq_id: str) -> None:
         """End a sequence in the scheduler; what it says of that is known already."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from penstock.contract.errors import InvalidParameter, PromptTooLong
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.ports import Clock
-from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.ports import Clock, Tokenized
+from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.tools import ReplyRules
 from penstock.engine.token_terms import TokenTerms
@@ -100,6 +100,15 @@ class Intake:
             )
         return Submission(ask.id, requests, prompt_text, ask.echo, reader)
 
+    def tokenize(self, prompt: Prompt) -> Tokenized:
+        """See `EngineClient.tokenize`."""
+        token_ids, text, _ = self._tokenise(Ask("", prompt))
+        return Tokenized(token_ids, tuple(map(self._text.tokenizer.token_bytes, token_ids)), text)
+
+    def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """See `EngineClient.detokenize`."""
+        return self._text.tokenizer.decode(self._check_ids(token_ids), skip_special_tokens=False)
+
     def _check_limits(self, ask: Ask) -> None:
         limits = self._limits
         if not 1 <= ask.n <= limits.max_choices:
@@ -108,6 +117,13 @@ class Intake:
             raise InvalidParameter("cache_salt", f"must have at most {limits.max_cache_salt_chars} characters")
         if len(ask.stop.strings) > limits.max_stop_strings:
             raise InvalidParameter("stop", f"at most {limits.max_stop_strings} strings are allowed")
+        if any(not 1 <= len(text) <= limits.max_stop_string_chars for text in ask.stop.strings):
+            raise InvalidParameter("stop", f"a string must have 1..{limits.max_stop_string_chars} characters")
+        if len(ask.stop.token_ids) > limits.max_stop_token_ids:
+            raise InvalidParameter("stop_token_ids", f"at most {limits.max_stop_token_ids} ids are allowed")
+        for name in ("max_tokens", "min_tokens"):
+            if getattr(ask.stop, name) < 0:
+                raise InvalidParameter(name, f"must not be negative, got {getattr(ask.stop, name)}")
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
 
@@ -124,8 +140,8 @@ class Intake:
                 return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages", reader
 
     def _tokenise_chat(self, chat: ChatPrompt, rules: ReplyRules) -> tuple[tuple[int, ...], ReplyReader | None]:
-        if not chat.messages:
-            raise InvalidParameter("messages", "must not be empty")
+        if not 1 <= len(chat.messages) <= self._limits.max_messages:
+            raise InvalidParameter("messages", f"must be 1..{self._limits.max_messages}, got {len(chat.messages)}")
         self._check_length(chat.num_chars, "messages")
         rendered = self._text.render(chat)
         return self._text.tokenizer.encode_chat(rendered), self._text.reply_reader(chat, rules, rendered)

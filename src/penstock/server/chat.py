@@ -39,6 +39,7 @@ from penstock.server.parameters import (
     sampling_fields,
 )
 from penstock.server.strict_json import JsonObject, printable
+from penstock.server.timings import TIMINGS
 from penstock.server.tools import TOOL_CHOICE, TOOLS, ToolOffer, call_objects, piece_object, read_tools
 
 __all__ = ["CHAT_FIELDS", "ChatShape", "parse_chat"]
@@ -56,6 +57,7 @@ CHAT_FIELDS = (
     Field("add_generation_prompt", BOOLEAN, "End the prompt with the opening of the assistant's turn; by default so."),
     Field("continue_final_message", BOOLEAN, "Go on writing the last message, which must be the assistant's."),
     Field("chat_template_kwargs", OBJECT, "Variables that the model's chat template reads, such as enable_thinking."),
+    TIMINGS,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
     *COMMON_FIELDS,
@@ -84,6 +86,7 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
         asks=(replace(ask, reply=_reply_rules(given, offer)),),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
+        timings=given.get("timings", False),
         aliases=aliases,
     )
 

@@ -27,6 +27,7 @@ from penstock.server.parameters import (
     sampling_fields,
 )
 from penstock.server.strict_json import JsonObject
+from penstock.server.timings import TIMINGS
 
 __all__ = ["COMPLETION_FIELDS", "CompletionShape", "PROMPT_SCHEMA", "parse_completion", "read_prompt"]
 
@@ -43,6 +44,7 @@ COMPLETION_FIELDS = (
     Field("best_of", INTEGER, "Must equal n: there is no choosing among more."),
     Field("echo", BOOLEAN, "Begin each choice with the prompt; with logprobs, its tokens have theirs too."),
     STREAM_OPTIONS,
+    TIMINGS,
     *COMMON_FIELDS,
     *sampling_fields("prompt_logprobs"),
 )
@@ -69,6 +71,7 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
         asks=tuple(terms.ask(f"{exchange_id}-{index}", prompt) for index, prompt in enumerate(prompts)),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
+        timings=given.get("timings", False),
         aliases={"messages": "prompt", "prompt_logprobs": "logprobs"},
     )
 

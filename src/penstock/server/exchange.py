@@ -26,6 +26,7 @@ from penstock.contract.events import (
     PromptTokens,
     Usage,
 )
+from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.ports import EngineClient
 from penstock.contract.request import Ask
 
@@ -43,6 +44,7 @@ class Exchange:
         asks: one a prompt, each with the same `n`.
         stream: whether to answer piece by piece.
         include_usage: whether a stream ends with a usage chunk.
+        timings: whether the answer ends with its timings.
         aliases: parameter names that errors use -> the names that this caller used.
     """
 
@@ -50,6 +52,7 @@ class Exchange:
     asks: tuple[Ask, ...]
     stream: bool = False
     include_usage: bool = False
+    timings: bool = False
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
 
     @property
@@ -64,10 +67,20 @@ class _Closable(Protocol):
 
 
 class Replies:
-    """The outputs of an exchange as one stream. Owned by the one task that answers the request."""
+    """The outputs of an exchange as one stream. Owned by the one task that answers the request.
+
+    Attributes:
+        usage: of the prompts that have ended.
+        timings: of these together.
+        sent_tokens: tokens that have come through.
+        finish_reasons: of the choices that have ended.
+    """
 
     def __init__(self, client: EngineClient, exchange: Exchange) -> None:
         self.usage = Usage()
+        self.timings = UNTIMED
+        self.sent_tokens = 0
+        self.finish_reasons: list[str] = []
         self._client = client
         self._exchange = exchange
 
@@ -86,17 +99,25 @@ class Replies:
                         for choice in range(asks[prompt].n if asks[prompt].echo else 0):
                             yield ChoiceDelta(prompt * asks[prompt].n + choice, output.text, output.tokens)
                     case ChoiceDelta() | ChoiceFinished():
+                        self._note(output)
                         yield _renumbered(output, prompt * asks[prompt].n)
                     case AskFinished():
                         unfinished -= 1
-                        self._add(output.usage)
+                        self._add(output.usage, output.timings)
                     case AskFailed():
-                        self._add(output.usage)
+                        self._add(output.usage, output.timings)
                         raise EngineFault(output.message)
         if unfinished:
             raise EngineFault("The engine ended the answer before it was complete.")
 
-    def _add(self, usage: Usage) -> None:
+    def _note(self, output: ChoiceDelta | ChoiceFinished) -> None:
+        if isinstance(output, ChoiceDelta):
+            self.sent_tokens += len(output.tokens)
+        else:
+            self.finish_reasons.append(output.reason.value)
+
+    def _add(self, usage: Usage, timings: Timings) -> None:
+        self.timings = timings if self.timings is UNTIMED else self.timings.joined(timings)
         self.usage = Usage(
             prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens + usage.completion_tokens,

@@ -17,6 +17,7 @@ __all__ = ["COMPONENTS", "answers", "reference", "request_body"]
 
 _STRING: JsonObject = {"type": "string"}
 _INTEGER: JsonObject = {"type": "integer"}
+_NUMBER: JsonObject = {"type": "number"}
 _OPTIONAL_STRING: JsonObject = {"type": ["string", "null"]}
 _FINISH: JsonObject = {"type": "string", "enum": ["stop", "length", "repetition", "tool_calls", "abort"]}
 _STOP_REASON: JsonObject = {"type": ["string", "integer", "null"]}
@@ -98,7 +99,9 @@ def _answer(kind: str, choice: JsonObject, usage: str = "Usage") -> JsonObject:
             "system_fingerprint": {"type": "null"},
             "choices": _list(choice),
             "usage": reference(usage),
-        }
+            "timings": reference("Timings"),
+        },
+        optional=("timings",),
     )
 
 
@@ -125,7 +128,24 @@ COMPONENTS: JsonObject = {
     ),
     "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE, "ChatUsage"),
     "Completion": _answer("text_completion", _COMPLETION_CHOICE),
-    "Generated": _object({"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage")}),
+    "Generated": _object(
+        {"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage"), "timings": reference("Timings")},
+        optional=("timings",),
+    ),
+    "Timings": _object(
+        {
+            "queue_ms": _NUMBER,
+            "cache_n": _INTEGER,
+            "prompt_n": _INTEGER,
+            "prompt_ms": _NUMBER,
+            "prompt_per_second": _nullable(_NUMBER),
+            "predicted_n": _INTEGER,
+            "predicted_ms": _NUMBER,
+            "predicted_per_token_ms": _nullable(_NUMBER),
+            "predicted_per_second": _nullable(_NUMBER),
+            "total_ms": _NUMBER,
+        }
+    ),
     "Model": _object(
         {
             "id": _STRING,
@@ -138,6 +158,24 @@ COMPONENTS: JsonObject = {
         }
     ),
     "ModelList": _object({"object": {"type": "string", "const": "list"}, "data": _list(reference("Model"))}),
+    "SamplingControls": _object(
+        {
+            "object": {"type": "string", "const": "list"},
+            "data": _list(
+                _object(
+                    {
+                        "name": _STRING,
+                        "schema": {"type": "object", "description": "The JSON schema of the parameter's values."},
+                        "nullable": {"type": "boolean"},
+                        "default": {"description": "What a conversation gets that says nothing."},
+                        "random_only": {"type": "boolean", "description": "It means nothing at temperature 0."},
+                        "chat": {"type": "boolean", "description": "/v1/chat/completions takes it as it is here."},
+                        "doc": _STRING,
+                    }
+                )
+            ),
+        }
+    ),
     "Health": _object(
         {
             "status": {"type": "string", "enum": ["ok", "dead"]},
@@ -151,36 +189,99 @@ COMPONENTS: JsonObject = {
         },
         optional=("error",),
     ),
+    "AnthropicError": _object(
+        {
+            "type": {"type": "string", "const": "error"},
+            "error": _object({"type": _STRING, "message": _STRING}),
+            "request_id": _OPTIONAL_STRING,
+        }
+    ),
+    "AnthropicMessage": _object(
+        {
+            "id": _STRING,
+            "type": {"type": "string", "const": "message"},
+            "role": {"type": "string", "const": "assistant"},
+            "model": _STRING,
+            "content": _list(_object({"type": {"type": "string", "const": "text"}, "text": _STRING})),
+            "stop_reason": {"type": "string", "enum": ["end_turn", "max_tokens", "stop_sequence"]},
+            "stop_sequence": _OPTIONAL_STRING,
+            "usage": _object(
+                {
+                    "input_tokens": _INTEGER,
+                    "cache_creation_input_tokens": _INTEGER,
+                    "cache_read_input_tokens": _INTEGER,
+                    "output_tokens": _INTEGER,
+                }
+            ),
+        }
+    ),
+    "Response": {
+        "type": "object",
+        "properties": {
+            "id": _STRING,
+            "object": {"type": "string", "const": "response"},
+            "created_at": _INTEGER,
+            "status": {"type": "string", "enum": ["in_progress", "completed", "incomplete", "cancelled", "failed"]},
+            "model": _STRING,
+            "output": _list({"type": "object"}),
+            "usage": _nullable({"type": "object"}),
+        },
+        "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+    },
+    "Deleted": _object({"id": _STRING, "object": _STRING, "deleted": {"type": "boolean"}}),
+    "AnthropicCount": _object({"input_tokens": _INTEGER}),
+    "Tokenized": _object(
+        {
+            "count": _INTEGER,
+            "max_model_len": _INTEGER,
+            "tokens": _list(_INTEGER),
+            "token_strs": _nullable(_list(_STRING)),
+        }
+    ),
+    "Detokenized": _object({"prompt": _STRING}),
+    "Rendered": _object({"prompt": _STRING}),
+    "Version": _object({"version": _STRING}),
+    "Live": _object({"status": {"type": "string", "enum": ["live"]}}),
+    "Ready": _object(
+        {"status": {"type": "string", "enum": ["ready", "not ready"]}, "reason": _STRING, "error": _ERROR},
+        optional=("error",),
+    ),
+    "Aborted": _object({"aborted": _list(_STRING)}),
+    "Reset": _object({"reset": {"type": "boolean"}}),
 }
 
 _STATUSES = {
     400: "A field is wrong, unknown or not supported; the error names it.",
-    404: "The model is not served here.",
+    401: "A valid API key is needed.",
+    403: "This Host, this web page or this key may not do that.",
+    404: "What is asked for is not here.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     429: "The queue is full; try again after Retry-After seconds.",
+    431: "There are too many headers.",
     500: "The server failed.",
     503: "The engine is dead, or the server is shutting down.",
+    504: "The request took longer than this server gives any.",
 }
 
 
-def request_body(fields: Sequence[Field], neutrals: Neutrals, required: str) -> JsonObject:
-    """The OpenAPI request body for a table of fields, one of which must be there."""
+def request_body(fields: Sequence[Field], neutrals: Neutrals, *required: str) -> JsonObject:
+    """The OpenAPI request body for a table of fields, some of which must be there."""
     schema = _closed_object(fields, neutrals)
-    schema["required"] = [required]
+    schema["required"] = list(required)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def answers(name: str, *statuses: int, stream: str = "") -> dict[int | str, dict[str, Any]]:
+def answers(name: str, *statuses: int, stream: str = "", error: str = "Error") -> dict[int | str, dict[str, Any]]:
     """The OpenAPI answers of an endpoint: component `name` for 200, the error object for `statuses` (all if none)."""
     content: JsonObject = {"application/json": {"schema": reference(name)}}
     if stream:
         content[stream] = {"schema": {"type": "string"}}
     result: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
-    error = {"application/json": {"schema": reference("Error")}}
+    failure = {"application/json": {"schema": reference(error)}}
     for status in statuses or _STATUSES:
-        result[status] = {"description": _STATUSES[status], "content": error}
+        result[status] = {"description": _STATUSES[status], "content": failure}
     return result
 
 
