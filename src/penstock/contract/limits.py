@@ -27,6 +27,9 @@ class RequestLimits:
     max_body_bytes: int = 8 * 1024 * 1024
     max_name_chars: int = 256
     max_cache_salt_chars: int = 128
+    max_grammar_chars: int = 64 * 1024
+    """Of a JSON schema, a regular expression or a grammar, and of all choices together."""
+    max_grammar_choices: int = 1000
 
 
 DEFAULT_LIMITS = RequestLimits()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import SamplingSpec
 
 __all__ = ["Admit", "Row", "RowFailure", "Stall", "StallReason", "StepPlan", "StepResult"]
@@ -28,6 +29,9 @@ class Admit:
         computed: how many leading positions already have their KV in those blocks; `computed < len(tokens)`.
         sampling: the sequence's sampling parameters.
         choice: index of the choice, part of the randomness key.
+        num_prompt: how many of `tokens` are the prompt; what follows was generated before a preemption.
+        room: most tokens that may be generated in all, those in `tokens` included.
+        grammar: the form that the generated tokens must have; None for free text.
     """
 
     slot: int
@@ -37,6 +41,9 @@ class Admit:
     computed: int
     sampling: SamplingSpec
     choice: int
+    num_prompt: int = 0
+    room: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

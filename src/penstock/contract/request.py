@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
 
 __all__ = ["Ask", "ChatPrompt", "GenerateRequest", "Message", "Prompt", "StopRules", "TextPrompt", "TokenPrompt"]
@@ -76,6 +77,7 @@ class Ask:
         n: how many choices to generate from the one prompt.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
         cache_salt: prompts share cached KV only with prompts of the same salt.
+        grammar: the form that each choice must have; None for free text.
     """
 
     id: str
@@ -86,6 +88,7 @@ class Ask:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +114,4 @@ class GenerateRequest:
     tenant: str = ""
     cache_salt: str = ""
     arrival: float = 0.0
+    grammar: Grammar | None = None

@@ -292,7 +292,21 @@ class Scheduler:
         self._promises.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
         tokens, blocks = tuple(seq.tokens), tuple(lease.blocks)
-        draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, request.sampling, request.choice))
+        num_prompt = len(request.prompt)
+        draft.admits.append(
+            Admit(
+                seq.slot,
+                seq.id,
+                tokens,
+                blocks,
+                seq.computed,
+                request.sampling,
+                request.choice,
+                num_prompt,
+                seq.limit - num_prompt,
+                request.grammar,
+            )
+        )
         draft.add(seq, min(seq.remaining, draft.budget))
 
     def _may_grow(self, seq: Seq) -> bool:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from penstock.contract.plan import Admit, Row, RowFailure, StepPlan, StepResult
-from penstock.contract.ports import Clock
+from penstock.contract.ports import Clock, Grammars
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
+from penstock.exec.guidance import Guidance
 from penstock.exec.kv_store import KVStore
-from penstock.exec.sampler import Sampled, sample
+from penstock.exec.sampler import Sampled
 from penstock.kernels.paged_attention import paged_attention, write_kv
 
 if TYPE_CHECKING:
@@ -57,11 +58,20 @@ class TorchRunner:
     that wants another scale multiplies its queries.
     """
 
-    def __init__(self, model: CausalLM, kv: KVStore, max_num_seqs: int, max_model_len: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVStore,
+        max_num_seqs: int,
+        max_model_len: int,
+        clock: Clock,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
+        self._guidance = Guidance(grammars)
         self._clock = clock
         self._scale = model.shape.head_dim**-0.5
 
@@ -71,8 +81,10 @@ class TorchRunner:
         slots = self._slots
         for slot in plan.releases:
             slots.release(slot)
+            self._guidance.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
+            self._guidance.admit(admit)
         for row in plan.rows:
             slots.advance(row)
         sampling = [row for row in plan.rows if row.sample]
@@ -101,6 +113,7 @@ class TorchRunner:
     @torch.inference_mode()
     def _compute(self, rows: Sequence[Row], sampling: Sequence[Row]) -> Sampled:
         """Forward all `rows`; choose a token for those `sampling`."""
+        guided = self._guidance.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
         attend = _PagedAttend(self._kv, batch, self._scale)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
@@ -108,7 +121,7 @@ class TorchRunner:
             return Sampled([], [], [])
         logits = self._model.logits(hidden[batch.sample_rows])  # [S, V]
         draws = [self._slots.draw(row.slot) for row in sampling]
-        return sample(logits, draws, [row.start + row.count for row in sampling])
+        return self._guidance.sample(logits, draws, [row.start + row.count for row in sampling], guided)
 
     def _result(self, step: int, sampling: Sequence[Row], sampled: Sampled, began: float) -> StepResult:
         """Remember the new tokens and report them; a failed row gets none."""

@@ -12,7 +12,7 @@ than one of several.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,14 +84,19 @@ class Sampled(NamedTuple):
     failed: list[bool]
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
+def sample(
+    logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], masks: Mapping[int, Tensor] | None = None
+) -> Sampled:
     """Choose one token for each row.
 
     Args:
-        logits: `[S, V]` float32; not changed.
+        logits: `[S, V]` float32; changed only in rows that have a mask: what a mask rules out becomes -inf.
         draws: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
+        masks: by row, `[V]` bool on the host: the tokens that the row may choose; rows without an entry are free.
     """
+    for row, mask in (masks or {}).items():
+        logits[row].masked_fill_(~mask[: logits.shape[-1]].to(logits.device), -torch.inf)
     if not native.available() or logits.device.type != "cpu":
         return _sample_in_torch(logits, draws, positions)
     compiled = [row for row, draw in enumerate(draws) if draw.compiles]

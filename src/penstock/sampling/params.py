@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter
+from penstock.contract.grammar import Grammar
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.sampling.parameter import Home
@@ -40,6 +41,8 @@ class SamplingParams:
         ignore_eos: go on past the model's end-of-sequence ids.
         logprobs: 0 for the log probability of each generated token; None for none.
         include_stop_str_in_output: keep the stop string in the text.
+        structured_outputs: the form of the answer: an object with one of `json`, `regex`, `choice`, `grammar` and
+            `json_object`, as in vLLM.
 
     Raises:
         InvalidParameter: naming the field whose value has the wrong type or lies out of range.
@@ -58,6 +61,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
+    structured_outputs: Grammar | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for parameter in PARAMETERS:
@@ -89,3 +93,9 @@ class SamplingParams:
         rules = {p.field: getattr(self, p.name) for p in PARAMETERS if p.home is Home.STOP_RULES}
         rules["max_tokens"] = rules["max_tokens"] or 0
         return StopRules(**rules)
+
+    def grammar(self) -> Grammar | None:
+        """The form that the answer must have."""
+        given = self.structured_outputs
+        assert given is None or isinstance(given, Grammar), "a checked value is in canonical form"
+        return given

@@ -38,6 +38,7 @@ from penstock.server.parameters import (
     read_terms,
     sampling_fields,
 )
+from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject
 
 __all__ = ["CHAT_FIELDS", "ChatShape", "parse_chat"]
@@ -78,6 +79,7 @@ CHAT_FIELDS = (
     Field("max_completion_tokens", INTEGER, "Most tokens to generate; by default the rest of the model's context."),
     Field("logprobs", BOOLEAN, "Whether to return the log probability of each generated token."),
     STREAM_OPTIONS,
+    RESPONSE_FORMAT,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
     *COMMON_FIELDS,
@@ -99,6 +101,7 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
         message = "The served model has no chat template; use /v1/completions."
         raise InvalidParameter("messages", message, code="unsupported_model")
     aliases = max_tokens_alias(given, "max_completion_tokens")
+    aliases |= response_format_alias(given)
     given["logprobs"] = 0 if given.get("logprobs", False) else None
     terms = read_terms(given, {"max_tokens": None}, aliases, card, limits)
     prompt = ChatPrompt(_messages(given, card, limits))

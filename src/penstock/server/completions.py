@@ -25,6 +25,7 @@ from penstock.server.parameters import (
     read_terms,
     sampling_fields,
 )
+from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject
 
 __all__ = ["COMPLETION_FIELDS", "CompletionShape", "PROMPT_SCHEMA", "parse_completion", "read_prompt"]
@@ -41,6 +42,7 @@ COMPLETION_FIELDS = (
     Field("prompt", PROMPTS, "What to continue: text or token ids, one prompt or several."),
     Field("best_of", INTEGER, "Must equal n: there is no choosing among more."),
     STREAM_OPTIONS,
+    RESPONSE_FORMAT,
     *COMMON_FIELDS,
     *sampling_fields(),
 )
@@ -56,7 +58,8 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     _check_best_of(given)
     check_logprobs(given)
-    terms = read_terms(given, {"max_tokens": 16}, {}, card, limits)
+    aliases = response_format_alias(given)
+    terms = read_terms(given, {"max_tokens": 16}, aliases, card, limits)
     prompts = _prompts(given, card, limits)
     if len(prompts) * terms.params.n > limits.max_sequences:
         message = f"{len(prompts)} prompts times n = {terms.params.n} is more than {limits.max_sequences} sequences."
@@ -66,7 +69,7 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
         asks=tuple(terms.ask(f"{exchange_id}-{index}", prompt) for index, prompt in enumerate(prompts)),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
-        aliases={"messages": "prompt"},
+        aliases=aliases | {"messages": "prompt"},
     )
 
 

@@ -121,7 +121,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "repetition_penalty": (1,),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -129,7 +128,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (),
-    "structured_outputs": (),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
@@ -177,7 +175,12 @@ NEUTRAL_COMPLETION: Neutrals = _NEUTRAL_COMMON | {
     "suffix": ("",),
 }
 
-NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {"logprobs": (), "n": (1,), "stream_options": ()}
+NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {
+    "logprobs": (),
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+    "stream_options": (),
+}
 
 NEUTRAL_STREAM_OPTIONS: Neutrals = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
 

@@ -82,6 +82,7 @@ class Terms:
             priority=self.priority,
             tenant=self.tenant,
             cache_salt=self.cache_salt,
+            grammar=self.params.grammar(),
         )
 
 
