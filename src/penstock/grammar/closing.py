@@ -20,6 +20,7 @@ _AFTER_VALUE = b"}],:"
 _NUMBER = b"0123456789-.eE+"
 _VALUES = b'"ntf[{'
 _FILLERS = b"a0A-:.@/ _TZ"
+_MARKS = b'"@.-:/ _,(){}[]'
 _MAX_PATH = 16384
 """Bytes; no document that needs more is begun."""
 _MAX_FILL = 1024
@@ -73,7 +74,7 @@ class Closer:
             place: where in JSON the matcher stands; None for other languages.
         """
         if place is None:
-            return self._breadth(matcher, LLMatcher.is_accepting)
+            return self._breadth(matcher, _is_complete)
         return self._json(matcher.deep_copy(), place.copy())
 
     def _json(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
@@ -94,15 +95,26 @@ class Closer:
             return self._first(matcher, _AFTER_VALUE) or self._number(matcher) or self._first(matcher, _VALUES)
         if place.escaped:
             return self._first(matcher, b'n"\\')
-        return self._first(matcher, b'"') or self._fill(matcher) or self._breadth(matcher, self._may_close)
+        return self._first(matcher, b'"') or self._fill(matcher) or self._close_string(matcher, place)
 
     def _number(self, matcher: LLMatcher) -> bytes | None:
         """The rest of a number, where a number may start or go on."""
         if self._first(matcher, _NUMBER) is None:
             return None
-        return self._breadth(
-            matcher, lambda state: state.is_accepting() or self._first(state, _AFTER_VALUE) is not None
-        )
+        return self._breadth(matcher, self._ends_value)
+
+    def _ends_value(self, matcher: LLMatcher, _path: bytes) -> bool:
+        return matcher.is_accepting() or self._first(matcher, _AFTER_VALUE) is not None
+
+    def _close_string(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
+        """The rest of a string of a certain form; forced bytes may lead past its end."""
+
+        def closes(state: LLMatcher, path: bytes) -> bool:
+            after = place.copy()
+            after.read(path)
+            return not after.inside or (not after.escaped and self._may_close(state))
+
+        return self._breadth(matcher, closes)
 
     def _fill(self, matcher: LLMatcher) -> bytes | None:
         """A string that is too short: one character over and over, until the quote may come."""
@@ -128,7 +140,7 @@ class Closer:
         byte_ids = self._speller.byte_ids
         return next((bytes([byte]) for byte in candidates if matcher.validate_tokens([byte_ids[byte]]) == 1), None)
 
-    def _breadth(self, matcher: LLMatcher, goal: Callable[[LLMatcher], bool]) -> bytes | None:
+    def _breadth(self, matcher: LLMatcher, goal: Callable[[LLMatcher, bytes], bool]) -> bytes | None:
         """The shortest text found that leads to `goal`.
 
         Of states at the same distance that allow the same tokens next, one is followed.
@@ -139,7 +151,7 @@ class Closer:
             if not heap:
                 return None
             _, _, state, path = heapq.heappop(heap)
-            if goal(state):
+            if goal(state, path):
                 return path
             for step in self._steps(state):
                 after = state.deep_copy()
@@ -160,9 +172,19 @@ class Closer:
         allowed = _allowed(matcher, self._speller.byte_ids)
         letters = [byte for byte in allowed if bytes([byte]).isalpha()]
         digits = [byte for byte in allowed if bytes([byte]).isdigit()]
-        others = [byte for byte in allowed if byte not in letters and byte not in digits]
+        others = sorted((b for b in allowed if b not in letters and b not in digits), key=_commonness)
         kept = letters if len(letters) <= _LETTERS_SPELLED_OUT else [letters[0], letters[-1]]
         return [bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *others[:12])]
+
+
+def _commonness(byte: int) -> tuple[int, int]:
+    """Marks that forms are made of come before all others."""
+    place = _MARKS.find(byte)
+    return (place if place >= 0 else len(_MARKS), byte)
+
+
+def _is_complete(matcher: LLMatcher, _path: bytes) -> bool:
+    return bool(matcher.is_accepting())
 
 
 def _allowed(matcher: LLMatcher, byte_ids: dict[int, int]) -> list[int]:

@@ -60,11 +60,22 @@ def _check(schema: Any, path: str, depth: int) -> None:
         raise InvalidParameter(_FIELD, f"the JSON schema is nested more than {MAX_DEPTH} levels deep")
     if not isinstance(schema, dict):
         raise InvalidParameter(_FIELD, f"{path} must be an object or true: it is a JSON schema")
+    _check_count(schema, path)
     for keyword, value in schema.items():
         where = f"{path}.{keyword}"
         _check_keyword(keyword, value, where)
         for name, inner in _inner(keyword, value, where):
             _check(inner, name, depth + 1)
+
+
+def _check_count(schema: dict[str, Any], path: str) -> None:
+    """Refuse a count of names that may repeat: JSON text can name a property twice, and a reader keeps one."""
+    least = schema.get("minProperties", 0)
+    closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if isinstance(least, int) and least > 1 and not closed:
+        message = f"the JSON schema keyword 'minProperties' (at {path[:200]}) is supported above 1 only for the names"
+        message += " in properties, with additionalProperties: false"
+        raise InvalidParameter(_FIELD, message, code="unsupported_parameter")
 
 
 def _check_keyword(keyword: str, value: Any, where: str) -> None:

@@ -6,6 +6,7 @@ byte-fallback vocabulary can do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from penstock.contract.errors import InvalidParameter
 
 __all__ = ["Speller", "Vocabulary"]
+
+_PARTS = re.compile(rb"[\x00-\x7f]+|[\x80-\xff]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,10 @@ class Speller:
 
     def spell(self, text: bytes) -> list[int]:
         """Token ids whose bytes are `text`."""
-        if text.isascii():
-            return self.backend.greedy_tokenize(text.decode("ascii")) if text else []
-        return self.bytewise(text)
+        ids: list[int] = []
+        for part in _PARTS.findall(text):
+            ids += self.backend.greedy_tokenize(part.decode()) if part.isascii() else self.bytewise(part)
+        return ids
 
     def bytewise(self, text: bytes) -> list[int]:
         """One token id a byte. Raises KeyError if the vocabulary has no token for a byte."""
