@@ -10,7 +10,33 @@ from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller
 from penstock.grammar.worker import judge
 
-WORDS = "the and name id value true false null one two ing er 10 20 00 2024 -01 @ .com a1 é ü 中 😀 Street".split()
+WORDS = [
+    "the",
+    "and",
+    "name",
+    "id",
+    "value",
+    "true",
+    "false",
+    "null",
+    "one",
+    "two",
+    "ing",
+    "er",
+    "10",
+    "20",
+    "00",
+    "2024",
+    "-01",
+    "@",
+    ".com",
+    "a1",
+    "é",
+    "ü",
+    "中",
+    "😀",
+    "Street",
+]
 PIECES = [
     '{"',
     '":',

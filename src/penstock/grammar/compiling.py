@@ -7,6 +7,7 @@ on the automaton. Deterministic: the same grammar gives the same automaton in ev
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
@@ -16,10 +17,18 @@ from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.schema_check import read_schema
 from penstock.grammar.vocabulary import Speller
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 __all__ = ["compile_grammar"]
 
 _FIELD = "structured_outputs"
-_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": " ?", "coerce_one_of": False, "lenient": False}
+_JSON_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": " ?",
+    "coerce_one_of": False,
+    "lenient": False,
+}
 
 
 def compile_grammar(grammar: Grammar, speller: Speller) -> LLMatcher:
