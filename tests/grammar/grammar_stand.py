@@ -1,4 +1,4 @@
-"""A vocabulary without a model: single bytes and common pieces of JSON and of words, and a reader that picks at random."""
+"""A vocabulary without a model: bytes, common pieces of JSON and of words; and a writer that picks at random."""
 
 from __future__ import annotations
 
@@ -10,33 +10,8 @@ from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller
 from penstock.grammar.worker import judge
 
-WORDS = [
-    "the",
-    "and",
-    "name",
-    "id",
-    "value",
-    "true",
-    "false",
-    "null",
-    "one",
-    "two",
-    "ing",
-    "er",
-    "10",
-    "20",
-    "00",
-    "2024",
-    "-01",
-    "@",
-    ".com",
-    "a1",
-    "é",
-    "ü",
-    "中",
-    "😀",
-    "Street",
-]
+WORDS = ["the", "and", "name", "id", "value", "true", "false", "null", "one", "two", "ing", "er", "10", "20", "00"]
+WORDS += ["2024", "-01", "@", ".com", "a1", "é", "ü", "中", "😀", "Street"]
 PIECES = [
     '{"',
     '":',
