@@ -65,6 +65,7 @@ class Closer:
     def __init__(self, speller: Speller, searches: int) -> None:
         self._speller = speller
         self._searches = searches
+        self._most_marks = 48 if searches > 500 else 12  # the door searches wide, a running request narrow
 
     def ending(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes | None:
         """A text that completes the document, b"" if it is complete; None if none was found.
@@ -174,7 +175,7 @@ class Closer:
         digits = [byte for byte in allowed if bytes([byte]).isdigit()]
         others = sorted((b for b in allowed if b not in letters and b not in digits), key=_commonness)
         kept = letters if len(letters) <= _LETTERS_SPELLED_OUT else [letters[0], letters[-1]]
-        return [bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *others[:12])]
+        return [bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *others[: self._most_marks])]
 
 
 def _commonness(byte: int) -> tuple[int, int]:
