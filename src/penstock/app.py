@@ -22,6 +22,7 @@ from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard, ModelShape, ModelWork
+from penstock.contract.ports import Grammars
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
 from penstock.exec.device import (
@@ -41,6 +42,7 @@ from penstock.exec.kv_store import (
     serves_packed_keys,
 )
 from penstock.exec.runner import TorchRunner
+from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.nn.work import work_of
 from penstock.text import TextModel, open_text
@@ -91,6 +93,7 @@ class Assembly:
     config: EngineConfig
     report: tuple[str, ...]
     work: ModelWork
+    grammars: GrammarLibrary
 
     def start_client(self) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then."""
@@ -102,6 +105,7 @@ class Assembly:
     def close(self) -> None:
         """End the engine and let go of its memory."""
         self.engine.close()
+        self.grammars.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +135,11 @@ class LoadedModel:
         packed_keys = serves_packed_keys(self.shape, self.kv_dtype, self.device, block_size)
         return KVStore(self.shape, num_blocks, block_size, self.kv_dtype, self.device, packed_keys=packed_keys)
 
-    def runner(self, kv: KVStore, max_num_seqs: int, max_model_len: int) -> TorchRunner:
-        """A runner over a store of this model's."""
-        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock())
+    def runner(
+        self, kv: KVStore, max_num_seqs: int, max_model_len: int, grammars: Grammars | None = None
+    ) -> TorchRunner:
+        """A runner over a store of this model's; without `grammars` it cannot be given guided sequences."""
+        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), grammars)
 
 
 def engine_config(**options: Any) -> EngineConfig:
@@ -166,7 +172,8 @@ def assemble(
     files = find_model(config, cache_dir)
     text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     loaded = load_model(config, files, say)
-    runner, memory = _build_runner(config, loaded)
+    grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
+    runner, memory = _build_runner(config, loaded, grammars)
     card = ModelCard(
         name=config.served_model_name or files.name,
         created=int(time.time()),
@@ -176,7 +183,16 @@ def assemble(
     )
     for line in memory.lines():
         say(line)
-    return _join(config, files, text, runner, card, memory, work_of(loaded.model))
+    return _join(config, files, text, runner, card, memory, work_of(loaded.model), grammars)
+
+
+def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
+    """A model's vocabulary as grammars see it, `width` tokens wide."""
+    tokenizer = text.tokenizer
+    special = tuple(id_ for id_ in range(width) if tokenizer.is_special(id_) or id_ in text.eos_token_ids)
+    hidden = frozenset(special)
+    tokens = tuple(b"" if id_ in hidden else tokenizer.token_bytes(id_) for id_ in range(width))
+    return Vocabulary(tokens, special, tuple(sorted(text.eos_token_ids)))
 
 
 def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
@@ -211,12 +227,12 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes)
 
 
-def _build_runner(config: EngineConfig, loaded: LoadedModel) -> tuple[TorchRunner, MemoryReport]:
+def _build_runner(config: EngineConfig, loaded: LoadedModel, grammars: Grammars) -> tuple[TorchRunner, MemoryReport]:
     """Size the KV cache from what memory is left now, and warm up."""
     shape, dtype, block_size = loaded.shape, loaded.kv_dtype, config.block_size
     num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), shape, block_size, dtype)
     max_model_len = _max_model_len(config, shape, num_blocks * block_size)
-    runner = loaded.runner(loaded.kv_store(num_blocks, block_size), config.max_num_seqs, max_model_len)
+    runner = loaded.runner(loaded.kv_store(num_blocks, block_size), config.max_num_seqs, max_model_len, grammars)
     runner.warm_up()
     kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")
@@ -231,6 +247,7 @@ def _join(
     card: ModelCard,
     memory: MemoryReport,
     work: ModelWork,
+    grammars: GrammarLibrary,
 ) -> Assembly:
     """The engine around a runner."""
     scheduler_config = SchedulerConfig(
@@ -245,8 +262,10 @@ def _join(
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())
-    intake = Intake(text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy)
-    return Assembly(engine, intake, card, config, memory.lines(), work)
+    intake = Intake(
+        text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy, grammars
+    )
+    return Assembly(engine, intake, card, config, memory.lines(), work, grammars)
 
 
 def serve(

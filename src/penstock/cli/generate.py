@@ -154,7 +154,11 @@ def _job(record: dict[str, Any], number: str, params: SamplingParams, chat: bool
             if chat and isinstance(given, str)
             else as_prompt(given)
         )
-    return Job(key, asked, SamplingParams.from_fields(asdict(params) | fields))
+    return Job(
+        key,
+        asked,
+        SamplingParams.from_fields({name: getattr(params, name) for name in SamplingParams.__slots__} | fields),
+    )
 
 
 def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:

@@ -13,27 +13,27 @@ from penstock.sampling import PARAMETERS, Parameter, SamplingParams
 __all__ = ["sampling_options", "sampling_params"]
 
 
-class _JsonObject(click.ParamType[Any]):
-    """An object, written as JSON."""
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object, as text."""
 
     name = "json"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The object."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Parse, or fail naming the option."""
         try:
-            read = json.loads(value)
-        except json.JSONDecodeError as error:
-            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
-        if not isinstance(read, dict):
-            self.fail(f"{value!r} is no JSON object", param, ctx)
-        return read
+            parsed = json.loads(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"not JSON: {error}", param, ctx)
+        if not isinstance(parsed, dict):
+            self.fail("must be a JSON object", param, ctx)
+        return parsed
 
 
 _TYPES: dict[str, Any] = {
     "number": click.FLOAT,
     "integer": click.INT,
+    "object": JsonObject(),
     "string": click.STRING,
-    "object": _JsonObject(),
 }
 
 

@@ -47,6 +47,9 @@ class RequestLimits:
     max_detokenized_ids: int = 1 << 20
     max_aborted_ids: int = 256
     """Ids in one request to abort."""
+    max_grammar_chars: int = 64 * 1024
+    """Of a JSON schema, a regular expression or a grammar, and of all choices together."""
+    max_grammar_choices: int = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import SamplingSpec
 
 __all__ = [
@@ -43,6 +44,8 @@ class Admit:
         sampling: the sequence's sampling parameters.
         choice: index of the choice, part of the randomness key.
         prompt_tokens: how many of `tokens` are the prompt; the rest was generated before a preemption. -1 for all.
+        room: most tokens that may be generated in all, those in `tokens` included.
+        grammar: the form that the generated tokens must have; None for free text.
     """
 
     slot: int
@@ -53,6 +56,8 @@ class Admit:
     sampling: SamplingSpec
     choice: int
     prompt_tokens: int = -1
+    room: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

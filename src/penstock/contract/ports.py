@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.contract.events import Output
+from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.request import Ask, Prompt
 
-__all__ = ["Clock", "EngineClient", "Health", "Runner", "Tokenized"]
+__all__ = ["Clock", "EngineClient", "Grammars", "Health", "Matcher", "Runner", "Tokenized"]
 
 
 class Runner(Protocol):
@@ -135,4 +136,43 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds, monotone, from an arbitrary origin."""
+        ...
+
+
+class Matcher(Protocol):
+    """One answer on its way through its grammar. Used by one thread at a time."""
+
+    def mask(self) -> bytes:
+        """The tokens that may come next: bit `i % 8` of byte `i // 8` is token id `i`; as wide as the vocabulary.
+
+        An end-of-sequence token is among them exactly where the answer may end. Deterministic, and at least one is.
+
+        Raises:
+            EngineFault: the grammar cannot be followed any further; it concerns this answer alone.
+        """
+        ...
+
+    def take(self, token: int) -> bool:
+        """Go on past `token`; false, and nothing has changed, if the answer could not be completed after it."""
+        ...
+
+    def closing(self) -> int:
+        """The next token of a known way to complete the answer; it can always be taken."""
+        ...
+
+
+class Grammars(Protocol):
+    """Compiles grammars. Safe to call from several threads."""
+
+    def check(self, grammar: Grammar, room: int) -> None:
+        """Refuse a grammar that cannot be served in `room` generated tokens, the end-of-sequence token included.
+
+        Raises:
+            InvalidParameter: it is wrong, unsupported, too large, or no document of it fits; names
+                `structured_outputs` or `max_tokens`.
+        """
+        ...
+
+    def matcher(self, grammar: Grammar, room: int) -> Matcher:
+        """A matcher at the beginning of an answer of at most `room` tokens, for a grammar that passed `check`."""
         ...

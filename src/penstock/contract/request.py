@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
 from penstock.contract.tools import PLAIN_REPLY, ReplyRules, Tool, ToolCall
 
@@ -123,6 +124,7 @@ class Ask:
         cache_salt: prompts share cached KV only with prompts of the same salt.
         echo: the outputs begin with the prompt (`PromptTokens`), as they also do where its log probabilities are asked.
         reply: how the answer to a conversation is taken apart into text, reasoning and calls.
+        grammar: the form that each choice must have; None for free text.
     """
 
     id: str
@@ -135,6 +137,7 @@ class Ask:
     cache_salt: str = ""
     echo: bool = False
     reply: ReplyRules = PLAIN_REPLY
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +165,4 @@ class GenerateRequest:
     cache_salt: str = ""
     arrival: float = 0.0
     fresh_prompt: bool = False
+    grammar: Grammar | None = None

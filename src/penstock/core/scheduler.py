@@ -301,7 +301,8 @@ class Scheduler:
         self._promises.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
         tokens, blocks = tuple(seq.tokens), tuple(lease.blocks)
-        terms = (request.sampling, request.choice, len(request.prompt))
+        prompt_tokens = len(request.prompt)
+        terms = (request.sampling, request.choice, prompt_tokens, seq.limit - prompt_tokens, request.grammar)
         draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, *terms))
         draft.add(seq, min(seq.remaining, draft.budget))
 

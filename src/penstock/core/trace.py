@@ -246,6 +246,8 @@ def _decode(kind: Any, data: Any) -> Any:
     """The value of type `kind` that `_plain` made `data` of; anything else is a ValueError that names the field."""
     if dataclasses.is_dataclass(kind):
         return _decode_fields(cast("type[Any]", kind), data)
+    if isinstance(kind, types.UnionType) and dataclasses.is_dataclass(typing.get_args(kind)[0]):  # `Value | None`
+        return None if data is None else _decode(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) is tuple:
         return _decode_tuple(typing.get_args(kind), data)
     if isinstance(kind, types.UnionType) and isinstance(data, list):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from penstock.contract.errors import InvalidParameter, PromptTooLong
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.ports import Clock, Tokenized
+from penstock.contract.ports import Clock, Grammars, Tokenized
 from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.tools import ReplyRules
@@ -60,6 +60,7 @@ class Intake:
         clock: Clock,
         draw_seed: Callable[[], int],
         policy: str,
+        grammars: Grammars | None = None,
     ) -> None:
         self._text = text
         self._card = card
@@ -68,6 +69,7 @@ class Intake:
         self._draw_seed = draw_seed
         self._policy = policy
         self._token_terms = TokenTerms(text.tokenizer, card.vocab_size, limits)
+        self._grammars = grammars
 
     def resolve(self, ask: Ask) -> Submission:
         """Render, tokenise, check and complete.
@@ -80,6 +82,7 @@ class Intake:
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         rules = self._resolve_rules(ask.stop, len(prompt))
+        self._check_grammar(ask, rules)
         sampling = _with_seed(self._token_terms.resolve(ask.sampling), self._draw_seed)
         template = GenerateRequest(
             id=ask.id,
@@ -90,6 +93,7 @@ class Intake:
             tenant=ask.tenant,
             cache_salt=ask.cache_salt,
             arrival=self._clock.now(),
+            grammar=ask.grammar,
         )
         requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.n))
         if sampling.has("prompt_logprobs"):  # one of the choices is enough to score the prompt that they share
@@ -126,6 +130,20 @@ class Intake:
                 raise InvalidParameter(name, f"must not be negative, got {getattr(ask.stop, name)}")
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
+
+    def _check_grammar(self, ask: Ask, rules: StopRules) -> None:
+        """Refuse a grammar that cannot be served, or that contradicts what else is asked."""
+        if ask.grammar is None:
+            return
+        if self._grammars is None:
+            raise InvalidParameter("structured_outputs", "is not served by this engine", code="unsupported_parameter")
+        for name, given in (("ignore_eos", rules.ignore_eos), ("min_tokens", rules.min_tokens)):
+            if given:
+                raise InvalidParameter(name, "contradicts structured_outputs: an answer ends where its grammar ends")
+        for name in ("allowed_token_ids", "bad_words"):
+            if ask.sampling.has(name):
+                raise InvalidParameter(name, "contradicts structured_outputs: the grammar says which tokens may come")
+        self._grammars.check(ask.grammar, rules.max_tokens)
 
     def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
         """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from penstock.contract.plan import Admit, PromptScores, Row, RowFailure, StepPlan, StepResult
-from penstock.contract.ports import Clock
+from penstock.contract.ports import Clock, Grammars
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
+from penstock.exec.guidance import Guidance
 from penstock.exec.kv_store import KVStore
 from penstock.exec.prompt_scores import prompt_scores
-from penstock.exec.sampler import NOTHING, Sampled, sample
+from penstock.exec.sampler import NOTHING, Sampled
 from penstock.kernels.paged_attention import paged_attention, write_kv
 from penstock.nn.causal_lm import CausalLM, PagedAttend
 
@@ -55,11 +56,20 @@ class TorchRunner:
     that wants another scale multiplies its queries.
     """
 
-    def __init__(self, model: CausalLM, kv: KVStore, max_num_seqs: int, max_model_len: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVStore,
+        max_num_seqs: int,
+        max_model_len: int,
+        clock: Clock,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
+        self._guidance = Guidance(grammars)
         self._clock = clock
         self._scale = model.shape.head_dim**-0.5
 
@@ -69,8 +79,10 @@ class TorchRunner:
         slots = self._slots
         for slot in plan.releases:
             slots.release(slot)
+            self._guidance.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
+            self._guidance.admit(admit)
         for row in plan.rows:
             slots.advance(row)
         sampling = [row for row in plan.rows if row.sample]
@@ -99,6 +111,7 @@ class TorchRunner:
     @torch.inference_mode()
     def _compute(self, rows: Sequence[Row], sampling: Sequence[Row]) -> tuple[Sampled, tuple[PromptScores, ...]]:
         """Forward all `rows`; score prompts where that is asked for, and choose a token for those `sampling`."""
+        guided = self._guidance.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
         attend = _PagedAttend(self._kv, batch, self._scale)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
@@ -110,7 +123,7 @@ class TorchRunner:
         slots = [row.slot for row in sampling]
         positions = [row.start + row.count for row in sampling]
         look = lambda rows: self._slots.views([slots[row] for row in rows])  # noqa: E731 - one line, used once
-        return sample(logits, draws, positions, look), prompts
+        return self._guidance.sample(logits, draws, positions, guided, look), prompts
 
     def _scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> Iterator[PromptScores]:
         """Scores of the prompt tokens that `rows` predict, of those rows that want them."""

@@ -12,7 +12,7 @@ than one of several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -125,15 +125,24 @@ def _see_nothing(rows: Sequence[int]) -> RowViews:
     raise AssertionError(f"rows {rows} use a stage that looks back, and there is nothing to look at")
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], look: Look = _see_nothing) -> Sampled:
+def sample(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    positions: Sequence[int],
+    look: Look = _see_nothing,
+    masks: Mapping[int, Tensor] | None = None,
+) -> Sampled:
     """Choose one token for each row.
 
     Args:
-        logits: `[S, V]` float32; not changed.
+        logits: `[S, V]` float32; changed only in rows that have a mask: what a mask rules out becomes -inf.
         draws: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
         look: shows rows, by their index, to the stages that must know more of them.
+        masks: by row, `[V]` bool on the host: the tokens that the row may choose; rows without an entry are free.
     """
+    for row, mask in (masks or {}).items():
+        logits[row].masked_fill_(~mask[: logits.shape[-1]].to(logits.device), -torch.inf)
     if not native.available() or logits.device.type != "cpu":
         return _sample_in_torch(logits, draws, positions, look)
     compiled = [row for row, draw in enumerate(draws) if draw.compiles]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter
+from penstock.contract.grammar import Grammar
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.sampling.parameter import Home
@@ -63,6 +64,8 @@ class SamplingParams:
         dry_sequence_breakers: texts that interrupt a repetition.
         prompt_logprobs: as logprobs, for the tokens of the prompt.
         repetition_detection: sizes of a loop that ends the completion.
+        structured_outputs: the form of the answer: an object with one of `json`, `regex`, `choice`, `grammar` and
+            `json_object`, as in vLLM.
 
     Raises:
         InvalidParameter: naming the field whose value has the wrong type or lies out of range.
@@ -100,6 +103,7 @@ class SamplingParams:
     dry_sequence_breakers: str | Sequence[str] | None = None
     prompt_logprobs: int | None = None
     repetition_detection: Mapping[str, int] | tuple[int, ...] | None = None
+    structured_outputs: Grammar | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for parameter in PARAMETERS:
@@ -131,3 +135,9 @@ class SamplingParams:
         rules = {p.field: getattr(self, p.name) for p in PARAMETERS if p.home is Home.STOP_RULES}
         rules["max_tokens"] = rules["max_tokens"] or 0
         return StopRules(**rules)
+
+    def grammar(self) -> Grammar | None:
+        """The form that the answer must have."""
+        given = self.structured_outputs
+        assert given is None or isinstance(given, Grammar), "a checked value is in canonical form"
+        return given

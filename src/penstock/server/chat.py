@@ -38,6 +38,7 @@ from penstock.server.parameters import (
     read_terms,
     sampling_fields,
 )
+from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject, printable
 from penstock.server.timings import TIMINGS
 from penstock.server.tools import TOOL_CHOICE, TOOLS, ToolOffer, call_objects, piece_object, read_tools
@@ -58,6 +59,7 @@ CHAT_FIELDS = (
     Field("continue_final_message", BOOLEAN, "Go on writing the last message, which must be the assistant's."),
     Field("chat_template_kwargs", OBJECT, "Variables that the model's chat template reads, such as enable_thinking."),
     TIMINGS,
+    RESPONSE_FORMAT,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
     *COMMON_FIELDS,
@@ -77,6 +79,7 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
         message = "The served model has no chat template; use /v1/completions."
         raise InvalidParameter("messages", message, code="unsupported_model")
     aliases = max_tokens_alias(given, "max_completion_tokens") | {"logprobs": "top_logprobs"}
+    aliases |= response_format_alias(given)
     given["logprobs"] = _num_logprobs(given)
     terms = read_terms(given, {"max_tokens": None}, aliases, card, limits)
     offer = read_tools(given, limits)

@@ -26,6 +26,7 @@ from penstock.server.parameters import (
     read_terms,
     sampling_fields,
 )
+from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject
 from penstock.server.timings import TIMINGS
 
@@ -45,6 +46,7 @@ COMPLETION_FIELDS = (
     Field("echo", BOOLEAN, "Begin each choice with the prompt; with logprobs, its tokens have theirs too."),
     STREAM_OPTIONS,
     TIMINGS,
+    RESPONSE_FORMAT,
     *COMMON_FIELDS,
     *sampling_fields("prompt_logprobs"),
 )
@@ -61,7 +63,8 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
     _check_best_of(given)
     if given.get("echo", False) and given.get("logprobs") is not None:
         given["prompt_logprobs"] = given["logprobs"]
-    terms = read_terms(given, {"max_tokens": 16}, {"prompt_logprobs": "logprobs"}, card, limits)
+    aliases = response_format_alias(given) | {"prompt_logprobs": "logprobs"}
+    terms = read_terms(given, {"max_tokens": 16}, aliases, card, limits)
     prompts = _prompts(given, card, limits)
     if len(prompts) * terms.params.n > limits.max_sequences:
         message = f"{len(prompts)} prompts times n = {terms.params.n} is more than {limits.max_sequences} sequences."
@@ -72,7 +75,7 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
         timings=given.get("timings", False),
-        aliases={"messages": "prompt", "prompt_logprobs": "logprobs"},
+        aliases=aliases | {"messages": "prompt"},
     )
 
 

@@ -114,7 +114,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (),
     "prompt_logprobs": (),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -122,7 +121,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (),
-    "structured_outputs": (),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
@@ -165,6 +163,7 @@ NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {
     "logprobs": (),
     "logprobs_mode": (),
     "n": (1,),
+    "response_format": ({"type": "text"},),
     "stream_options": (),
 }
 

@@ -84,6 +84,7 @@ class Terms:
             tenant=self.tenant,
             cache_salt=self.cache_salt,
             echo=self.echo,
+            grammar=self.params.grammar(),
         )
 
 
