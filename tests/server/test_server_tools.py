@@ -11,10 +11,14 @@ import pytest
 from scripted_engine import always, delta, finished, stop
 from sse_reader import read_events
 
+from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import AskFinished, ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece, Usage
+from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall, ToolUse
+from penstock.server.chat import parse_chat
 from penstock.server.tools import enforced_schema, read_tools
 
 MODEL = "acme/tiny-1"
@@ -287,9 +291,15 @@ def test_the_history_that_those_mistakes_were_made_in_is_right(served):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_call_that_cannot_be_enforced_is_not_promised(served, choice):
-    error = served.chat(tools=[WEATHER], tool_choice=choice).json()["error"]
-    assert (error["param"], error["code"]) == ("tool_choice", "unsupported_parameter")
+def test_a_call_that_must_be_made_is_held_to_its_grammar(choice):
+    card = ModelCard("m", 0, 512, 1000, has_chat_template=True)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER], "tool_choice": choice}
+    [ask] = parse_chat(body, "chatcmpl-1", card, DEFAULT_LIMITS).asks
+    assert ask.grammar == Grammar(GrammarKind.JSON, json.dumps(enforced_schema(read_tools(body, DEFAULT_LIMITS))))
+    free = parse_chat(body | {"tool_choice": "auto"}, "chatcmpl-1", card, DEFAULT_LIMITS).asks[0]
+    assert free.grammar is None
+    with pytest.raises(InvalidParameter, match="response_format"):
+        parse_chat(body | {"response_format": {"type": "json_object"}}, "chatcmpl-1", card, DEFAULT_LIMITS)
 
 
 TREE = {

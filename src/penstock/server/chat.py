@@ -6,13 +6,15 @@ templates nor HTTP.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Usage
+from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.request import ChatPrompt, TemplateValue
+from penstock.contract.request import Ask, ChatPrompt, TemplateValue
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.server.answers import chat_usage_object, finite_logprob
 from penstock.server.conversation import MESSAGES, read_conversation
@@ -41,7 +43,15 @@ from penstock.server.parameters import (
 from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject, printable
 from penstock.server.timings import TIMINGS
-from penstock.server.tools import TOOL_CHOICE, TOOLS, ToolOffer, call_objects, piece_object, read_tools
+from penstock.server.tools import (
+    TOOL_CHOICE,
+    TOOLS,
+    ToolOffer,
+    call_objects,
+    enforced_schema,
+    piece_object,
+    read_tools,
+)
 
 __all__ = ["CHAT_FIELDS", "ChatShape", "parse_chat"]
 
@@ -52,7 +62,11 @@ CHAT_FIELDS = (
     Field("top_logprobs", INTEGER, "How many of the likeliest tokens to return in each place; needs logprobs: true."),
     STREAM_OPTIONS,
     Field("tools", TOOLS, "Functions that the model may call."),
-    Field("tool_choice", TOOL_CHOICE, "none: no tool is shown. auto: the model decides."),
+    Field(
+        "tool_choice",
+        TOOL_CHOICE,
+        "none: no tool is shown. auto: the model decides. required, or a function: it must call.",
+    ),
     Field("parallel_tool_calls", BOOLEAN, "Whether one answer may hold several calls; if not, it ends with the first."),
     Field("include_reasoning", BOOLEAN, "Whether to return what the model thinks before it answers."),
     Field("add_generation_prompt", BOOLEAN, "End the prompt with the opening of the assistant's turn; by default so."),
@@ -83,10 +97,12 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
     given["logprobs"] = _num_logprobs(given)
     terms = read_terms(given, {"max_tokens": None}, aliases, card, limits)
     offer = read_tools(given, limits)
+    if offer.use in (ToolUse.REQUIRED, ToolUse.NAMED):
+        aliases |= {"structured_outputs": "tools"}
     ask = terms.ask(exchange_id, _chat_prompt(given, offer.tools, card, limits))
     return Exchange(
         id=exchange_id,
-        asks=(replace(ask, reply=_reply_rules(given, offer)),),
+        asks=(replace(ask, reply=_reply_rules(given, offer), grammar=_grammar(ask, offer)),),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
         timings=given.get("timings", False),
@@ -104,10 +120,17 @@ def _num_logprobs(given: JsonObject) -> int | None:
     return None
 
 
+def _grammar(ask: Ask, offer: ToolOffer) -> Grammar | None:
+    """The form of the answer: what the caller asked for, or that of the calls that it must hold."""
+    if offer.use not in (ToolUse.REQUIRED, ToolUse.NAMED):
+        return ask.grammar
+    if ask.grammar is not None:
+        message = "tool_choice asks for a call and response_format for another answer: give one of them."
+        raise InvalidParameter("tool_choice", message)
+    return Grammar(GrammarKind.JSON, json.dumps(enforced_schema(offer)))
+
+
 def _reply_rules(given: JsonObject, offer: ToolOffer) -> ReplyRules:
-    if offer.use in (ToolUse.REQUIRED, ToolUse.NAMED):
-        message = "tool_choice: calls cannot be enforced here yet; use auto or none."
-        raise InvalidParameter("tool_choice", message, code="unsupported_parameter")
     reasoning = ReasoningUse.SPLIT if given.get("include_reasoning", True) else ReasoningUse.HIDDEN
     return ReplyRules(reasoning, offer.use, offer.name, offer.parallel)
 
