@@ -106,7 +106,7 @@ class Intake:
 
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""
-        token_ids, text, _ = self._tokenise(Ask("", prompt))
+        token_ids, text, _, _ = self._tokenise(Ask("", prompt))
         return Tokenized(token_ids, tuple(map(self._text.tokenizer.token_bytes, token_ids)), text)
 
     def detokenize(self, token_ids: tuple[int, ...]) -> str:

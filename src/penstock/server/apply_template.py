@@ -8,7 +8,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import Prompt
-from penstock.server.chat import MESSAGES
+from penstock.server.conversation import MESSAGES
 from penstock.server.failures import json_response
 from penstock.server.fields import TEXT, Field, Neutrals, read_fields
 from penstock.server.openapi import answers, request_body

@@ -13,8 +13,9 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import Tokenized
 from penstock.contract.request import Prompt
-from penstock.server.chat import MESSAGES, parse_chat
+from penstock.server.chat import parse_chat
 from penstock.server.completions import PROMPT_SCHEMA, read_prompt
+from penstock.server.conversation import MESSAGES
 from penstock.server.failures import json_response
 from penstock.server.fields import BOOLEAN, TEXT, Field, Kind, Neutrals, read_fields
 from penstock.server.openapi import answers, request_body
