@@ -93,7 +93,7 @@ def test_the_model_in_answers_is_the_served_name(served):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v2/chat/completions", "/v1/chat/completions/", "/docs", "/redoc"]
+    "path", ["/page", "/v1", "/v1/", "/v2/chat/completions", "/v1/chat/completions/", "/docs", "/redoc"]
 )
 def test_an_unknown_path_is_404(served, path):
     check_error(served.http.get(path), 404, "unknown_url")
