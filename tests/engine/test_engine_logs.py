@@ -11,7 +11,7 @@ SECRET = "what somebody said"
 
 
 def test_a_failure_outside_the_model_is_logged_without_its_message(monkeypatch, caplog):
-    def push(self, token, logprob):
+    def push(self, *_):
         raise ValueError(SECRET)
 
     bench = stand.build()

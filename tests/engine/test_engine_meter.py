@@ -67,7 +67,7 @@ def test_every_duration_of_one_ask_is_what_the_clock_says():
     assert values(m.ask_longest_choice) == (1, 4)
     assert values(m.step_tokens) == (4, 8)  # 5 of the prompt, then 3 tokens: the last is never computed
     assert (m.prompt_tokens, m.cached_tokens, m.generated_tokens, m.wasted_tokens) == (5, 0, 4, 0)
-    assert dict(m.finished) == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert dict(m.finished) == {"stop": 0, "length": 1, "repetition": 0, "tool_calls": 0, "abort": 0, "error": 0}
     assert (m.running, m.waiting, m.free_blocks, m.total_blocks, m.steps) == (0, 0, 64, 64, 4)
     assert (m.block_size, m.prefix_caching) == (4, True)
 

@@ -89,6 +89,8 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         ("vllm:prompt_tokens_by_source_total", (("source", "local_cache_hit"),)): 16,
         ("vllm:request_success_total", (("finished_reason", "stop"),)): 0,
         ("vllm:request_success_total", (("finished_reason", "length"),)): 3,
+        ("vllm:request_success_total", (("finished_reason", "repetition"),)): 0,
+        ("vllm:request_success_total", (("finished_reason", "tool_calls"),)): 0,
         ("vllm:request_success_total", (("finished_reason", "abort"),)): 1,
         ("vllm:request_success_total", (("finished_reason", "error"),)): 0,
         ("vllm:admission_rejections_total", (("reason", "queue_full"),)): 1,

@@ -133,9 +133,9 @@ def test_with_compat_what_would_be_refused_is_left_out_and_listed(lenient, endpo
 
 
 def test_with_compat_streams_tell_too_and_nested_fields_by_their_path(lenient):
-    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi", "x": 1}], "name": "al"}]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi", "x": 1}], "weight": 1}]
     answer = lenient.post("/v1/chat/completions", json={"messages": messages, "stream": True})
-    assert answer.headers["x-ignored-params"] == "messages.0.name, messages.0.content.0.x"
+    assert answer.headers["x-ignored-params"] == "messages.0.weight, messages.0.content.0.x"
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
