@@ -16,7 +16,7 @@ from penstock.contract.plan import Admit, Row, RowFailure, Stall, StepPlan, Step
 from penstock.contract.request import GenerateRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
-from penstock.core.trace import replay
+from penstock.core.trace import TRACE_VERSION, replay
 
 st.register_type_strategy(float, st.floats(allow_nan=False))
 specs = st.dictionaries(st.text(), st.booleans() | st.integers() | st.floats(allow_nan=False)).map(
