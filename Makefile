@@ -9,7 +9,7 @@ EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyp
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 
-.PHONY: help serve test test-deep check format bench docs-check clean
+.PHONY: help serve test test-deep test-page check format bench docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,7 +24,10 @@ test: $(VENV)/.installed-test ## Run every test (ARGS="-k sampler" for some)
 
 test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random episodes of the core
 	@$(BIN)/penstock pull $(MODEL)
-	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest $(ARGS)
+	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest -m "not browser" $(ARGS)
+
+test-page: $(VENV)/.installed-page-test ## Run the tests of the web page in a headless Chromium (CHROMIUM=/path/to/it)
+	@PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser $(ARGS)
 
 check: $(VENV)/.installed-check ## Format, lint, types and the direction of imports, in seconds
 	@$(BIN)/ruff format --check --quiet .
@@ -61,6 +64,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard native/*) | $(VENV
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub)
+	@touch $@
+
+$(VENV)/.installed-page-test: $(VENV)/.installed-test
+	@echo "Installing what the tests of the page need (the browser itself comes from your system) ..."
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) page-test)
 	@touch $@
 
 $(VENV)/.installed-check: $(VENV)/.installed

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard, ModelShape, ModelWork
+from penstock.contract.ports import Grammars
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
 from penstock.exec.device import (
@@ -40,6 +42,7 @@ from penstock.exec.kv_store import (
     serves_packed_keys,
 )
 from penstock.exec.runner import TorchRunner
+from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.nn.work import work_of
 from penstock.text import TextModel, open_text
@@ -55,7 +58,16 @@ if TYPE_CHECKING:
 
     from penstock.nn.causal_lm import CausalLM
 
-__all__ = ["Assembly", "LoadedModel", "assemble", "engine_config", "find_model", "load_model", "serve"]
+__all__ = [
+    "Assembly",
+    "LoadedModel",
+    "assemble",
+    "engine_config",
+    "find_model",
+    "load_model",
+    "local_application",
+    "serve",
+]
 
 
 class SystemClock:
@@ -81,16 +93,19 @@ class Assembly:
     config: EngineConfig
     report: tuple[str, ...]
     work: ModelWork
+    grammars: GrammarLibrary
 
     def start_client(self) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then."""
-        loop = EngineLoop(self.engine, SystemClock(), self.config.max_queued_requests)
+        config = self.config
+        loop = EngineLoop(self.engine, SystemClock(), config.max_queued_requests, config.max_queued_tokens)
         loop.start()
         return LocalClient(self.intake, loop)
 
     def close(self) -> None:
         """End the engine and let go of its memory."""
         self.engine.close()
+        self.grammars.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +135,11 @@ class LoadedModel:
         packed_keys = serves_packed_keys(self.shape, self.kv_dtype, self.device, block_size)
         return KVStore(self.shape, num_blocks, block_size, self.kv_dtype, self.device, packed_keys=packed_keys)
 
-    def runner(self, kv: KVStore, max_num_seqs: int, max_model_len: int) -> TorchRunner:
-        """A runner over a store of this model's."""
-        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock())
+    def runner(
+        self, kv: KVStore, max_num_seqs: int, max_model_len: int, grammars: Grammars | None = None
+    ) -> TorchRunner:
+        """A runner over a store of this model's; without `grammars` it cannot be given guided sequences."""
+        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), grammars)
 
 
 def engine_config(**options: Any) -> EngineConfig:
@@ -153,9 +170,10 @@ def assemble(
     """
     say = announce or _say_nothing
     files = find_model(config, cache_dir)
-    text = open_text(files.text)
+    text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     loaded = load_model(config, files, say)
-    runner, memory = _build_runner(config, loaded)
+    grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
+    runner, memory = _build_runner(config, loaded, grammars)
     card = ModelCard(
         name=config.served_model_name or files.name,
         created=int(time.time()),
@@ -165,7 +183,16 @@ def assemble(
     )
     for line in memory.lines():
         say(line)
-    return _join(config, files, text, runner, card, memory, work_of(loaded.model))
+    return _join(config, files, text, runner, card, memory, work_of(loaded.model), grammars)
+
+
+def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
+    """A model's vocabulary as grammars see it, `width` tokens wide."""
+    tokenizer = text.tokenizer
+    special = tuple(id_ for id_ in range(width) if tokenizer.is_special(id_) or id_ in text.eos_token_ids)
+    hidden = frozenset(special)
+    tokens = tuple(b"" if id_ in hidden else tokenizer.token_bytes(id_) for id_ in range(width))
+    return Vocabulary(tokens, special, tuple(sorted(text.eos_token_ids)))
 
 
 def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
@@ -200,12 +227,12 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes)
 
 
-def _build_runner(config: EngineConfig, loaded: LoadedModel) -> tuple[TorchRunner, MemoryReport]:
+def _build_runner(config: EngineConfig, loaded: LoadedModel, grammars: Grammars) -> tuple[TorchRunner, MemoryReport]:
     """Size the KV cache from what memory is left now, and warm up."""
     shape, dtype, block_size = loaded.shape, loaded.kv_dtype, config.block_size
     num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), shape, block_size, dtype)
     max_model_len = _max_model_len(config, shape, num_blocks * block_size)
-    runner = loaded.runner(loaded.kv_store(num_blocks, block_size), config.max_num_seqs, max_model_len)
+    runner = loaded.runner(loaded.kv_store(num_blocks, block_size), config.max_num_seqs, max_model_len, grammars)
     runner.warm_up()
     kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")
@@ -220,6 +247,7 @@ def _join(
     card: ModelCard,
     memory: MemoryReport,
     work: ModelWork,
+    grammars: GrammarLibrary,
 ) -> Assembly:
     """The engine around a runner."""
     scheduler_config = SchedulerConfig(
@@ -233,9 +261,11 @@ def _join(
         cache_root=files.digest,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
-    engine = Engine(Scheduler(scheduler_config), runner, text, recorder)
-    intake = Intake(text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy)
-    return Assembly(engine, intake, card, config, memory.lines(), work)
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())
+    intake = Intake(
+        text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy, grammars
+    )
+    return Assembly(engine, intake, card, config, memory.lines(), work, grammars)
 
 
 def serve(
@@ -247,13 +277,47 @@ def serve(
     """Assemble an engine and serve it over HTTP until the process is asked to end."""
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
+    access = server.open_access(server_options, os.environ)
+    server.configure_logging(server_options.log_format)
     assembly = assemble(engine_options, cache_dir, announce)
+    observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
+    endpoint = server_options.otlp_traces_endpoint
+    spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
+    if spans is not None:
+        observers.append(spans)
     client = assembly.start_client()
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS)
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers)
         server.run(
-            app, server_options, on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)")
+            app,
+            server_options,
+            on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)"),
+            drain_seconds=server_options.drain_timeout,
         )
+    finally:
+        client.close()
+        assembly.close()
+        if spans is not None:
+            spans.close()
+
+
+@contextmanager
+def local_application(
+    config: EngineConfig, cache_dir: Path, announce: Callable[[str], None]
+) -> Iterator[Callable[[Any, Any, Any], Awaitable[None]]]:
+    """The server's ASGI application over an engine of its own, for use in this process; ends with the block.
+
+    Raises:
+        SetupError: as `assemble`.
+    """
+    from penstock import server
+    from penstock.server.access import Access
+
+    assembly = assemble(config, cache_dir, announce)
+    client = assembly.start_client()
+    try:
+        access = Access(request_seconds=0)  # work that nobody waits for may take as long as it takes
+        yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access)
     finally:
         client.close()
         assembly.close()

@@ -41,7 +41,7 @@ def test_the_version():
     assert penstock("--version").stdout == f"penstock, version {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench batch"])
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "run-batch", "bench batch"])
 def test_help_shows_every_option_of_the_engine_with_its_default(command):
     from dataclasses import fields
 

@@ -16,7 +16,7 @@ from penstock.contract.plan import Admit, Row, RowFailure, Stall, StepPlan, Step
 from penstock.contract.request import GenerateRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
-from penstock.core.trace import replay
+from penstock.core.trace import TRACE_VERSION, replay
 
 st.register_type_strategy(float, st.floats(allow_nan=False))
 specs = st.dictionaries(st.text(), st.booleans() | st.integers() | st.floats(allow_nan=False)).map(
@@ -167,7 +167,7 @@ def test_a_trace_without_a_header_is_none(lines):
 
 def test_another_version_is_refused():
     lines = small_trace()
-    lines[0] = lines[0].replace('"version":1', '"version":2')
+    lines[0] = lines[0].replace('"version":1', '"version":3')
     with pytest.raises(ConfigError, match="version 2"):
         replay(lines)
 

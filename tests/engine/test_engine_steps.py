@@ -223,3 +223,18 @@ def test_a_closed_engine_lets_go_of_its_runner():
     assert not bench.engine.has_work
     bench.engine.close()
     assert bench.engine.abort(one) == []
+
+
+def test_health_counts_what_was_computed_generated_and_found_in_the_cache():
+    bench = stand.build()
+    assert bench.engine.health().slots == bench.config.max_num_seqs
+    for _ in range(2):
+        bench.submit("a" * 40, max_tokens=8)
+        bench.run()
+    health, stats = bench.engine.health(), bench.engine.scheduler.stats
+    assert health.generated_tokens == 16
+    cached = health.hit_tokens
+    assert 0 < cached < 40
+    assert health.computed_tokens == 2 * (40 + 7) - cached  # the last token of each is never computed
+    assert (health.query_tokens, cached) == (stats.query_tokens, stats.hit_tokens)
+    assert (health.cached_blocks, health.preemptions) == (stats.cached_blocks, 0)

@@ -29,7 +29,7 @@ def test_every_parameter_lives_in_the_file_of_its_name_and_all_are_found():
     files = subprocess.run(["ls", folder], capture_output=True, text=True, check=True).stdout.split()
     names = sorted(file.removesuffix(".py") for file in files if file.endswith(".py") and not file.startswith("_"))
     assert [parameter.name for parameter in PARAMETERS] == names
-    assert len(names) == 13
+    assert len(names) == 33
 
 
 def test_every_parameter_has_its_field_with_the_same_default_and_no_field_is_without_one():
@@ -65,7 +65,35 @@ def test_defaults_are_those_of_vllm():
         *[("n", bad) for bad in (0, -1, 17, HUGE, 1.0, True, "1", None)],
         *[("max_tokens", bad) for bad in (0, -1, 2**31, HUGE, 5.0, float("nan"), True, "16")],
         *[("min_tokens", bad) for bad in (-1, HUGE, 1.0, True, "x", None, 17)],
-        *[("logprobs", bad) for bad in (1, 5, -1, HUGE, True, 0.0, "0")],
+        *[("logprobs", bad) for bad in (21, -1, HUGE, True, 0.0, "0")],
+        *[("logprobs_mode", bad) for bad in ("raw", 0, None, True)],
+        *[("presence_penalty", bad) for bad in (-2.01, 2.01, float("nan"), "1", True)],
+        *[("frequency_penalty", bad) for bad in (-2.01, 2.01, float("inf"), "1", False)],
+        *[("repetition_penalty", bad) for bad in (0, -1, 10.1, float("nan"), True, "1")],
+        *[("repeat_last_n", bad) for bad in (-2, 1.0, HUGE, None)],
+        *[("logit_bias", bad) for bad in ([1], {"a": 1}, {"1": "x"}, {"1": 101}, {"1": float("nan")}, {"-1": 1}, "x")],
+        *[
+            ("logit_bias", bad)
+            for bad in ({1: 2, "1": 3}, {1.5: 1}, {True: 1}, dict.fromkeys(range(1025), 1), {"\u0661": 1})
+        ],
+        *[("allowed_token_ids", bad) for bad in ([-1], [True], "12", [1.0], list(range(1025)))],
+        *[("bad_words", bad) for bad in ([""], [1], ["x"] * 129, "x" * 257, ["\ud800"])],
+        *[("typical_p", bad) for bad in (0, 1.1, float("nan"), None)],
+        *[("top_n_sigma", bad) for bad in (-0.1, 101, float("nan"), None)],
+        *[("xtc_probability", bad) for bad in (-0.1, 1.1, None)],
+        *[("xtc_threshold", bad) for bad in (-0.1, 1.1, None)],
+        *[("dry_multiplier", bad) for bad in (-0.1, 101, None)],
+        *[("dry_base", bad) for bad in (0.9, 8.1, None)],
+        *[("dry_allowed_length", bad) for bad in (0, 129, 1.0, None)],
+        *[("dry_penalty_last_n", bad) for bad in (-2, 1.0, None)],
+        *[
+            ("repetition_detection", bad)
+            for bad in (3, {"max_pattern_size": 3}, {"min_count": 2}, (1, 2), "x", {"a": 1})
+        ],
+        ("repetition_detection", {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}),
+        ("repetition_detection", {"max_pattern_size": 2, "min_count": 1}),
+        ("repetition_detection", {"max_pattern_size": 257, "min_count": 2}),
+        *[("dry_sequence_breakers", bad) for bad in ([""], [1], ["x"] * 33)],
         *[("stop", bad) for bad in ("", [""], ["a"] * 5, "x" * 257, [1], 7, b"x", ["\ud800"], "\udfff", {"a": 1})],
         *[("stop_token_ids", bad) for bad in ([-1], [True], [1.0], ["a"], 5, "12", [0] * 65, [HUGE], [2**31], {1: 2})],
         *[("ignore_eos", bad) for bad in (1, 0, "true", None)],
@@ -79,9 +107,16 @@ def test_a_bad_value_is_refused_in_the_name_of_its_field(field, value):
     assert 0 < len(refused.value.message) < 200
 
 
-def test_refusing_more_logprobs_says_that_they_are_not_supported_yet():
-    with pytest.raises(InvalidParameter, match="not supported yet"):
-        SamplingParams(logprobs=5)
+def test_biases_are_one_value_however_they_are_written():
+    for given in ({"7": 1, "3": -2.5, "9": 0}, {3: -2.5, 7: 1.0}, [(7, 1), (3, -2.5)]):
+        assert SamplingParams(logit_bias=given).logit_bias == ((3, -2.5), (7, 1.0))
+    assert not SamplingParams(logit_bias={"5": 0}).spec().has("logit_bias")
+
+
+def test_params_can_be_made_from_params():
+    params = SamplingParams(logit_bias={"7": 1}, bad_words="x", allowed_token_ids=[7], dry_multiplier=1)
+    assert dataclasses.replace(params) == params
+    assert hash(params) == hash(dataclasses.replace(params))
 
 
 def test_min_tokens_may_not_exceed_max_tokens_when_that_is_given():
@@ -151,12 +186,17 @@ def test_stop_rules_carry_every_rule_under_the_contracts_names():
         stop_token_ids=[3, 1],
         ignore_eos=True,
         include_stop_str_in_output=True,
+        repetition_detection={"max_pattern_size": 5, "min_count": 3},
     )
-    assert params.stop_rules() == StopRules(0, 2, (3, 1), ("a", "b"), True, True)
+    assert params.stop_rules() == StopRules(0, 2, (3, 1), ("a", "b"), True, True, (1, 5, 3))
 
 
 def test_stages_run_in_their_stated_order():
-    assert [name for name, _ in STAGES] == ["temperature", "top_k", "top_p", "min_p"]
+    assert [name for name, _ in STAGES] == [
+        *("allowed_token_ids", "bad_words", "logit_bias"),
+        *("repetition_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier"),
+        *("temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc_probability"),
+    ]
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)

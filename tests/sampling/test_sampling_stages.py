@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.sampling import STAGES
+from penstock.sampling import STAGES, Stage
 
-APPLY = {name: stage.apply for name, stage in STAGES}
+APPLY = {name: stage.apply for name, stage in STAGES if isinstance(stage, Stage)}
 CHOICES = {
     "temperature": [0.1, 0.7, 1.3, 2.0],
     "top_k": [1.0, 2.0, 40.0, 5000.0],
     "top_p": [1e-9, 0.3, 0.9, 0.999],
     "min_p": [1e-4, 0.05, 0.5, 1.0],
+    "typical_p": [1e-9, 0.3, 0.9, 0.999],
+    "top_n_sigma": [0.01, 0.5, 1.0, 3.0],
 }
 
 
@@ -42,7 +44,30 @@ def kept_by_min_p(logits, p):
     return probabilities >= p * probabilities.max()
 
 
-KEPT = {"top_k": kept_by_top_k, "top_p": kept_by_top_p, "min_p": kept_by_min_p}
+def kept_by_typical_p(logits, p):
+    probabilities = distribution(logits)
+    surprise = -np.log(probabilities)
+    entropy = (probabilities * surprise).sum()
+    kept, total = [], 0.0
+    for token in np.argsort(np.abs(surprise - entropy), kind="stable"):
+        kept.append(token)
+        total += probabilities[token]
+        if total >= p:
+            break
+    return np.isin(np.arange(len(logits)), kept)
+
+
+def kept_by_top_n_sigma(logits, n):
+    return logits >= logits.max() - n * logits.std()
+
+
+KEPT = {
+    "top_k": kept_by_top_k,
+    "top_p": kept_by_top_p,
+    "min_p": kept_by_min_p,
+    "typical_p": kept_by_typical_p,
+    "top_n_sigma": kept_by_top_n_sigma,
+}
 
 
 def rows_of_logits(vocabulary, spread, seed=0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -12,9 +13,10 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from penstock.contract.config import ServerConfig
-from penstock.contract.limits import RequestLimits
+from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
+from penstock.server.access import Access
 from penstock.server.run import Server
 
 CARD = ModelCard(name="acme/tiny-1", created=1_700_000_000, max_model_len=64, vocab_size=100, has_chat_template=True)
@@ -49,7 +51,12 @@ class Served:
 
 
 def start(
-    engine: ScriptedEngine, card: ModelCard = CARD, drain_seconds: int = 1
+    engine: ScriptedEngine,
+    card: ModelCard = CARD,
+    drain_seconds: int = 1,
+    access: Access | None = None,
+    server_limits: ServerLimits = DEFAULT_SERVER_LIMITS,
+    config: ServerConfig | None = None,
 ) -> tuple[str, Server, threading.Thread]:
     """Serve in a thread; returns when connections are accepted."""
     ready = threading.Event()
@@ -59,11 +66,24 @@ def start(
         urls.append(url)
         ready.set()
 
-    server = Server(create_app(engine, card, LIMITS), ServerConfig(port=0), on_ready, drain_seconds)
+    app = create_app(engine, card, LIMITS, access)
+    server = Server(app, config or ServerConfig(port=0), on_ready, drain_seconds, server_limits)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
     assert ready.wait(10)
     return urls[0], server, thread
+
+
+@contextmanager
+def running(engine: ScriptedEngine, **options) -> Iterator[str]:
+    """`start`, and stop again whatever happens."""
+    url, server, thread = start(engine, **options)
+    try:
+        yield url
+    finally:
+        server.stop()
+        thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
+from penstock.contract.errors import EngineDead, InvalidParameter
 from penstock.contract.events import (
     AskFailed,
     AskFinished,
@@ -21,8 +22,9 @@ from penstock.contract.events import (
     TokenPiece,
     Usage,
 )
-from penstock.contract.ports import Health
-from penstock.contract.request import Ask
+from penstock.contract.measurements import Histogram, Measurements
+from penstock.contract.ports import Health, Tokenized
+from penstock.contract.request import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,13 @@ HELLO = always(delta("Hel"), delta("lo"), stop(), finished())
 HEALTHY = Health(alive=True, reason="", running=1, waiting=2, free_blocks=30, total_blocks=40, steps=9)
 
 
+def nothing_measured(**known: object) -> Measurements:
+    """Ones and empty histograms, but for what is known."""
+    empty = Histogram((1.0,), (0, 0), 0.0)
+    fields = {name: empty if kind == "Histogram" else 1 for name, kind in Measurements.__annotations__.items()}
+    return Measurements(**fields | {"finished": (("stop", 1),)} | known)
+
+
 @dataclass
 class ScriptedEngine:
     """See the module. `script` may be exchanged between requests."""
@@ -82,9 +91,12 @@ class ScriptedEngine:
     live: set[str] = field(default_factory=set)
     left: list[str] = field(default_factory=list)
     yielded: int = 0
+    resets: int = 0
+    stuck: bool = False
 
     def reset(self) -> None:
         self.script, self.state, self.yielded = HELLO, HEALTHY, 0
+        self.resets, self.stuck = 0, False
         for record in (self.asks, self.live, self.left):
             record.clear()
 
@@ -117,6 +129,35 @@ class ScriptedEngine:
 
     def health(self) -> Health:
         return self.state
+
+    def measurements(self) -> Measurements:
+        return nothing_measured()
+
+    async def heartbeat(self) -> None:
+        if self.stuck:
+            await asyncio.sleep(1e9)
+        if not self.state.alive:
+            raise EngineDead(self.state.reason)
+
+    async def reset_prefix_cache(self) -> None:
+        await self.heartbeat()
+        self.resets += 1
+
+    async def tokenize(self, prompt: Prompt) -> Tokenized:
+        """One token a character, its id the character's place in ASCII, from "!" = 1 on."""
+        match prompt:
+            case TokenPrompt(token_ids):
+                return Tokenized(token_ids, tuple(bytes([32 + token]) for token in token_ids), "")
+            case TextPrompt(text):
+                rendered = text
+            case ChatPrompt():
+                rendered = "".join(f"{message.role}>{message.content};" for message in prompt.messages)
+        if not rendered.isascii():
+            raise InvalidParameter("messages", "This toy knows ASCII only.")
+        return Tokenized(tuple(ord(c) - 32 for c in rendered), tuple(c.encode() for c in rendered), rendered)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        return "".join(chr(32 + token) for token in token_ids)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 3.0) -> None:
         """Wait, in the test's thread, for something the server does in its own."""

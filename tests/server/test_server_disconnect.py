@@ -17,7 +17,8 @@ DECODING = always(delta("x"), delta("y"), Wait())
 def post(port: int, path: str, **fields: object) -> socket.socket:
     """A request on a socket of its own, sent whole."""
     body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", port), timeout=5)
     connection.sendall(head.encode() + body)
     return connection

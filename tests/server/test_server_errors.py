@@ -93,7 +93,7 @@ def test_the_model_in_answers_is_the_served_name(served):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v2/chat/completions", "/v1/chat/completions/", "/docs", "/redoc"]
+    "path", ["/page", "/v1", "/v1/", "/v2/chat/completions", "/v1/chat/completions/", "/docs", "/redoc"]
 )
 def test_an_unknown_path_is_404(served, path):
     check_error(served.http.get(path), 404, "unknown_url")
@@ -190,12 +190,13 @@ def raw_exchange(port: int, request: bytes) -> bytes:
 
 
 def test_a_length_that_promises_too_much_is_413_before_the_body_came(served):
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 99999999\r\n\r\n"
     assert raw_exchange(served.port, head + b"{").startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_length_that_promises_too_little_ends_the_body_there(served):
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 5\r\n"
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 5\r\n"
     head += b"Content-Type: application/json\r\n\r\n"
     answer = raw_exchange(served.port, head + b'{"prompt":"x"}')
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -205,7 +206,7 @@ def test_a_length_that_promises_too_little_ends_the_body_there(served):
 
 def test_a_body_that_does_not_come_is_408(served, monkeypatch):
     monkeypatch.setattr("penstock.server.body.DEADLINE_SECONDS", 0.1)
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
     answer = raw_exchange(served.port, head + b'{"prompt"')
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"request_timeout"' in answer
@@ -218,7 +219,7 @@ def test_a_head_request_is_refused_without_a_body_and_the_connection_lives(serve
 
 
 def test_a_client_that_leaves_within_its_body_asks_nothing(served, caplog):
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
         connection.sendall(head + b'{"prompt"')
     assert served.generate().status_code == 200
@@ -232,7 +233,7 @@ def test_messages_hold_nothing_of_the_body_and_logs_nothing_of_the_prompt(served
     texts = [
         served.chat(messages=[{"role": "user", "content": {"secret": 1}}]).text,
         served.chat(messages=[{"role": "user", "content": "secret prompt"}]).text,
-        served.chat(tools=[{"secret": 1}]).text,
+        served.chat(tools=[{"type": "secret", "function": {"name": "secret"}}]).text,
         served.chat(stop=[{"secret": 1}]).text,
         served.http.post("/generate", content=b'{"prompt": secret', headers=JSON).text,
     ]

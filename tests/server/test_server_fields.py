@@ -126,9 +126,20 @@ def test_an_unknown_field_is_refused_by_name(served, endpoint):
 
 
 def test_false_is_not_zero_and_zero_is_a_float_too(served):
-    assert served.chat(frequency_penalty=False).json()["error"]["code"] == "unsupported_parameter"
-    assert served.chat(frequency_penalty=0.0, presence_penalty=0, logit_bias={}).status_code == 200
-    assert served.chat(logit_bias={"50256": -100}).json()["error"]["param"] == "logit_bias"
+    assert served.chat(length_penalty=True).json()["error"]["code"] == "unsupported_parameter"
+    assert served.chat(frequency_penalty=False).json()["error"]["param"] == "frequency_penalty"
+    assert served.chat(length_penalty=1.0, frequency_penalty=0.0, presence_penalty=0, logit_bias={}).status_code == 200
+
+
+def test_penalties_biases_and_word_lists_reach_the_engine(served):
+    fields = {"presence_penalty": 0.5, "bad_words": ["x"], "allowed_token_ids": [3], "dry_multiplier": 1}
+    assert served.chat(logit_bias={"25": -100}, seed=1, **fields).status_code == 200
+    assert dict(served.ask.sampling.entries) == fields | {
+        "logit_bias": ((25, -100.0),),
+        "bad_words": ("x",),
+        "allowed_token_ids": (3,),
+        "seed": 1,
+    }
 
 
 def test_null_means_the_default(served):
@@ -243,9 +254,9 @@ def test_labels_are_checked_and_the_successor_of_user_is_one(served):
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}]}, "messages.0.content.0.x"),
         ({"messages": [{"content": "Hi"}]}, "messages.0.role"),
-        ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "function", "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": "Hi", "name": "al"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": "Hi", "name": "a" * 257}]}, "messages.0.name"),
         ({"messages": [{"role": "user", "content": "Hi", "nmae": "al"}]}, "messages.0.nmae"),
         ({"messages": [{"role": "user", "content": "x"}] * 2049}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 4097}]}, "messages"),
@@ -276,7 +287,12 @@ def test_labels_are_checked_and_the_successor_of_user_is_one(served):
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"stream": True, "stream_options": {"x": True}}, "stream_options.x"),
         ({"logprobs": 1}, "logprobs"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": True, "logprobs": True}, "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"3": 101}}, "logit_bias"),
         ({"user": "u" * 257}, "user"),
         ({"safety_identifier": "u" * 257}, "safety_identifier"),
         ({"cache_salt": "s" * 129}, "cache_salt"),
@@ -314,9 +330,10 @@ def test_a_wrong_chat_field_is_named(served, fields, param):
         ({"prompt": ["x"] * 9}, "prompt"),
         ({"prompt": ["x"] * 4, "n": 4}, "n"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"suffix": "end"}, "suffix"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"min_tokens": 17}, "min_tokens"),
     ],

@@ -64,6 +64,21 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/v1/models",
         "/v1/models/{model_id}",
         "/health",
+        "/health/live",
+        "/health/ready",
+        "/tokenize",
+        "/v1/responses",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/cancel",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/detokenize",
+        "/apply-template",
+        "/version",
+        "/abort_requests",
+        "/reset_prefix_cache",
+        "/metrics",
+        "/engine/sampling",
     }
     names = set(document["components"]["schemas"])
 
@@ -82,7 +97,9 @@ def test_every_reference_resolves_and_every_route_is_there(document):
 
 def test_no_answer_is_described_that_is_never_given(document):
     statuses = {s for path in document["paths"].values() for op in path.values() for s in op["responses"]}
-    assert statuses == {"200", "400", "404", "408", "413", "415", "429", "500", "503"}
+    assert statuses == {
+        *("200", "400", "401", "403", "404", "408", "413", "415", "429", "431", "500", "503", "504"),
+    }
 
 
 def test_requests_are_described_field_by_field_and_closed(document):
@@ -91,7 +108,7 @@ def test_requests_are_described_field_by_field_and_closed(document):
     assert set(schema["properties"]) == {field.name for field in CHAT_FIELDS} | set(NEUTRAL_CHAT)
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["messages"]
-    assert schema["properties"]["frequency_penalty"]["enum"] == [0, None]
+    assert schema["properties"]["length_penalty"]["enum"] == [1, None]
     temperature = schema["properties"]["temperature"]
     assert temperature["default"] == 1.0
     assert {"type": "number", "minimum": 0.0, "maximum": 2.0} in temperature["anyOf"]

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import Until, Wait, always, delta, failed, finished, length, stop
 from sse_reader import read_events
 
-from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, PromptTokens, TokenPiece
 
 
 def chunks_of(response) -> list[dict]:
@@ -129,6 +129,7 @@ def test_usage_comes_once_at_the_end_and_is_null_before(served):
         "completion_tokens": 3,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert served.chat().json()["usage"] == chunks[-1]["usage"]
 
@@ -240,6 +241,63 @@ def test_completion_logprobs_count_characters_streamed_or_not(served):
     pieces = [c["choices"][0]["logprobs"] for c in chunks_of(served.complete(logprobs=0, stream=True))]
     for key, values in expected.items():
         assert [value for piece in pieces if piece for value in piece[key]] == values
+
+
+TOPPED = (
+    ChoiceDelta(0, "a", (TokenPiece(1, b"a", -0.5, (TokenPiece(1, b"a", -0.5), TokenPiece(2, b"b", -1.5))),)),
+    ChoiceDelta(0, "c", (TokenPiece(3, b"c", -4.0, (TokenPiece(1, b"a", -0.25), TokenPiece(9, b"a", -2.0))),)),
+    stop(),
+    finished(5, 2),
+)
+
+
+def test_chat_alternatives_are_written_with_their_bytes_streamed_or_not(served):
+    served.engine.script = always(*TOPPED)
+    content = served.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert [[(top["token"], top["logprob"], top["bytes"]) for top in token["top_logprobs"]] for token in content] == [
+        [("a", -0.5, [97]), ("b", -1.5, [98])],
+        [("a", -0.25, [97]), ("a", -2.0, [97])],
+    ]
+    pieces = [c["choices"][0]["logprobs"] for c in chunks_of(served.chat(logprobs=True, top_logprobs=2, stream=True))]
+    assert [token for piece in pieces if piece for token in piece["content"]] == content
+    assert served.ask.sampling.get("logprobs", 0) == 2
+
+
+def test_completion_alternatives_are_objects_that_hold_the_chosen_token_too(served):
+    served.engine.script = always(*TOPPED)
+    whole = served.complete(logprobs=2).json()["choices"][0]["logprobs"]["top_logprobs"]
+    assert whole == [{"a": -0.5, "b": -1.5}, {"a": -0.25, "c": -4.0}]
+    pieces = [c["choices"][0]["logprobs"] for c in chunks_of(served.complete(logprobs=2, stream=True))]
+    assert [top for piece in pieces if piece for top in piece["top_logprobs"]] == whole
+
+
+ECHOED = (
+    PromptTokens("Hi", (TokenPiece(5, b"H", float("nan")), TokenPiece(6, b"i", -2.0, (TokenPiece(7, b"o", -1.0),)))),
+    ChoiceDelta(0, "a", (TokenPiece(1, b"a", -0.5, (TokenPiece(1, b"a", -0.5),)),)),
+    ChoiceDelta(1, "b", (TokenPiece(2, b"b", -0.75, (TokenPiece(1, b"a", -0.5),)),)),
+    stop(0),
+    stop(1),
+    finished(2, 2),
+)
+
+
+def test_echo_begins_every_choice_with_the_prompt_and_its_first_token_has_no_logprob(served):
+    served.engine.script = always(*ECHOED)
+    choices = served.complete(echo=True, logprobs=1, n=2).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["Hia", "Hib"]
+    assert choices[1]["logprobs"] == {
+        "text_offset": [0, 1, 2],
+        "token_logprobs": [None, -2.0, -0.75],
+        "tokens": ["H", "i", "b"],
+        "top_logprobs": [None, {"o": -1.0, "i": -2.0}, {"a": -0.5, "b": -0.75}],
+    }
+    assert served.ask.echo
+    assert served.ask.sampling.get("prompt_logprobs", -1) == 1
+    chunks = chunks_of(served.complete(echo=True, n=2, stream=True))
+    for index in (0, 1):
+        texts = [c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(texts) == choices[index]["text"]
+    assert not served.ask.sampling.has("prompt_logprobs")
 
 
 def test_without_logprobs_there_are_none(served):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.contract.errors import InvalidParameter, ModelFileError
 from penstock.contract.model import HuggingFaceText
-from penstock.contract.request import Message
+from penstock.contract.request import ChatPrompt, Message
+from penstock.contract.tools import Tool
 from penstock.text import ChatTemplate, ControlTokens, RenderedChat, TextModel, open_text
 
 GGUF_NAMES = (*vocabularies.FAMILIES, "llama")
@@ -390,6 +391,26 @@ def test_the_template_file_comes_before_the_configuration_and_default_before_oth
     assert _render(tmp_path) == "plain"
     (tmp_path / "chat_template.jinja").write_text("from the file")
     assert _render(tmp_path) == "from the file"
+
+
+def test_a_template_named_tool_use_serves_conversations_with_tools(saved, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((Path(saved["gpt2"].directory) / "tokenizer.json").read_bytes())
+    named = [
+        {"name": "tool_use", "template": "{{ tools[0].function.name }} <tool_call>"},
+        {"name": "default", "template": "plain"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    tool = Tool("f", '{"type": "function", "function": {"name": "f"}}', "{}")
+    with_tools = ChatPrompt((Message("user", "hi"),), tools=(tool,))
+    model = open_text(HuggingFaceText(str(tmp_path)))
+    assert model.render(with_tools).text == "f <tool_call>"
+    assert model.render(ChatPrompt(with_tools.messages)).text == "plain"
+    assert model.reply_format.calls.name == "hermes"
+    (tmp_path / "chat_template.jinja").write_text("new")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }}")
+    model = open_text(HuggingFaceText(str(tmp_path)))
+    assert (model.render(with_tools).text, _render(tmp_path)) == ("1", "new")
 
 
 def _render(directory: Path) -> str:

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "Serve a model over HTTP, compatible with OpenAI's API.",
     "chat": "Talk to a model in the terminal.",
     "generate": "Continue one prompt, or a JSONL file of prompts.",
+    "run-batch": "Answer an OpenAI batch file, offline.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
     "bench": "Measure throughput, a server under load, or Penstock beside its peers.",
@@ -34,7 +35,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = __import__(f"penstock.cli.{cmd_name}", fromlist=["command"])
+        module = __import__(f"penstock.cli.{cmd_name.replace('-', '_')}", fromlist=["command"])
         command: click.Command = module.command
         return command
 

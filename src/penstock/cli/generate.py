@@ -49,7 +49,7 @@ READ_AHEAD = 1024
     type=click.Path(path_type=Path, dir_okay=False),
     help=("Where results go, one JSON line a prompt. Lines that are there already are not computed again."),
 )
-@sampling_options()
+@sampling_options(leave_out=frozenset({"logprobs_mode", "prompt_logprobs"}))
 @config_options(EngineConfig)
 @click.pass_context
 def command(
@@ -154,7 +154,11 @@ def _job(record: dict[str, Any], number: str, params: SamplingParams, chat: bool
             if chat and isinstance(given, str)
             else as_prompt(given)
         )
-    return Job(key, asked, SamplingParams.from_fields(asdict(params) | fields))
+    return Job(
+        key,
+        asked,
+        SamplingParams.from_fields({name: getattr(params, name) for name in SamplingParams.__slots__} | fields),
+    )
 
 
 def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:

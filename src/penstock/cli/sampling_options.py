@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,29 @@ from penstock.sampling import PARAMETERS, Parameter, SamplingParams
 
 __all__ = ["sampling_options", "sampling_params"]
 
-_TYPES: dict[str, Any] = {"number": click.FLOAT, "integer": click.INT, "string": click.STRING}
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object, as text."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Parse, or fail naming the option."""
+        try:
+            parsed = json.loads(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"not JSON: {error}", param, ctx)
+        if not isinstance(parsed, dict):
+            self.fail("must be a JSON object", param, ctx)
+        return parsed
+
+
+_TYPES: dict[str, Any] = {
+    "number": click.FLOAT,
+    "integer": click.INT,
+    "object": JsonObject(),
+    "string": click.STRING,
+}
 
 
 def sampling_options(*, leave_out: frozenset[str] = frozenset(), **defaults: Any) -> Callable[[Any], Any]:
@@ -63,4 +86,5 @@ def sampling_params(context: click.Context) -> SamplingParams:
         InvalidParameter: naming the option whose value is out of range.
     """
     names = {parameter.name for parameter in PARAMETERS}
-    return SamplingParams.from_fields({name: value for name, value in context.params.items() if name in names})
+    given = {name: value for name, value in context.params.items() if name in names and value != ()}  # (): not given
+    return SamplingParams.from_fields(given)

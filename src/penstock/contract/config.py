@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.contract.errors import ConfigError
+from penstock.contract.limits import DEFAULT_SERVER_LIMITS
 
 __all__ = ["DEFAULT_MODEL", "QUANTIZATIONS", "EngineConfig", "SchedulerConfig", "ServerConfig", "option_help"]
 
@@ -19,6 +20,9 @@ QUANTIZATIONS = ("auto", "none", "file", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "none")
+REASONING_PARSERS = ("auto", "think", "none")
+LOG_FORMATS = ("text", "json")
 
 
 def _option(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -113,7 +117,23 @@ class EngineConfig:
     )
     scheduling_policy: str = _option("fcfs", "Order of admission: first come first served, or by priority.", POLICIES)
     prefix_caching: bool = _option(True, "Reuse the KV of prompts that begin alike.")
-    max_queued_requests: int = _option(1024, "Sequences that may wait; more are answered 429.")
+    max_queued_requests: int = _option(
+        DEFAULT_SERVER_LIMITS.max_queued_requests, "Sequences that may wait; more are answered 429."
+    )
+    max_queued_tokens: int = _option(
+        DEFAULT_SERVER_LIMITS.max_queued_tokens, "Prompt tokens that may wait, all requests together; then 429."
+    )
+    tool_call_parser: str = _option(
+        "auto",
+        "How the model writes tool calls; auto reads it from its chat template, none refuses tools.",
+        TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str = _option(
+        "auto",
+        "How the model writes its reasoning: think between <think> tags; auto reads it from its chat template, none"
+        " leaves it in the text.",
+        REASONING_PARSERS,
+    )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:
@@ -124,7 +144,13 @@ class EngineConfig:
         for name in ("threads", "max_model_len", "kv_cache_memory"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued_requests"):
+        for name in (
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_queued_requests",
+            "max_queued_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
 
@@ -135,7 +161,44 @@ class ServerConfig:
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8000, "Port to listen on; 0 takes a free one and prints it.")
+    api_key_file: str = _option(
+        "",
+        "File of API keys, one a line; `admin KEY` marks one that may use the admin routes. PENSTOCK_API_KEY and"
+        " PENSTOCK_ADMIN_KEY in the environment add one each. Without any key only this machine is served.",
+    )
+    allowed_hosts: str = _option(
+        "", "Names, separated by commas, that the Host header may hold beside this machine's own; * for any."
+    )
+    cors_origins: str = _option(
+        "", "Web pages' origins, separated by commas, that may call this server; none by default, * for any."
+    )
+    compat: bool = _option(
+        False,
+        "Ignore fields that are unknown or not supported instead of refusing them, and list them in the answer's"
+        " x-ignored-params header.",
+    )
+    request_timeout: float = _option(
+        DEFAULT_SERVER_LIMITS.request_seconds, "Seconds after which a request ends with an error; 0 for never."
+    )
+    drain_timeout: int = _option(
+        DEFAULT_SERVER_LIMITS.drain_seconds, "Seconds that running answers may go on after SIGTERM or SIGINT."
+    )
+    max_connections: int = _option(DEFAULT_SERVER_LIMITS.max_connections, "Connections at once; more are answered 429.")
+    log_format: str = _option("text", "How log lines are written to standard error.", LOG_FORMATS)
+    log_requests: bool = _option(
+        False, "Log one line a request: id, route, status, tokens, timings; never text of a prompt or an answer."
+    )
+    otlp_traces_endpoint: str = _option(
+        "", "Send an OpenTelemetry span a request to this OTLP/HTTP URL; needs the extra penstock[otel]."
+    )
 
     def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError("log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
         if not 0 <= self.port <= 65535:
             raise ConfigError("port", f"must lie in 0..65535, got {self.port}")
+        for name in ("request_timeout", "drain_timeout"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(name, f"must be a number of seconds from 0 up, got {getattr(self, name)}")
+        if self.max_connections < 1:
+            raise ConfigError("max_connections", f"must be at least 1, got {self.max_connections}")

@@ -63,7 +63,7 @@ class InvalidParameter(RequestError):
         super().__init__(message, param=param, code=code)
 
     def __str__(self) -> str:
-        return f"{self.param}: {self.message}"
+        return self.message if self.message.startswith(self.param) else f"{self.param}: {self.message}"
 
 
 class PromptTooLong(RequestError):

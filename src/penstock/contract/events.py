@@ -6,8 +6,12 @@ for each of its choices and then one `AskFinished`, or one `AskFailed` and nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from penstock.contract.measurements import UNTIMED, Timings
+from penstock.contract.plan import Alternatives
+from penstock.contract.tools import CallPiece
 
 __all__ = [
     "Admitted",
@@ -19,6 +23,8 @@ __all__ = [
     "Finished",
     "Generated",
     "Output",
+    "PromptScored",
+    "PromptTokens",
     "SeqEvent",
     "TokenPiece",
     "Usage",
@@ -32,6 +38,10 @@ class FinishReason(StrEnum):
     """An end-of-sequence id, a stop id or a stop string."""
     LENGTH = "length"
     """`max_tokens` or the context is used up."""
+    REPETITION = "repetition"
+    """It had run into a loop, by `StopRules.repetition`."""
+    TOOL_CALLS = "tool_calls"
+    """As `STOP`, and the model chose to call tools."""
     ABORT = "abort"
     """The caller went away or asked for it."""
     ERROR = "error"
@@ -53,6 +63,7 @@ class Generated:
     seq_id: str
     token: int
     logprob: float
+    top: Alternatives = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +81,49 @@ class Finished:
     message: str = ""
 
 
-SeqEvent = Admitted | Generated | Finished
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """What the model thought of prompt tokens, in place `start` and on; told again if it is computed again."""
+
+    seq_id: str
+    start: int
+    logprobs: tuple[float, ...]
+    tops: tuple[Alternatives, ...]
+
+
+SeqEvent = Admitted | PromptScored | Generated | Finished
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not asked for)."""
+    """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not asked for).
+
+    Attributes:
+        top: the likeliest tokens in its place, likeliest first, as many as were asked for.
+    """
 
     id: int
     bytes: bytes
     logprob: float
+    top: tuple[TokenPiece, ...] = ()
 
     @property
     def text(self) -> str:
         """The token alone as text; bytes that are no whole character become U+FFFD."""
         return self.bytes.decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompt that all choices continue; comes once, before them, where it was asked for.
+
+    Attributes:
+        text: the prompt as text.
+        tokens: all of it; log probabilities are NaN where there are none: of the first token always.
+    """
+
+    text: str
+    tokens: tuple[TokenPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +133,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Those of `completion_tokens` that began inside the reasoning, where it is told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +142,36 @@ class ChoiceDelta:
     """More of one choice: text that is final (nothing of it is held back or will be cut), and the tokens behind it.
 
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
-    released. Joined over a choice, texts and tokens are the whole completion.
+    released. Joined over a choice, texts and tokens are the whole completion; where the ask has it taken apart
+    (`ReplyRules`), texts, reasoning and calls are, and the tokens come as they are generated, beside any of them.
     """
 
     choice: int
     text: str
     tokens: tuple[TokenPiece, ...]
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing."""
+        return not (self.text or self.tokens or self.reasoning or self.calls)
+
+    def parts(self) -> tuple[ChoiceDelta, ...]:
+        """The same in parts that hold one piece of a call at most: text and reasoning first."""
+        spoken = replace(self, calls=())
+        calls = tuple(ChoiceDelta(self.choice, "", (), calls=(piece,)) for piece in self.calls)
+        return calls if spoken.empty and calls else (spoken, *calls)
+
+    def then(self, later: ChoiceDelta) -> ChoiceDelta:
+        """This one and the next of the same choice as one."""
+        return ChoiceDelta(
+            self.choice,
+            self.text + later.text,
+            self.tokens + later.tokens,
+            self.reasoning + later.reasoning,
+            self.calls + later.calls,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +192,7 @@ class AskFinished:
     """Every choice of the ask is complete; the stream ends here."""
 
     usage: Usage
+    timings: Timings = UNTIMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +201,7 @@ class AskFailed:
 
     message: str
     usage: Usage
+    timings: Timings = UNTIMED
 
 
-Output = ChoiceDelta | ChoiceFinished | AskFinished | AskFailed
+Output = PromptTokens | ChoiceDelta | ChoiceFinished | AskFinished | AskFailed

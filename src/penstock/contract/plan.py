@@ -11,9 +11,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["Admit", "Row", "RowFailure", "Stall", "StallReason", "StepPlan", "StepResult"]
+__all__ = [
+    "Admit",
+    "Alternatives",
+    "PromptScores",
+    "Row",
+    "RowFailure",
+    "Stall",
+    "StallReason",
+    "StepPlan",
+    "StepResult",
+]
+
+
+Alternatives = tuple[tuple[int, float], ...]
+"""The likeliest tokens at a place, each with its log probability, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,9 @@ class Admit:
         computed: how many leading positions already have their KV in those blocks; `computed < len(tokens)`.
         sampling: the sequence's sampling parameters.
         choice: index of the choice, part of the randomness key.
+        prompt_tokens: how many of `tokens` are the prompt; the rest was generated before a preemption. -1 for all.
+        room: most tokens that may be generated in all, those in `tokens` included.
+        grammar: the form that the generated tokens must have; None for free text.
     """
 
     slot: int
@@ -37,6 +55,9 @@ class Admit:
     computed: int
     sampling: SamplingSpec
     choice: int
+    prompt_tokens: int = -1
+    room: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +143,28 @@ class RowFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What the model thought of some tokens of a prompt, in the places where they stand.
+
+    Attributes:
+        start: index of the first of these tokens in its prompt; at least 1, as nothing predicts the first token.
+        logprobs: one a token, under the raw distribution.
+        tops: beside them, the likeliest tokens in each place, as many as were asked for.
+    """
+
+    slot: int
+    start: int
+    logprobs: tuple[float, ...]
+    tops: tuple[Alternatives, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What came of a plan.
 
     Attributes:
+        prompts: scores of the prompt tokens that rows of this step predicted, where they were asked for.
+        tops: beside `tokens`: the likeliest tokens in place of each, where they were asked for; () when nobody did.
         step: the plan's.
         tokens: one token id per sampling row that did not fail, in the plan's row order.
         logprobs: beside `tokens`: log probability of each under the raw distribution, or 0.0 where the request did not
@@ -139,3 +178,5 @@ class StepResult:
     logprobs: tuple[float, ...]
     failures: tuple[RowFailure, ...] = ()
     seconds: float = 0.0
+    tops: tuple[Alternatives, ...] = ()
+    prompts: tuple[PromptScores, ...] = ()

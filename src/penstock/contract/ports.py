@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.contract.events import Output
+from penstock.contract.grammar import Grammar
+from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.request import Ask
+from penstock.contract.request import Ask, Prompt
 
-__all__ = ["Clock", "EngineClient", "Health", "Runner"]
+__all__ = ["Clock", "EngineClient", "Grammars", "Health", "Matcher", "Runner", "Tokenized"]
 
 
 class Runner(Protocol):
@@ -32,6 +34,13 @@ class Health:
 
     Attributes:
         reason: why it is not alive; "" while it is.
+        slots: sequences that can run at once.
+        cached_blocks: those of the free blocks that the prefix cache can still find.
+        preemptions: how often a running sequence had to give up its blocks, since the start.
+        query_tokens: prompt positions that admissions asked the prefix cache for, since the start.
+        hit_tokens: how many of these it had.
+        computed_tokens: positions computed since the start, in chunks and one by one.
+        generated_tokens: tokens sampled since the start.
     """
 
     alive: bool
@@ -41,10 +50,31 @@ class Health:
     free_blocks: int
     total_blocks: int
     steps: int
+    slots: int = 0
+    cached_blocks: int = 0
+    preemptions: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt as the model would be given it.
+
+    Attributes:
+        pieces: the bytes that each token stands for, beside `token_ids`.
+        text: a conversation as its template wrote it, a text prompt as it is; "" for one given in token ids.
+    """
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[bytes, ...]
+    text: str
 
 
 class EngineClient(Protocol):
-    """An engine as seen by a server: the same three verbs for one in this process, in another, or elsewhere."""
+    """An engine as seen by a server: the same verbs for one in this process, in another, or elsewhere."""
 
     def generate(self, ask: Ask) -> AsyncIterator[Output]:
         """Submit and stream. Closing the iterator early (`aclose`, cancellation) aborts the request.
@@ -64,10 +94,85 @@ class EngineClient(Protocol):
         """The present state, without waiting for the engine."""
         ...
 
+    async def heartbeat(self) -> None:
+        """Return when the engine has taken a message that does nothing, on the way that work takes too.
+
+        Raises:
+            EngineDead: nothing can be served any more.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached KV; running requests keep theirs.
+
+        Raises:
+            EngineDead: nothing can be served any more.
+        """
+        ...
+
+    async def tokenize(self, prompt: Prompt) -> Tokenized:
+        """The prompt as `generate` would read it; nothing is queued.
+
+        Raises:
+            RequestError: it cannot be read, or is longer than any context could hold.
+        """
+        ...
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """The text of these tokens, control tokens included; bytes that are no whole character become U+FFFD.
+
+        Raises:
+            RequestError: an id lies outside the vocabulary.
+        """
+        ...
+
+    def measurements(self) -> Measurements:
+        """What was measured until the last step, without waiting for the engine."""
+        ...
+
 
 class Clock(Protocol):
     """Where time comes from. Real at the edges, simulated in tests."""
 
     def now(self) -> float:
         """Seconds, monotone, from an arbitrary origin."""
+        ...
+
+
+class Matcher(Protocol):
+    """One answer on its way through its grammar. Used by one thread at a time."""
+
+    def mask(self) -> bytes:
+        """The tokens that may come next: bit `i % 8` of byte `i // 8` is token id `i`; as wide as the vocabulary.
+
+        An end-of-sequence token is among them exactly where the answer may end. Deterministic, and at least one is.
+
+        Raises:
+            EngineFault: the grammar cannot be followed any further; it concerns this answer alone.
+        """
+        ...
+
+    def take(self, token: int) -> bool:
+        """Go on past `token`; false, and nothing has changed, if the answer could not be completed after it."""
+        ...
+
+    def closing(self) -> int:
+        """The next token of a known way to complete the answer; it can always be taken."""
+        ...
+
+
+class Grammars(Protocol):
+    """Compiles grammars. Safe to call from several threads."""
+
+    def check(self, grammar: Grammar, room: int) -> None:
+        """Refuse a grammar that cannot be served in `room` generated tokens, the end-of-sequence token included.
+
+        Raises:
+            InvalidParameter: it is wrong, unsupported, too large, or no document of it fits; names
+                `structured_outputs` or `max_tokens`.
+        """
+        ...
+
+    def matcher(self, grammar: Grammar, room: int) -> Matcher:
+        """A matcher at the beginning of an answer of at most `room` tokens, for a grammar that passed `check`."""
         ...

@@ -8,17 +8,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
+from penstock.contract.tools import PLAIN_REPLY, ReplyRules, Tool, ToolCall
 
-__all__ = ["Ask", "ChatPrompt", "GenerateRequest", "Message", "Prompt", "StopRules", "TextPrompt", "TokenPrompt"]
+__all__ = [
+    "Ask",
+    "ChatPrompt",
+    "GenerateRequest",
+    "Message",
+    "Prompt",
+    "StopRules",
+    "TemplateValue",
+    "TextPrompt",
+    "TokenPrompt",
+]
+
+TemplateValue = bool | int | float | str
+"""What a caller may set a variable of the model's chat template to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is whatever the model's template knows (system, user, assistant, ...)."""
+    """One turn of a conversation; `role` is whatever the model's template knows (system, user, assistant, ...).
+
+    Attributes:
+        tool_calls: the calls that an assistant made in this turn.
+        tool_call_id: for a tool's turn, the call that it answers; else "".
+        name: who speaks, where the template has a place for it; of a tool's turn, the function. "" for nobody.
+        reasoning: what an assistant thought before this turn; templates show what the model was trained to see.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +63,27 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, to be rendered by the model's chat template. Special tokens inside `content` are plain text."""
+    """A conversation, to be rendered by the model's chat template. Special tokens inside `content` are plain text.
+
+    Attributes:
+        tools: the functions shown to the model.
+        add_generation_prompt: end with the opening of an assistant's turn.
+        continue_final_message: leave the last message open, so that the model goes on writing it; excludes the former.
+        template_variables: (name, value) for variables that the template declares.
+    """
 
     messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_variables: tuple[tuple[str, TemplateValue], ...] = ()
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the conversation and its tools: what limits on a prompt's length count."""
+        spoken = sum(len(message.content) + len(message.reasoning) for message in self.messages)
+        called = sum(len(call.arguments) for message in self.messages for call in message.tool_calls)
+        return spoken + called + sum(len(tool.definition) for tool in self.tools)
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -57,6 +101,7 @@ class StopRules:
         strings: texts that end the sequence; the match and all after it are cut from the output.
         ignore_eos: the model's own end-of-sequence ids do not end it.
         include_stop_string: keep the matched string in the output.
+        repetition: shortest pattern, longest pattern and count of copies that end the sequence as a loop; () for none.
     """
 
     max_tokens: int = 0
@@ -65,6 +110,7 @@ class StopRules:
     strings: tuple[str, ...] = ()
     ignore_eos: bool = False
     include_stop_string: bool = False
+    repetition: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +122,9 @@ class Ask:
         n: how many choices to generate from the one prompt.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
         cache_salt: prompts share cached KV only with prompts of the same salt.
+        echo: the outputs begin with the prompt (`PromptTokens`), as they also do where its log probabilities are asked.
+        reply: how the answer to a conversation is taken apart into text, reasoning and calls.
+        grammar: the form that each choice must have; None for free text.
     """
 
     id: str
@@ -86,6 +135,9 @@ class Ask:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    echo: bool = False
+    reply: ReplyRules = PLAIN_REPLY
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +151,7 @@ class GenerateRequest:
         sampling: passed on to the runner unread; carries an explicit seed whenever sampling is random.
         stop: resolved rules: `max_tokens` >= 1 and `token_ids` already holding the model's end-of-sequence ids unless
             `ignore_eos`.
+        fresh_prompt: every position is computed, whatever is cached: what the model thought of them is wanted.
         arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
     """
 
@@ -111,3 +164,5 @@ class GenerateRequest:
     tenant: str = ""
     cache_salt: str = ""
     arrival: float = 0.0
+    fresh_prompt: bool = False
+    grammar: Grammar | None = None

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
-__all__ = ["NEUTRAL", "SamplingSpec", "SamplingValue"]
+__all__ = ["NEUTRAL", "SamplingScalar", "SamplingSpec", "SamplingValue"]
 
-SamplingValue = bool | int | float
+SamplingScalar = bool | int | float | str
+SamplingValue = SamplingScalar | tuple[SamplingScalar, ...] | tuple[tuple[SamplingScalar, ...], ...]
+"""A number, a word, a list of them (token ids, texts), or a list of such lists (token id and bias, words in ids)."""
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,20 @@ class SamplingSpec:
         if names != sorted(set(names)):
             raise ValueError(f"entries must be sorted by name and unique, got {names}")
 
-    def get(self, name: str, neutral: SamplingValue) -> SamplingValue:
-        """The stored value of `name`, or `neutral` when the request left it neutral."""
+    def get(self, name: str, neutral: _Value) -> _Value:
+        """The stored value of `name`, or `neutral` when the request left it neutral; both are of one type."""
         for key, value in self.entries:
             if key == name:
-                return value
+                return cast("_Value", value)
         return neutral
+
+    def without(self, name: str) -> SamplingSpec:
+        """The same with `name` left neutral."""
+        return SamplingSpec(tuple(entry for entry in self.entries if entry[0] != name))
+
+    def put(self, name: str, value: SamplingValue) -> SamplingSpec:
+        """The same with another value of `name`."""
+        return SamplingSpec(tuple(sorted((*(entry for entry in self.entries if entry[0] != name), (name, value)))))
 
     def has(self, name: str) -> bool:
         """Whether `name` was given a value that is not neutral."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
-from penstock.contract.events import Admitted, Finished, FinishReason, Generated, SeqEvent
-from penstock.contract.plan import Admit, Row, Stall, StallReason, StepPlan, StepResult
+from penstock.contract.events import Admitted, Finished, FinishReason, Generated, PromptScored, SeqEvent
+from penstock.contract.plan import Admit, Alternatives, Row, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import GenerateRequest
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
@@ -87,6 +87,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that do not: new ones and preempted ones."""
         return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the sequences that wait: what admitting them all may have to compute."""
+        return sum(len(seq.tokens) for seq in self._waiting)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -172,7 +177,8 @@ class Scheduler:
         flight = self._match_flight(plan, result)
         self._flight = None
         failures = {failure.slot: failure.message for failure in result.failures}
-        drawn = zip(result.tokens, result.logprobs, strict=True)
+        scores = {scored.slot: scored for scored in result.prompts}
+        drawn = zip(result.tokens, result.logprobs, result.tops or ((),) * len(result.tokens), strict=True)
         events: list[SeqEvent] = []
         for row, seq in zip(plan.rows, flight.seqs, strict=True):
             failed = row.slot in failures
@@ -186,6 +192,9 @@ class Scheduler:
                 events.append(self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=failures[row.slot])))
                 continue
             self._advance(seq, row.count)
+            if row.slot in scores:
+                of = scores[row.slot]
+                events.append(PromptScored(seq.id, of.start, of.logprobs, of.tops))
             if sampled is not None:
                 events += self._append(seq, *sampled)
         return tuple(events)
@@ -274,7 +283,7 @@ class Scheduler:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
         if draft.budget < 1:
             return Stall(seq.id, StallReason.NO_BUDGET, need=1, have=0)
-        keys, known = seq.chain.keys, len(seq.tokens)
+        keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
         quote = self._pool.quote(keys, known)
         shared = self._promises.run_length(keys[quote.cached : (known - 1) // self.config.block_size])
         if shared:
@@ -292,7 +301,9 @@ class Scheduler:
         self._promises.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
         tokens, blocks = tuple(seq.tokens), tuple(lease.blocks)
-        draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, request.sampling, request.choice))
+        prompt_tokens = len(request.prompt)
+        terms = (request.sampling, request.choice, prompt_tokens, seq.limit - prompt_tokens, request.grammar)
+        draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, *terms))
         draft.add(seq, min(seq.remaining, draft.budget))
 
     def _may_grow(self, seq: Seq) -> bool:
@@ -314,7 +325,7 @@ class Scheduler:
         if len(failed) != len(result.failures) or not failed <= {row.slot for row in plan.rows}:
             raise EngineFault(f"step {plan.step}: failures name slots that have no row, or one twice")
         samples = sum(row.sample and row.slot not in failed for row in plan.rows)
-        if not samples == len(result.tokens) == len(result.logprobs):
+        if not samples == len(result.tokens) == len(result.logprobs) or len(result.tops) not in (0, samples):
             raise EngineFault(
                 f"step {plan.step}: {samples} rows sample, but {len(result.tokens)} tokens and"
                 f" {len(result.logprobs)} logprobs came"
@@ -330,10 +341,10 @@ class Scheduler:
             self._pool.seal(seq.lease, index, key)
         self._promises.settle(seq, filled)
 
-    def _append(self, seq: Seq, token: int, logprob: float) -> list[SeqEvent]:
+    def _append(self, seq: Seq, token: int, logprob: float, top: Alternatives) -> list[SeqEvent]:
         """One more token: it may end the sequence, and it may fill a block."""
         seq.tokens.append(token)
-        generated = Generated(seq.id, token, logprob)
+        generated = Generated(seq.id, token, logprob, top)
         ending = seq.ending()
         if ending is not None:
             return [generated, self._finish(seq, ending)]

@@ -14,6 +14,7 @@ from penstock.contract.events import Finished, FinishReason
 from penstock.contract.request import GenerateRequest
 from penstock.core.block_keys import KeyChain
 from penstock.core.block_pool import Lease
+from penstock.core.repetition import loops
 
 __all__ = ["Seq", "SeqState"]
 
@@ -131,11 +132,14 @@ class Seq:
         self._let_go()
 
     def ending(self) -> Finished | None:
-        """How the newest token ends the sequence, if it does: by a stop id, or because no more tokens are allowed."""
+        """How the newest token ends the sequence, if it does: a stop id, a loop, or no more tokens are allowed."""
         rules = self.request.stop
         generated = len(self.tokens) - len(self.request.prompt)
         if self.tokens[-1] in self.stop_ids and generated >= rules.min_tokens:
             return Finished(self.id, FinishReason.STOP, stop_token=self.tokens[-1])
+        looped = rules.repetition and loops(self.tokens, len(self.request.prompt), *rules.repetition)
+        if looped and generated >= rules.min_tokens:
+            return Finished(self.id, FinishReason.REPETITION)
         if len(self.tokens) >= self.limit:
             return Finished(self.id, FinishReason.LENGTH)
         return None

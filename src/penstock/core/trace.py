@@ -14,6 +14,7 @@ import json
 import types
 import typing
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -38,7 +39,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +246,12 @@ def _decode(kind: Any, data: Any) -> Any:
     """The value of type `kind` that `_plain` made `data` of; anything else is a ValueError that names the field."""
     if dataclasses.is_dataclass(kind):
         return _decode_fields(cast("type[Any]", kind), data)
+    if isinstance(kind, types.UnionType) and dataclasses.is_dataclass(typing.get_args(kind)[0]):  # `Value | None`
+        return None if data is None else _decode(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) is tuple:
         return _decode_tuple(typing.get_args(kind), data)
+    if isinstance(kind, types.UnionType) and isinstance(data, list):
+        return _decode_either(kind, data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
     if kind is bytes and isinstance(data, str):
@@ -269,6 +274,15 @@ def _decode_tuple(items: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
     if len(items) == 2 and items[1] is Ellipsis:
         return tuple(_decode(items[0], item) for item in data)
     return tuple(_decode(kind, item) for kind, item in zip(items, data, strict=True))
+
+
+def _decode_either(kind: types.UnionType, data: list[Any]) -> tuple[Any, ...]:
+    """A list as the first tuple of the union that it fits."""
+    for each in typing.get_args(kind):
+        if typing.get_origin(each) is tuple:
+            with suppress(ValueError):
+                return _decode_tuple(typing.get_args(each), data)
+    raise ValueError(f"expected {kind}, got {data!r}"[:400])
 
 
 def _scalars(kind: Any) -> tuple[type, ...]:

@@ -1,17 +1,21 @@
 """One choice of one ask, from token ids to final text: detokenised, with stop strings held back and cut.
 
 Keeps tokens and text in step: a token is let out together with the text that it contributed to, and a token whose text
-is cut off by a stop string is never let out. Knows nothing of the scheduler, threads or HTTP.
+is cut off by a stop string is never let out. What remains of the text is taken apart last, where the ask wants that.
+Knows nothing of the scheduler, threads or HTTP.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.contract.events import ChoiceDelta, TokenPiece
+from penstock.contract.events import ChoiceDelta, FinishReason, TokenPiece
+from penstock.contract.plan import Alternatives
 from penstock.contract.request import StopRules
-from penstock.text import Detokenizer, StopStrings, Tokenizer
+from penstock.contract.tools import ToolUse
+from penstock.text import Detokenizer, ReplyReader, StopStrings, Tokenizer
 
 __all__ = ["Choice"]
 
@@ -27,21 +31,49 @@ class _Pending:
 class Choice:
     """Turns the tokens of one choice into deltas. Owned by the engine's step; not thread-safe."""
 
-    def __init__(self, index: int, rules: StopRules, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        rules: StopRules,
+        tokenizer: Tokenizer,
+        reader: ReplyReader | None = None,
+        seq_id: str = "",
+    ) -> None:
         self.index = index
         self.generated = 0
         self.matched: str | None = None
         self._tokenizer = tokenizer
         self._rules = rules
-        self._detokenizer = Detokenizer(tokenizer)
+        self._named = reader is not None and reader.rules.tool_use is ToolUse.NAMED
+        self._parser = reader.parser(seq_id) if reader is not None else None
+        self._reasoning_starts: list[int] = []  # where each token began that may be reasoning
+        self._detokenizer = Detokenizer(tokenizer, spelled=reader.spelled if reader is not None else frozenset())
         self._scanner = StopStrings(rules.strings, include=rules.include_stop_string)
         self._pending: deque[_Pending] = deque()
         self._decoded = 0  # characters decoded so far
         self._released = 0  # characters let out so far
 
-    def push(self, token: int, logprob: float) -> ChoiceDelta:
-        """Take the next token. After this, `matched` says whether a stop string ended the choice."""
-        piece = TokenPiece(token, self._tokenizer.token_bytes(token), logprob)
+    @property
+    def ended(self) -> bool:
+        """Whether a stop string, or the only call that was wanted, ended the choice."""
+        return self.matched is not None or (self._parser is not None and self._parser.ended)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many tokens so far began inside the reasoning."""
+        return bisect_left(self._reasoning_starts, self._parser.reasoning_end) if self._parser is not None else 0
+
+    def reason(self, reason: FinishReason) -> FinishReason:
+        """Why the choice ended, given why its sequence did: a stop behind calls is the calls' doing."""
+        called = self._parser is not None and self._parser.called and not self._named
+        return FinishReason.TOOL_CALLS if called and reason is FinishReason.STOP else reason
+
+    def push(self, token: int, logprob: float, top: Alternatives = ()) -> ChoiceDelta:
+        """Take the next token. After this, `ended` says whether it ended the choice."""
+        if self._parser is not None and not self._parser.reasoning_over:
+            self._reasoning_starts.append(self._decoded)
+        read = self._tokenizer.token_bytes
+        piece = TokenPiece(token, read(token), logprob, tuple(TokenPiece(id_, read(id_), its) for id_, its in top))
         self._pending.append(_Pending(piece, self._decoded))
         text = self._detokenizer.push(token)
         self._decoded += len(text)
@@ -56,7 +88,7 @@ class Choice:
         if self.matched is None:
             text += self._scanner.flush()
             self._released += len(text)
-            return ChoiceDelta(self.index, text, self._take_all())
+            return self._delta(text, self._take_all(), last=True)
         return self._release(text)
 
     def _scan(self, text: str) -> str:
@@ -73,7 +105,17 @@ class Choice:
         tokens = self._take_written() if held_back else self._take_all()
         if self.matched is not None:
             self._pending.clear()
-        return ChoiceDelta(self.index, text, tokens)
+        return self._delta(text, tokens, last=self.matched is not None)
+
+    def _delta(self, text: str, tokens: tuple[TokenPiece, ...], *, last: bool) -> ChoiceDelta:
+        if self._parser is None:
+            return ChoiceDelta(self.index, text, tokens)
+        piece = self._parser.push(text)
+        delta = ChoiceDelta(self.index, piece.text, tokens, piece.reasoning, piece.calls)
+        if not last:
+            return delta
+        rest = self._parser.finish()
+        return delta.then(ChoiceDelta(self.index, rest.text, (), rest.reasoning, rest.calls))
 
     def _take_written(self) -> tuple[TokenPiece, ...]:
         taken = []

@@ -6,17 +6,23 @@ Tokenising and rendering happen in worker threads, off the event loop; closing a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from penstock.contract.events import Output
-from penstock.contract.ports import Health
-from penstock.contract.request import Ask
+from penstock.contract.measurements import Measurements
+from penstock.contract.ports import Health, Tokenized
+from penstock.contract.request import Ask, Prompt
+from penstock.engine.engine import Engine
 from penstock.engine.intake import Intake, Submission
-from penstock.engine.loop import EngineLoop, Reader
+from penstock.engine.loop import EngineLoop, Errand, Reader
 from penstock.engine.mailbox import Mailbox
 
 __all__ = ["LocalClient"]
+
+
+def _do_nothing(_: Engine) -> None:
+    """What a heartbeat has the engine do."""
 
 
 class LocalClient:
@@ -52,6 +58,33 @@ class LocalClient:
     def health(self) -> Health:
         """See `EngineClient.health`."""
         return self._loop.health()
+
+    def measurements(self) -> Measurements:
+        """See `EngineClient.measurements`."""
+        return self._loop.measurements()
+
+    async def heartbeat(self) -> None:
+        """See `EngineClient.heartbeat`."""
+        await self._run(_do_nothing)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`."""
+        await self._run(Engine.reset_prefix_cache)
+
+    async def tokenize(self, prompt: Prompt) -> Tokenized:
+        """See `EngineClient.tokenize`."""
+        return await asyncio.to_thread(self._intake.tokenize, prompt)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """See `EngineClient.detokenize`."""
+        return await asyncio.to_thread(self._intake.detokenize, token_ids)
+
+    async def _run(self, work: Callable[[Engine], None]) -> None:
+        """Have the engine's thread do something between two steps, and wait for it."""
+        event_loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = event_loop.create_future()
+        self._loop.run_between_steps(Errand(work, done, event_loop))
+        await done
 
     def close(self) -> None:
         """Stop the engine; live asks fail."""

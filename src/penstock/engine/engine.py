@@ -7,6 +7,7 @@ its text) ends that ask alone; a runner that raises leaves the engine dead, and 
 from __future__ import annotations
 
 import logging
+import traceback
 
 from penstock.contract.errors import EngineDead, RequestError
 from penstock.contract.events import (
@@ -18,14 +19,18 @@ from penstock.contract.events import (
     FinishReason,
     Generated,
     Output,
+    PromptScored,
     SeqEvent,
     Usage,
 )
+from penstock.contract.measurements import UNTIMED, Measurements, Timings
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.ports import Health, Runner
+from penstock.contract.ports import Clock, Health, Runner
 from penstock.core import Scheduler
 from penstock.engine.choice import Choice
 from penstock.engine.intake import Submission
+from penstock.engine.meter import Meter
+from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.text import TextModel
 
@@ -40,19 +45,21 @@ log = logging.getLogger(__name__)
 class _LiveAsk:
     """An ask whose choices are not all finished. Owned by the engine."""
 
-    __slots__ = ("cached", "choices", "open", "submission")
+    __slots__ = ("cached", "choices", "echo", "open", "submission")
 
     def __init__(self, submission: Submission, choices: list[Choice]) -> None:
         self.submission = submission
         self.choices = choices
         self.open = len(choices)
         self.cached = 0
+        self.echo: PromptEcho | None = None
 
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=self.submission.prompt_tokens,
             completion_tokens=sum(choice.generated for choice in self.choices),
             cached_tokens=self.cached,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
         )
 
 
@@ -63,23 +70,42 @@ class _NoRunner:
         raise EngineDead(f"step {plan.step} came after the engine was closed")
 
 
+class _NoClock:
+    """What an engine has that is not asked to measure time."""
+
+    def now(self) -> float:
+        return 0.0
+
+
 class Engine:
     """Generates for many asks at once, one step at a time.
 
+    Args:
+        clock: the one that arrival times come from; without it every duration is measured as 0.
+
     Attributes:
         scheduler: the decisions; open to learners, who may look at `scheduler.stats` between steps.
+        meter: what is measured.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, text: TextModel, recorder: Recorder | NoRecorder | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        text: TextModel,
+        recorder: Recorder | NoRecorder | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.meter = Meter(clock or _NoClock(), scheduler.config.max_model_len)
         self._runner = runner
         self._text = text
         self._recorder = recorder or NoRecorder()
         self._asks: dict[str, _LiveAsk] = {}
         self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
         self._steps = 0
+        self._num_computed = 0  # positions
+        self._num_generated = 0  # tokens
         self._death = ""
 
     @property
@@ -98,7 +124,19 @@ class Engine:
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks,
             steps=self._steps,
+            slots=self.scheduler.config.max_num_seqs,
+            cached_blocks=stats.cached_blocks,
+            preemptions=stats.preemptions,
+            query_tokens=stats.query_tokens,
+            hit_tokens=stats.hit_tokens,
+            computed_tokens=self._num_computed,
+            generated_tokens=self._num_generated,
         )
+
+    def measurements(self) -> Measurements:
+        """What was measured until now."""
+        config = self.scheduler.config
+        return self.meter.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
 
     def submit(self, submission: Submission) -> None:
         """Queue every choice of an ask, or none.
@@ -119,9 +157,13 @@ class Engine:
             for seq_id in queued:
                 self._drop(seq_id)
             raise
-        choices = [Choice(request.choice, request.stop, self._text.tokenizer) for request in submission.requests]
+        tokenizer, reader = self._text.tokenizer, submission.reader
+        choices = [Choice(r.choice, r.stop, tokenizer, reader, r.id) for r in submission.requests]
         ask = _LiveAsk(submission, choices)
+        if PromptEcho.wanted(submission):
+            ask.echo = PromptEcho(submission, self._text.tokenizer)
         self._asks[submission.id] = ask
+        self.meter.submitted(submission.requests)
         for request, choice in zip(submission.requests, choices, strict=True):
             self._owners[request.id] = (ask, choice)
 
@@ -135,7 +177,13 @@ class Engine:
             if request.id in self._owners:
                 self._drop(request.id)
                 outputs += self._close(request.id, ChoiceFinished(request.choice, FinishReason.ABORT))
-        return outputs
+        held = ask.echo.held if ask.echo is not None else []
+        return [*((ask_id, output) for output in held), *outputs]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV; what runs goes on with its own."""
+        self.scheduler.reset_prefix_cache()
+        self._recorder.reset()
 
     def step(self) -> StepOutputs:
         """Compute one step and return what it brought; nothing when there is no work.
@@ -147,18 +195,27 @@ class Engine:
             raise EngineDead(self._death)
         plan = self.scheduler.plan()
         self._recorder.planned(plan)
+        self.meter.planned(plan)
         try:
             result = self._runner.run(plan)
         except Exception:
             log.exception("step %d failed; the engine stops", plan.step)
             return self.die(f"the engine failed in step {plan.step}")
         self._steps += 1
+        self.meter.ran()
+        self._num_computed += plan.num_tokens
+        self._num_generated += len(result.tokens)
         return self._commit(plan, result)
 
     def die(self, reason: str) -> StepOutputs:
         """Serve nothing any more; every live ask fails with `reason`."""
         self._death = reason
-        outputs: StepOutputs = [(ask_id, AskFailed(reason, ask.usage())) for ask_id, ask in self._asks.items()]
+        ends: dict[str, Timings] = {}
+        for seq_id, (ask, _) in self._owners.items():
+            ends[ask.submission.id] = self.meter.ended(seq_id, FinishReason.ERROR)
+        outputs: StepOutputs = [
+            (ask_id, AskFailed(reason, ask.usage(), ends[ask_id])) for ask_id, ask in self._asks.items()
+        ]
         self._asks.clear()
         self._owners.clear()
         return outputs
@@ -185,36 +242,60 @@ class Engine:
             match event:
                 case Admitted():
                     self._note_admission(ask, choice, event)
-                    return []
+                    return self._after_prompt(ask, [])
+                case PromptScored():
+                    return self._scored(ask, event)
                 case Generated():
-                    return self._generated(ask, choice, event)
+                    return self._after_prompt(ask, self._generated(ask, choice, event))
                 case Finished():
-                    return self._finished(ask, choice, event)
-        except Exception:
-            log.exception("ask %s failed outside the model", ask.submission.id)
+                    return self._after_prompt(ask, self._finished(ask, choice, event))
+        except Exception as error:
+            # Not its message: that may hold the text of a prompt or an answer.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("ask %s failed outside the model: %s at\n%s", ask.submission.id, type(error).__name__, frames)
             return self._fail(ask, "the text of this request could not be produced")
 
+    def _scored(self, ask: _LiveAsk, event: PromptScored) -> StepOutputs:
+        if ask.echo is not None:  # else it is computed, and told, once more
+            ask.echo.take(event)
+        return self._after_prompt(ask, [])
+
+    def _after_prompt(self, ask: _LiveAsk, outputs: StepOutputs) -> StepOutputs:
+        """`outputs` with the prompt in front if it is due now, or nothing while it is still awaited."""
+        echo = ask.echo
+        if echo is None or (outputs and isinstance(outputs[-1][1], AskFailed)):
+            return outputs
+        echo.held += [output for _, output in outputs]
+        if not echo.complete:
+            return []
+        ask.echo = None
+        return [(ask.submission.id, output) for output in (echo.output(), *echo.held)]
+
     def _note_admission(self, ask: _LiveAsk, choice: Choice, event: Admitted) -> None:
+        self.meter.admitted(event.seq_id, event.cached)
         if choice.index == 0:  # the other choices find what choice 0 computed: that is not the caller's cache hit
             ask.cached = event.cached
 
     def _generated(self, ask: _LiveAsk, choice: Choice, event: Generated) -> StepOutputs:
-        delta = choice.push(event.token, event.logprob)
-        outputs: StepOutputs = [(ask.submission.id, delta)] if delta.text or delta.tokens else []
-        if choice.matched is None:
+        self.meter.generated(event.seq_id)
+        delta = choice.push(event.token, event.logprob, event.top)
+        outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
+        if not choice.ended:
             return outputs
         self._drop(event.seq_id)
-        return outputs + self._close(event.seq_id, ChoiceFinished(choice.index, FinishReason.STOP, choice.matched))
+        finished = ChoiceFinished(choice.index, choice.reason(FinishReason.STOP), choice.matched)
+        return outputs + self._close(event.seq_id, finished)
 
     def _finished(self, ask: _LiveAsk, choice: Choice, event: Finished) -> StepOutputs:
         if event.reason is FinishReason.ERROR:
             return self._fail(ask, event.message)
         delta = choice.finish()
-        outputs: StepOutputs = [(ask.submission.id, delta)] if delta.text or delta.tokens else []
+        outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
         if choice.matched is not None:
-            finished = ChoiceFinished(choice.index, FinishReason.STOP, choice.matched)
+            finished = ChoiceFinished(choice.index, choice.reason(FinishReason.STOP), choice.matched)
         else:
-            finished = ChoiceFinished(choice.index, event.reason, self._visible_stop(event.stop_token))
+            reason = choice.reason(event.reason)
+            finished = ChoiceFinished(choice.index, reason, self._visible_stop(event.stop_token))
         return outputs + self._close(event.seq_id, finished)
 
     def _visible_stop(self, stop_token: int) -> int | None:
@@ -224,18 +305,21 @@ class Engine:
     def _close(self, seq_id: str, finished: ChoiceFinished) -> StepOutputs:
         ask, _ = self._owners.pop(seq_id)
         ask.open -= 1
+        timings = self.meter.ended(seq_id, finished.reason)
         outputs: StepOutputs = [(ask.submission.id, finished)]
         if not ask.open:
             del self._asks[ask.submission.id]
-            outputs.append((ask.submission.id, AskFinished(ask.usage())))
+            outputs.append((ask.submission.id, AskFinished(ask.usage(), timings)))
         return outputs
 
     def _fail(self, ask: _LiveAsk, message: str) -> StepOutputs:
+        timings = UNTIMED
         for request in ask.submission.requests:
             if self._owners.pop(request.id, None) is not None:
                 self._drop(request.id)
+                timings = self.meter.ended(request.id, FinishReason.ERROR)
         del self._asks[ask.submission.id]
-        return [(ask.submission.id, AskFailed(message, ask.usage()))]
+        return [(ask.submission.id, AskFailed(message, ask.usage(), timings))]
 
     def _drop(self, seq_id: str) -> None:
         """End a sequence in the scheduler; what it says of that is known already."""

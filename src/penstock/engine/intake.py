@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from penstock.contract.errors import InvalidParameter, PromptTooLong
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.ports import Clock
-from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.ports import Clock, Grammars, Tokenized
+from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
-from penstock.text import TextModel
+from penstock.contract.tools import ReplyRules
+from penstock.engine.token_terms import TokenTerms
+from penstock.text import ReplyReader, TextModel
 
 __all__ = ["Intake", "Submission"]
 
@@ -27,11 +29,15 @@ class Submission:
 
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
+        echo: as an `Ask`'s.
+        reader: what takes the answers apart; None when they are plain text.
     """
 
     id: str
     requests: tuple[GenerateRequest, ...]
     prompt_text: str
+    echo: bool = False
+    reader: ReplyReader | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -54,6 +60,7 @@ class Intake:
         clock: Clock,
         draw_seed: Callable[[], int],
         policy: str,
+        grammars: Grammars | None = None,
     ) -> None:
         self._text = text
         self._card = card
@@ -61,6 +68,8 @@ class Intake:
         self._clock = clock
         self._draw_seed = draw_seed
         self._policy = policy
+        self._token_terms = TokenTerms(text.tokenizer, card.vocab_size, limits)
+        self._grammars = grammars
 
     def resolve(self, ask: Ask) -> Submission:
         """Render, tokenise, check and complete.
@@ -69,11 +78,12 @@ class Intake:
             RequestError: naming the field at fault.
         """
         self._check_limits(ask)
-        prompt, prompt_text, field = self._tokenise(ask)
+        prompt, prompt_text, field, reader = self._tokenise(ask)
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         rules = self._resolve_rules(ask.stop, len(prompt))
-        sampling = _with_seed(ask.sampling, self._draw_seed)
+        self._check_grammar(ask, rules)
+        sampling = _with_seed(self._token_terms.resolve(ask.sampling), self._draw_seed)
         template = GenerateRequest(
             id=ask.id,
             prompt=prompt,
@@ -83,9 +93,25 @@ class Intake:
             tenant=ask.tenant,
             cache_salt=ask.cache_salt,
             arrival=self._clock.now(),
+            grammar=ask.grammar,
         )
         requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.n))
-        return Submission(ask.id, requests, prompt_text)
+        if sampling.has("prompt_logprobs"):  # one of the choices is enough to score the prompt that they share
+            others = sampling.without("prompt_logprobs")
+            requests = (
+                replace(requests[0], fresh_prompt=True),
+                *(replace(request, sampling=others) for request in requests[1:]),
+            )
+        return Submission(ask.id, requests, prompt_text, ask.echo, reader)
+
+    def tokenize(self, prompt: Prompt) -> Tokenized:
+        """See `EngineClient.tokenize`."""
+        token_ids, text, _, _ = self._tokenise(Ask("", prompt))
+        return Tokenized(token_ids, tuple(map(self._text.tokenizer.token_bytes, token_ids)), text)
+
+    def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """See `EngineClient.detokenize`."""
+        return self._text.tokenizer.decode(self._check_ids(token_ids), skip_special_tokens=False)
 
     def _check_limits(self, ask: Ask) -> None:
         limits = self._limits
@@ -95,23 +121,48 @@ class Intake:
             raise InvalidParameter("cache_salt", f"must have at most {limits.max_cache_salt_chars} characters")
         if len(ask.stop.strings) > limits.max_stop_strings:
             raise InvalidParameter("stop", f"at most {limits.max_stop_strings} strings are allowed")
+        if any(not 1 <= len(text) <= limits.max_stop_string_chars for text in ask.stop.strings):
+            raise InvalidParameter("stop", f"a string must have 1..{limits.max_stop_string_chars} characters")
+        if len(ask.stop.token_ids) > limits.max_stop_token_ids:
+            raise InvalidParameter("stop_token_ids", f"at most {limits.max_stop_token_ids} ids are allowed")
+        for name in ("max_tokens", "min_tokens"):
+            if getattr(ask.stop, name) < 0:
+                raise InvalidParameter(name, f"must not be negative, got {getattr(ask.stop, name)}")
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
 
-    def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str]:
-        """The prompt as token ids, as text, and the name of the field that it came from."""
+    def _check_grammar(self, ask: Ask, rules: StopRules) -> None:
+        """Refuse a grammar that cannot be served, or that contradicts what else is asked."""
+        if ask.grammar is None:
+            return
+        if self._grammars is None:
+            raise InvalidParameter("structured_outputs", "is not served by this engine", code="unsupported_parameter")
+        for name, given in (("ignore_eos", rules.ignore_eos), ("min_tokens", rules.min_tokens)):
+            if given:
+                raise InvalidParameter(name, "contradicts structured_outputs: an answer ends where its grammar ends")
+        for name in ("allowed_token_ids", "bad_words"):
+            if ask.sampling.has(name):
+                raise InvalidParameter(name, "contradicts structured_outputs: the grammar says which tokens may come")
+        self._grammars.check(ask.grammar, rules.max_tokens)
+
+    def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
+        """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""
         match ask.prompt:
             case TokenPrompt(token_ids):
-                return self._check_ids(token_ids), "", "prompt"
+                return self._check_ids(token_ids), "", "prompt", None
             case TextPrompt(text):
                 self._check_length(len(text), "prompt")
-                return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt"
-            case ChatPrompt(messages):
-                if not messages:
-                    raise InvalidParameter("messages", "must not be empty")
-                self._check_length(sum(len(message.content) for message in messages), "messages")
-                token_ids = self._text.encode_messages(messages)
-                return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages"
+                return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt", None
+            case ChatPrompt() as chat:
+                token_ids, reader = self._tokenise_chat(chat, ask.reply)
+                return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages", reader
+
+    def _tokenise_chat(self, chat: ChatPrompt, rules: ReplyRules) -> tuple[tuple[int, ...], ReplyReader | None]:
+        if not 1 <= len(chat.messages) <= self._limits.max_messages:
+            raise InvalidParameter("messages", f"must be 1..{self._limits.max_messages}, got {len(chat.messages)}")
+        self._check_length(chat.num_chars, "messages")
+        rendered = self._text.render(chat)
+        return self._text.tokenizer.encode_chat(rendered), self._text.reply_reader(chat, rules, rendered)
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         if not token_ids:
@@ -160,4 +211,4 @@ def _with_seed(spec: SamplingSpec, draw_seed: Callable[[], int]) -> SamplingSpec
     """`spec` with an explicit seed when its sampling is random, so that a replay draws the same."""
     if spec.get("temperature", 1.0) == 0 or spec.has("seed"):
         return spec
-    return SamplingSpec(tuple(sorted((*spec.entries, ("seed", draw_seed())))))
+    return spec.put("seed", draw_seed())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import EngineDead, Overloaded, PenstockError
 from penstock.contract.events import AskFailed, AskFinished, Output
+from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Clock, Health
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Submission
@@ -40,6 +42,19 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
+class Errand:
+    """Something to do with the engine between two steps, and where to say that it is done."""
+
+    work: Callable[[Engine], None]
+    done: asyncio.Future[None]
+    event_loop: asyncio.AbstractEventLoop
+
+    def settle(self, error: PenstockError | None) -> None:
+        """Tell the one who waits."""
+        _call(self.event_loop, _settle, self.done, error)
+
+
+@dataclass(frozen=True, slots=True)
 class _Submit:
     submission: Submission
     reader: Reader
@@ -55,7 +70,7 @@ class _Stop:
     pass
 
 
-_Message = _Submit | _Abort | _Stop
+_Message = _Submit | _Abort | Errand | _Stop
 
 
 class EngineLoop:
@@ -63,11 +78,13 @@ class EngineLoop:
 
     Args:
         max_queued: sequences that may wait for admission; asks beyond are refused as `Overloaded`.
+        max_queued_tokens: the same for their tokens in all; the first in an empty queue is taken whatever its length.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, max_queued: int) -> None:
+    def __init__(self, engine: Engine, clock: Clock, max_queued: int, max_queued_tokens: int = sys.maxsize) -> None:
         self._engine = engine
         self._max_queued = max_queued
+        self._max_queued_tokens = max_queued_tokens
         self._pace = Pace(clock)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
@@ -75,6 +92,7 @@ class EngineLoop:
         self._ended = False
         self._stopping = False
         self._health = engine.health()
+        self._measurements = engine.measurements()
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     def start(self) -> None:
@@ -99,9 +117,21 @@ class EngineLoop:
         """End an ask soon: before the next step begins."""
         self._inbox.put(_Abort(ask_id))
 
+    def run_between_steps(self, errand: Errand) -> None:
+        """Have the engine's thread run an errand before the next step; its future says when, or why not."""
+        with self._door:
+            if not self._ended:
+                self._inbox.put(errand)
+                return
+        errand.settle(EngineDead(self._health.reason))
+
     def health(self) -> Health:
         """The state after the last step, or the death of the thread."""
         return self._health
+
+    def measurements(self) -> Measurements:
+        """What was measured until the last step, or the death of the thread."""
+        return self._measurements
 
     def _run(self) -> None:
         try:
@@ -109,20 +139,25 @@ class EngineLoop:
                 self._drain()
                 if self._engine.has_work:
                     self._publish(self._engine.step())
-                    self._health = self._engine.health()
+                    self._show()
         except Exception:
             log.exception("the engine's thread failed")
             self._publish(self._engine.die("the engine failed"))
         else:
             self._publish(self._engine.die("the engine was stopped"))
-        self._health = self._engine.health()
+        self._show()
         self._shut_door()
+
+    def _show(self) -> None:
+        """Replace what other threads see by new values: readers need no lock, and hold up nobody."""
+        self._health = self._engine.health()
+        self._measurements = self._engine.measurements()
 
     def _drain(self) -> None:
         """Take every message there is; with no work, wait for one."""
         if not self._engine.has_work:
             self._engine.scheduler.check()  # idle anyway: the cheapest moment to find a leak
-            self._health = self._engine.health()
+            self._show()
             self._receive(self._inbox.get())
         while not self._inbox.empty():
             self._receive(self._inbox.get_nowait())
@@ -133,25 +168,44 @@ class EngineLoop:
                 self._accept(submission, reader)
             case _Abort(ask_id):
                 self._publish(self._engine.abort(ask_id))
+            case Errand():
+                self._run_errand(message)
             case _Stop():
                 self._stopping = True
 
     def _accept(self, submission: Submission, reader: Reader) -> None:
         try:
-            self._refuse_overload(len(submission.requests))
+            self._refuse_overload(submission)
             self._engine.submit(submission)
         except PenstockError as error:
             reader.refuse(error)
             return
         self._readers[submission.id] = reader
 
-    def _refuse_overload(self, more: int) -> None:
-        waiting = self._engine.scheduler.num_waiting
-        if waiting + more > self._max_queued:
-            raise Overloaded(
-                f"{waiting} sequences are waiting already; the queue takes {self._max_queued}.",
-                retry_after=self._pace.seconds_for(waiting),
+    def _run_errand(self, errand: Errand) -> None:
+        if not self._health.alive:
+            errand.settle(EngineDead(self._health.reason))
+            return
+        try:
+            errand.work(self._engine)
+        except Exception:
+            errand.settle(EngineDead("the engine failed"))
+            raise
+        errand.settle(None)
+
+    def _refuse_overload(self, submission: Submission) -> None:
+        scheduler = self._engine.scheduler
+        waiting = scheduler.num_waiting
+        message = ""
+        if waiting + len(submission.requests) > self._max_queued:
+            message = f"{waiting} sequences are waiting already; the queue takes {self._max_queued}."
+        elif waiting and scheduler.num_waiting_tokens + _tokens(submission) > self._max_queued_tokens:
+            message = (
+                f"{scheduler.num_waiting_tokens} tokens are waiting already; the queue takes {self._max_queued_tokens}."
             )
+        if message:
+            self._engine.meter.rejected()
+            raise Overloaded(message, retry_after=self._pace.seconds_for(waiting))
 
     def _publish(self, outputs: StepOutputs) -> None:
         """Send a step's outputs: one call to each event loop, whatever the number of asks."""
@@ -176,9 +230,24 @@ class EngineLoop:
             message = self._inbox.get_nowait()
             if isinstance(message, _Submit):
                 message.reader.refuse(EngineDead(self._health.reason))
+            if isinstance(message, Errand):
+                message.settle(EngineDead(self._health.reason))
 
 
 _Delivery = tuple[Mailbox, list[Output]]
+
+
+def _tokens(submission: Submission) -> int:
+    return submission.prompt_tokens * len(submission.requests)
+
+
+def _settle(done: asyncio.Future[None], error: PenstockError | None) -> None:
+    if done.done():  # the one who waited has left
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _deliver(deliveries: list[_Delivery]) -> None:

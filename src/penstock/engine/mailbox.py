@@ -32,7 +32,7 @@ def merge(waiting: list[Output], new: Iterable[Output]) -> None:
             continue
         before = waiting[index]
         assert isinstance(before, ChoiceDelta)
-        waiting[index] = ChoiceDelta(output.choice, before.text + output.text, before.tokens + output.tokens)
+        waiting[index] = before.then(output)
 
 
 class Mailbox:

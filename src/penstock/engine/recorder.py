@@ -14,7 +14,7 @@ from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.request import GenerateRequest
-from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
+from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_reset, encode_result, encode_submit
 
 __all__ = ["NoRecorder", "Recorder"]
 
@@ -43,6 +43,10 @@ class Recorder:
     def aborted(self, seq_id: str) -> None:
         """A sequence was ended from outside the scheduler."""
         self._write(encode_abort(seq_id))
+
+    def reset(self) -> None:
+        """The prefix cache was forgotten."""
+        self._write(encode_reset())
 
     def planned(self, plan: StepPlan) -> None:
         """A step was decided."""
@@ -77,6 +81,9 @@ class NoRecorder:
         """See `Recorder`."""
 
     def aborted(self, seq_id: str) -> None:
+        """See `Recorder`."""
+
+    def reset(self) -> None:
         """See `Recorder`."""
 
     def planned(self, plan: StepPlan) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from penstock.contract.plan import Admit, Row
 from penstock.exec.sampler import Draw
+from penstock.sampling import RowViews
 
 __all__ = ["ForwardBatch", "SlotTables"]
 
@@ -58,6 +59,7 @@ class SlotTables:
         self._tokens = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
         self._blocks = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self._num_tokens = [0] * max_num_seqs
+        self._prompt_tokens = [0] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
         self._computed = [0] * max_num_seqs
         self._draws: dict[int, Draw] = {}
@@ -79,6 +81,7 @@ class SlotTables:
         assert 0 <= admit.computed < len(admit.tokens) <= self._tokens.shape[1], admit.seq_id
         self._tokens[slot, : len(admit.tokens)] = admit.tokens
         self._num_tokens[slot] = len(admit.tokens)
+        self._prompt_tokens[slot] = len(admit.tokens) if admit.prompt_tokens < 0 else admit.prompt_tokens
         self._num_blocks[slot] = 0
         self._append_blocks(slot, admit.blocks)
         self._computed[slot] = admit.computed
@@ -106,6 +109,23 @@ class SlotTables:
     def draw(self, slot: int) -> Draw:
         """How the sequence in `slot` chooses its tokens."""
         return self._draws[slot]
+
+    def prompt_targets(self, row: Row) -> list[int]:
+        """The tokens of the prompt that the positions of `row` predict."""
+        end = min(row.start + row.count + 1, self._prompt_tokens[row.slot])
+        return self._tokens[row.slot, row.start + 1 : end].tolist()
+
+    def views(self, slots: Sequence[int]) -> RowViews:
+        """What stages may see of the sequences in `slots`."""
+        draws = [self._draws[slot] for slot in slots]
+        ends = [self._num_tokens[slot] for slot in slots]
+        return RowViews(
+            tokens=torch.from_numpy(self._tokens[slots, : max(ends)]),
+            prompt_ends=torch.tensor([self._prompt_tokens[slot] for slot in slots])[:, None],
+            ends=torch.tensor(ends)[:, None],
+            specs=[draw.spec for draw in draws],
+            choices=[draw.choice for draw in draws],
+        )
 
     def batch(self, rows: Sequence[Row], device: torch.device) -> ForwardBatch:
         """The tensors for `rows`, at least one, all of them already taken note of."""

@@ -9,17 +9,19 @@ nothing behind that a later sequence could see.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from penstock.contract.plan import Admit, Row, RowFailure, StepPlan, StepResult
-from penstock.contract.ports import Clock
+from penstock.contract.plan import Admit, PromptScores, Row, RowFailure, StepPlan, StepResult
+from penstock.contract.ports import Clock, Grammars
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
+from penstock.exec.guidance import Guidance
 from penstock.exec.kv_store import KVStore
-from penstock.exec.sampler import Sampled, sample
+from penstock.exec.prompt_scores import prompt_scores
+from penstock.exec.sampler import NOTHING, Sampled
 from penstock.kernels.paged_attention import paged_attention, write_kv
 from penstock.nn.causal_lm import CausalLM, PagedAttend
 
@@ -54,11 +56,20 @@ class TorchRunner:
     that wants another scale multiplies its queries.
     """
 
-    def __init__(self, model: CausalLM, kv: KVStore, max_num_seqs: int, max_model_len: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVStore,
+        max_num_seqs: int,
+        max_model_len: int,
+        clock: Clock,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
+        self._guidance = Guidance(grammars)
         self._clock = clock
         self._scale = model.shape.head_dim**-0.5
 
@@ -68,13 +79,15 @@ class TorchRunner:
         slots = self._slots
         for slot in plan.releases:
             slots.release(slot)
+            self._guidance.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
+            self._guidance.admit(admit)
         for row in plan.rows:
             slots.advance(row)
         sampling = [row for row in plan.rows if row.sample]
-        sampled = self._compute(plan.rows, sampling) if plan.rows else Sampled([], [], [])
-        return self._result(plan.step, sampling, sampled, began)
+        sampled, prompts = self._compute(plan.rows, sampling) if plan.rows else (NOTHING, ())
+        return self._result(plan.step, sampling, sampled, prompts, began)
 
     def warm_up(self) -> None:
         """Run the paths of a first request once, so that it is not slower than the tenth.
@@ -96,26 +109,53 @@ class TorchRunner:
             self._slots = kept
 
     @torch.inference_mode()
-    def _compute(self, rows: Sequence[Row], sampling: Sequence[Row]) -> Sampled:
-        """Forward all `rows`; choose a token for those `sampling`."""
+    def _compute(self, rows: Sequence[Row], sampling: Sequence[Row]) -> tuple[Sampled, tuple[PromptScores, ...]]:
+        """Forward all `rows`; score prompts where that is asked for, and choose a token for those `sampling`."""
+        guided = self._guidance.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
         attend = _PagedAttend(self._kv, batch, self._scale)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+        prompts = tuple(self._scores(rows, batch, hidden))
         if not sampling:
-            return Sampled([], [], [])
+            return NOTHING, prompts
         logits = self._model.logits(hidden[batch.sample_rows])  # [S, V]
         draws = [self._slots.draw(row.slot) for row in sampling]
-        return sample(logits, draws, [row.start + row.count for row in sampling])
+        slots = [row.slot for row in sampling]
+        positions = [row.start + row.count for row in sampling]
+        look = lambda rows: self._slots.views([slots[row] for row in rows])  # noqa: E731 - one line, used once
+        return self._guidance.sample(logits, draws, positions, guided, look), prompts
 
-    def _result(self, step: int, sampling: Sequence[Row], sampled: Sampled, began: float) -> StepResult:
+    def _scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> Iterator[PromptScores]:
+        """Scores of the prompt tokens that `rows` predict, of those rows that want them."""
+        if all(self._slots.draw(row.slot).prompt_top < 0 for row in rows):
+            return
+        for row, first in zip(rows, batch.q_start.tolist(), strict=False):  # of which the last is an end
+            top = self._slots.draw(row.slot).prompt_top
+            targets = self._slots.prompt_targets(row) if top >= 0 else []
+            if targets:
+                of_row = hidden[first : first + len(targets)]
+                yield prompt_scores(self._model.logits, of_row, targets, top, row.slot, row.start + 1)
+
+    def _result(
+        self, step: int, sampling: Sequence[Row], sampled: Sampled, prompts: tuple[PromptScores, ...], began: float
+    ) -> StepResult:
         """Remember the new tokens and report them; a failed row gets none."""
-        tokens, logprobs, failures = [], [], []
-        for row, token, logprob, failed in zip(sampling, *sampled, strict=True):
+        tokens, logprobs, tops, failures = [], [], [], []
+        for row, token, logprob, failed, top in zip(sampling, *sampled, strict=True):
             if failed:
                 failures.append(RowFailure(row.slot, _NOT_FINITE))
                 continue
             self._slots.append(row.slot, token)
             tokens.append(token)
             logprobs.append(logprob)
+            tops.append(top)
         seconds = self._clock.now() - began
-        return StepResult(step, tuple(tokens), tuple(logprobs), tuple(failures), seconds)
+        return StepResult(
+            step=step,
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
+            failures=tuple(failures),
+            seconds=seconds,
+            tops=tuple(tops) if any(tops) else (),
+            prompts=prompts,
+        )

@@ -12,21 +12,27 @@ than one of several.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from penstock.contract.plan import Alternatives
 from penstock.contract.sampling import SamplingSpec
 from penstock.kernels import native
 from penstock.kernels.native_sampler import choose
-from penstock.sampling import STAGES, uniform
+from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
+from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
-__all__ = ["Draw", "Sampled", "sample"]
+__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "sample"]
 
-_STAGES = {name: stage.apply for name, stage in STAGES}  # in the order in which they run
+_STAGES = dict(STAGES)  # in the order in which they run
+
+_SHIFTS = frozenset(list(_STAGES)[: list(_STAGES).index("temperature")])
+"""The stages before temperature: they may change which token is the likeliest."""
 
 _COLUMNS = {
     "temperature": (torch.float32, 1.0),
@@ -39,35 +45,61 @@ _COLUMNS = {
 _COMPILED = frozenset(_COLUMNS)
 
 
+Look = Callable[[Sequence[int]], RowViews]
+"""What some of the rows are; asked for only where a stage must know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """How one sequence chooses its tokens: its sampling parameters, made ready once at admission.
 
     Attributes:
-        greedy: always the likeliest token; then the stages and the seed are not read.
-        stages: name and value of the stages that it uses.
+        greedy: always the likeliest token; then only stages before temperature are used, and no seed is read.
+        stages: name and value of the stages that it uses and that are led by one number.
+        row_stages: names of the others that it uses.
         seed: with `choice` and the position, the key of its randomness.
         wants_logprob: whether the log probability of the chosen token is computed.
+        top: how many of the likeliest tokens are reported with theirs.
+        prompt_top: how many are reported for each token of the prompt; -1 where its scores are not asked for.
+        processed: whether log probabilities are those after the stages.
+        spec: where all of this was read from.
     """
 
     greedy: bool
     stages: tuple[tuple[str, float], ...]
+    row_stages: tuple[str, ...]
     seed: int
     choice: int
     wants_logprob: bool
+    top: int
+    processed: bool
+    prompt_top: int
+    spec: SamplingSpec
 
     @classmethod
     def of(cls, spec: SamplingSpec, choice: int) -> Draw:
         """Read a specification; one that is random must carry its seed."""
         greedy = spec.get("temperature", 1.0) == 0
         assert greedy or spec.has("seed"), "a random sequence reached the runner without a seed"
-        stages = () if greedy else tuple((name, float(spec.get(name, 0))) for name in _STAGES if spec.has(name))
-        return cls(greedy, stages, int(spec.get("seed", 0)), choice, spec.has("logprobs"))
+        used = {name: stage for name, stage in _STAGES.items() if spec.has(name) and (name in _SHIFTS or not greedy)}
+        return cls(
+            greedy=greedy,
+            stages=tuple((name, float(spec.get(name, 0))) for name in used if isinstance(used[name], Stage)),
+            row_stages=tuple(name for name in used if isinstance(used[name], RowStage)),
+            seed=int(spec.get("seed", 0)),
+            choice=choice,
+            wants_logprob=spec.has("logprobs"),
+            top=spec.get("logprobs", 0),
+            processed=spec.get("logprobs_mode", RAW) == PROCESSED,
+            prompt_top=spec.get("prompt_logprobs", -1),
+            spec=spec,
+        )
 
     @property
     def compiles(self) -> bool:
         """Whether the compiled call knows all that this row needs."""
-        return all(name in _COMPILED for name, _ in self.stages)
+        known = not self.row_stages and all(name in _COMPILED for name, _ in self.stages)
+        return known and not (self.wants_logprob and self.processed)
 
 
 class Sampled(NamedTuple):
@@ -75,35 +107,62 @@ class Sampled(NamedTuple):
 
     Attributes:
         tokens: one id a row; of no meaning where the row failed.
-        logprobs: log probability of the token under the raw distribution, 0.0 where it was not asked for.
+        logprobs: log probability of the token, 0.0 where it was not asked for.
         failed: whether the row had no distribution to choose from: NaN or infinite logits, or nothing but -inf.
+        tops: the likeliest tokens with theirs, as many as were asked for.
     """
 
     tokens: list[int]
     logprobs: list[float]
     failed: list[bool]
+    tops: list[Alternatives]
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
+NOTHING = Sampled([], [], [], [])
+
+
+def _see_nothing(rows: Sequence[int]) -> RowViews:
+    raise AssertionError(f"rows {rows} use a stage that looks back, and there is nothing to look at")
+
+
+def sample(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    positions: Sequence[int],
+    look: Look = _see_nothing,
+    masks: Mapping[int, Tensor] | None = None,
+) -> Sampled:
     """Choose one token for each row.
 
     Args:
-        logits: `[S, V]` float32; not changed.
+        logits: `[S, V]` float32; changed only in rows that have a mask: what a mask rules out becomes -inf.
         draws: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
+        look: shows rows, by their index, to the stages that must know more of them.
+        masks: by row, `[V]` bool on the host: the tokens that the row may choose; rows without an entry are free.
     """
+    for row, mask in (masks or {}).items():
+        logits[row].masked_fill_(~mask[: logits.shape[-1]].to(logits.device), -torch.inf)
     if not native.available() or logits.device.type != "cpu":
-        return _sample_in_torch(logits, draws, positions)
+        return _sample_in_torch(logits, draws, positions, look)
     compiled = [row for row, draw in enumerate(draws) if draw.compiles]
     if len(compiled) == len(draws):
         return _sample_compiled(logits, draws, positions)
     others = [row for row, draw in enumerate(draws) if not draw.compiles]
-    outcomes: dict[int, tuple[int, float, bool]] = {}
-    for rows, way in ((compiled, _sample_compiled), (others, _sample_in_torch)):
-        sampled = way(logits[rows], [draws[row] for row in rows], [positions[row] for row in rows])
-        outcomes |= zip(rows, zip(*sampled, strict=True), strict=True)
-    tokens, logprobs, failed = zip(*(outcomes[row] for row in range(len(draws))), strict=True)
-    return Sampled(list(tokens), list(logprobs), list(failed))
+    outcomes: dict[int, tuple[int, float, bool, Alternatives]] = {}
+    if compiled:
+        part = _sample_compiled(logits[compiled], *_pick(compiled, draws, positions))
+        outcomes |= zip(compiled, zip(*part, strict=True), strict=True)
+    part = _sample_in_torch(
+        logits[others], *_pick(others, draws, positions), lambda rows: look([others[row] for row in rows])
+    )
+    outcomes |= zip(others, zip(*part, strict=True), strict=True)
+    tokens, logprobs, failed, tops = zip(*(outcomes[row] for row in range(len(draws))), strict=True)
+    return Sampled(list(tokens), list(logprobs), list(failed), list(tops))
+
+
+def _pick(rows: Sequence[int], draws: Sequence[Draw], positions: Sequence[int]) -> tuple[list[Draw], list[int]]:
+    return [draws[row] for row in rows], [positions[row] for row in rows]
 
 
 def _sample_compiled(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
@@ -122,59 +181,104 @@ def _sample_compiled(logits: Tensor, draws: Sequence[Draw], positions: Sequence[
         uniform=torch.tensor(drawn, dtype=torch.float64),
         wants_logprob=torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool),
     )
-    return Sampled(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
+    sampled = Sampled(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist(), [()] * len(draws))
+    return _with_tops(sampled, logits, draws, [row for row, draw in enumerate(draws) if draw.top])
 
 
-def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
+def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], look: Look) -> Sampled:
     """`sample`, for any rows on any device."""
     failed = ~logits.amax(-1).isfinite()  # [S]; NaN and +inf win the maximum, and -inf only if there is nothing else
-    tokens = logits.argmax(-1)  # [S]; of equal logits the lowest id
+    staged = _staged(logits, draws, look)
+    if staged is not logits:
+        failed |= staged.amax(-1) == float("-inf")  # the caller allowed only tokens that the model rules out
+    tokens = staged.argmax(-1)  # [S]; of equal logits the lowest id
     random = [row for row, draw in enumerate(draws) if not draw.greedy]
     if random:
         at = _index(random, logits)
-        tokens[at] = _draw(logits[at], [draws[row] for row in random], [positions[row] for row in random])
-    logprobs = _logprobs(logits, tokens, [row for row, draw in enumerate(draws) if draw.wants_logprob])
+        tokens[at] = _draw(staged[at], *_pick(random, draws, positions))
+    raw = [row for row, draw in enumerate(draws) if draw.wants_logprob and not draw.processed]
+    processed = [row for row, draw in enumerate(draws) if draw.wants_logprob and draw.processed]
+    logprobs = _logprobs(logits, tokens, raw) + _logprobs(staged, tokens, processed)
     # Token ids are exact in float64, so that one copy to the host brings everything.
     host = torch.stack((tokens.double(), logprobs.double(), failed.double())).tolist()
-    return Sampled([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
+    sampled = Sampled([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]], [()] * len(draws))
+    sampled = _with_tops(sampled, logits, draws, [row for row in raw if draws[row].top])
+    return _with_tops(sampled, staged, draws, [row for row in processed if draws[row].top])
 
 
-def _draw(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Tensor:
+def _draw(staged: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Tensor:
     """One token `[R]` for each of the random rows `[R, V]`, by the inverse of the distribution function.
 
     The tokens stand in the order of the vocabulary, and the chosen one is the first at which the summed probability
     exceeds the row's uniform number times the sum of all.
     """
-    probabilities = _staged(logits, draws).softmax(-1)
-    sums = probabilities.cumsum(-1, dtype=torch.float64)  # [R, V]
+    sums = staged.softmax(-1).cumsum(-1, dtype=torch.float64)  # [R, V]
     drawn = [uniform(draw.seed, draw.choice, at) for draw, at in zip(draws, positions, strict=True)]
-    targets = torch.tensor(drawn, dtype=torch.float64).to(logits.device)[:, None] * sums[:, -1:]  # [R, 1]
+    targets = torch.tensor(drawn, dtype=torch.float64).to(staged.device)[:, None] * sums[:, -1:]  # [R, 1]
     chosen = torch.searchsorted(sums, targets, right=True).squeeze(-1)  # [R]
-    return chosen.clamp(max=logits.shape[-1] - 1)  # out of range only in rows of NaN, which have failed
+    return chosen.clamp(max=staged.shape[-1] - 1)  # out of range only in rows of NaN, which have failed
 
 
-def _staged(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _staged(logits: Tensor, draws: Sequence[Draw], look: Look) -> Tensor:
     """`[R, V]` after every stage, each applied at once to the rows that use it."""
-    for name, apply in _STAGES.items():
-        values = {row: value for row, draw in enumerate(draws) for used, value in draw.stages if used == name}
-        if not values:
-            continue
-        column = torch.tensor(list(values.values()), dtype=torch.float64)[:, None]  # [R', 1] on the host
-        if len(values) == len(draws):
-            logits = apply(logits, column)
+    for name, stage in _STAGES.items():
+        if isinstance(stage, Stage):
+            values = {row: value for row, draw in enumerate(draws) for used, value in draw.stages if used == name}
+            rows, argument = list(values), [[value] for value in values.values()]
+            apply = partial(_by_number, stage, argument)
         else:
-            at = _index(list(values), logits)
-            logits = logits.index_copy(0, at, apply(logits[at], column))
+            rows = [row for row, draw in enumerate(draws) if name in draw.row_stages]
+            apply = partial(_by_row, stage, rows, look)
+        if not rows:
+            continue
+        if len(rows) == len(draws):
+            logits = apply(logits)
+        else:
+            at = _index(rows, logits)
+            logits = logits.index_copy(0, at, apply(logits[at]))
     return logits
 
 
+def _by_number(stage: Stage, values: list[list[float]], logits: Tensor) -> Tensor:
+    return stage.apply(logits, torch.tensor(values, dtype=torch.float64))  # [R, 1] on the host
+
+
+def _by_row(stage: RowStage, rows: Sequence[int], look: Look, logits: Tensor) -> Tensor:
+    return stage.apply(logits, look(rows))
+
+
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
-    """`[S]` log probabilities of `tokens` under the raw distribution in the rows `wanted`, 0.0 elsewhere."""
+    """`[S]` log probabilities of `tokens` in the rows `wanted`, 0.0 elsewhere."""
     logprobs = torch.zeros(len(tokens), device=logits.device)
     if wanted:
         at = _index(wanted, logits)
         logprobs[at] = logits[at].log_softmax(-1).gather(-1, tokens[at, None]).squeeze(-1)
     return logprobs
+
+
+def _with_tops(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], wanted: Sequence[int]) -> Sampled:
+    """`sampled` with the likeliest tokens of the rows `wanted`; what both ways say of a token is then the same."""
+    if not wanted:
+        return sampled
+    logprobs = logits[_index(wanted, logits)].log_softmax(-1)  # [R, V]
+    chosen = torch.tensor([sampled.tokens[row] for row in wanted], device=logits.device)
+    own = logprobs.gather(-1, chosen[:, None]).squeeze(-1).tolist()
+    tops = likeliest(logprobs, [draws[row].top for row in wanted])
+    for row, logprob, top in zip(wanted, own, tops, strict=True):
+        sampled.logprobs[row], sampled.tops[row] = logprob, top
+    return sampled
+
+
+def likeliest(logprobs: Tensor, counts: Sequence[int]) -> list[Alternatives]:
+    """The `counts[r]` likeliest tokens of each row of `[R, V]`, equals by ascending id; none that is ruled out."""
+    values, ids = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
+    rows = zip(counts, values.tolist(), ids.tolist(), strict=True)
+    ordered = [(count, sorted(zip(ids, values, strict=True), key=_likelier)) for count, values, ids in rows]
+    return [tuple(pair for pair in pairs[:count] if pair[1] > float("-inf")) for count, pairs in ordered]
+
+
+def _likelier(pair: tuple[int, float]) -> tuple[float, int]:
+    return -pair[1], pair[0]
 
 
 def _index(rows: Sequence[int], like: Tensor) -> Tensor:

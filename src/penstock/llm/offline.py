@@ -178,7 +178,14 @@ class LLM:
             self._fold(self._engine.abort(request_id))
 
     def _add(self, given: Prompt, params: SamplingParams) -> str:
-        ask = Ask(str(next(self._ids)), given, n=params.n, sampling=params.spec(), stop=params.stop_rules())
+        ask = Ask(
+            str(next(self._ids)),
+            given,
+            n=params.n,
+            sampling=params.spec(),
+            stop=params.stop_rules(),
+            grammar=params.grammar(),
+        )
         submission = self._assembly.intake.resolve(ask)
         self._engine.submit(submission)
         self._answers[ask.id] = Answer(submission, params.logprobs is not None)

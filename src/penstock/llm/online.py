@@ -48,7 +48,14 @@ class AsyncLLM:
         """
         params = sampling_params or SamplingParams()
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
-        ask = Ask(request_id or uuid.uuid4().hex, given, n=params.n, sampling=params.spec(), stop=params.stop_rules())
+        ask = Ask(
+            request_id or uuid.uuid4().hex,
+            given,
+            n=params.n,
+            sampling=params.spec(),
+            stop=params.stop_rules(),
+            grammar=params.grammar(),
+        )
         submission = await asyncio.to_thread(self._assembly.intake.resolve, ask)
         answer = Answer(submission, params.logprobs is not None)
         stream = self._client.stream(submission)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, FinishReason, Output, Usage
+from penstock.contract.events import (
+    AskFailed,
+    AskFinished,
+    ChoiceDelta,
+    ChoiceFinished,
+    FinishReason,
+    Output,
+    PromptTokens,
+    TokenPiece,
+    Usage,
+)
 from penstock.engine import Submission
 
 __all__ = ["Answer", "CompletionOutput", "Logprob", "RequestOutput"]
@@ -25,8 +35,9 @@ class CompletionOutput:
     Attributes:
         token_ids: every generated token up to a stop string's cut; an end-of-sequence id is included.
         cumulative_logprob: sum of the tokens' log probabilities; None unless `logprobs` were asked for.
-        logprobs: one `{token id: Logprob}` a token; None unless asked for.
-        finish_reason: "stop", "length", "abort" or "error"; None while unfinished.
+        logprobs: one `{token id: Logprob}` a token, the generated one first, then the alternatives asked for; None
+            unless asked for.
+        finish_reason: "stop", "length", "repetition", "abort" or "error"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end of sequence.
     """
 
@@ -46,6 +57,8 @@ class RequestOutput:
     Attributes:
         prompt: the prompt as text (a conversation as its template rendered it); None when it was given as token ids.
         num_cached_tokens: prompt tokens whose KV was found in the prefix cache; known once `finished`.
+        prompt_logprobs: one `{token id: Logprob}` a token of the prompt, the token's own first, and None for the first
+            token of all; None unless asked for, and until they are known.
         error: what went wrong on our side, for this request alone; "" when nothing did.
     """
 
@@ -56,6 +69,7 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     error: str = ""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class _GrowingChoice:
@@ -78,6 +92,7 @@ class Answer:
         self._wants_logprobs = wants_logprobs
         self._choices = [_GrowingChoice() for _ in submission.requests]
         self._usage = Usage()
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.error = ""
         self.finished = False
 
@@ -89,6 +104,8 @@ class Answer:
     def add(self, output: Output) -> None:
         """Take the next output."""
         match output:
+            case PromptTokens(_, tokens):
+                self._prompt_logprobs = [None, *(_logprobs(piece) for piece in tokens[1:])]
             case ChoiceDelta():
                 self._extend(output)
             case ChoiceFinished(choice, reason, stop):
@@ -113,7 +130,7 @@ class Answer:
         for piece in delta.tokens:
             choice.token_ids.append(piece.id)
             if self._wants_logprobs:
-                choice.logprobs.append({piece.id: Logprob(piece.logprob, piece.text)})
+                choice.logprobs.append(_logprobs(piece))
                 choice.total_logprob += piece.logprob
 
     def output(self) -> RequestOutput:
@@ -127,6 +144,7 @@ class Answer:
             finished=self.finished,
             num_cached_tokens=self._usage.cached_tokens,
             error=self.error,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
     def _completion(self, index: int) -> CompletionOutput:
@@ -140,3 +158,8 @@ class Answer:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
+
+
+def _logprobs(piece: TokenPiece) -> dict[int, Logprob]:
+    """A token, then the alternatives to it."""
+    return {each.id: Logprob(each.logprob, each.text) for each in (piece, *piece.top)}

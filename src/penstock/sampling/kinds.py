@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from penstock.contract.errors import InvalidParameter
 
-__all__ = ["Flag", "Integer", "Integers", "Kind", "Number", "Strings"]
+__all__ = ["Flag", "Integer", "Integers", "Kind", "LoopRule", "Number", "Strings", "TokenBiases", "Word"]
 
 
 class Kind(Protocol):
@@ -146,6 +146,105 @@ class Integers:
     def schema(self) -> Mapping[str, Any]:
         """An array of integers."""
         return {"type": "array", "items": Integer(self.low, self.high).schema(), "maxItems": self.max_items}
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def check(self, name: str, value: object) -> str:
+        """`value` itself."""
+        if not isinstance(value, str) or value not in self.words:
+            raise InvalidParameter(name, f"must be {' or '.join(self.words)}")
+        return value
+
+    def schema(self) -> Mapping[str, Any]:
+        """An enumeration."""
+        return {"type": "string", "enum": list(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBiases:
+    """A mapping from token ids, as integers or as JSON's strings, to numbers in `[-most, most]`."""
+
+    max_items: int
+    most: float
+
+    def check(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
+        """Pairs of id and bias in ascending order, those of 0 left out; such pairs are accepted too."""
+        pairs = list(value.items()) if isinstance(value, Mapping) else _pairs(name, value)
+        if len(pairs) > self.max_items:
+            raise InvalidParameter(name, f"may have at most {self.max_items} entries, got {len(pairs)}")
+        biases = {self._id(name, key): Number(-self.most, self.most).check(name, bias) for key, bias in pairs}
+        if len(biases) < len(pairs):
+            raise InvalidParameter(name, "names a token id twice")
+        return tuple(sorted((token, bias) for token, bias in biases.items() if bias))
+
+    def _id(self, name: str, key: object) -> int:
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _ID_DIGITS:
+            return int(key)
+        if isinstance(key, str):
+            raise InvalidParameter(name, "must have token ids as keys")
+        return Integer(0, 2**31 - 1).check(name, key)
+
+    def schema(self) -> Mapping[str, Any]:
+        """An object whose keys are written as integers."""
+        bias = {"type": "number", "minimum": -self.most, "maximum": self.most}
+        names = {"pattern": f"^[0-9]{{1,{_ID_DIGITS}}}$"}
+        return {
+            "type": "object",
+            "propertyNames": names,
+            "additionalProperties": bias,
+            "maxProperties": self.max_items,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRule:
+    """What counts as a loop: an object of three sizes."""
+
+    max_pattern: int
+    max_count: int
+
+    def check(self, name: str, value: object) -> tuple[int, ...]:
+        """`(min_pattern_size, max_pattern_size, min_count)`; such a tuple is accepted too, and () is none."""
+        if isinstance(value, tuple):
+            value = dict(zip(_LOOP_SIZES, value, strict=False))
+            if not value:
+                return ()
+        if not isinstance(value, Mapping) or not set(value) <= set(_LOOP_SIZES):
+            raise InvalidParameter(name, f"must be an object of {', '.join(_LOOP_SIZES)}")
+        for required in _LOOP_SIZES[1:]:
+            if required not in value:
+                raise InvalidParameter(name, f"lacks {required}")
+        longest = Integer(1, self.max_pattern).check(name, value["max_pattern_size"])
+        shortest = Integer(1, longest).check(name, value.get("min_pattern_size", 1))
+        return shortest, longest, Integer(2, self.max_count).check(name, value["min_count"])
+
+    def schema(self) -> Mapping[str, Any]:
+        """An object of three integers."""
+        size = Integer(1, self.max_pattern).schema()
+        return {
+            "type": "object",
+            "properties": dict(zip(_LOOP_SIZES, (size, size, Integer(2, self.max_count).schema()), strict=True)),
+            "required": list(_LOOP_SIZES[1:]),
+            "additionalProperties": False,
+        }
+
+
+_LOOP_SIZES = ("min_pattern_size", "max_pattern_size", "min_count")
+
+_ID_DIGITS = 9  # every id of every vocabulary
+
+
+def _pairs(name: str, value: object) -> list[tuple[object, object]]:
+    items = _items(name, value, "an object of token ids and numbers")
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 2:
+            raise InvalidParameter(name, "must be an object of token ids and numbers")
+    return [(item[0], item[1]) for item in items]  # type: ignore[index]
 
 
 def _items(name: str, value: object, wanted: str) -> Sequence[object]:

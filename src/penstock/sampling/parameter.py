@@ -17,16 +17,19 @@ from penstock.sampling.kinds import Kind
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Apply = Callable[[Tensor, Tensor], Tensor]
+    from penstock.sampling.row_views import RowViews
 
-__all__ = ["Home", "Parameter", "Stage"]
+    Apply = Callable[[Tensor, Tensor], Tensor]
+    ApplyToRows = Callable[[Tensor, RowViews], Tensor]
+
+__all__ = ["Home", "Parameter", "RowStage", "Stage"]
 
 
 class Home(StrEnum):
     """Which value of the contract carries the parameter."""
 
     ASK = "ask"
-    """`Ask`: it says how many sequences there are."""
+    """`Ask` itself: it says how many sequences there are, or what form they have."""
     SPEC = "spec"
     """`SamplingSpec`: the runner reads it."""
     STOP_RULES = "stop_rules"
@@ -46,6 +49,19 @@ class Stage:
 
     order: int
     apply: Apply
+
+
+@dataclass(frozen=True, slots=True)
+class RowStage:
+    """A reshaping that depends on more than one number a row: on what was said before, on lists, on a coin.
+
+    Attributes:
+        order: as a `Stage`'s; both kinds run in one order.
+        apply: `(logits [R, V] float32, rows) -> [R, V] float32` under the law of `Stage.apply`.
+    """
+
+    order: int
+    apply: ApplyToRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +89,7 @@ class Parameter:
     home: Home
     field: str
     doc: str
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Stage | RowStage, ...] = ()
     random_only: bool = False
 
     def check(self, value: object) -> Any:

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter
+from penstock.contract.grammar import Grammar
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.sampling.parameter import Home
 from penstock.sampling.parameters import PARAMETERS
+from penstock.sampling.parameters.dry_allowed_length import ALLOWED_LENGTH
+from penstock.sampling.parameters.dry_base import BASE
+from penstock.sampling.parameters.logprobs_mode import RAW
 from penstock.sampling.parameters.temperature import GREEDY
+from penstock.sampling.parameters.xtc_threshold import THRESHOLD
 
 __all__ = ["SamplingParams"]
 
@@ -40,6 +45,27 @@ class SamplingParams:
         ignore_eos: go on past the model's end-of-sequence ids.
         logprobs: 0 for the log probability of each generated token; None for none.
         include_stop_str_in_output: keep the stop string in the text.
+        logprobs_mode: raw_logprobs or processed_logprobs.
+        presence_penalty: lowers the logit of what was generated before.
+        frequency_penalty: lowers it for each time that it was.
+        repetition_penalty: divides the logit of what the prompt or the output holds; 1 is off.
+        repeat_last_n: how many of the last tokens these three look at; -1 for all.
+        logit_bias: token id -> what is added to its logit.
+        allowed_token_ids: nothing else can be generated.
+        bad_words: texts that are not generated.
+        typical_p: the tokens of about the expected surprise with at least this probability; 1 takes all.
+        top_n_sigma: tokens within this many standard deviations of the largest logit; 0 takes all.
+        xtc_probability: how often the likeliest tokens are excluded.
+        xtc_threshold: how likely they must be for that.
+        dry_multiplier: strength of the penalty on word-for-word repetition; 0 is off.
+        dry_base: its growth with each repeated token.
+        dry_allowed_length: shorter repetitions are free.
+        dry_penalty_last_n: how far back it looks; -1 for all.
+        dry_sequence_breakers: texts that interrupt a repetition.
+        prompt_logprobs: as logprobs, for the tokens of the prompt.
+        repetition_detection: sizes of a loop that ends the completion.
+        structured_outputs: the form of the answer: an object with one of `json`, `regex`, `choice`, `grammar` and
+            `json_object`, as in vLLM.
 
     Raises:
         InvalidParameter: naming the field whose value has the wrong type or lies out of range.
@@ -58,6 +84,26 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
+    logprobs_mode: str = RAW
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    repetition_penalty: float | None = 1.0
+    repeat_last_n: int = -1
+    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: str | Sequence[str] | None = None
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = THRESHOLD
+    dry_multiplier: float = 0.0
+    dry_base: float = BASE
+    dry_allowed_length: int = ALLOWED_LENGTH
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: str | Sequence[str] | None = None
+    prompt_logprobs: int | None = None
+    repetition_detection: Mapping[str, int] | tuple[int, ...] | None = None
+    structured_outputs: Grammar | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for parameter in PARAMETERS:
@@ -89,3 +135,9 @@ class SamplingParams:
         rules = {p.field: getattr(self, p.name) for p in PARAMETERS if p.home is Home.STOP_RULES}
         rules["max_tokens"] = rules["max_tokens"] or 0
         return StopRules(**rules)
+
+    def grammar(self) -> Grammar | None:
+        """The form that the answer must have."""
+        given = self.structured_outputs
+        assert given is None or isinstance(given, Grammar), "a checked value is in canonical form"
+        return given

@@ -32,7 +32,7 @@ def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
+def uniform(seed: int, choice: int, position: int, purpose: int = 0) -> float:
     """A number in [0, 1) with 52 random bits.
 
     52 and not 53, so that for every float64 `total` in the normal range `uniform(...) * total` rounds to less than
@@ -42,7 +42,8 @@ def uniform(seed: int, choice: int, position: int) -> float:
         seed: any 64-bit integer, negative or not.
         choice: index of the choice in its request, below 2**32.
         position: index in the sequence of the token to be drawn, below 2**32.
+        purpose: what the number is for, below 2**32: 0 is the draw itself, other coins at the same place have others.
     """
     key = (seed & _WORD, (seed >> 32) & _WORD)
-    high, low, _, _ = philox4x32((position, choice, 0, 0), key)
+    high, low, _, _ = philox4x32((position, choice, purpose, 0), key)
     return ((high << 20) | (low >> 12)) * 2.0**-52

@@ -9,7 +9,10 @@ Three laws: no field is silently ignored; every error is an OpenAI error object;
 
 from __future__ import annotations
 
+from penstock.server.access import open_access
 from penstock.server.application import create_app
+from penstock.server.request_log import configure_logging, log_request
 from penstock.server.run import run
+from penstock.server.spans import open_spans
 
-__all__ = ["create_app", "run"]
+__all__ = ["configure_logging", "create_app", "log_request", "open_access", "open_spans", "run"]

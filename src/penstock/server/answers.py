@@ -10,7 +10,7 @@ import math
 from penstock.contract.events import Usage
 from penstock.server.strict_json import JsonObject
 
-__all__ = ["LEAST_LOGPROB", "finite_logprob", "usage_object"]
+__all__ = ["LEAST_LOGPROB", "chat_usage_object", "finite_logprob", "usage_object"]
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write; vLLM's convention."""
@@ -24,6 +24,11 @@ def usage_object(usage: Usage) -> JsonObject:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def chat_usage_object(usage: Usage) -> JsonObject:
+    """Likewise, of an answer whose reasoning is told apart."""
+    return usage_object(usage) | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
 
 
 def finite_logprob(logprob: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,21 @@ from penstock.contract.errors import EngineDead, PenstockError, UnknownModel
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
-from penstock.server.body import read_json
+from penstock.server import (
+    abort,
+    about,
+    apply_template,
+    detokenize,
+    messages,
+    prefix_cache,
+    probes,
+    responses,
+    tokenize,
+)
+from penstock.server.access import Access
+from penstock.server.anthropic_errors import AnthropicErrors
 from penstock.server.chat import CHAT_FIELDS, ChatShape, parse_chat
+from penstock.server.compat import EXTRA_HEADERS
 from penstock.server.completions import COMPLETION_FIELDS, CompletionShape, parse_completion
 from penstock.server.connection import ClientLeft
 from penstock.server.delivery import (
@@ -33,38 +46,73 @@ from penstock.server.delivery import (
     Shape,
     TextDelivery,
     WholeDelivery,
+    WholeShape,
     log_failure,
 )
+from penstock.server.engine_events import add_engine_events
 from penstock.server.exchange import Exchange
 from penstock.server.failures import error_object, error_response, http_error_response, json_response
 from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
 from penstock.server.generate import GENERATE_FIELDS, GenerateShape, parse_generate
+from penstock.server.guard import Guard
+from penstock.server.live_asks import LiveAsks
+from penstock.server.metrics import add_metrics_route
+from penstock.server.observation import Observe, Observer
 from penstock.server.openapi import COMPONENTS, answers, request_body
+from penstock.server.page_files import add_page
+from penstock.server.sampling_controls import add_sampling_controls
+from penstock.server.serving import Parse, Serving
 from penstock.server.strict_json import JsonObject, printable
 
 __all__ = ["create_app"]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-Parse = Callable[[JsonObject, str, ModelCard, RequestLimits], Exchange]
 
 
-def create_app(client: EngineClient, card: ModelCard, limits: RequestLimits) -> FastAPI:
-    """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing."""
+def create_app(
+    client: EngineClient,
+    card: ModelCard,
+    limits: RequestLimits,
+    access: Access | None = None,
+    observers: Sequence[Observer] = (),
+) -> FastAPI:
+    """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
+
+    Args:
+        client: the engine.
+        card: what it says of itself.
+        limits: on requests.
+        access: who may call; by default anybody on this machine.
+        observers: told of every request when it is over; the log and spans, where wanted.
+    """
+    access = access or Access()
+    serving = Serving(LiveAsks(client, access.request_seconds), card, limits, access)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_middleware(Guard, access=access)
     app.add_middleware(_Envelope)
+    app.add_middleware(AnthropicErrors)  # around the guard: its refusals are told alike
     app.add_exception_handler(PenstockError, _penstock_error)
     app.add_exception_handler(HTTPException, _http_error)
-    _add_generating_routes(app, client, card, limits)
+    _add_generating_routes(app, serving)
     _add_describing_routes(app, client, card)
+    for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages, responses):
+        room.add_routes(app, serving)
+    about.add_routes(app)
+    add_sampling_controls(app)
+    add_engine_events(app, client)
+    add_page(app)
+    requests = add_metrics_route(app, client, card)
+    app.add_middleware(Observe, observers=(requests, *observers))  # last added is outermost: it sees every answer
     original = app.openapi
     app.openapi = partial(_openapi, original)  # type: ignore[method-assign]
     return app
 
 
-def _add_generating_routes(app: FastAPI, client: EngineClient, card: ModelCard, limits: RequestLimits) -> None:
+def _add_generating_routes(app: FastAPI, serving: Serving) -> None:
+    client, card = serving.client, serving.card
+
     async def exchange(request: Request, prefix: str, parse: Parse) -> Exchange:
-        body = await read_json(request, limits.max_body_bytes)
-        return parse(body, prefix + secrets.token_hex(16), card, limits)
+        return await serving.exchange(request, prefix, parse)
 
     chat_extra = request_body(CHAT_FIELDS, NEUTRAL_CHAT, "messages")
     chat_answers = answers("ChatCompletion", stream="text/event-stream")
@@ -91,7 +139,7 @@ def _add_generating_routes(app: FastAPI, client: EngineClient, card: ModelCard, 
     async def generate(request: Request) -> Response:
         """Continue a prompt; the simple endpoint, plain text when streamed."""
         parsed = await exchange(request, "gen-", parse_generate)
-        delivery: Delivery = TextDelivery() if parsed.stream else WholeDelivery(GenerateShape(), parsed.num_choices)
+        delivery: Delivery = TextDelivery() if parsed.stream else _whole(parsed, GenerateShape())
         return EngineResponse(client, parsed, delivery)
 
 
@@ -101,8 +149,12 @@ def _head(exchange: Exchange, card: ModelCard) -> tuple[str, str, int, bool]:
 
 def _delivery(exchange: Exchange, shape: Shape) -> Delivery:
     if exchange.stream:
-        return EventDelivery(shape, exchange.include_usage)
-    return WholeDelivery(shape, exchange.num_choices)
+        return EventDelivery(shape, exchange.include_usage, exchange.timings)
+    return _whole(exchange, shape)
+
+
+def _whole(exchange: Exchange, shape: WholeShape) -> WholeDelivery:
+    return WholeDelivery(shape, exchange.num_choices, exchange.timings)
 
 
 def _add_describing_routes(app: FastAPI, client: EngineClient, card: ModelCard) -> None:
@@ -187,7 +239,7 @@ class _Envelope:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **scope.get(EXTRA_HEADERS, {})})
             await send(message)
 
         try:

@@ -6,6 +6,7 @@ Decides the prompt's four spellings and the endpoint's defaults (16 tokens, as O
 from __future__ import annotations
 
 import codecs
+import math
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter, PromptTooLong
@@ -15,7 +16,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import Prompt, TextPrompt, TokenPrompt
 from penstock.server.answers import finite_logprob, usage_object
 from penstock.server.exchange import Exchange
-from penstock.server.fields import INTEGER, NEUTRAL_COMPLETION, Field, Kind, join_path, read_fields
+from penstock.server.fields import BOOLEAN, INTEGER, NEUTRAL_COMPLETION, Field, Kind, join_path, read_fields
 from penstock.server.parameters import (
     COMMON_FIELDS,
     STREAM_OPTIONS,
@@ -25,7 +26,9 @@ from penstock.server.parameters import (
     read_terms,
     sampling_fields,
 )
+from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject
+from penstock.server.timings import TIMINGS
 
 __all__ = ["COMPLETION_FIELDS", "CompletionShape", "PROMPT_SCHEMA", "parse_completion", "read_prompt"]
 
@@ -40,9 +43,12 @@ PROMPTS = Kind(
 COMPLETION_FIELDS = (
     Field("prompt", PROMPTS, "What to continue: text or token ids, one prompt or several."),
     Field("best_of", INTEGER, "Must equal n: there is no choosing among more."),
+    Field("echo", BOOLEAN, "Begin each choice with the prompt; with logprobs, its tokens have theirs too."),
     STREAM_OPTIONS,
+    TIMINGS,
+    RESPONSE_FORMAT,
     *COMMON_FIELDS,
-    *sampling_fields(),
+    *sampling_fields("prompt_logprobs"),
 )
 
 
@@ -55,8 +61,10 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
     check_model(body, card)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     _check_best_of(given)
-    check_logprobs(given)
-    terms = read_terms(given, {"max_tokens": 16}, {}, card, limits)
+    if given.get("echo", False) and given.get("logprobs") is not None:
+        given["prompt_logprobs"] = given["logprobs"]
+    aliases = response_format_alias(given) | {"prompt_logprobs": "logprobs"}
+    terms = read_terms(given, {"max_tokens": 16}, aliases, card, limits)
     prompts = _prompts(given, card, limits)
     if len(prompts) * terms.params.n > limits.max_sequences:
         message = f"{len(prompts)} prompts times n = {terms.params.n} is more than {limits.max_sequences} sequences."
@@ -66,7 +74,8 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
         asks=tuple(terms.ask(f"{exchange_id}-{index}", prompt) for index, prompt in enumerate(prompts)),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
-        aliases={"messages": "prompt"},
+        timings=given.get("timings", False),
+        aliases=aliases | {"messages": "prompt"},
     )
 
 
@@ -74,16 +83,6 @@ def _check_best_of(given: JsonObject) -> None:
     if "best_of" in given and given["best_of"] != given.get("n", 1):
         message = "best_of is not supported beyond n: leave it out, or give it n's value."
         raise InvalidParameter("best_of", message, code="unsupported_parameter")
-
-
-def check_logprobs(given: JsonObject) -> None:
-    """Refuse alternatives to the generated token, which are not implemented."""
-    logprobs = given.get("logprobs", 0)
-    if isinstance(logprobs, bool) or not isinstance(logprobs, int):
-        raise InvalidParameter("logprobs", "logprobs must be an integer.", code="invalid_type")
-    if logprobs != 0:
-        message = "logprobs is supported at 0 only: the generated token's own, without alternatives."
-        raise InvalidParameter("logprobs", message, code="unsupported_parameter")
 
 
 def _prompts(given: JsonObject, card: ModelCard, limits: RequestLimits) -> list[Prompt]:
@@ -175,12 +174,28 @@ class CompletionShape:
 
     def _logprobs_object(self, delta: ChoiceDelta) -> JsonObject:
         offsets = self._offsets.setdefault(delta.choice, _Offsets())
+        tops = [_top_object(token) for token in delta.tokens]
         return {
             "text_offset": [offsets.advance(token) for token in delta.tokens],
-            "token_logprobs": [finite_logprob(token.logprob) for token in delta.tokens],
+            "token_logprobs": [_token_logprob(token) for token in delta.tokens],
             "tokens": [token.text for token in delta.tokens],
-            "top_logprobs": None,
+            "top_logprobs": tops if any(token.top for token in delta.tokens) else None,
         }
+
+
+def _token_logprob(token: TokenPiece) -> float | None:
+    """A prompt's first token has none: nothing stands before it to predict it from."""
+    return None if math.isnan(token.logprob) else finite_logprob(token.logprob)
+
+
+def _top_object(token: TokenPiece) -> JsonObject | None:
+    """Text -> log probability: of the likeliest tokens, then of the chosen one; of equal texts the likelier counts."""
+    if math.isnan(token.logprob):
+        return None
+    texts: JsonObject = {}
+    for each in (*token.top, token):
+        texts.setdefault(each.text, finite_logprob(each.logprob))
+    return texts
 
 
 class _Offsets:

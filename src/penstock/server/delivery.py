@@ -25,7 +25,9 @@ from penstock.contract.ports import EngineClient
 from penstock.server.connection import ClientLeft, while_connected
 from penstock.server.exchange import Exchange, Replies, Transcript
 from penstock.server.failures import ShuttingDown, error_object, error_response, json_response
+from penstock.server.observation import account_of
 from penstock.server.strict_json import JsonObject, encode
+from penstock.server.timings import timings_object
 
 __all__ = [
     "DONE",
@@ -121,9 +123,10 @@ class Delivery(Protocol):
 class WholeDelivery:
     """The answer in one JSON object."""
 
-    def __init__(self, shape: WholeShape, num_choices: int) -> None:
+    def __init__(self, shape: WholeShape, num_choices: int, timings: bool = False) -> None:
         self._shape = shape
         self._num_choices = num_choices
+        self._timings = timings
 
     async def deliver(self, replies: Replies, outlet: Outlet) -> None:
         """Wait for everything, then send it."""
@@ -131,18 +134,22 @@ class WholeDelivery:
         async with aclosing(replies.stream()) as stream:
             async for output in stream:
                 transcript.take(output)
-        await outlet.respond(json_response(200, self._shape.whole(transcript.choices(), replies.usage)))
+        answer = self._shape.whole(transcript.choices(), replies.usage)
+        if self._timings:
+            answer["timings"] = timings_object(replies.timings, replies.usage, self._num_choices)
+        await outlet.respond(json_response(200, answer))
 
     async def fail(self, error: JsonObject, usage: Usage, outlet: Outlet) -> None:
         """A whole answer is sent at once: when it has started, there is nothing left that could fail."""
 
 
 class EventDelivery:
-    """The answer as server-sent events, `[DONE]` last."""
+    """The answer as server-sent events, `[DONE]` last; usage and timings, where asked for, are in the last chunk."""
 
-    def __init__(self, shape: Shape, include_usage: bool) -> None:
+    def __init__(self, shape: Shape, include_usage: bool, timings: bool = False) -> None:
         self._shape = shape
         self._include_usage = include_usage
+        self._timings = timings
         self._open: set[int] = set()
 
     async def deliver(self, replies: Replies, outlet: Outlet) -> None:
@@ -154,7 +161,8 @@ class EventDelivery:
                     await outlet.start(EVENT_HEADERS)
                     await outlet.write(events)
         await outlet.start(EVENT_HEADERS)
-        await outlet.write(self._closing(replies.usage) + DONE)
+        timings = timings_object(replies.timings, replies.usage, len(self._open)) if self._timings else None
+        await outlet.write(self._closing(replies.usage, timings) + DONE)
         await outlet.end()
 
     async def fail(self, error: JsonObject, usage: Usage, outlet: Outlet) -> None:
@@ -165,14 +173,22 @@ class EventDelivery:
     def _events(self, output: ChoiceDelta | ChoiceFinished) -> bytes:
         opening = None if output.choice in self._open else self._shape.opening(output.choice)
         self._open.add(output.choice)
-        chunk = self._shape.piece(output) if isinstance(output, ChoiceDelta) else self._shape.ending(output)
-        return b"".join(_event(self._with_usage_key(each)) for each in (opening, chunk) if each is not None)
+        if isinstance(output, ChoiceDelta):
+            chunks = [self._shape.piece(delta) for delta in output.parts()]
+        else:
+            chunks = [self._shape.ending(output)]
+        return b"".join(_event(self._with_usage_key(each)) for each in (opening, *chunks) if each is not None)
 
     def _with_usage_key(self, chunk: JsonObject) -> JsonObject:
         return chunk | {"usage": None} if self._include_usage else chunk
 
-    def _closing(self, usage: Usage) -> bytes:
-        return _event(self._shape.usage(usage)) if self._include_usage else b""
+    def _closing(self, usage: Usage, timings: JsonObject | None = None) -> bytes:
+        if not self._include_usage and timings is None:
+            return b""
+        chunk = self._shape.usage(usage)
+        if not self._include_usage:
+            del chunk["usage"]
+        return _event(chunk if timings is None else chunk | {"timings": timings})
 
 
 class TextDelivery:
@@ -202,9 +218,10 @@ class EngineResponse(Response):
         self.status_code = 200
         self.background = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's signature)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; ends early, with the engine told, when the client leaves or the server shuts down."""
-        outlet = Outlet(send)
+        outlet, account = Outlet(send), account_of(scope)
+        account.exchange, account.replies = self._exchange, self._replies
         try:
             await while_connected(receive, self._answer(outlet))
         except ClientLeft:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 from penstock.contract.errors import EngineFault
@@ -22,9 +23,10 @@ from penstock.contract.events import (
     ChoiceFinished,
     FinishReason,
     Output,
-    TokenPiece,
+    PromptTokens,
     Usage,
 )
+from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.ports import EngineClient
 from penstock.contract.request import Ask
 
@@ -42,6 +44,7 @@ class Exchange:
         asks: one a prompt, each with the same `n`.
         stream: whether to answer piece by piece.
         include_usage: whether a stream ends with a usage chunk.
+        timings: whether the answer ends with its timings.
         aliases: parameter names that errors use -> the names that this caller used.
     """
 
@@ -49,6 +52,7 @@ class Exchange:
     asks: tuple[Ask, ...]
     stream: bool = False
     include_usage: bool = False
+    timings: bool = False
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
 
     @property
@@ -63,10 +67,20 @@ class _Closable(Protocol):
 
 
 class Replies:
-    """The outputs of an exchange as one stream. Owned by the one task that answers the request."""
+    """The outputs of an exchange as one stream. Owned by the one task that answers the request.
+
+    Attributes:
+        usage: of the prompts that have ended.
+        timings: of these together.
+        sent_tokens: tokens that have come through.
+        finish_reasons: of the choices that have ended.
+    """
 
     def __init__(self, client: EngineClient, exchange: Exchange) -> None:
         self.usage = Usage()
+        self.timings = UNTIMED
+        self.sent_tokens = 0
+        self.finish_reasons: list[str] = []
         self._client = client
         self._exchange = exchange
 
@@ -81,22 +95,34 @@ class Replies:
         async with aclosing(_merged(self._client, asks)) as outputs:
             async for prompt, output in outputs:
                 match output:
+                    case PromptTokens():
+                        for choice in range(asks[prompt].n if asks[prompt].echo else 0):
+                            yield ChoiceDelta(prompt * asks[prompt].n + choice, output.text, output.tokens)
                     case ChoiceDelta() | ChoiceFinished():
+                        self._note(output)
                         yield _renumbered(output, prompt * asks[prompt].n)
                     case AskFinished():
                         unfinished -= 1
-                        self._add(output.usage)
+                        self._add(output.usage, output.timings)
                     case AskFailed():
-                        self._add(output.usage)
+                        self._add(output.usage, output.timings)
                         raise EngineFault(output.message)
         if unfinished:
             raise EngineFault("The engine ended the answer before it was complete.")
 
-    def _add(self, usage: Usage) -> None:
+    def _note(self, output: ChoiceDelta | ChoiceFinished) -> None:
+        if isinstance(output, ChoiceDelta):
+            self.sent_tokens += len(output.tokens)
+        else:
+            self.finish_reasons.append(output.reason.value)
+
+    def _add(self, usage: Usage, timings: Timings) -> None:
+        self.timings = timings if self.timings is UNTIMED else self.timings.joined(timings)
         self.usage = Usage(
             prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
             cached_tokens=self.usage.cached_tokens + usage.cached_tokens,
+            reasoning_tokens=self.usage.reasoning_tokens + usage.reasoning_tokens,
         )
 
 
@@ -155,8 +181,7 @@ class Transcript:
     """A whole answer, gathered from the same stream that would be sent piece by piece. Owned by one answering task."""
 
     def __init__(self, num_choices: int) -> None:
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._tokens: list[list[TokenPiece]] = [[] for _ in range(num_choices)]
+        self._deltas: list[list[ChoiceDelta]] = [[] for _ in range(num_choices)]
         self._ends: dict[int, ChoiceFinished] = {}
 
     def take(self, output: ChoiceDelta | ChoiceFinished) -> None:
@@ -164,8 +189,7 @@ class Transcript:
         if isinstance(output, ChoiceFinished):
             self._ends[output.choice] = output
             return
-        self._texts[output.choice].append(output.text)
-        self._tokens[output.choice].extend(output.tokens)
+        self._deltas[output.choice].append(output)
 
     def choices(self) -> list[tuple[ChoiceDelta, ChoiceFinished]]:
         """Every choice as if it had come in one piece, by index.
@@ -173,9 +197,16 @@ class Transcript:
         Raises:
             EngineFault: a choice has not ended.
         """
-        if len(self._ends) != len(self._texts):
+        if len(self._ends) != len(self._deltas):
             raise EngineFault("The engine ended the answer before it was complete.")
-        return [
-            (ChoiceDelta(index, "".join(self._texts[index]), tuple(self._tokens[index])), self._ends[index])
-            for index in range(len(self._texts))
-        ]
+        return [(_joined(index, deltas), self._ends[index]) for index, deltas in enumerate(self._deltas)]
+
+
+def _joined(choice: int, deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    return ChoiceDelta(
+        choice,
+        "".join(delta.text for delta in deltas),
+        tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        "".join(delta.reasoning for delta in deltas),
+        tuple(chain.from_iterable(delta.calls for delta in deltas)),
+    )

@@ -13,12 +13,14 @@ from http import HTTPStatus
 
 from starlette.responses import Response
 
-from penstock.contract.errors import EngineDead, Overloaded, PenstockError, RequestError, UnknownModel
+from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError, RequestError, UnknownModel
 from penstock.server.strict_json import JsonObject, encode
 
 __all__ = [
     "BodyTooLarge",
     "BodyTooSlow",
+    "HttpRefusal",
+    "RequestTimedOut",
     "ShuttingDown",
     "UnsupportedMediaType",
     "error_object",
@@ -54,6 +56,27 @@ class UnsupportedMediaType(RequestError):
 
     def __init__(self) -> None:
         super().__init__("The Content-Type must be application/json (in UTF-8).", code="unsupported_media_type")
+
+
+class HttpRefusal(RequestError):
+    """A refusal that belongs to HTTP rather than to a field, with the status that says so.
+
+    Attributes:
+        status: the HTTP status.
+        kind: OpenAI's error type.
+    """
+
+    def __init__(self, status: int, message: str, *, code: str, kind: str = INVALID_REQUEST, param: str = "") -> None:
+        super().__init__(message, code=code, param=param)
+        self.status = status
+        self.kind = kind
+
+
+class RequestTimedOut(EngineFault):
+    """The request took longer than this server gives any."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request was ended after {seconds:g} seconds, the most that this server gives one.")
 
 
 class ShuttingDown(Overloaded):
@@ -105,11 +128,15 @@ def _classify(error: Exception) -> tuple[int, str, str]:
         (UnsupportedMediaType, 415),
         (RequestError, 400),
     )
+    if isinstance(error, HttpRefusal):
+        return error.status, error.kind, error.code
     for kind, status in statuses:
         if isinstance(error, kind):
             return status, INVALID_REQUEST, error.code
     if isinstance(error, ShuttingDown):
         return 503, SERVER_ERROR, "shutting_down"
+    if isinstance(error, RequestTimedOut):
+        return 504, SERVER_ERROR, "request_timeout"
     if isinstance(error, Overloaded):
         return 429, "rate_limit_error", "overloaded"
     if isinstance(error, EngineDead):

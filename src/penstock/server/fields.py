@@ -104,24 +104,16 @@ LABELS = Kind(
 )
 
 _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "early_stopping": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logprob_token_ids": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "repetition_detection": (),
-    "repetition_penalty": (1,),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -129,7 +121,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (),
-    "structured_outputs": (),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
@@ -138,23 +129,18 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
 }
 
 NEUTRAL_CHAT: Neutrals = _NEUTRAL_COMMON | {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),  # with no functions there is none to call
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
@@ -163,33 +149,31 @@ NEUTRAL_CHAT: Neutrals = _NEUTRAL_COMMON | {
     "return_prompt_text": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 NEUTRAL_COMPLETION: Neutrals = _NEUTRAL_COMMON | {
     "add_special_tokens": (True,),
-    "echo": (False,),
     "prompt_embeds": (),
     "suffix": ("",),
 }
 
-NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {"logprobs": (), "n": (1,), "stream_options": ()}
+NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {
+    "logprobs": (),
+    "logprobs_mode": (),
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+    "stream_options": (),
+}
 
 NEUTRAL_STREAM_OPTIONS: Neutrals = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
 
 NEUTRAL_MESSAGE: Neutrals = {
+    "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "name": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 NEUTRAL_PART: Neutrals = {"cache_control": (), "prompt_cache_breakpoint": ()}

@@ -15,6 +15,7 @@ from penstock.server.exchange import Exchange
 from penstock.server.fields import INTEGER, NEUTRAL_GENERATE, Field, Kind, read_fields
 from penstock.server.parameters import COMMON_FIELDS, check_model, max_tokens_alias, read_terms, sampling_fields
 from penstock.server.strict_json import JsonObject
+from penstock.server.timings import TIMINGS
 
 __all__ = ["GENERATE_FIELDS", "GenerateShape", "parse_generate"]
 
@@ -23,8 +24,9 @@ PROMPT = Kind("a string or a list of token ids", PROMPT_SCHEMA, lambda value: is
 GENERATE_FIELDS = (
     Field("prompt", PROMPT, "What to continue: text or token ids."),
     Field("max_new_tokens", INTEGER, "Another name of max_tokens."),
+    TIMINGS,
     *COMMON_FIELDS,
-    *sampling_fields("logprobs", "n"),
+    *sampling_fields("logprobs", "logprobs_mode", "n", "prompt_logprobs"),
 )
 
 
@@ -41,10 +43,14 @@ def parse_generate(body: JsonObject, exchange_id: str, card: ModelCard, limits: 
     if "prompt" not in given:
         raise InvalidParameter("prompt", "prompt is missing.", code="missing_value")
     prompt = read_prompt(given["prompt"], "prompt", card, limits)
+    timings, stream = given.get("timings", False), given.get("stream", False)
+    if timings and stream:
+        raise InvalidParameter("timings", "timings has no place in a stream of plain text; leave out stream.")
     return Exchange(
         id=exchange_id,
         asks=(terms.ask(exchange_id, prompt),),
-        stream=given.get("stream", False),
+        stream=stream,
+        timings=timings,
         aliases=aliases | {"messages": "prompt"},
     )
 

@@ -70,6 +70,7 @@ class Terms:
     priority: int
     tenant: str
     cache_salt: str
+    echo: bool = False
 
     def ask(self, ask_id: str, prompt: Prompt) -> Ask:
         """One prompt on these terms."""
@@ -82,6 +83,8 @@ class Terms:
             priority=self.priority,
             tenant=self.tenant,
             cache_salt=self.cache_salt,
+            echo=self.echo,
+            grammar=self.params.grammar(),
         )
 
 
@@ -149,7 +152,7 @@ def read_terms(
     except InvalidParameter as error:
         raise InvalidParameter(aliases.get(error.param, error.param), error.message, code=error.code) from None
     _check_counts(params, card, limits)
-    return Terms(params, _priority(given), _label(given, limits), _cache_salt(given, limits))
+    return Terms(params, _priority(given), _label(given, limits), _cache_salt(given, limits), given.get("echo", False))
 
 
 def _check_lengths(params: SamplingParams, card: ModelCard) -> None:

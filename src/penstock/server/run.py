@@ -19,12 +19,14 @@ from starlette.types import ASGIApp
 
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
+from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
+from penstock.server.bounded_protocol import bounded_protocol
+from penstock.server.stopping import announce_stop
 
 __all__ = ["DRAIN_SECONDS", "Server", "listen", "run"]
 
-DRAIN_SECONDS = 30
+DRAIN_SECONDS = DEFAULT_SERVER_LIMITS.drain_seconds
 BACKLOG = 2048
-MAX_HEADER_BYTES = 16 * 1024
 KEEP_ALIVE_SECONDS = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -33,12 +35,17 @@ class Server(uvicorn.Server):
     """uvicorn with a socket of its own, a call when it is ready, and signals that end it with exit code 0."""
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, on_ready: Callable[[str], None], drain_seconds: int = DRAIN_SECONDS
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        on_ready: Callable[[str], None],
+        drain_seconds: int = DRAIN_SECONDS,
+        limits: ServerLimits = DEFAULT_SERVER_LIMITS,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",  # the implementation that the tests run on, whatever else is installed
+                http=bounded_protocol(limits, config.max_connections),
                 loop="asyncio",
                 ws="none",
                 log_config=None,
@@ -46,9 +53,10 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=drain_seconds,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                h11_max_incomplete_event_size=limits.max_header_bytes,
             )
         )
+        self._app = app
         self._address = (config.host, config.port)
         self._on_ready = on_ready
 
@@ -74,6 +82,11 @@ class Server(uvicorn.Server):
         if sockets and not self.should_exit:
             host, port = sockets[0].getsockname()[:2]
             self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; first tells the streams that would never end by themselves."""
+        announce_stop(self._app)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -1,4 +1,4 @@
-"""Characters to tokens and back: tokenizer, chat template, incremental detokenizer, stop strings.
+"""Characters to tokens and back: tokenizer, chat template, detokenizer, stop strings, and the parts of an answer.
 
 Knows model files by their text half only, and no tensors. Start at `open_text`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.detokenizer import Detokenizer
+from penstock.text.reply import ReplyFormat, ReplyParser, ReplyPiece, ReplyReader
 from penstock.text.stop_strings import StopScan, StopStrings
 from penstock.text.tokenizer import TextModel, Tokenizer, open_text
 
@@ -16,6 +17,10 @@ __all__ = [
     "ControlTokens",
     "Detokenizer",
     "RenderedChat",
+    "ReplyFormat",
+    "ReplyParser",
+    "ReplyPiece",
+    "ReplyReader",
     "StopScan",
     "StopStrings",
     "TextModel",

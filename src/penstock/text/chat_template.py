@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.contract.errors import InvalidParameter, ModelFileError
-from penstock.contract.request import Message
+from penstock.contract.request import ChatPrompt, Message, TemplateValue
 from penstock.text.control_tokens import ControlTokens, RenderedChat
+from penstock.text.conversation import as_definitions, as_turns, check_calls, strings_in, with_strings
+from penstock.text.plain_tools import with_calls_in_words, with_tools_in_words
 from penstock.text.unicode_text import require_unicode
 
 __all__ = ["ChatTemplate"]
@@ -36,6 +39,9 @@ __all__ = ["ChatTemplate"]
 _ROLE = re.compile(r"[a-z_]{1,32}")
 _OUTPUT_PER_INPUT = 4
 _OUTPUT_EXTRA = 64 * 1024
+_MARKS = range(0x100000, 0x10FFFE)  # Supplementary Private Use Area-B; stand-ins come from area A
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_ASKS_FOR_NULL = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none\b")
 _MOST_WORDS = 400  # a template may put whole messages into its complaint
 
 # What a template that meets a conversation it was not written for raises, beside Jinja's own errors.
@@ -57,7 +63,7 @@ class ChatTemplate:
         ModelFileError: the source is not valid Jinja; names the line.
     """
 
-    __slots__ = ("_control_tokens", "_special_tokens", "_template")
+    __slots__ = ("_control_tokens", "_declared", "_null_content", "_special_tokens", "_template", "source")
 
     def __init__(
         self,
@@ -69,38 +75,82 @@ class ChatTemplate:
         control_tokens: ControlTokens,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self._template = _compile(source, file, key, now)
+        self.source = source
+        self._template, self._declared = _compile(source, file, key, now)
+        self._null_content = _ASKS_FOR_NULL.search(source) is not None
         self._special_tokens = dict(special_tokens)
         self._control_tokens = control_tokens
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template has a place for tools; if not, they are put into words."""
+        return "tools" in self._declared
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """What a caller may set: the variables that the template reads and nobody else provides."""
+        return self._declared - _RESERVED - self._special_tokens.keys()
+
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> RenderedChat:
+        """The conversation as the model expects it; as `render_prompt`, without its further wishes."""
+        return self.render_prompt(ChatPrompt(tuple(messages), add_generation_prompt=add_generation_prompt))
+
+    def render_prompt(self, prompt: ChatPrompt) -> RenderedChat:
         """The conversation as the model expects it.
 
-        Args:
-            messages: at least one; roles are lower-case words.
-            add_generation_prompt: end with the opening of an assistant turn, so that the model answers.
-
         Raises:
-            InvalidParameter: no messages, a malformed role, text with a lone surrogate, or the template refuses the
-                conversation (its own words are the message) or writes more than 4 times the input and 64 KiB.
+            InvalidParameter: no messages, a malformed role, text with a lone surrogate, a variable that the template
+                does not read, a name that it has no place for, a last message that cannot be continued; or the template
+                refuses the conversation (its own words are the message) or writes more than 4 times the input and
+                64 KiB.
         """
-        _check_messages(messages)
-        contents, stand_ins = self._control_tokens.disarm([message.content for message in messages])
-        turns = [{"role": m.role, "content": c} for m, c in zip(messages, contents, strict=True)]
-        limit = _OUTPUT_PER_INPUT * sum(len(m.role) + len(m.content) for m in messages) + _OUTPUT_EXTRA
-        return RenderedChat(self._write(turns, add_generation_prompt, limit), stand_ins)
+        _check_messages(prompt.messages)
+        self._check_variables(prompt.template_variables)
+        rendered = self._render(prompt)
+        named = [index for index, message in enumerate(prompt.messages) if message.name and message.role != "tool"]
+        if named:
+            nameless = tuple(m if m.role == "tool" else replace(m, name="") for m in prompt.messages)
+            if self._render(replace(prompt, messages=nameless)).text == rendered.text:
+                where = f"messages.{named[0]}.name"
+                raise InvalidParameter(where, f"{where}: this model's chat template has no place for names.")
+        return rendered
 
-    def _write(self, turns: list[dict[str, str]], add_generation_prompt: bool, limit: int) -> str:
+    def _render(self, prompt: ChatPrompt) -> RenderedChat:
+        messages = prompt.messages
+        if "tool_calls" not in self.source and any(m.tool_calls or m.role == "tool" for m in messages):
+            messages = with_calls_in_words(messages)
+        if prompt.tools and not self.takes_tools:
+            messages = with_tools_in_words(messages, prompt.tools)
+        tools = as_definitions(prompt.tools) if self.takes_tools else None
+        value = [as_turns(messages, null_content=self._null_content), tools, dict(prompt.template_variables)]
+        strings = list(strings_in(value))
+        mark = _end_mark(strings) if prompt.continue_final_message else ""
+        disarmed, stand_ins = self._control_tokens.disarm(strings)
+        turns, tools, variables = with_strings(value, iter(disarmed))
+        if mark:
+            _mark_end(turns[-1], mark)
+        limit = _OUTPUT_PER_INPUT * sum(map(len, strings)) + _OUTPUT_EXTRA
+        given = {"messages": turns, "tools": tools, "documents": None, **variables}
+        given["add_generation_prompt"] = prompt.add_generation_prompt and not mark
+        text = self._write(given, limit)
+        return RenderedChat(_cut_at(text, mark) if mark else text, stand_ins)
+
+    def _check_variables(self, variables: Sequence[tuple[str, TemplateValue]]) -> None:
+        for name, value in variables:
+            where = f"chat_template_kwargs.{name}"
+            if name not in self.variables:
+                allowed = ", ".join(sorted(self.variables)) or "none"
+                raise InvalidParameter(
+                    where, f"{where}: this model's chat template reads no such variable ({allowed})."
+                )
+            if isinstance(value, str):
+                require_unicode(value, where)
+
+    def _write(self, given: Mapping[str, Any], limit: int) -> str:
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate(
-                **self._special_tokens,
-                messages=turns,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            ):
+            for piece in self._template.generate(**self._special_tokens, **given):
                 size += len(piece)
                 if size > limit:
                     raise InvalidParameter(
@@ -121,16 +171,45 @@ def _check_messages(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         if not _ROLE.fullmatch(message.role):
             raise InvalidParameter(f"messages.{index}.role", "must be 1 to 32 lower-case letters or underscores")
-        require_unicode(message.content, f"messages.{index}.content")
+        for field in ("content", "name", "tool_call_id", "reasoning"):
+            require_unicode(getattr(message, field), f"messages.{index}.{field}")
+        check_calls(message, f"messages.{index}")
 
 
-def _compile(source: str, file: str, key: str, now: Callable[[], datetime]) -> jinja2.Template:
+def _end_mark(strings: Sequence[str]) -> str:
+    """A private-use character that no text of the conversation has."""
+    used = set().union(*strings)
+    return next(_unused_marks(used))
+
+
+def _unused_marks(used: set[str]) -> Iterator[str]:
+    yield from (chr(code) for code in _MARKS if chr(code) not in used)
+    raise InvalidParameter("messages", "the messages use every private-use character")
+
+
+def _mark_end(turn: dict[str, Any], mark: str) -> None:
+    """Put the mark where the model is to go on: behind the last message's text."""
+    if not isinstance(turn["content"], str) or "tool_calls" in turn:
+        raise InvalidParameter("continue_final_message", "the last message must have text and no calls to be continued")
+    turn["content"] += mark
+
+
+def _cut_at(text: str, mark: str) -> str:
+    if mark not in text:
+        reason = "continue_final_message: this model's chat template does not show the last message"
+        raise InvalidParameter("continue_final_message", reason)
+    return text[: text.rindex(mark)]
+
+
+def _compile(source: str, file: str, key: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, frozenset[str]]:
+    """The template, and the variables that it reads from its caller."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
     try:
-        return environment.from_string(source)
+        declared = meta.find_undeclared_variables(environment.parse(source))
+        return environment.from_string(source), frozenset(declared - environment.globals.keys())
     except jinja2.TemplateSyntaxError as error:
         raise ModelFileError(file, key, f"chat template, line {error.lineno}: {error.message}") from error
     except RecursionError as error:

@@ -25,18 +25,22 @@ class Detokenizer:
 
     Args:
         skip_special_tokens: leave control tokens out of the text instead of spelling them.
+        spelled: control tokens that are spelled all the same.
     """
 
-    __slots__ = ("_decoder", "_skip_special_tokens", "_tokenizer")
+    __slots__ = ("_decoder", "_skip_special_tokens", "_spelled", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, spelled: frozenset[int] = frozenset()
+    ) -> None:
+        self._spelled = spelled
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = _UTF8(errors="replace")
 
     def push(self, token_id: int) -> str:
         """Take one more token; the characters that it completed, "" while a character is incomplete."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._spelled:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 

@@ -48,6 +48,7 @@ def read_huggingface(files: HuggingFaceText) -> TextParts:
         bos=ids.get("bos_token", bos[0] if bos else -1),
         eos=frozenset([*eos, ids["eos_token"]] if "eos_token" in ids else eos),
         template=_template(directory, config, config_file),
+        tool_template=_tool_template(directory, config, config_file),
     )
 
 
@@ -126,10 +127,7 @@ def _ids_in(file: Path, key: str) -> list[int]:
 def _template(directory: Path, config: Mapping[str, Any], config_file: Path) -> TemplateSource | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
-        try:
-            return TemplateSource(file.read_text(encoding="utf-8"), str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFileError(str(file), "", f"is not readable text: {error}") from error
+        return _read_template(file)
     value = config.get("chat_template")
     if value is None:
         return None
@@ -137,6 +135,24 @@ def _template(directory: Path, config: Mapping[str, Any], config_file: Path) -> 
     if not isinstance(source, str):
         raise ModelFileError(str(config_file), "chat_template", "must be a string or a list of named templates")
     return TemplateSource(source, str(config_file), "chat_template")
+
+
+def _tool_template(directory: Path, config: Mapping[str, Any], config_file: Path) -> TemplateSource | None:
+    """The template named `tool_use` in a list of named ones, which transformers takes where there are tools."""
+    file = directory / "additional_chat_templates" / "tool_use.jinja"
+    if (directory / "chat_template.jinja").is_file():
+        return _read_template(file) if file.is_file() else None
+    value = config.get("chat_template")
+    named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)} if isinstance(value, list) else {}
+    source = named.get("tool_use")
+    return TemplateSource(source, str(config_file), "chat_template") if isinstance(source, str) else None
+
+
+def _read_template(file: Path) -> TemplateSource:
+    try:
+        return TemplateSource(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(str(file), "", f"is not readable text: {error}") from error
 
 
 def _default_of(templates: list[Any], file: Path) -> Any:

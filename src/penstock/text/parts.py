@@ -30,6 +30,7 @@ class TextParts:
         special_tokens: spelling by role (`bos_token`, `eos_token`, ...), as chat templates see them.
         bos: -1 when the model has none.
         template: None when the model has no chat template.
+        tool_template: a second one, for conversations with tools; None where the first serves both.
     """
 
     file: str
@@ -38,3 +39,4 @@ class TextParts:
     bos: int
     eos: frozenset[int]
     template: TemplateSource | None
+    tool_template: TemplateSource | None = None

@@ -18,12 +18,14 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import GgufVocabulary, TextFiles
-from penstock.contract.request import Message
+from penstock.contract.request import ChatPrompt, Message
+from penstock.contract.tools import ReplyRules
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.huggingface import read_huggingface
-from penstock.text.parts import TextParts
+from penstock.text.parts import TemplateSource, TextParts
+from penstock.text.reply import PLAIN_FORMAT, ReplyFormat, ReplyReader, find_reply_format
 from penstock.text.token_bytes import strips_leading_space, token_byte_table
 from penstock.text.unicode_text import require_unicode
 
@@ -75,6 +77,11 @@ class Tokenizer:
         """Whether the token acts on the model (begin, end, turns) rather than being text."""
         return token_id in self._special
 
+    def special_ids(self, spellings: Iterable[str]) -> frozenset[int]:
+        """The special tokens with one of these spellings."""
+        wanted = frozenset(spellings)
+        return frozenset(id_ for id_, token in self._special.items() if token.content in wanted)
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token stands for: part of a character, or several; a leading space included.
 
@@ -89,6 +96,21 @@ class Tokenizer:
             InvalidParameter: the text has a lone surrogate; names `param`.
         """
         return tuple(self._encode(self._backend, text, param, add_special_tokens=True).ids)
+
+    def spellings(self, text: str, *, param: str) -> tuple[tuple[int, ...], ...]:
+        """The ids of `text` inside other text: where nothing stands before it, and after a space.
+
+        Raises:
+            InvalidParameter: the text has a lone surrogate; names `param`.
+        """
+        texts = (text, " " + text.lstrip()) if text.strip() else (text,)
+        spelled = [self._encode(self._backend, each, param, add_special_tokens=False).ids for each in texts]
+        return tuple(dict.fromkeys(tuple(ids) for ids in spelled if ids))
+
+    def tokens_with(self, text: str) -> tuple[int, ...]:
+        """The ids of all tokens whose own text holds `text`, ascending."""
+        sought = text.encode()
+        return tuple(id_ for id_, piece in enumerate(self._pieces) if sought in piece)
 
     def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
         """The ids of a rendered conversation. Only the template's own control tokens are control tokens.
@@ -172,15 +194,27 @@ class TextModel:
         chat_template: None when the model has none.
         eos_token_ids: ids that end a generated text.
         bos_token_id: None when the model has none.
+        reply_format: how it writes calls and reasoning.
+        tool_template: renders conversations with tools; None where `chat_template` renders all.
     """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
+    reply_format: ReplyFormat = PLAIN_FORMAT
+    tool_template: ChatTemplate | None = None
 
     def encode_messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt that asks the model for the next assistant turn.
+
+        Raises:
+            InvalidParameter: the model has no chat template, or it refuses the conversation.
+        """
+        return self.tokenizer.encode_chat(self.render(ChatPrompt(tuple(messages))))
+
+    def render(self, prompt: ChatPrompt) -> RenderedChat:
+        """The conversation as the model's chat template writes it.
 
         Raises:
             InvalidParameter: the model has no chat template, or it refuses the conversation.
@@ -189,32 +223,50 @@ class TextModel:
             raise InvalidParameter(
                 "messages", "this model has no chat template; send a raw prompt instead", code="no_chat_template"
             )
-        return self.tokenizer.encode_chat(self.chat_template.render(messages))
+        return (self.tool_template if prompt.tools and self.tool_template else self.chat_template).render_prompt(prompt)
+
+    def reply_reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: RenderedChat) -> ReplyReader | None:
+        """What takes the answers to a rendered conversation apart; None when they are plain text.
+
+        Raises:
+            InvalidParameter: the tools cannot be offered or checked.
+        """
+        reader = self.reply_format.reader(prompt, rules, rendered.text)
+        return reader and reader.spelling(self.tokenizer.special_ids(reader.markers))
 
 
-def open_text(files: TextFiles) -> TextModel:
+def open_text(files: TextFiles, *, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> TextModel:
     """Read a model's tokenizer and chat template.
+
+    Args:
+        files: the text half of the model's files.
+        tool_call_parser: how the model writes calls; see `EngineConfig`.
+        reasoning_parser: how it writes its reasoning; likewise.
 
     Raises:
         ModelFileError: a file is missing, corrupt, or of a kind that is not implemented.
     """
     parts = read_gguf(files) if isinstance(files, GgufVocabulary) else read_huggingface(files)
     tokenizer = Tokenizer(parts.backend, parts.file)
+    template = _chat_template(parts.template, parts, tokenizer)
+    tool_template = _chat_template(parts.tool_template, parts, tokenizer)
     return TextModel(
         tokenizer=tokenizer,
-        chat_template=_chat_template(parts, tokenizer),
+        chat_template=template,
         eos_token_ids=parts.eos,
         bos_token_id=parts.bos if parts.bos >= 0 else None,
+        reply_format=find_reply_format(tool_call_parser, reasoning_parser, tool_template or template),
+        tool_template=tool_template,
     )
 
 
-def _chat_template(parts: TextParts, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if parts.template is None:
+def _chat_template(template: TemplateSource | None, parts: TextParts, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if template is None:
         return None
     return ChatTemplate(
-        parts.template.source,
-        file=parts.template.file,
-        key=parts.template.key,
+        template.source,
+        file=template.file,
+        key=template.key,
         special_tokens=parts.special_tokens,
         control_tokens=tokenizer.control_tokens,
     )

@@ -205,7 +205,7 @@ def _draw_strangers(draw: Random, requests: Sequence[GenerateRequest], vocab_siz
         request = GenerateRequest(
             f"stranger/{index}",
             prompt,
-            sampling=draw_sampling(draw).spec(),
+            sampling=draw_sampling(draw, vocab_size),
             stop=StopRules(max_tokens=_most_tokens(longest) - len(prompt)),
         )
         arrival = Arrival(draw.randint(0, 2 * len(requests)), request)

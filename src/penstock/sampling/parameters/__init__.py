@@ -1,9 +1,11 @@
 """The sampling parameters, one module each, found by looking: to add a parameter, add its file.
 
 Every module here is named after its parameter and has one `PARAMETER`. `PARAMETERS` holds them sorted by name, and
-`STAGES` those that reshape the distribution in the order in which they run: temperature, top_k, top_p, min_p. Each
-filter thus sees the distribution that the ones before it left, as in transformers. (Only top_p and min_p would notice
-another order: top_k and min_p compare single tokens with the likeliest one, which every filter keeps.)
+`STAGES` those that reshape the distribution, in the order in which they run. Before temperature: what is allowed at all
+(allowed_token_ids, bad_words, logit_bias, in vLLM's order) and the penalties (repetition, frequency, presence, DRY);
+these hold for greedy choices too. After it the filters: top_n_sigma, top_k, typical_p, top_p, min_p and at last XTC,
+which must see what the others left (llama.cpp's order). Each filter sees the distribution that the ones before it left,
+as in transformers.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from penstock.sampling.parameter import Parameter, Stage
+from penstock.sampling.parameter import Parameter, RowStage, Stage
 
 __all__ = ["PARAMETERS", "STAGES"]
 
@@ -23,6 +25,6 @@ def _collect() -> tuple[Parameter, ...]:
 
 PARAMETERS: tuple[Parameter, ...] = _collect()
 
-STAGES: tuple[tuple[str, Stage], ...] = tuple(
+STAGES: tuple[tuple[str, Stage | RowStage], ...] = tuple(
     sorted(((p.name, stage) for p in PARAMETERS for stage in p.stages), key=lambda named: named[1].order)
 )

@@ -1,0 +1,12 @@
+"""Writes docs/api-fields.md from the code: `.venv/bin/python docs/write_api_fields.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.server.fates import table
+
+PAGE = Path(__file__).parent / "api-fields.md"
+
+if __name__ == "__main__":
+    PAGE.write_text(table(), encoding="utf-8")

@@ -1,0 +1,80 @@
+"""`penstock run-batch`: an OpenAI batch file in, its answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from tqdm import tqdm
+
+from penstock.cli.options import build_configs, config_options
+from penstock.contract.config import EngineConfig
+
+__all__ = ["command"]
+
+
+@click.command("run-batch")
+@click.option(
+    "--input",
+    "-i",
+    "source",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    required=True,
+    help='An OpenAI batch file: JSON lines of "custom_id", "method", "url" and "body".',
+)
+@click.option(
+    "--output",
+    "-o",
+    "results",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Where answers go, one JSON line each, as they come. Lines that are answered there are not asked again.",
+)
+@click.option(
+    "--errors",
+    "-e",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the answers of lines that failed go; by default beside the others.",
+)
+@click.option(
+    "--max-in-flight",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Lines under way at once: enough to keep every slot busy. Memory grows with it, not with the file.",
+)
+@config_options(EngineConfig)
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    source: Path,
+    results: Path,
+    errors: Path | None,
+    max_in_flight: int,
+    **_: object,
+) -> None:
+    """Answer every line of a batch file with MODEL, as its HTTP server would; run it again to go on after a stop."""
+    (config,) = build_configs(context, EngineConfig)
+    from penstock.app import local_application  # brings torch in: not for --help
+    from penstock.llm.batch_file import BatchFiles, count_lines, read_answered, run_lines
+    from penstock.server.in_process import post
+    from penstock.weights.locate import default_cache_dir
+
+    files = BatchFiles(source, results, errors or results)
+    total = count_lines(source)
+    read_answered(files)  # a file that is not ours is said before the model is loaded
+    with (
+        local_application(config, default_cache_dir(os.environ), partial(click.echo, err=True)) as app,
+        tqdm(total=total, desc="Answering", unit="line") as bar,
+    ):
+        counts = asyncio.run(run_lines(files, partial(post, app), max_in_flight, partial(_advance, bar)))
+    click.echo(f"{counts.answered} answered, {counts.failed} failed, {counts.skipped} were answered before", err=True)
+
+
+def _advance(bar: tqdm[NoReturn]) -> None:
+    bar.update()

@@ -1,0 +1,29 @@
+"""What form an answer must have: a plain value, so that a plan that carries it can be printed, written and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Grammar", "GrammarKind"]
+
+
+class GrammarKind(StrEnum):
+    """The language that a grammar is written in. The words are those of the request field `structured_outputs`."""
+
+    JSON = "json"
+    """A JSON schema, as JSON text."""
+    REGEX = "regex"
+    """A regular expression that the whole answer matches."""
+    CHOICE = "choice"
+    """A JSON list of strings, one of which is the answer."""
+    GRAMMAR = "grammar"
+    """A context-free grammar: Lark with the rule `start`, or GBNF with the rule `root`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form of one answer: `source`, in the language `kind`. Made by `penstock.sampling`, read by `grammar`."""
+
+    kind: GrammarKind
+    source: str

@@ -1,0 +1,145 @@
+"""What the engine measured: of one ask (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
+
+Decides nothing. Knows neither who reads them nor in which format they are published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["UNTIMED", "Histogram", "Measurements", "Timings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The life of one ask, as instants on the engine's clock in seconds, none before the one above it.
+
+    What never happened (the first token of an ask that was aborted in the queue) has the instant of the end. Of several
+    choices the first admission, the first token of any and the last token of any count.
+    """
+
+    arrived: float = 0.0
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def queue(self) -> float:
+        """Seconds from arrival to the first step that computed something of it."""
+        return self.admitted - self.arrived
+
+    @property
+    def prefill(self) -> float:
+        """Seconds from the beginning of that step to the first token."""
+        return self.first_token - self.admitted
+
+    @property
+    def decode(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.last_token - self.first_token
+
+    @property
+    def total(self) -> float:
+        """Seconds from arrival to the end."""
+        return self.ended - self.arrived
+
+    def joined(self, other: Timings) -> Timings:
+        """Two asks of one caller as one: from the first arrival to the last end."""
+        return Timings(
+            arrived=min(self.arrived, other.arrived),
+            admitted=min(self.admitted, other.admitted),
+            first_token=min(self.first_token, other.first_token),
+            last_token=max(self.last_token, other.last_token),
+            ended=max(self.ended, other.ended),
+        )
+
+
+UNTIMED = Timings()
+"""Of an ask that nobody measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often values fell between bounds.
+
+    Attributes:
+        edges: upper bounds, ascending, each inclusive.
+        counts: values in each interval, one more than edges: the last holds what lies above all of them.
+        total: sum of all values.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """The engine after a step: what it holds, and what it did since it was started.
+
+    A sequence is one choice of one prompt. Histograms of times and sizes hold the sequences that were answered (ended
+    by a stop or by length); counters hold everything. Times are seconds.
+
+    Attributes:
+        running: sequences that hold a slot.
+        waiting: sequences that do not.
+        free_blocks: KV blocks that nobody holds, whether or not they still cache something.
+        preemptions: how often a sequence lost its blocks to another.
+        prompt_tokens: of the prompts that have their first token; `cached_tokens` of them came out of the prefix cache.
+        generated_tokens: tokens sampled for a sequence that was still wanted.
+        wasted_tokens: those of them whose sequence was aborted later.
+        query_tokens: positions that admissions asked the prefix cache for, recomputation after a preemption included.
+        hit_tokens: how many of these it had.
+        rejections: asks refused because the queue was full.
+        finished: (finish reason, sequences), a pair for each reason.
+        time_to_first_token: arrival to first token.
+        inter_token_latency: between two tokens of a sequence.
+        time_per_output_token: the mean of these in one sequence.
+        e2e_latency: arrival to end.
+        queue_time: arrival to admission.
+        prefill_time: admission to first token.
+        decode_time: first token to last.
+        inference_time: admission to last token.
+        request_prompt_tokens: prompt length.
+        request_generation_tokens: tokens generated.
+        request_max_tokens: tokens allowed.
+        request_preemptions: how often it was preempted.
+        request_computed_tokens: prompt tokens that were not cached.
+        ask_choices: choices that an ask asked for.
+        ask_longest_choice: tokens of an ask's longest choice.
+        step_tokens: positions computed in one step.
+    """
+
+    running: int
+    waiting: int
+    total_blocks: int
+    free_blocks: int
+    block_size: int
+    prefix_caching: bool
+    steps: int
+    preemptions: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    wasted_tokens: int
+    query_tokens: int
+    hit_tokens: int
+    rejections: int
+    finished: tuple[tuple[str, int], ...]
+    time_to_first_token: Histogram
+    inter_token_latency: Histogram
+    time_per_output_token: Histogram
+    e2e_latency: Histogram
+    queue_time: Histogram
+    prefill_time: Histogram
+    decode_time: Histogram
+    inference_time: Histogram
+    request_prompt_tokens: Histogram
+    request_generation_tokens: Histogram
+    request_max_tokens: Histogram
+    request_preemptions: Histogram
+    request_computed_tokens: Histogram
+    ask_choices: Histogram
+    ask_longest_choice: Histogram
+    step_tokens: Histogram

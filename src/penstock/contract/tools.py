@@ -1,0 +1,91 @@
+"""Functions that a model may call, the calls that it makes, and what of an answer is taken apart.
+
+Schemas and arguments are carried as JSON text: immutable, and written exactly as their author did. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["PLAIN_REPLY", "CallPiece", "ReasoningUse", "ReplyRules", "Tool", "ToolCall", "ToolUse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the caller offers.
+
+    Attributes:
+        name: how the model calls it; unique among the tools of a request.
+        definition: JSON object as chat templates expect it: `{"type": "function", "function": {"name", ...}}`.
+        parameters: JSON Schema of the arguments, as JSON text.
+    """
+
+    name: str
+    definition: str
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call in a conversation's history; `arguments` is the JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A part of a call that the model makes now.
+
+    Attributes:
+        index: which call of the choice, from 0.
+        id: given by the first piece of a call alone; "" in the others.
+        name: likewise.
+        arguments: more of the arguments' JSON text; joined over a call's pieces, all of it.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolUse(StrEnum):
+    """Whether the model may, must or must not call; see OpenAI's `tool_choice`."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+    """The answer is the arguments of the one tool that the rules name."""
+
+
+class ReasoningUse(StrEnum):
+    """What becomes of the reasoning that a model writes before its answer."""
+
+    INLINE = "inline"
+    """It stays in the text, tags and all."""
+    SPLIT = "split"
+    """It is told apart from the text."""
+    HIDDEN = "hidden"
+    """It is told apart and left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRules:
+    """How an answer is taken apart; by default it is not.
+
+    Attributes:
+        tool_name: the tool that `NAMED` names; else "".
+        parallel_tool_calls: whether one answer may hold several calls; if not, it ends after the first.
+    """
+
+    reasoning: ReasoningUse = ReasoningUse.INLINE
+    tool_use: ToolUse = ToolUse.NONE
+    tool_name: str = ""
+    parallel_tool_calls: bool = True
+
+
+PLAIN_REPLY = ReplyRules()

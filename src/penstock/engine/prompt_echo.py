@@ -1,0 +1,54 @@
+"""The prompt as an answer's first output, with what the model thought of it where that was asked for.
+
+Decides when it is complete; until then, whatever other choices bring is held back. Knows neither scheduler nor HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.contract.events import Output, PromptScored, PromptTokens, TokenPiece
+from penstock.engine.intake import Submission
+from penstock.text import Tokenizer
+
+__all__ = ["PromptEcho"]
+
+
+class PromptEcho:
+    """Gathers one prompt's scores. Owned by the engine's step.
+
+    Attributes:
+        held: outputs that must come after the prompt, in order.
+    """
+
+    def __init__(self, submission: Submission, tokenizer: Tokenizer) -> None:
+        self.held: list[Output] = []
+        self._submission = submission
+        self._tokenizer = tokenizer
+        self._scores: dict[int, TokenPiece] = {}
+        self._scored = submission.requests[0].fresh_prompt
+
+    @classmethod
+    def wanted(cls, submission: Submission) -> bool:
+        """Whether the answer begins with the prompt at all."""
+        return submission.echo or submission.requests[0].fresh_prompt
+
+    @property
+    def complete(self) -> bool:
+        """Whether every token but the first has its score, or none is to have one."""
+        return not self._scored or len(self._scores) == self._submission.prompt_tokens - 1
+
+    def take(self, event: PromptScored) -> None:
+        """Some scores; those told before are told alike again."""
+        read, prompt = self._tokenizer.token_bytes, self._submission.requests[0].prompt
+        for at, (logprob, top) in enumerate(zip(event.logprobs, event.tops, strict=True), start=event.start):
+            others = tuple(TokenPiece(id_, read(id_), its) for id_, its in top)
+            self._scores[at] = TokenPiece(prompt[at], read(prompt[at]), logprob, others)
+
+    def output(self) -> PromptTokens:
+        """The prompt; only once it is complete."""
+        read, prompt = self._tokenizer.token_bytes, self._submission.requests[0].prompt
+        unscored = (TokenPiece(token, read(token), math.nan) for token in prompt)
+        tokens = tuple(self._scores.get(at, piece) for at, piece in enumerate(unscored))
+        text = self._submission.prompt_text or self._tokenizer.decode(prompt, skip_special_tokens=False)
+        return PromptTokens(text, tokens)

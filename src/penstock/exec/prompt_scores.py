@@ -1,0 +1,43 @@
+"""What a model thinks of the tokens of a prompt, from the hidden states of a step.
+
+Decides in what portions logits are made of hidden states: never of more than a few positions at once, for `[T, V]` of a
+long prompt is larger than any model. Knows no sequence and no slot table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.contract.plan import Alternatives, PromptScores
+from penstock.exec.sampler import likeliest
+
+__all__ = ["PORTION", "prompt_scores"]
+
+PORTION = 32
+"""Positions whose logits are in memory at the same time."""
+
+
+def prompt_scores(
+    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Sequence[int], top: int, slot: int, start: int
+) -> PromptScores:
+    """Score the tokens `targets`, the first of which has index `start` in its prompt.
+
+    Args:
+        logits_of: `[S, H]` to `[S, V]`.
+        hidden: `[S, H]`, of the position before each of them.
+        targets: the tokens that stand in these places.
+        top: how many of the likeliest tokens are reported in each place.
+        slot: whose prompt it is.
+        start: see above.
+    """
+    logprobs: list[float] = []
+    tops: list[Alternatives] = []
+    for begin in range(0, len(targets), PORTION):
+        here = torch.tensor(targets[begin : begin + PORTION], device=hidden.device)
+        scores = logits_of(hidden[begin : begin + len(here)]).log_softmax(-1)  # [P, V]
+        logprobs += scores.gather(-1, here[:, None]).squeeze(-1).tolist()
+        tops += likeliest(scores, [top] * len(here)) if top else [()] * len(here)
+    return PromptScores(slot, start, tuple(logprobs), tuple(tops))

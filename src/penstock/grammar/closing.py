@@ -1,0 +1,193 @@
+"""Ways to end a document: from any point of an automaton, a short text after which the document is complete.
+
+Decides nothing about what may be written: every path is walked on a copy of the automaton, so it is right by
+construction. How short it is is a matter of search: in JSON, close what is open and give the smallest value where one
+is missing; elsewhere, breadth first over one character of each class. All searches are bounded, and deterministic.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from llguidance import LLMatcher
+
+from penstock.grammar.vocabulary import Speller
+
+__all__ = ["Closer", "JsonPlace"]
+
+_AFTER_VALUE = b"}],:"
+_NUMBER = b"0123456789-.eE+"
+_VALUES = b'"ntf[{'
+_FILLERS = b"a0A-:.@/ _TZ"
+_MARKS = b'"@.-:/ _,(){}[]'
+_MAX_PATH = 16384
+"""Bytes; no document that needs more is begun."""
+_MAX_FILL = 1024
+"""Characters that are put into one string to make it long enough."""
+_LETTERS_SPELLED_OUT = 25
+"""More of them are a class, such as a-z, of which two are tried."""
+
+
+class JsonPlace:
+    """Whether the end of a JSON text lies inside a string: which closing character means what."""
+
+    __slots__ = ("escaped", "inside")
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.escaped = False
+
+    def copy(self) -> JsonPlace:
+        """The same place, to go on from separately."""
+        other = JsonPlace()
+        other.inside, other.escaped = self.inside, self.escaped
+        return other
+
+    def read(self, text: bytes) -> None:
+        """Go on past `text`."""
+        for byte in text:
+            if self.escaped:
+                self.escaped = False
+            elif self.inside and byte == 0x5C:
+                self.escaped = True
+            elif byte == 0x22:
+                self.inside = not self.inside
+
+
+class Closer:
+    """Finds endings over one vocabulary. Stateless.
+
+    Args:
+        searches: states that a breadth-first search may open.
+    """
+
+    def __init__(self, speller: Speller, searches: int) -> None:
+        self._speller = speller
+        self._searches = searches
+        self._most_marks = 48 if searches > 500 else 12  # the door searches wide, a running request narrow
+
+    def ending(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes | None:
+        """A text that completes the document, b"" if it is complete; None if none was found.
+
+        Args:
+            matcher: left as it is.
+            place: where in JSON the matcher stands; None for other languages.
+        """
+        if place is None:
+            return self._breadth(matcher, _is_complete)
+        return self._json(matcher.deep_copy(), place.copy())
+
+    def _json(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
+        path = bytearray()
+        while not matcher.is_accepting():
+            step = self._json_step(matcher, place)
+            if not step or len(path) > _MAX_PATH or not matcher.consume_tokens(self._speller.bytewise(step)):
+                return None
+            place.read(step)
+            path += step
+        return bytes(path)
+
+    def _json_step(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
+        forced = self._forced(matcher)
+        if forced:
+            return forced
+        if not place.inside:
+            return self._first(matcher, _AFTER_VALUE) or self._number(matcher) or self._first(matcher, _VALUES)
+        if place.escaped:
+            return self._first(matcher, b'n"\\')
+        return self._first(matcher, b'"') or self._fill(matcher) or self._close_string(matcher, place)
+
+    def _number(self, matcher: LLMatcher) -> bytes | None:
+        """The rest of a number, where a number may start or go on."""
+        if self._first(matcher, _NUMBER) is None:
+            return None
+        return self._breadth(matcher, self._ends_value)
+
+    def _ends_value(self, matcher: LLMatcher, _path: bytes) -> bool:
+        return matcher.is_accepting() or self._first(matcher, _AFTER_VALUE) is not None
+
+    def _close_string(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
+        """The rest of a string of a certain form; forced bytes may lead past its end."""
+
+        def closes(state: LLMatcher, path: bytes) -> bool:
+            after = place.copy()
+            after.read(path)
+            return not after.inside or (not after.escaped and self._may_close(state))
+
+        return self._breadth(matcher, closes)
+
+    def _fill(self, matcher: LLMatcher) -> bytes | None:
+        """A string that is too short: one character over and over, until the quote may come."""
+        filler = self._first(matcher, _FILLERS)
+        if filler is None:
+            return None
+        ids, trial, count = self._speller.bytewise(filler), matcher.deep_copy(), 0
+        while count < _MAX_FILL and trial.validate_tokens(ids) == 1:
+            trial.consume_tokens(ids)
+            count += 1
+            if self._may_close(trial):
+                return filler * count
+        return None
+
+    def _may_close(self, matcher: LLMatcher) -> bool:
+        return matcher.validate_tokens([self._speller.byte_ids[0x22]]) == 1
+
+    def _forced(self, matcher: LLMatcher) -> bytes:
+        forced = matcher.compute_ff_bytes()
+        return forced if all(byte in self._speller.byte_ids for byte in forced) else b""
+
+    def _first(self, matcher: LLMatcher, candidates: bytes) -> bytes | None:
+        byte_ids = self._speller.byte_ids
+        return next((bytes([byte]) for byte in candidates if matcher.validate_tokens([byte_ids[byte]]) == 1), None)
+
+    def _breadth(self, matcher: LLMatcher, goal: Callable[[LLMatcher, bytes], bool]) -> bytes | None:
+        """The shortest text found that leads to `goal`.
+
+        Of states at the same distance that allow the same tokens next, one is followed.
+        """
+        heap: list[tuple[int, int, LLMatcher, bytes]] = [(0, 0, matcher.deep_copy(), b"")]
+        seen: set[tuple[int, bytes]] = set()
+        for opened in range(self._searches):
+            if not heap:
+                return None
+            _, _, state, path = heapq.heappop(heap)
+            if goal(state, path):
+                return path
+            for step in self._steps(state):
+                after = state.deep_copy()
+                if not after.consume_tokens(self._speller.bytewise(step)):
+                    continue
+                longer = path + step
+                looks = (len(longer), after.compute_bitmask())
+                if looks not in seen:
+                    seen.add(looks)
+                    heapq.heappush(heap, (len(longer), opened * 256 + step[0], after, longer))
+        return None
+
+    def _steps(self, matcher: LLMatcher) -> list[bytes]:
+        """What may come next: forced bytes, or one byte of each class."""
+        forced = self._forced(matcher)
+        if forced:
+            return [forced]
+        allowed = _allowed(matcher, self._speller.byte_ids)
+        letters = [byte for byte in allowed if bytes([byte]).isalpha()]
+        digits = [byte for byte in allowed if bytes([byte]).isdigit()]
+        others = sorted((b for b in allowed if b not in letters and b not in digits), key=_commonness)
+        kept = letters if len(letters) <= _LETTERS_SPELLED_OUT else [letters[0], letters[-1]]
+        return [bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *others[: self._most_marks])]
+
+
+def _commonness(byte: int) -> tuple[int, int]:
+    """Marks that forms are made of come before all others."""
+    place = _MARKS.find(byte)
+    return (place if place >= 0 else len(_MARKS), byte)
+
+
+def _is_complete(matcher: LLMatcher, _path: bytes) -> bool:
+    return bool(matcher.is_accepting())
+
+
+def _allowed(matcher: LLMatcher, byte_ids: dict[int, int]) -> list[int]:
+    mask = matcher.compute_bitmask()
+    return [byte for byte, id_ in sorted(byte_ids.items()) if mask[id_ >> 3] >> (id_ & 7) & 1]

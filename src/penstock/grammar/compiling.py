@@ -1,0 +1,71 @@
+"""From a `Grammar` to an automaton: what is handed to llguidance, and within which limits.
+
+Decides the JSON whitespace (at most one space where JSON allows any: endless whitespace is no document) and the limits
+on the automaton. Deterministic: the same grammar gives the same automaton in every process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.grammar.schema_check import read_schema
+from penstock.grammar.vocabulary import Speller
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+__all__ = ["compile_grammar"]
+
+_FIELD = "structured_outputs"
+_JSON_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": " ?",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+def compile_grammar(grammar: Grammar, speller: Speller) -> LLMatcher:
+    """The automaton at its beginning.
+
+    Raises:
+        InvalidParameter: the grammar cannot be read, uses what is not supported, or is too large.
+    """
+    matcher = LLMatcher(speller.backend, _definition(grammar), log_level=0, limits=_limits())
+    if matcher.is_error():
+        raise InvalidParameter(_FIELD, f"cannot be compiled: {_one_line(matcher.get_error())}")
+    return matcher
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+
+
+def _definition(grammar: Grammar) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON:
+            return LLMatcher.grammar_from_json_schema(json.dumps(read_schema(grammar.source)), overrides=_JSON_OPTIONS)
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case GrammarKind.CHOICE:
+            texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.source))
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        case GrammarKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(_lark(grammar.source))
+
+
+def _lark(source: str) -> str:
+    try:
+        return any_to_lark(source)
+    except Exception as error:  # the converter raises bare exceptions for what it cannot read
+        raise InvalidParameter(_FIELD, f"the grammar is not readable: {_one_line(str(error))}") from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:400]

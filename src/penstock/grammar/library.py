@@ -1,0 +1,121 @@
+"""The grammars of an engine: judged at the door, kept while there is room, handed out as matchers.
+
+Decides what a grammar may cost. It is compiled first in a process of its own, with limits on time and memory, which is
+killed when it breaks them; only then here, where the result is kept in a cache bounded in bytes. What was refused is
+remembered too, so that an offender costs its price once. Safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llguidance import LLMatcher
+
+from penstock.contract.errors import EngineFault, InvalidParameter
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.grammar.closing import Closer, JsonPlace
+from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.matcher import GuidedMatcher
+from penstock.grammar.verdict import Verdict
+from penstock.grammar.vocabulary import Speller, Vocabulary
+from penstock.grammar.worker_client import WorkerClient
+
+__all__ = ["GrammarLibrary"]
+
+CACHE_BYTES = 64 * 1024 * 1024
+MAX_VERDICTS = 4096
+SEARCHES = 60
+"""States that a search for an ending may open while a request runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    matcher: LLMatcher
+    size: int
+
+
+class GrammarLibrary:
+    """Implements `contract.ports.Grammars`. Nothing is built before the first grammar comes.
+
+    Args:
+        vocabulary: called once, when it is first needed.
+        cache_bytes: most memory for compiled grammars, as the compiling process measured it.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], cache_bytes: int = CACHE_BYTES) -> None:
+        self._vocabulary = vocabulary
+        self._cache_bytes = cache_bytes
+        self._lock = threading.RLock()
+        self._speller: Speller | None = None
+        self._worker: WorkerClient | None = None
+        self._verdicts: OrderedDict[Grammar, Verdict] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._size = 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the compiled grammars that are kept."""
+        return self._size
+
+    def check(self, grammar: Grammar, room: int) -> None:
+        """See `contract.ports.Grammars.check`."""
+        verdict = self._verdict(grammar)
+        if verdict.error:
+            raise InvalidParameter("structured_outputs", verdict.error, code=verdict.code)
+        need = len(self._ready().spell(verdict.ending)) + 1
+        if need > room:
+            message = (
+                f"the shortest document found takes {need} tokens, its end token included; only {room} may be generated"
+            )
+            raise InvalidParameter("max_tokens", message)
+
+    def matcher(self, grammar: Grammar, room: int) -> GuidedMatcher:
+        """See `contract.ports.Grammars.matcher`."""
+        verdict = self._verdict(grammar)
+        if verdict.error:
+            raise EngineFault("a grammar that was taken at the door cannot be compiled any more")
+        speller = self._ready()
+        place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
+        fresh = self._compile(grammar, verdict.size)
+        return GuidedMatcher(fresh, speller, Closer(speller, SEARCHES), place, verdict.ending, room)
+
+    def close(self) -> None:
+        """End the compiling process."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.close()
+                self._worker = None
+
+    def _ready(self) -> Speller:
+        with self._lock:
+            if self._speller is None:
+                self._speller = Speller(self._vocabulary())
+            return self._speller
+
+    def _verdict(self, grammar: Grammar) -> Verdict:
+        self._ready()
+        with self._lock:  # one compiles at a time: a crowd of offenders takes one process's worth of the machine
+            known = self._verdicts.get(grammar)
+            if known is None:
+                if self._worker is None:
+                    self._worker = WorkerClient(self._vocabulary())
+                known = self._verdicts[grammar] = self._worker.judge(grammar)
+                if len(self._verdicts) > MAX_VERDICTS:
+                    self._verdicts.popitem(last=False)
+            self._verdicts.move_to_end(grammar)
+            return known
+
+    def _compile(self, grammar: Grammar, size: int) -> LLMatcher:
+        """A fresh matcher of a grammar that is known to compile within the limits."""
+        with self._lock:
+            kept = self._compiled.pop(grammar, None)
+            if kept is None:
+                kept = _Compiled(compile_grammar(grammar, self._ready()), size)
+                self._size += size
+            self._compiled[grammar] = kept
+            while self._size > self._cache_bytes:
+                self._size -= self._compiled.popitem(last=False)[1].size
+            return kept.matcher.deep_copy()

@@ -1,0 +1,39 @@
+"""What the compiling process says of a grammar, as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+__all__ = ["Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Taken or refused.
+
+    Attributes:
+        error: why it is refused, for the caller; "" if it is taken.
+        code: the error's machine-readable word.
+        ending_text: a whole document of the grammar, the shortest that was found, in Latin-1: a character a byte.
+        size: bytes of memory that compiling took.
+    """
+
+    error: str = ""
+    code: str = "invalid_value"
+    ending_text: str = ""
+    size: int = 0
+
+    @property
+    def ending(self) -> bytes:
+        """The document's bytes."""
+        return self.ending_text.encode("latin-1")
+
+    def line(self) -> bytes:
+        """As sent."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> Verdict:
+        """As received."""
+        return cls(**json.loads(line))

@@ -1,0 +1,84 @@
+"""A model's vocabulary as the automata see it: what bytes each token stands for, and which tokens end an answer.
+
+Does not know how text is tokenised: a path to the end is spelled by longest match, which any byte-level or
+byte-fallback vocabulary can do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from penstock.contract.errors import InvalidParameter
+
+__all__ = ["Speller", "Vocabulary"]
+
+_PARTS = re.compile(rb"[\x00-\x7f]+|[\x80-\xff]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model.
+
+    Attributes:
+        tokens: the bytes of each token by id; b"" for special tokens and for ids that stand for nothing. As long as the
+            logits are wide.
+        special: ids that are no text.
+        eos: ids that end an answer.
+    """
+
+    tokens: tuple[bytes, ...]
+    special: tuple[int, ...]
+    eos: tuple[int, ...]
+
+
+class Speller:
+    """A vocabulary made ready for automata; immutable. Making one takes a fraction of a second.
+
+    Raises:
+        InvalidParameter: the vocabulary cannot spell every text, or has no token that ends one.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.tokens
+        self.eos = vocabulary.eos
+        numbered = reversed(list(enumerate(vocabulary.tokens)))  # of two tokens for a byte, the lower id
+        self.byte_ids = {token[0]: id_ for id_, token in numbered if len(token) == 1}
+        if not vocabulary.eos or not set(range(0x20, 0x7F)) <= self.byte_ids.keys():
+            message = "this model's vocabulary lacks single characters or an end-of-sequence token"
+            raise InvalidParameter("structured_outputs", message, code="unsupported_model")
+        self.backend = LLTokenizer(
+            TokenizerWrapper(_Source(vocabulary, self.byte_ids)),
+            n_vocab=len(vocabulary.tokens),
+            eos_token=list(vocabulary.eos),
+        )
+
+    def spell(self, text: bytes) -> list[int]:
+        """Token ids whose bytes are `text`."""
+        ids: list[int] = []
+        for part in _PARTS.findall(text):
+            ids += self.backend.greedy_tokenize(part.decode()) if part.isascii() else self.bytewise(part)
+        return ids
+
+    def bytewise(self, text: bytes) -> list[int]:
+        """One token id a byte. Raises KeyError if the vocabulary has no token for a byte."""
+        return [self.byte_ids[byte] for byte in text]
+
+
+class _Source:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, byte_ids: dict[int, int]) -> None:
+        self.eos_token_id = vocabulary.eos[0]
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = list(vocabulary.special)
+        self._byte_ids = byte_ids
+
+    def __call__(self, text: bytes | str) -> Sequence[int]:
+        raw = text.encode() if isinstance(text, str) else text
+        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]

@@ -1,0 +1,82 @@
+"""The compiling process: grammars in, verdicts out, a line each.
+
+Started by `worker_client` and killed by it. Sets its own limits: memory once its vocabulary is read, processor time
+anew for each grammar; the system kills what exceeds them, and nothing else of the engine is harmed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.grammar.closing import Closer, JsonPlace
+from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.verdict import Verdict
+from penstock.grammar.vocabulary import Speller, Vocabulary
+
+__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SEARCHES", "judge", "main"]
+
+CPU_SECONDS = 2
+MEMORY_BYTES = 512 * 1024 * 1024
+"""Beyond what the process needs for its vocabulary."""
+SEARCHES = 2000
+"""States that the search for the shortest document may open."""
+LEAST_SIZE = 64 * 1024
+
+
+def main() -> None:
+    """Serve standard input until it ends."""
+    hello = json.loads(sys.stdin.readline())
+    tokens = tuple(base64.b64decode(token) for token in hello["tokens"])
+    speller = Speller(Vocabulary(tokens, tuple(hello["special"]), tuple(hello["eos"])))
+    _limit_memory()
+    for line in sys.stdin:
+        given: dict[str, Any] = json.loads(line)
+        _limit_time()
+        verdict = judge(Grammar(GrammarKind(given["kind"]), given["source"]), speller)
+        sys.stdout.buffer.write(verdict.line())
+        sys.stdout.buffer.flush()
+
+
+def judge(grammar: Grammar, speller: Speller) -> Verdict:
+    """Compile, and look for the shortest document."""
+    before = _memory()
+    try:
+        matcher = compile_grammar(grammar, speller)
+    except InvalidParameter as error:
+        return Verdict(error=error.message, code=error.code)
+    place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
+    ending = Closer(speller, SEARCHES).ending(matcher, place)
+    ids = None if ending is None else [*speller.spell(ending), speller.eos[0]]
+    if ending is None or ids is None or matcher.validate_tokens(ids) != len(ids):
+        return Verdict(error="no document of this grammar was found: it allows none, or only very long ones")
+    size = max(_memory() - before, len(grammar.source) * 16, LEAST_SIZE)
+    return Verdict(ending_text=ending.decode("latin-1"), size=size)
+
+
+def _memory() -> int:
+    """Bytes of address space; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+
+
+def _limit_memory() -> None:
+    used = _memory()
+    if used:
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+
+
+def _limit_time() -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + CPU_SECONDS, hard))
+
+
+if __name__ == "__main__":
+    main()

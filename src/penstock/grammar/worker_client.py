@@ -1,0 +1,93 @@
+"""The engine's end of the compiling process: starts it when needed, asks it, and kills it when it takes too long."""
+
+from __future__ import annotations
+
+import base64
+import json
+import select
+import subprocess
+import sys
+
+from penstock.contract.grammar import Grammar
+from penstock.grammar.verdict import Verdict
+from penstock.grammar.vocabulary import Vocabulary
+
+__all__ = ["WorkerClient"]
+
+WALL_SECONDS = 20.0
+"""A last resort: the process limits its own processor time, but a busy machine or a stopped process uses none."""
+TOO_COSTLY = Verdict(error="the grammar takes too much time or memory to compile", code="grammar_too_complex")
+
+
+class WorkerClient:
+    """Owns the process. One thread at a time.
+
+    A process that ends while it judges was killed by its limits: that is the grammar's fault, and the next one gets a
+    new process.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, wall_seconds: float = WALL_SECONDS) -> None:
+        tokens = [base64.b64encode(token).decode() for token in vocabulary.tokens]
+        hello = {"tokens": tokens, "special": vocabulary.special, "eos": vocabulary.eos}
+        self._hello = json.dumps(hello).encode() + b"\n"
+        self._wall_seconds = wall_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    def judge(self, grammar: Grammar) -> Verdict:
+        """What the process says; that it is too costly, if it does not say."""
+        line = json.dumps({"kind": grammar.kind, "source": grammar.source}).encode() + b"\n"
+        process = self._running()
+        answer = self._asked(process, line)
+        if not answer.endswith(b"\n"):
+            self.close()
+            return TOO_COSTLY
+        return Verdict.read(answer)
+
+    def close(self) -> None:
+        """Kill the process, if there is one."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # what was still to be sent has no reader any more
+                    continue
+        self._process = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.grammar.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # a panic's report; the verdict says what the caller needs
+            )
+            self._send(self._process, self._hello)
+        return self._process
+
+    def _asked(self, process: subprocess.Popen[bytes], line: bytes) -> bytes:
+        if not self._send(process, line):
+            return b""
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], self._wall_seconds)
+        return process.stdout.readline() if ready else b""
+
+    @staticmethod
+    def _send(process: subprocess.Popen[bytes], line: bytes) -> bool:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True

@@ -1,0 +1,330 @@
+"""OpenAI batch files: each line of one file is a request, each line of another its answer.
+
+Decides what a line must be, which lines are answered already, and how many are under way at once. What a request means
+is decided where HTTP requests are: a line's body goes through the server's own application.
+Invariants: at most `most_in_flight` lines are in memory; every line of the input has exactly one line in the results or
+the errors when a run ends; a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from penstock.contract.errors import ConfigError, EngineDead, InvalidParameter, PenstockError, RequestError
+from penstock.server.fields import OBJECT, TEXT, Field, read_fields
+from penstock.server.in_process import Answer
+from penstock.server.strict_json import JsonObject, decode, encode, printable
+
+__all__ = ["URLS", "BatchCounts", "BatchFiles", "count_lines", "read_answered", "run_lines"]
+
+URLS = ("/v1/chat/completions", "/v1/completions")
+
+LINE_FIELDS = (
+    Field("custom_id", TEXT, "The caller's name of the request, unique in the file."),
+    Field("method", TEXT, "Always POST."),
+    Field("url", TEXT, "One of the endpoints that a batch may use."),
+    Field("body", OBJECT, "The request, as the endpoint takes it."),
+)
+MAX_ID_CHARS = 512
+MAX_LINE_BYTES = 16 * 1024 * 1024
+"""More than any body that the server takes, so that what is in between is refused by the server itself."""
+
+BEGINNING = b'{"id":"batch_req_'
+"""How every line that is written here begins."""
+
+NOT_OURS = "is no answer of this command; give another file"
+
+TOO_MANY = 429
+UNAVAILABLE = 503
+BAD = 400
+
+Ask = Callable[[str, bytes], Awaitable[Answer]]
+"""Path and JSON of a request -> its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFiles:
+    """Where lines come from and go to; `errors` may be the same file as `results`.
+
+    Raises:
+        ConfigError: a file would be written over the input.
+    """
+
+    source: Path
+    results: Path
+    errors: Path
+
+    def __post_init__(self) -> None:
+        for option, target in (("--output", self.results), ("--errors", self.errors)):
+            if target.resolve() == self.source.resolve():
+                raise ConfigError(option, f"{target} is the input file")
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """How a run went so far. Owned by the run."""
+
+    answered: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+@dataclass(slots=True)
+class Answered:
+    """Which lines have their answer: by custom id, or by line number where they have none that is theirs alone."""
+
+    ids: set[str] = field(default_factory=set)
+    lines: set[int] = field(default_factory=set)
+
+
+def count_lines(source: Path) -> int:
+    """Lines that are not blank, without keeping any.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return sum(1 for _ in _numbered(source))
+
+
+def read_answered(files: BatchFiles) -> Answered:
+    """What earlier runs answered; a last line that was cut off by an interruption is removed from its file.
+
+    Raises:
+        ConfigError: a file holds something else than answers.
+    """
+    found = Answered()
+    for path in {files.results, files.errors}:
+        try:
+            if path.exists():
+                _note_file(found, path)
+        except OSError as error:
+            raise ConfigError(str(path), f"cannot be read and written: {error.strerror}") from error
+    return found
+
+
+def _note_file(found: Answered, path: Path) -> None:
+    whole = 0  # bytes of complete lines
+    with path.open("rb+") as file:
+        for number, raw in enumerate(file, start=1):
+            if raw.endswith(b"\n"):
+                _note_answer(found, raw, f"{path}:{number}")
+                whole += len(raw)
+            elif raw[: len(BEGINNING)] != BEGINNING[: len(raw)]:  # not ours: it must not be cut
+                raise ConfigError(f"{path}:{number}", NOT_OURS)
+        file.truncate(whole)
+
+
+def _note_answer(found: Answered, raw: bytes, place: str) -> None:
+    try:
+        answer = json.loads(raw)
+        custom_id, error = answer["custom_id"], answer["error"]
+        if custom_id is not None:
+            found.ids.add(str(custom_id))
+        else:
+            found.lines.add(int(error["line"]))
+    except (ValueError, KeyError, TypeError) as error_found:
+        raise ConfigError(place, NOT_OURS) from error_found
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, line) of every line that is not blank.
+
+    A line that is longer than allowed is cut short, which leaves it no JSON; the rest is read and dropped.
+    """
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                rest = raw
+                while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                    rest = file.readline(MAX_LINE_BYTES + 1)
+                if raw.strip():
+                    yield number, raw
+    except OSError as error:
+        raise ConfigError("--input", f"{path} cannot be read: {error.strerror}") from error
+
+
+async def run_lines(
+    files: BatchFiles, ask: Ask, most_in_flight: int, on_line: Callable[[], None] = lambda: None
+) -> BatchCounts:
+    """Answer every line that has no answer yet; results are appended in the order in which they come.
+
+    Args:
+        files: see `BatchFiles`.
+        ask: sends one request and returns its answer.
+        most_in_flight: lines under way at once, at least 1.
+        on_line: called once a line, skipped ones included.
+
+    Raises:
+        ConfigError: a file cannot be used.
+        EngineDead: nothing can be served any more; the lines that are left can be run again.
+    """
+    answered = read_answered(files)
+    with contextlib.ExitStack() as open_files:
+        results = open_files.enter_context(_appending(files.results, "--output"))
+        same = files.errors.resolve() == files.results.resolve()
+        errors = results if same else open_files.enter_context(_appending(files.errors, "--errors"))
+        run = _Run(ask, answered, results, errors, on_line)
+        await run.all(files.source, most_in_flight)
+        return run.counts
+
+
+def _appending(path: Path, option: str) -> IO[bytes]:
+    try:
+        return path.open("ab")
+    except OSError as error:
+        raise ConfigError(option, f"{path} cannot be written: {error.strerror}") from error
+
+
+class _Run:
+    """One pass over the input. Owned by one task."""
+
+    def __init__(
+        self, ask: Ask, answered: Answered, results: IO[bytes], errors: IO[bytes], on_line: Callable[[], None]
+    ) -> None:
+        self.counts = BatchCounts()
+        self._ask = ask
+        self._answered = answered
+        self._results = results
+        self._errors = errors
+        self._on_line = on_line
+        self._seen: set[str] = set()
+        self._working = 0
+
+    async def all(self, source: Path, most_in_flight: int) -> None:
+        """Every line, `most_in_flight` at once."""
+        room = asyncio.Semaphore(most_in_flight)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number, raw in _numbered(source):
+                    await room.acquire()
+                    task = tasks.create_task(self._one(number, raw))
+                    task.add_done_callback(lambda _: room.release())
+        except* PenstockError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _one(self, number: int, raw: bytes) -> None:
+        if number in self._answered.lines:  # an earlier run has said what is wrong with it
+            self._skip()
+            return
+        custom_id: str | None = None
+        try:
+            given = read_fields(decode(raw), LINE_FIELDS, {})
+            custom_id = self._claim_id(given)
+            if custom_id in self._answered.ids:
+                self._skip()
+                return
+            record = await self._answer(custom_id, *_request(given))
+        except RequestError as error:
+            record = _refusal(custom_id, number, error)
+        self._write(record)
+        self._on_line()
+
+    def _skip(self) -> None:
+        self.counts.skipped += 1
+        self._on_line()
+
+    def _claim_id(self, given: JsonObject) -> str:
+        """The line's id, which is its own from now on.
+
+        Raises:
+            RequestError: it has none, or another line's.
+        """
+        custom_id = _text(given, "custom_id")
+        if not 0 < len(custom_id) <= MAX_ID_CHARS:
+            raise InvalidParameter("custom_id", f"custom_id must have 1 to {MAX_ID_CHARS} characters.")
+        if custom_id in self._seen:
+            message = f"An earlier line has the custom_id {printable(custom_id)!r}."
+            raise InvalidParameter("custom_id", message, code="duplicate_custom_id")
+        self._seen.add(custom_id)
+        return custom_id
+
+    async def _answer(self, custom_id: str, url: str, body: JsonObject) -> JsonObject:
+        answer = await self._until_taken(url, encode(body))
+        if answer.status == UNAVAILABLE:
+            raise EngineDead(f"the engine stopped: {answer.body.decode()[:500]}")
+        response = {
+            "status_code": answer.status,
+            "request_id": answer.headers.get("x-request-id", ""),
+            "body": json.loads(answer.body),
+        }
+        return _record(custom_id, response, None)
+
+    async def _until_taken(self, url: str, body: bytes) -> Answer:
+        """Ask again while the queue is full, but not for ever: who is refused while nobody is served never fits."""
+        alone = False
+        while True:
+            self._working += 1
+            try:
+                answer = await self._ask(url, body)
+            finally:
+                self._working -= 1
+            if answer.status != TOO_MANY or alone:
+                return answer
+            alone = not self._working
+            await asyncio.sleep(0 if alone else float(answer.headers.get("retry-after", "1")))
+
+    def _write(self, record: JsonObject) -> None:
+        """Append one answer; on disk before the next is asked for, as far as this process can see to it."""
+        response = record["response"]
+        good = response is not None and response["status_code"] < BAD
+        file = self._results if good else self._errors
+        try:
+            file.write(encode(record) + b"\n")
+            file.flush()
+        except OSError as error:
+            raise ConfigError("--output" if good else "--errors", f"cannot be written: {error.strerror}") from error
+        if good:
+            self.counts.answered += 1
+        else:
+            self.counts.failed += 1
+
+
+def _request(given: JsonObject) -> tuple[str, JsonObject]:
+    """Path and body of a line's request.
+
+    Raises:
+        RequestError: a batch cannot ask for it.
+    """
+    if _text(given, "method") != "POST":
+        raise InvalidParameter("method", "method must be POST.")
+    url = _text(given, "url")
+    if url not in URLS:
+        raise InvalidParameter("url", f"url must be one of {', '.join(URLS)}.", code="invalid_url")
+    if "body" not in given:
+        raise InvalidParameter("body", "body is missing.", code="missing_value")
+    body: JsonObject = given["body"]
+    if body.get("stream"):
+        message = "body.stream: the answers of a batch are whole; leave stream out."
+        raise InvalidParameter("body.stream", message, code="unsupported_parameter")
+    return url, body
+
+
+def _text(given: JsonObject, name: str) -> str:
+    if name not in given:
+        raise InvalidParameter(name, f"{name} is missing.", code="missing_value")
+    text: str = given[name]
+    return text
+
+
+def _refusal(custom_id: str | None, number: int, error: RequestError) -> JsonObject:
+    """The record of a line that is no request; it has its number, since its id may be missing or another line's."""
+    what = {"code": error.code, "message": error.message, "param": error.param or None, "line": number}
+    return _record(custom_id, None, what)
+
+
+def _record(custom_id: str | None, response: JsonObject | None, error: JsonObject | None) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }

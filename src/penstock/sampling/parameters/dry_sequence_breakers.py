@@ -1,0 +1,26 @@
+"""`dry_sequence_breakers`: texts across which `dry_multiplier` sees no repetition.
+
+At the engine's door they become the ids of all tokens whose own text holds one of them.
+"""
+
+from __future__ import annotations
+
+from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.sampling.kinds import Strings
+from penstock.sampling.parameter import Home, Parameter
+
+__all__ = ["BREAKERS", "PARAMETER"]
+
+BREAKERS = ("\n", ":", '"', "*")
+
+PARAMETER = Parameter(
+    name="dry_sequence_breakers",
+    kind=Strings(DEFAULT_LIMITS.max_sequence_breakers, DEFAULT_LIMITS.max_sequence_breaker_chars),
+    default=None,
+    neutral=BREAKERS,
+    nullable=True,
+    home=Home.SPEC,
+    field="dry_sequence_breakers",
+    doc="Texts that interrupt a repetition for dry_multiplier: line break, colon, quotation mark and asterisk unless"
+    " given. A token breaks where its text holds one of them.",
+)

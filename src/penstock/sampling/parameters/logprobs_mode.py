@@ -1,0 +1,23 @@
+"""`logprobs_mode`: which distribution log probabilities are taken from."""
+
+from __future__ import annotations
+
+from penstock.sampling.kinds import Word
+from penstock.sampling.parameter import Home, Parameter
+
+__all__ = ["PARAMETER", "PROCESSED", "RAW"]
+
+RAW = "raw_logprobs"
+PROCESSED = "processed_logprobs"
+
+PARAMETER = Parameter(
+    name="logprobs_mode",
+    kind=Word((RAW, PROCESSED)),
+    default=RAW,
+    neutral=RAW,
+    nullable=False,
+    home=Home.SPEC,
+    field="logprobs_mode",
+    doc="raw_logprobs is the model's own distribution; processed_logprobs the one that the token was chosen from, after"
+    " biases, penalties, temperature and filters (in vLLM an option of the server).",
+)

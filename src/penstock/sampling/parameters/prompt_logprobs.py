@@ -1,0 +1,21 @@
+"""`prompt_logprobs`: whether log probabilities of the prompt's tokens are wanted, and of how many alternatives."""
+
+from __future__ import annotations
+
+from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.sampling.kinds import Integer
+from penstock.sampling.parameter import Home, Parameter
+
+__all__ = ["PARAMETER"]
+
+PARAMETER = Parameter(
+    name="prompt_logprobs",
+    kind=Integer(0, DEFAULT_LIMITS.max_logprobs),
+    default=None,
+    neutral=None,
+    nullable=True,
+    home=Home.SPEC,
+    field="prompt_logprobs",
+    doc="Return the log probability of each token of the prompt but the first, and of this many likeliest ones; always"
+    " under the model's own distribution. The prompt is then computed anew, whatever is cached of it.",
+)

@@ -1,0 +1,49 @@
+"""`xtc_probability`: "exclude top choices", how often the likeliest tokens are taken out of the running.
+
+p-e-w, "Exclude Top Choices (XTC): a sampler that boosts creativity" (2024), the proposal that llama.cpp and others
+implement: with this probability, of all tokens at least `xtc_threshold` likely only the least likely one stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.sampling.kinds import Number
+from penstock.sampling.parameter import Home, Parameter, RowStage
+from penstock.sampling.parameters.xtc_threshold import THRESHOLD
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.sampling.row_views import RowViews
+
+__all__ = ["COIN", "PARAMETER", "apply"]
+
+COIN = 1
+"""The purpose of the uniform number that decides whether a token's choice is subject to the exclusion."""
+
+
+def apply(logits: Tensor, rows: RowViews) -> Tensor:
+    """`[R, V]` less the tokens above the threshold, but for the least likely of them and what is tied with it."""
+    device = logits.device
+    struck = (rows.uniform(COIN) < rows.column("xtc_probability", 0.0)).to(device)  # [R, 1]
+    threshold = rows.column("xtc_threshold", THRESHOLD).to(device=device, dtype=logits.dtype)  # [R, 1]
+    probabilities = logits.softmax(-1)
+    top = probabilities >= threshold  # [R, V]
+    least = probabilities.masked_fill(~top, float("inf")).amin(-1, keepdim=True)  # [R, 1]
+    return logits.masked_fill(struck & top & (probabilities > least), float("-inf"))
+
+
+PARAMETER = Parameter(
+    name="xtc_probability",
+    kind=Number(0.0, 1.0),
+    default=0.0,
+    neutral=0.0,
+    nullable=False,
+    home=Home.SPEC,
+    field="xtc_probability",
+    doc="How often the likeliest tokens are excluded: all that are at least xtc_threshold likely but the least likely"
+    " of them. 0 is never.",
+    stages=(RowStage(50, apply),),
+    random_only=True,
+)

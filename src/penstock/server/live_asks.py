@@ -1,0 +1,105 @@
+"""The engine as the routes see it: a client that knows which asks are live, whose they are, and how long they may take.
+
+Decides that a request ends when its time is up, and who may abort what. Invariant: an ask is listed here exactly while
+its outputs are being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Protocol, runtime_checkable
+
+from penstock.contract.events import Output
+from penstock.contract.measurements import Measurements
+from penstock.contract.ports import EngineClient, Health, Tokenized
+from penstock.contract.request import Ask, Prompt
+from penstock.server.failures import RequestTimedOut
+
+__all__ = ["LiveAsks"]
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class LiveAsks:
+    """An `EngineClient` around another one. Confined to one event loop.
+
+    Args:
+        seconds: how long an ask may take; 0 for any time.
+    """
+
+    def __init__(self, client: EngineClient, seconds: float) -> None:
+        self._client = client
+        self._seconds = seconds
+        self._tenants: dict[str, str] = {}
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Output, None]:
+        """See `EngineClient.generate`.
+
+        Raises:
+            RequestTimedOut: its time is up; it has been aborted.
+        """
+        deadline = asyncio.get_running_loop().time() + self._seconds if self._seconds else None
+        self._tenants[ask.id] = ask.tenant
+        outputs = self._client.generate(ask)
+        try:
+            while True:
+                # Entered anew for every output: between two of them the reader has the turn, and must not be cancelled.
+                async with asyncio.timeout_at(deadline):
+                    output = await anext(outputs, None)
+                if output is None:
+                    return
+                yield output
+        except TimeoutError:
+            raise RequestTimedOut(self._seconds) from None
+        finally:
+            del self._tenants[ask.id]
+            await self._close(ask, outputs)
+
+    async def abort(self, ask_id: str) -> None:
+        """See `EngineClient.abort`."""
+        await self._client.abort(ask_id)
+
+    async def abort_answer(self, answer_id: str, tenant: str) -> bool:
+        """End every ask of an answer that belongs to `tenant` ("" where there are no keys); whether there was one."""
+        found = [
+            ask_id
+            for ask_id, owner in self._tenants.items()
+            if (ask_id == answer_id or ask_id.startswith(answer_id + "-")) and tenant in ("", owner)
+        ]
+        for ask_id in found:
+            await self._client.abort(ask_id)
+        return bool(found)
+
+    def health(self) -> Health:
+        """See `EngineClient.health`."""
+        return self._client.health()
+
+    def measurements(self) -> Measurements:
+        """See `EngineClient.measurements`."""
+        return self._client.measurements()
+
+    async def heartbeat(self) -> None:
+        """See `EngineClient.heartbeat`."""
+        await self._client.heartbeat()
+
+    async def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`."""
+        await self._client.reset_prefix_cache()
+
+    async def tokenize(self, prompt: Prompt) -> Tokenized:
+        """See `EngineClient.tokenize`."""
+        return await self._client.tokenize(prompt)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """See `EngineClient.detokenize`."""
+        return await self._client.detokenize(token_ids)
+
+    async def _close(self, ask: Ask, outputs: AsyncIterator[Output]) -> None:
+        if isinstance(outputs, _Closable):
+            await outputs.aclose()
+        else:
+            await self._client.abort(ask.id)

@@ -1,0 +1,83 @@
+// Having an answer generated: one at a time. Keeps time as a person at the page sees it, and leaves the message in a state
+// that can be kept, whatever ends the answer.
+
+import { chatChunks } from "./api.js";
+
+export class Answering {
+  /** `onProgress` is called at most once a frame while the answer grows, `onEnd` once. */
+  constructor(conversation, message, { onProgress, onEnd }) {
+    this.conversation = conversation;
+    this.message = message;
+    this.onProgress = onProgress;
+    this.onEnd = onEnd;
+    this.controller = new AbortController();
+    this.frame = 0;
+    this.pieces = 0;
+  }
+
+  /** End it now; what has come stays. */
+  stop() {
+    this.controller.abort();
+  }
+
+  async run(body) {
+    const { message } = this;
+    message.running = true;
+    this.begun = performance.now();
+    try {
+      for await (const chunk of chatChunks(body, this.controller.signal)) this.take(chunk);
+    } catch (error) {
+      if (error.name === "AbortError") message.ending = "stopped";
+      else this.fail(error);
+    }
+    this.measure();
+    delete message.running;
+    cancelAnimationFrame(this.frame);
+    this.onEnd(this);
+  }
+
+  fail(error) {
+    this.message.error = error.message;
+    this.failure = error;
+  }
+
+  take(chunk) {
+    if (chunk.usage) this.usage = chunk.usage;
+    const [choice] = chunk.choices;
+    if (!choice) return;
+    if (choice.finish_reason) this.message.ending = choice.finish_reason;
+    const { content = "", reasoning_content: reasoning = "" } = choice.delta;
+    if (!content && !reasoning) return;
+    this.last = performance.now();
+    this.first ??= this.last;
+    this.pieces += 1;
+    this.message.content += content;
+    if (reasoning) this.message.reasoning = (this.message.reasoning ?? "") + reasoning;
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.onProgress(this);
+    });
+  }
+
+  /** What the answer cost. A stopped one has no usage: its pieces are counted instead, and that is said. */
+  measure() {
+    if (this.first === undefined) return;
+    const tokens = this.usage?.completion_tokens ?? this.pieces;
+    const elapsed = this.last - this.first;
+    this.message.stats = {
+      ttft: this.first - this.begun,
+      rate: tokens > 1 && elapsed > 0 ? ((tokens - 1) / elapsed) * 1000 : 0,
+      tokens,
+      cached: this.usage?.prompt_tokens_details?.cached_tokens ?? 0,
+      approximate: !this.usage,
+    };
+  }
+}
+
+/** What is asked of the server for a conversation whose last message is to be answered. */
+export function requestFor(conversation, model) {
+  const said = conversation.messages.filter((message) => !message.running && message.content);
+  const messages = said.map(({ role, content }) => ({ role, content }));
+  if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
+  return { model, messages, ...conversation.sampling };
+}

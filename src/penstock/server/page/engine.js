@@ -1,0 +1,128 @@
+// The live view of the engine. The server tells counters once a second; rates are differences, taken here. While nobody
+// looks (the tab is hidden) nothing is asked for.
+
+import { announce, grouped } from "./dom.js";
+import { events } from "./api.js";
+import { Plot } from "./plot.js";
+
+const LONGEST_PAUSE = 15_000;
+const $ = (id) => document.getElementById(id);
+
+export class EngineView {
+  /** `onRefused` is called when the server wants a key. */
+  constructor(onRefused) {
+    this.onRefused = onRefused;
+    this.before = null;
+    this.state = "";
+    this.controller = null;
+    this.plots = {
+      decode: new Plot($("plot-decode"), 10),
+      prompt: new Plot($("plot-prompt"), 50),
+      running: new Plot($("plot-running"), 4),
+      waiting: new Plot($("plot-waiting"), 4),
+    };
+    document.addEventListener("visibilitychange", () => this.restart());
+  }
+
+  /** Begin again, with whatever key there is now; does nothing while the page is hidden. */
+  restart() {
+    this.controller?.abort();
+    this.controller = null;
+    if (document.hidden) return;
+    this.controller = new AbortController();
+    this.watch(this.controller.signal);
+  }
+
+  async watch(signal) {
+    let pause = 1000;
+    while (!signal.aborted) {
+      try {
+        for await (const data of events("engine/events", { signal })) {
+          this.show(JSON.parse(data));
+          pause = 1000;
+        }
+        await sleep(pause); // the server ended the stream: it stops, or this one was open for long enough
+      } catch (error) {
+        if (signal.aborted) return;
+        if (error.status === 401 || error.status === 403) {
+          this.say("off", "A key is needed");
+          this.onRefused();
+          return;
+        }
+        this.say("off", "Not connected");
+        this.before = null;
+        await sleep(pause);
+        pause = Math.min(LONGEST_PAUSE, pause * 2);
+      }
+    }
+  }
+
+  show(now) {
+    if (now.alive) this.say("on", now.running ? "Working" : "Ready");
+    else this.say("dead", `The engine is dead: ${now.reason}`);
+    this.showCounts(now);
+    this.showBlocks(now);
+    this.showCache(now);
+    this.showRates(now);
+    this.before = now;
+  }
+
+  say(state, text) {
+    $("engine-state").dataset.state = state;
+    $("engine-state").textContent = text;
+    $("live-dot").dataset.state = state;
+    if (state === "off") $("live-rate").textContent = "offline";
+    if (state !== this.state && (state !== "on" || this.state === "off" || this.state === "dead")) announce(`Engine: ${text}`);
+    this.state = state;
+  }
+
+  showCounts(now) {
+    $("value-running").textContent = grouped(now.running);
+    $("unit-running").textContent = `of ${grouped(now.slots)}`;
+    $("value-waiting").textContent = grouped(now.waiting);
+    $("value-steps").textContent = grouped(now.steps);
+    $("value-preemptions").textContent = grouped(now.preemptions);
+    this.plots.running.push(now.running);
+    this.plots.waiting.push(now.waiting);
+  }
+
+  showBlocks(now) {
+    const held = now.total_blocks - now.free_blocks;
+    const shares = { held, cached: now.cached_blocks, empty: now.free_blocks - now.cached_blocks };
+    for (const [name, blocks] of Object.entries(shares)) {
+      $(`blocks-${name}`).textContent = grouped(blocks);
+      $(`bar-${name}`).style.flexGrow = String(blocks);
+    }
+    $("blocks-total").textContent = `${grouped(now.total_blocks)} blocks`;
+  }
+
+  showCache(now) {
+    const share = now.query_tokens ? now.hit_tokens / now.query_tokens : 0;
+    $("value-hits").textContent = now.query_tokens ? `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %` : "–";
+    $("unit-hits").textContent = `${grouped(now.hit_tokens)} of ${grouped(now.query_tokens)} prompt tokens`;
+    $("bar-hits").style.width = `${(100 * share).toFixed(1)}%`;
+  }
+
+  showRates(now) {
+    const { before } = this;
+    // Counters that went back belong to another server: there is no rate between the two.
+    if (!before || now.at <= before.at || now.generated_tokens < before.generated_tokens) return;
+    const seconds = now.at - before.at;
+    const generated = now.generated_tokens - before.generated_tokens;
+    const decode = generated / seconds;
+    const prompt = Math.max(0, now.computed_tokens - before.computed_tokens - generated) / seconds;
+    $("value-decode").textContent = rate(decode);
+    $("value-prompt").textContent = rate(prompt);
+    $("live-rate").textContent = `${rate(decode)} tok/s`;
+    this.plots.decode.push(decode);
+    this.plots.prompt.push(prompt);
+  }
+}
+
+function sleep(milliseconds) {
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
+}
+
+function rate(value) {
+  return grouped(value > 0 && value < 10 ? Number(value.toFixed(1)) : Math.round(value));
+}

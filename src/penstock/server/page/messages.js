@@ -1,0 +1,125 @@
+// What was said, as elements: one article a message, with what can be done about it and what it cost.
+
+import { announce, element, grouped, icon, iconButton } from "./dom.js";
+import { render } from "./markdown.js";
+
+const ENDINGS = {
+  length: "The answer reached its length limit.",
+  stopped: "Stopped.",
+};
+
+/** One message on the page. `actions` are called with the message: `regenerate`, `edit` (with the new text), `retry`. */
+export class MessageView {
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    const own = message.role === "user";
+    this.body = element("div", { class: own ? "said" : "answer" });
+    this.thinking = null;
+    this.foot = element("div", { class: "message-foot" });
+    this.node = element("article", { class: `message message-${message.role}`, "aria-label": own ? "You" : "Answer" }, this.body, this.foot);
+    if (own) this.showOwn();
+    else this.refresh();
+  }
+
+  showOwn() {
+    this.body.replaceChildren(this.message.content);
+    this.foot.replaceChildren(
+      iconButton("copy", "Copy message", () => copy(this.message.content)),
+      iconButton("edit", "Edit message", () => this.edit()),
+    );
+  }
+
+  /** Show the answer as it is now. */
+  refresh() {
+    const { content, reasoning, running } = this.message;
+    this.node.setAttribute("aria-busy", String(Boolean(running)));
+    this.node.classList.toggle("is-running", Boolean(running) && !content);
+    if (reasoning) this.showThinking(reasoning);
+    render(this.body, content);
+    if (!running) this.showFoot();
+  }
+
+  showThinking(text) {
+    if (!this.thinking) {
+      this.thinking = element("div", {});
+      this.body.before(element("details", { class: "thinking" }, element("summary", {}, "Thinking"), this.thinking));
+    }
+    render(this.thinking, text);
+  }
+
+  showFoot() {
+    const { content, error, ending, stats } = this.message;
+    const parts = [];
+    if (error) parts.push(element("p", { class: "failure", role: "alert" }, icon("alert"), element("span", {}, error)));
+    if (ENDINGS[ending]) parts.push(element("p", { class: "ending" }, ENDINGS[ending]));
+    const row = element("div", { class: "message-actions" });
+    if (content) row.append(iconButton("copy", "Copy answer", () => copy(content)));
+    row.append(iconButton("again", error ? "Try again" : "Regenerate answer", () => this.actions.regenerate(this.message)));
+    if (stats) row.append(statistics(stats));
+    this.foot.replaceChildren(...parts, row);
+  }
+
+  edit() {
+    const text = element("textarea", { class: "editor", "aria-label": "Edit message", rows: 3 });
+    text.value = this.message.content;
+    const done = () => {
+      this.showOwn();
+      this.foot.querySelector("[aria-label='Edit message']").focus();
+    };
+    const send = () => {
+      if (text.value.trim()) this.actions.edit(this.message, text.value);
+    };
+    text.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") done();
+      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send();
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    this.body.replaceChildren(text);
+    this.foot.replaceChildren(
+      element("button", { type: "button", class: "button", click: done }, "Cancel"),
+      element("button", { type: "button", class: "button button-main", click: send }, "Send again"),
+    );
+    text.focus();
+  }
+}
+
+function statistics({ ttft, rate, tokens, cached, approximate }) {
+  const about = approximate ? "≈ " : "";
+  const parts = [
+    rate ? [`${about}${rate.toFixed(1)} tok/s`, "Tokens per second, from the first token to the last"] : null,
+    ttft === undefined ? null : [`${seconds(ttft)} to first token`, "Time to first token, as seen from this page"],
+    tokens ? [`${about}${grouped(tokens)} ${tokens === 1 ? "token" : "tokens"}`, "Tokens of this answer"] : null,
+    cached ? [`${grouped(cached)} cached`, "Prompt tokens that the prefix cache had"] : null,
+  ];
+  return element("span", { class: "stats" }, ...parts.filter(Boolean).map(([text, title]) => element("span", { title }, text)));
+}
+
+function seconds(milliseconds) {
+  return milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
+}
+
+/** Put text on the clipboard; the older way serves plain http, where browsers offer no other. */
+export async function copy(text) {
+  let copied = false;
+  if (navigator.clipboard) {
+    copied = await navigator.clipboard.writeText(text).then(() => true, () => false);
+  }
+  if (!copied) copied = copyBySelection(text);
+  announce(copied ? "Copied." : "The browser did not allow copying.");
+  document.dispatchEvent(new CustomEvent("notice", { detail: copied ? "Copied" : "The browser did not allow copying" }));
+}
+
+function copyBySelection(text) {
+  const before = document.activeElement;
+  const area = element("textarea", { class: "unseen", "aria-hidden": "true" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  before?.focus();
+  return copied;
+}

@@ -1,0 +1,96 @@
+"""Responses that can be asked for again: by id, by the key that made them, until newer ones take their room.
+
+Decides what is forgotten: the least recently used, as soon as the count or the bytes are too many. A response that is
+still being made can be forgotten too: its answer goes on, only nobody finds it here. Kept in memory alone, so a restart
+forgets everything. Confined to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from penstock.contract.request import Message
+from penstock.server.failures import HttpRefusal
+from penstock.server.strict_json import JsonObject, encode
+
+__all__ = ["ResponseStore", "StoredResponse"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it was last.
+
+    Attributes:
+        tenant: who made it; "" where the server has no keys.
+        body: the response object.
+        history: the conversation up to and including its answer, without the instructions.
+    """
+
+    tenant: str
+    body: JsonObject
+    history: tuple[Message, ...]
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        response_id: str = self.body["id"]
+        return response_id
+
+    def size(self) -> int:
+        """Bytes, nearly: of its JSON, and of its history's text."""
+        return len(encode(self.body)) + sum(len(turn.content.encode()) for turn in self.history)
+
+
+class ResponseStore:
+    """See the module."""
+
+    def __init__(self, max_count: int, max_bytes: int) -> None:
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, response: StoredResponse) -> None:
+        """Remember a response, or its newer state."""
+        self._drop(response.id)
+        size = response.size()
+        self._entries[response.id] = (response, size)
+        self.bytes += size
+        while len(self._entries) > self._max_count or self.bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def update(self, response: StoredResponse) -> None:
+        """As `put`, but not of a response that was deleted or forgotten meanwhile."""
+        if response.id in self._entries:
+            self.put(response)
+
+    def get(self, response_id: str, tenant: str, param: str = "response_id") -> StoredResponse:
+        """The response of that id, if `tenant` made it.
+
+        Raises:
+            HttpRefusal: there is none, or it is another's: the two are not told apart.
+        """
+        entry = self._entries.get(response_id)
+        if entry is None or entry[0].tenant != tenant:
+            message = f"{param}: there is no such response here. Responses are kept in memory, the latest ones only."
+            raise HttpRefusal(404, message, code="response_not_found", param=param)
+        self._entries.move_to_end(response_id)
+        return entry[0]
+
+    def delete(self, response_id: str, tenant: str) -> None:
+        """Forget a response.
+
+        Raises:
+            HttpRefusal: as `get`.
+        """
+        self.get(response_id, tenant)
+        self._drop(response_id)
+
+    def _drop(self, response_id: str) -> None:
+        entry = self._entries.pop(response_id, None)
+        if entry is not None:
+            self.bytes -= entry[1]

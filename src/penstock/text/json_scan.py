@@ -1,0 +1,190 @@
+"""Recognising a JSON object or list (RFC 8259) character by character, so that text which is none is known at once.
+
+Decides where the value ends and which character makes it impossible. Builds nothing: the finished text is for
+`json.loads`, which accepts it. Each character is looked at once. Does not know what the value is for.
+Invariant: as long as the scan is open, some continuation of what it has taken is a JSON value.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+__all__ = ["JsonScan", "ScanState"]
+
+_DEEPEST = 64
+_SPACE = " \t\n\r"
+_STRING_EVENT = re.compile(r'["\\\x00-\x1f]')
+_ESCAPES = '"\\/bfnrt'
+_HEX = "0123456789abcdefABCDEF"
+_LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
+
+# A number as a table: state -> (character class -> next state). "d" stands for a digit, "z" for zero.
+_NUMBER = {
+    "-": {"z": "0", "d": "i"},
+    "0": {".": ".", "e": "e"},
+    "i": {"z": "i", "d": "i", ".": ".", "e": "e"},
+    ".": {"z": "f", "d": "f"},
+    "f": {"z": "f", "d": "f", "e": "e"},
+    "e": {"z": "x", "d": "x", "+": "+", "-": "+"},
+    "+": {"z": "x", "d": "x"},
+    "x": {"z": "x", "d": "x"},
+}
+_NUMBER_ENDS = "0ifx"
+
+
+class ScanState(Enum):
+    """How far a scan is."""
+
+    OPEN = auto()
+    DONE = auto()
+    BROKEN = auto()
+
+
+class _Expect(Enum):
+    VALUE = auto()
+    VALUE_OR_END = auto()
+    KEY = auto()
+    KEY_OR_END = auto()
+    COLON = auto()
+    COMMA_OR_END = auto()
+    STRING = auto()
+    ESCAPE = auto()
+    HEX = auto()
+    LITERAL = auto()
+    NUMBER = auto()
+
+
+class JsonScan:
+    """The scan of one value, at most 64 levels deep. Owned by the parser that feeds it."""
+
+    __slots__ = ("_expect", "_is_key", "_number", "_rest", "_stack", "state")
+
+    def __init__(self) -> None:
+        self.state = ScanState.OPEN
+        self._expect = _Expect.VALUE
+        self._stack: list[str] = []
+        self._is_key = False
+        self._rest = ""  # what a literal still lacks; in an escape, one character for each hex digit still to come
+        self._number = ""
+
+    def take(self, text: str, start: int) -> int:
+        """Take characters from `start` on; where it stopped: after the value, before what broke it, or at the end."""
+        at = start
+        while at < len(text) and self.state is ScanState.OPEN:
+            if self._expect is _Expect.STRING:
+                at = self._in_string(text, at)
+            elif self._move(text[at]):
+                at += 1
+            else:
+                self.state = ScanState.BROKEN
+        return at
+
+    def _in_string(self, text: str, start: int) -> int:
+        event = _STRING_EVENT.search(text, start)
+        if event is None:
+            return len(text)
+        match event.group():
+            case '"':
+                self._expect = _Expect.COLON if self._is_key else _Expect.COMMA_OR_END
+            case "\\":
+                self._expect = _Expect.ESCAPE
+            case _:
+                self.state = ScanState.BROKEN
+                return event.start()
+        return event.end()
+
+    def _move(self, character: str) -> bool:
+        """Take one character outside plain string text; whether it may stand there."""
+        match self._expect:
+            case _Expect.ESCAPE:
+                return self._escaped(character)
+            case _Expect.HEX:
+                return self._hex_digit(character)
+            case _Expect.LITERAL:
+                return self._literal(character)
+            case _Expect.NUMBER:
+                return self._in_number(character)
+        if character in _SPACE:
+            return bool(self._stack)  # a value is looked at from its first bracket on
+        match self._expect:
+            case _Expect.VALUE:
+                return self._value(character)
+            case _Expect.VALUE_OR_END:
+                return self._close(character) if character == "]" else self._value(character)
+            case _Expect.KEY:
+                return self._string(character, is_key=True)
+            case _Expect.KEY_OR_END:
+                return self._close(character) if character == "}" else self._string(character, is_key=True)
+            case _Expect.COLON:
+                self._expect = _Expect.VALUE
+                return character == ":"
+            case _:
+                return self._comma_or_end(character)
+
+    def _value(self, character: str) -> bool:
+        if character in "{[":
+            self._stack.append(character)
+            self._expect = _Expect.KEY_OR_END if character == "{" else _Expect.VALUE_OR_END
+            return len(self._stack) <= _DEEPEST
+        if not self._stack:
+            return False
+        if character in _LITERALS:
+            self._expect, self._rest = _Expect.LITERAL, _LITERALS[character]
+            return True
+        if character == "-" or _digit(character):
+            self._expect = _Expect.NUMBER
+            self._number = "-" if character == "-" else "0" if character == "0" else "i"
+            return True
+        return self._string(character, is_key=False)
+
+    def _string(self, character: str, *, is_key: bool) -> bool:
+        self._expect, self._is_key = _Expect.STRING, is_key
+        return character == '"'
+
+    def _escaped(self, character: str) -> bool:
+        if character == "u":
+            self._expect, self._rest = _Expect.HEX, "uuuu"
+            return True
+        self._expect = _Expect.STRING
+        return character in _ESCAPES
+
+    def _hex_digit(self, character: str) -> bool:
+        self._rest = self._rest[1:]
+        if not self._rest:
+            self._expect = _Expect.STRING
+        return character in _HEX
+
+    def _literal(self, character: str) -> bool:
+        expected, self._rest = self._rest[0], self._rest[1:]
+        if not self._rest:
+            self._expect = _Expect.COMMA_OR_END
+        return character == expected
+
+    def _in_number(self, character: str) -> bool:
+        kind = "z" if character == "0" else "d" if _digit(character) else character.lower()
+        after = _NUMBER[self._number].get(kind)
+        if after is not None:
+            self._number = after
+            return True
+        self._expect = _Expect.COMMA_OR_END
+        return self._number in _NUMBER_ENDS and self._move(character)
+
+    def _comma_or_end(self, character: str) -> bool:
+        if character == ",":
+            self._expect = _Expect.KEY if self._stack[-1] == "{" else _Expect.VALUE
+            return True
+        return self._close(character)
+
+    def _close(self, character: str) -> bool:
+        if character != ("}" if self._stack[-1] == "{" else "]"):
+            return False
+        self._stack.pop()
+        self._expect = _Expect.COMMA_OR_END
+        if not self._stack:
+            self.state = ScanState.DONE
+        return True
+
+
+def _digit(character: str) -> bool:
+    return "0" <= character <= "9"

@@ -1,0 +1,123 @@
+"""Telling a model's reasoning from its answer while both arrive: `<think> ... </think>`, then the answer.
+
+Decides that reasoning stands in front, once, if at all; blank space around the tags belongs to neither side. Holds back
+no more than may still be a tag or space beside one. Does not know tokens or calls.
+Invariant: what is told apart depends on the text alone, not on how it is cut into pieces.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+__all__ = ["CLOSING", "OPENING", "ReasoningSplit", "leaves_open", "partial_suffix"]
+
+OPENING, CLOSING = "<think>", "</think>"
+
+
+def leaves_open(prompt: str) -> bool:
+    """Whether a prompt that ends with `prompt` has begun the model's reasoning for it."""
+    return prompt.rfind(OPENING) > prompt.rfind(CLOSING)
+
+
+class _Place(Enum):
+    BEFORE = auto()
+    INSIDE = auto()
+    BEHIND = auto()
+    """After the closing tag, in the blank space that follows it."""
+    ANSWER = auto()
+
+
+class ReasoningSplit:
+    """Takes one answer apart. Owned by the choice that it belongs to.
+
+    Args:
+        opened: the prompt has written the opening tag already.
+
+    Attributes:
+        end: how many characters of the answer, tags and space included, are reasoning so far.
+    """
+
+    __slots__ = ("_held", "_place", "_seen", "_space", "_started", "end")
+
+    def __init__(self, *, opened: bool) -> None:
+        self._place = _Place.INSIDE if opened else _Place.BEFORE
+        self._held = ""  # may be a tag's beginning
+        self._space: list[str] = []  # belongs to what comes next, unless that is a tag
+        self._started = False
+        self._seen = 0
+        self.end = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether no more reasoning can come."""
+        return self._place in (_Place.BEHIND, _Place.ANSWER)
+
+    def push(self, text: str) -> tuple[str, str]:
+        """The next piece of the answer as (reasoning, answer)."""
+        self._seen += len(text)
+        if self._place is _Place.BEFORE:
+            text = self._before(text)
+        reasoning = ""
+        if self._place is _Place.INSIDE:
+            reasoning, text = self._inside(text)
+        if self._place is _Place.BEHIND:
+            text = text.lstrip()
+            if text:
+                self._place = _Place.ANSWER
+        return reasoning, text if self._place is _Place.ANSWER else ""
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back, when the answer has ended."""
+        held, self._held = self._held, ""
+        if self._place is _Place.INSIDE:
+            held = self._trimmed(held)
+        rest = "".join(self._space)
+        self._space = []
+        return (held + rest, "") if self._place is _Place.INSIDE else ("", rest + held)
+
+    def _before(self, text: str) -> str:
+        """Wait until it is clear whether the answer begins with the opening tag; what follows it, or everything."""
+        text, self._held = self._held + text, ""
+        begun = text.lstrip()
+        if begun.startswith(OPENING):
+            self._space, self._place = [], _Place.INSIDE
+            return begun[len(OPENING) :]
+        self._space.append(text[: len(text) - len(begun)])
+        if OPENING.startswith(begun):
+            self._held = begun
+            return ""
+        before, self._space, self._place = "".join(self._space), [], _Place.ANSWER
+        return before + begun
+
+    def _inside(self, text: str) -> tuple[str, str]:
+        text = self._held + text
+        body, tag, rest = text.partition(CLOSING)
+        if tag:
+            said = self._trimmed(body)
+            self._held, self._space, self._place = "", [], _Place.BEHIND
+            self.end = self._seen - len(rest)
+            return said, rest
+        keep = partial_suffix(text, (CLOSING,))
+        self._held = text[len(text) - keep :]
+        self.end = self._seen
+        return self._trimmed(text[: len(text) - keep]), ""
+
+    def _trimmed(self, text: str) -> str:
+        """`text` without the space at either end of the reasoning; the space between its parts is kept for later."""
+        if not self._started:
+            text = text.lstrip()
+        body = text.rstrip()
+        if not body:
+            self._space.append(text)
+            return ""
+        said = "".join([*self._space, body])
+        self._space, self._started = [text[len(body) :]], True
+        return said
+
+
+def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` that begins one of the markers without being all of it."""
+    longest = min(max(map(len, markers), default=1) - 1, len(text))
+    return next(
+        (size for size in range(longest, 0, -1) if any(m.startswith(text[len(text) - size :]) for m in markers)), 0
+    )

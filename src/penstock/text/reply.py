@@ -1,0 +1,202 @@
+"""An answer taken apart into reasoning, text and tool calls: one parser, for answers that stream and that do not.
+
+Decides what applies to a request (the model's format and the caller's rules) and joins the two parsers: reasoning is
+told from the rest first, so that a call which the model merely thinks of is none. Calls get their ids here, from the
+choice's own id, so a replay gives the same.
+
+Does not know tokens but for the control tokens that must be spelled. Invariant: the pieces of an answer, joined, depend
+on its text alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.request import ChatPrompt
+from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
+from penstock.text.call_format import CALL_FORMATS, CallFormat, find_call_format
+from penstock.text.call_parser import CallParser
+from penstock.text.call_values import FoundCall
+from penstock.text.chat_template import ChatTemplate
+from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
+from penstock.text.tool_schemas import ToolSchemas
+
+__all__ = ["PLAIN_FORMAT", "ReplyFormat", "ReplyParser", "ReplyPiece", "ReplyReader", "find_reply_format"]
+
+_ID_BYTES = 12
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPiece:
+    """More of an answer, all of it final."""
+
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[CallPiece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How one model writes its answers.
+
+    Attributes:
+        calls: None when the operator wants no tools.
+        thinks: whether reasoning may stand between tags in front of an answer.
+    """
+
+    calls: CallFormat | None = CALL_FORMATS["json"]
+    thinks: bool = False
+
+    def reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: str) -> ReplyReader | None:
+        """What takes the answers to one request apart; None when they are plain text.
+
+        Raises:
+            InvalidParameter: the tools cannot be offered or checked.
+        """
+        if prompt.tools and self.calls is None:
+            raise InvalidParameter("tools", "tools: this server was started with --tool-call-parser none.")
+        splits = self.thinks and rules.reasoning is not ReasoningUse.INLINE
+        calls = self._call_format(rules.tool_use) if prompt.tools else None
+        if calls is None and not splits:
+            return None
+        schemas = ToolSchemas(prompt.tools if calls else ())
+        return ReplyReader(rules, calls, schemas, splits, opened=splits and _opens_reasoning(prompt, rendered))
+
+    def _call_format(self, use: ToolUse) -> CallFormat | None:
+        match use:
+            case ToolUse.NONE:
+                return None
+            case ToolUse.AUTO:
+                return self.calls
+            case ToolUse.REQUIRED | ToolUse.NAMED:  # the grammar makes the model write bare JSON
+                return replace(CALL_FORMATS["json"], id_chars=self.calls.id_chars if self.calls else 0)
+
+
+def find_reply_format(tool_call_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> ReplyFormat:
+    """The format that the operator chose, or that the chat template shows.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    source = template.source if template is not None else ""
+    thinks = reasoning_parser == "think" or (reasoning_parser == "auto" and CLOSING in source)
+    return ReplyFormat(find_call_format(tool_call_parser, source), thinks)
+
+
+def _opens_reasoning(prompt: ChatPrompt, rendered: str) -> bool:
+    """Whether the model goes on inside reasoning: only what stands in the assistant's own turn counts."""
+    if prompt.continue_final_message:
+        return leaves_open(prompt.messages[-1].content)
+    return prompt.add_generation_prompt and rendered.rstrip().endswith(OPENING)
+
+
+PLAIN_FORMAT = ReplyFormat()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyReader:
+    """Makes the parsers of one request's choices. Immutable.
+
+    Attributes:
+        spelled: ids of control tokens that the parsers must see as text.
+    """
+
+    rules: ReplyRules
+    calls: CallFormat | None
+    schemas: ToolSchemas
+    splits: bool
+    opened: bool
+    spelled: frozenset[int] = field(default=frozenset())
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Spellings that mark the parts of an answer."""
+        tags = (OPENING, CLOSING) if self.splits else ()
+        return (*tags, *(self.calls.markers if self.calls else ()))
+
+    def spelling(self, token_ids: frozenset[int]) -> ReplyReader:
+        """The same, with these control tokens spelled."""
+        return replace(self, spelled=token_ids)
+
+    def parser(self, seq_id: str) -> ReplyParser:
+        """The parser of the choice with this id."""
+        return ReplyParser(self, seq_id)
+
+
+class ReplyParser:
+    """Takes one choice apart. Owned by that choice.
+
+    Attributes:
+        called: whether it holds a call.
+    """
+
+    __slots__ = ("_calls", "_id_chars", "_made", "_reader", "_seq_id", "_split", "called")
+
+    def __init__(self, reader: ReplyReader, seq_id: str) -> None:
+        rules = reader.rules
+        self.called = False
+        self._reader = reader
+        self._seq_id = seq_id
+        self._made = 0
+        self._split = ReasoningSplit(opened=reader.opened) if reader.splits else None
+        self._calls: CallParser | None = None
+        if reader.calls is not None:
+            self._calls = CallParser(
+                reader.calls,
+                reader.schemas.accepts,
+                parallel=rules.parallel_tool_calls,
+                arguments_of=rules.tool_name if rules.tool_use is ToolUse.NAMED else "",
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete whatever else the model would write."""
+        return self._calls is not None and self._calls.ended
+
+    @property
+    def reasoning_end(self) -> int:
+        """How many characters of the answer so far are reasoning."""
+        return self._split.end if self._split else 0
+
+    @property
+    def reasoning_over(self) -> bool:
+        """Whether no more reasoning can come."""
+        return self._split is None or self._split.over
+
+    def push(self, text: str) -> ReplyPiece:
+        """The next piece of the choice's text."""
+        reasoning, rest = self._split.push(text) if self._split else ("", text)
+        said, found = self._calls.push(rest) if self._calls else (rest, [])
+        return self._piece(reasoning, said, found)
+
+    def finish(self) -> ReplyPiece:
+        """What was held back, when no more text will come."""
+        reasoning, rest = self._split.finish() if self._split else ("", "")
+        if self._calls is None:
+            return self._piece(reasoning, rest, [])
+        said, found = self._calls.push(rest)
+        more, last = self._calls.finish()
+        return self._piece(reasoning, said + more, [*found, *last])
+
+    def _piece(self, reasoning: str, text: str, found: Sequence[FoundCall]) -> ReplyPiece:
+        if self._reader.rules.reasoning is ReasoningUse.HIDDEN:
+            reasoning = ""
+        pieces: list[CallPiece] = []
+        for call in found:
+            pieces.append(CallPiece(self._made, self._call_id(self._made), call.name, ""))
+            pieces.append(CallPiece(self._made, "", "", call.arguments))
+            self._made += 1
+        self.called = self._made > 0
+        return ReplyPiece(reasoning, text, tuple(pieces))
+
+    def _call_id(self, index: int) -> str:
+        digest = blake2b(f"{self._seq_id}/{index}".encode(), digest_size=_ID_BYTES)
+        length = self._reader.calls.id_chars if self._reader.calls else 0
+        if not length:
+            return f"call_{digest.hexdigest()}"
+        number = int.from_bytes(digest.digest())
+        return "".join(_LETTERS[number // len(_LETTERS) ** place % len(_LETTERS)] for place in range(length))

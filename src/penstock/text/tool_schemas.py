@@ -1,0 +1,195 @@
+"""Whether a call's arguments fit its tool: JSON Schema, as the caller wrote it, with a bound on what a check costs.
+
+The judgement is the library's (jsonschema-rs: drafts 4 to 2020-12, regular expressions without backtracking). Decided
+here: only references inside the schema are followed; and a check whose cost cannot be borne is not made, since
+schemas that refer to one part in several ways can cost time exponential in their size or in the depth of the arguments.
+Does not know how calls are written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import jsonschema_rs
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.tools import Tool
+
+__all__ = ["ToolSchemas"]
+
+_MOST_VISITS = 200_000
+_MOST_PAIRS = 20_000
+_MOST_SUBSCHEMAS = 2_000
+_MOST_PATTERNS = 200
+_MOST_PATTERN_BYTES = 2**18  # compiled; takes well under a millisecond
+_LISTS = ("allOf", "anyOf", "oneOf")
+_SAME_PLACE = ("not", "if", "then", "else")
+_EVERY_MEMBER = ("additionalProperties", "unevaluatedProperties")
+_EVERY_ITEM = ("items", "additionalItems", "contains", "unevaluatedItems")
+_FOREIGN = ("$dynamicRef", "$recursiveRef", "$id", "id", "$anchor", "$dynamicAnchor")
+
+
+class ToolSchemas:
+    """The tools of one request. Immutable, safe to use from any thread.
+
+    Raises:
+        InvalidParameter: a schema is none, or refers outside itself; names `tools.<index>.function.parameters`.
+    """
+
+    __slots__ = ("_schemas",)
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._schemas: dict[str, tuple[Any, Any]] = {}
+        subschemas = patterns = 0
+        for index, tool in enumerate(tools):
+            schema, param = json.loads(tool.parameters), f"tools.{index}.function.parameters"
+            for node in _schemas_in(schema):
+                subschemas += 1
+                patterns += _patterns_of(node)
+                if subschemas > _MOST_SUBSCHEMAS or patterns > _MOST_PATTERNS:
+                    most = f"{_MOST_SUBSCHEMAS} subschemas and {_MOST_PATTERNS} patterns"
+                    raise InvalidParameter(param, f"{param}: the tools together may have at most {most}.")
+                _refuse_foreign(node, schema, param)
+            self._schemas[tool.name] = (schema, _compile(schema, param))
+
+    def accepts(self, name: str, arguments: dict[str, Any]) -> bool:
+        """Whether there is such a tool, and it takes these arguments."""
+        if name not in self._schemas:
+            return False
+        schema, validator = self._schemas[name]
+        return _affordable(schema, arguments) and bool(validator.is_valid(arguments))
+
+
+def _patterns_of(schema: dict[str, Any]) -> int:
+    members = schema.get("patternProperties")
+    return ("pattern" in schema) + (len(members) if isinstance(members, dict) else 0)
+
+
+def _affordable(schema: Any, arguments: dict[str, Any]) -> bool:
+    try:
+        return _Cost(schema).visits(schema, arguments) <= _MOST_VISITS
+    except RecursionError:  # references in a chain of hundreds
+        return False
+
+
+def _compile(schema: Any, param: str) -> Any:
+    try:
+        options = jsonschema_rs.RegexOptions(size_limit=_MOST_PATTERN_BYTES)
+        return jsonschema_rs.validator_for(schema, pattern_options=options, retriever=_refuse_retrieval)
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
+        # The place, not the message: that repeats what the caller wrote.
+        place = ".".join(str(step)[:64] for step in (param, *getattr(error, "instance_path", ())))
+        message = (
+            f"{param} is not a JSON Schema, or has a pattern that is too large or needs backtracking; see {place}."
+        )
+        raise InvalidParameter(param, message) from None
+
+
+def _refuse_retrieval(uri: str) -> NoReturn:
+    raise ValueError(f"nothing is fetched from {uri}")
+
+
+def _refuse_foreign(node: dict[str, Any], root: Any, param: str) -> None:
+    """Only references of the form `#/...` are followed, so that `_Cost` follows the same ones."""
+    reference = node.get("$ref", "#")
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise InvalidParameter(param, f"{param}: a $ref must be # or begin with #/.")
+    if not isinstance(_resolve(root, reference), dict | bool):
+        raise InvalidParameter(param, f"{param}: a $ref leads nowhere.")
+    for name in _FOREIGN:
+        if isinstance(node.get(name), str):
+            raise InvalidParameter(param, f"{param}: the keyword {name} is not supported.")
+
+
+def _schemas_in(root: Any) -> Iterator[dict[str, Any]]:
+    """Every subschema, values of `enum` and the like apart."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        yield node
+        for key, value in node.items():
+            if key in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"):
+                waiting += value.values() if isinstance(value, dict) else []
+            elif key not in ("enum", "const", "default", "examples"):
+                waiting += value if isinstance(value, list) else [value]
+
+
+def _resolve(root: Any, reference: str) -> Any:
+    """What a JSON Pointer (RFC 6901) in a fragment leads to; None when it leads nowhere."""
+    node = root
+    for step in reference[2:].split("/") if len(reference) > 1 else ():
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            return None
+    return node
+
+
+class _Cost:
+    """Counts how often a check that shares nothing would visit a subschema; itself, it visits each pair once."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[tuple[int, int], int] = {}
+
+    def visits(self, schema: Any, value: Any) -> int:
+        """The count, or anything above the limit where it is not worth counting on."""
+        if not isinstance(schema, dict):
+            return 1
+        key = (id(schema), id(value))
+        if key in self._known:
+            return self._known[key]
+        if len(self._known) >= _MOST_PAIRS:
+            return _MOST_VISITS + 1
+        self._known[key] = 0  # met again below, it is a reference in a circle, which the library cuts
+        total = 1 + len(schema.get("enum", ()))
+        for part, of in _parts(self._root, schema, value):
+            total += self.visits(part, of)
+            if total > _MOST_VISITS:
+                break
+        self._known[key] = total
+        return total
+
+
+def _parts(root: Any, schema: dict[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
+    """The subschemas that apply next, each with the value that it applies to."""
+    if "$ref" in schema:
+        yield _resolve(root, schema["$ref"]), value
+    for key in _LISTS:
+        yield from ((part, value) for part in schema.get(key, ()))
+    for key in _SAME_PLACE:
+        if key in schema:
+            yield schema[key], value
+    for key in ("dependentSchemas", "dependencies"):
+        yield from ((part, value) for part in schema.get(key, {}).values())
+    if isinstance(value, dict):
+        yield from _parts_of_object(schema, value)
+    elif isinstance(value, list):
+        yield from _parts_of_list(schema, value)
+
+
+def _parts_of_object(schema: dict[str, Any], value: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    properties = schema.get("properties", {})
+    yield from ((properties[name], member) for name, member in value.items() if name in properties)
+    everywhere = [schema[key] for key in _EVERY_MEMBER if key in schema]
+    everywhere += schema.get("patternProperties", {}).values()
+    yield from ((part, member) for part in everywhere for member in value.values())
+    if "propertyNames" in schema:
+        yield from ((schema["propertyNames"], name) for name in value)
+
+
+def _parts_of_list(schema: dict[str, Any], value: list[Any]) -> Iterator[tuple[Any, Any]]:
+    for key in _EVERY_ITEM:
+        part = schema.get(key)
+        if isinstance(part, list):  # drafts before 2020-12: one schema a position
+            yield from zip(part, value, strict=False)
+        elif part is not None:
+            yield from ((part, item) for item in value)
+    yield from zip(schema.get("prefixItems", ()), value, strict=False)

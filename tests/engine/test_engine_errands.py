@@ -1,0 +1,115 @@
+"""What a client asks of the engine beside generating: heartbeat, reset, tokens; and how much may wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from engine_stand import build, text_of
+
+from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
+from penstock.contract.request import Ask, ChatPrompt, Message, StopRules, TextPrompt, TokenPrompt
+from penstock.core.trace import replay
+from penstock.engine import EngineLoop, LocalClient
+
+
+class Running:
+    """A stand whose engine runs in its thread."""
+
+    def __init__(self, max_queued: int = 1000, max_queued_tokens: int = 10_000, **options) -> None:
+        self.stand = build(**options)
+        self.loop = EngineLoop(self.stand.engine, self.stand.clock, max_queued, max_queued_tokens)
+        self.loop.start()
+        self.client = LocalClient(self.stand.intake, self.loop)
+
+    async def answer(self, ask_id: str, prompt: str, **fields) -> list:
+        ask = Ask(ask_id, TextPrompt(prompt), stop=StopRules(max_tokens=4, ignore_eos=True), **fields)
+        return [output async for output in self.client.generate(ask)]
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.stand.engine.close()
+
+
+class Gated:
+    """A runner that stands in its first step until it is let go."""
+
+    def __init__(self, runner) -> None:
+        self._runner = runner
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def run(self, plan):
+        self.entered.set()
+        assert self.opened.wait(5)
+        return self._runner.run(plan)
+
+
+async def test_a_heartbeat_comes_back_from_the_engines_thread_and_not_from_a_dead_one():
+    with Running() as running:
+        await asyncio.wait_for(running.client.heartbeat(), 5)
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(running.client.heartbeat(), 5)
+
+
+async def test_a_heartbeat_waits_for_the_step_before_it():
+    with Running() as running:
+        gated = Gated(running.stand.engine._runner)
+        running.stand.engine._runner = gated
+        answering = asyncio.create_task(running.answer("a", "hello there"))
+        await asyncio.to_thread(gated.entered.wait, 5)
+        beating = asyncio.create_task(running.client.heartbeat())
+        done, _ = await asyncio.wait([beating], timeout=0.05)
+        assert not done
+        gated.opened.set()
+        await asyncio.wait_for(beating, 5)
+        await answering
+
+
+async def test_a_reset_prefix_cache_is_found_no_more_and_is_on_record(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    with Running(record=trace) as running:
+        hits = []
+        for ask_id in ("a", "b", "c"):
+            outputs = await running.answer(ask_id, "hello hello hello")
+            hits.append(outputs[-1].usage.cached_tokens)
+            if ask_id == "b":
+                await running.client.reset_prefix_cache()
+            assert text_of(outputs)
+    assert hits[0] == hits[2] == 0 < hits[1]
+    assert '"reset"' in trace.read_text()
+    assert replay(trace.read_text().splitlines()).same
+
+
+async def test_tokens_waiting_are_bounded_but_one_long_prompt_is_always_taken():
+    with Running(pause=0.05, max_queued_tokens=20, max_num_seqs=1, max_num_batched_tokens=16) as running:
+        asks = [asyncio.create_task(running.answer(f"a{index}", "hello hello")) for index in range(4)]
+        ended = await asyncio.gather(*asks, return_exceptions=True)
+        refused = [each for each in ended if isinstance(each, Overloaded)]
+        assert 1 <= len(refused) < 4
+        assert all("tokens are waiting" in each.message and each.retry_after >= 1 for each in refused)
+        assert all(isinstance(each, list | Overloaded) for each in ended)
+        assert text_of(await running.answer("long", "hello hello hello hello hello"))
+
+
+async def test_a_prompt_is_tokenised_as_it_would_be_generated_from():
+    with Running() as running:
+        tokens = await running.client.tokenize(TextPrompt("hi!"))
+        assert (tokens.token_ids, tokens.pieces, tokens.text) == ((7, 8, 29), (b"h", b"i", b"!"), "hi!")
+        assert await running.client.detokenize(tokens.token_ids) == "hi!"
+        chat = await running.client.tokenize(ChatPrompt((Message("user", "hi"),)))
+        assert chat.text == "hi<|end|>"
+        assert (await running.client.tokenize(TokenPrompt((1, 2)))).pieces == (b"b", b"c")
+
+
+async def test_ids_outside_the_vocabulary_are_refused():
+    with Running() as running:
+        for ids in ((32,), (-1,), ()):
+            with pytest.raises(InvalidParameter):
+                await running.client.detokenize(ids)
+            with pytest.raises(InvalidParameter):
+                await running.client.tokenize(TokenPrompt(ids))

@@ -1,0 +1,25 @@
+"""What is logged of a failure: where, and of whose request; never what it said."""
+
+from __future__ import annotations
+
+import engine_stand as stand
+
+from penstock.contract.events import AskFailed
+from penstock.engine.choice import Choice
+
+SECRET = "what somebody said"
+
+
+def test_a_failure_outside_the_model_is_logged_without_its_message(monkeypatch, caplog):
+    def push(self, *_):
+        raise ValueError(SECRET)
+
+    bench = stand.build()
+    one = bench.submit()
+    monkeypatch.setattr(Choice, "push", push)
+    bench.run()
+    assert isinstance(bench.outputs[one][-1], AskFailed)
+    assert SECRET not in caplog.text
+    assert one in caplog.text
+    assert "ValueError" in caplog.text
+    assert "in push" in caplog.text

@@ -1,0 +1,97 @@
+"""The prompt as an answer's first output: before every choice, with its scores where they were asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from engine_stand import build
+
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, PromptTokens
+from penstock.contract.plan import PromptScores
+from penstock.contract.request import Ask, StopRules, TextPrompt
+from penstock.contract.sampling import SamplingSpec
+
+PROMPT = "the quick brown fox jumps"
+
+
+class Scoring:
+    """The stand's runner, with scores for every prompt token that a row predicts: minus its index."""
+
+    def __init__(self, runner):
+        self._runner = runner
+        self._prompts = {}
+
+    def run(self, plan):
+        self._prompts |= {a.slot: a.prompt_tokens for a in plan.admits if a.sampling.has("prompt_logprobs")}
+        prompts = []
+        for row in plan.rows:
+            places = range(row.start + 1, min(row.start + row.count + 1, self._prompts.get(row.slot, 0)))
+            if places:
+                scores = tuple(-float(place) for place in places)
+                prompts.append(PromptScores(row.slot, places[0], scores, (((2, -0.5),),) * len(scores)))
+        return replace(self._runner.run(plan), prompts=tuple(prompts))
+
+
+def answered(*, echo=False, scores=False, n=1, prompt=PROMPT, others=0, **scheduler):
+    stand = build(**{"max_num_batched_tokens": 8} | scheduler)
+    stand.engine._runner = Scoring(stand.runner)
+    for _ in range(others):
+        stand.submit(PROMPT, max_tokens=30)
+    spec = SamplingSpec((("prompt_logprobs", 1), ("seed", 7))) if scores else SamplingSpec((("seed", 7),))
+    rules = StopRules(max_tokens=5, ignore_eos=True)
+    ask_id = stand.submit_ask(Ask("a", TextPrompt(prompt), n=n, sampling=spec, stop=rules, echo=echo))
+    return stand, ask_id
+
+
+@pytest.mark.parametrize("others", [0, 3])  # who compute the same prompt earlier: nothing of it may be skipped
+@pytest.mark.parametrize("n", [1, 3])
+def test_scores_of_every_token_come_once_and_before_every_choice(n, others):
+    stand, ask_id = answered(scores=True, n=n, others=others)
+    stand.run()
+    first, *rest = stand.outputs[ask_id]
+    assert isinstance(first, PromptTokens)
+    assert first.text == PROMPT == "".join(piece.text for piece in first.tokens)
+    assert math.isnan(first.tokens[0].logprob)
+    assert [piece.logprob for piece in first.tokens[1:]] == [-float(place) for place in range(1, len(PROMPT))]
+    assert all([top.id for top in piece.top] == [2] for piece in first.tokens[1:])
+    assert not any(isinstance(output, PromptTokens) for output in rest)
+    assert sum(isinstance(output, ChoiceFinished) for output in rest) == n
+    for choice in range(n):
+        tokens = [t.id for o in rest if isinstance(o, ChoiceDelta) and o.choice == choice for t in o.tokens]
+        assert tuple(tokens) == stand.expected(PROMPT, 5, choice=choice)
+
+
+def test_scores_survive_preemption():
+    stand, ask_id = answered(scores=True, others=3, num_blocks=20)
+    stand.run()
+    assert stand.engine.scheduler.stats.preemptions > 0
+    assert len(stand.outputs[ask_id][0].tokens) == len(PROMPT)
+
+
+def test_an_echo_without_scores_waits_for_nothing():
+    stand, ask_id = answered(echo=True)
+    stand.step()
+    assert [type(output) for output in stand.outputs[ask_id]] == [PromptTokens]
+    assert all(math.isnan(piece.logprob) for piece in stand.outputs[ask_id][0].tokens)
+
+
+def test_without_echo_or_scores_there_is_no_prompt():
+    stand, ask_id = answered()
+    stand.run()
+    assert not any(isinstance(output, PromptTokens) for output in stand.outputs[ask_id])
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score():
+    stand, ask_id = answered(scores=True, prompt="a")
+    stand.run()
+    assert len(stand.outputs[ask_id][0].tokens) == 1
+
+
+def test_an_abort_before_the_prompt_is_scored_ends_every_choice_once():
+    stand, ask_id = answered(scores=True, n=2)
+    stand.step()
+    stand.collect(stand.engine.abort(ask_id))
+    ends = [output for output in stand.outputs[ask_id] if isinstance(output, ChoiceFinished)]
+    assert [(end.choice, end.reason) for end in ends] == [(0, FinishReason.ABORT), (1, FinishReason.ABORT)]

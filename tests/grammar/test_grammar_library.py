@@ -1,0 +1,128 @@
+"""The compiling process and its limits; caches; what is refused, and how the refusal names it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from grammar_stand import END, VOCABULARY, allowed, library, schema, written
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.grammar import GrammarLibrary
+
+
+@pytest.fixture(scope="module")
+def lib():
+    return library()
+
+
+@pytest.fixture
+def real():
+    one = GrammarLibrary(lambda: VOCABULARY)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"properties": {"a": {"not": {"type": "null"}}}}, "not"),
+        ({"type": "object", "x-guidance": {"lenient": True}}, "x-guidance"),
+        ({"anyOf": [{"type": "string", "format": "no-such"}]}, "no-such"),
+        ({"type": "string", "mimLength": 3}, "mimLength"),
+        ({"$ref": "https://example.com/s"}, "must point inside"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"enum": list(range(1001))}, "1000"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+    ],
+)
+def test_what_a_schema_cannot_have_is_refused_by_name(lib, source, named):
+    with pytest.raises(InvalidParameter, match=named) as refused:
+        lib.check(schema(json.dumps(source)), 1000)
+    assert refused.value.param == "structured_outputs"
+
+
+def test_a_schema_nested_too_deep_is_refused(lib):
+    deep: dict = {"type": "null"}
+    for _ in range(40):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(InvalidParameter, match="32 levels"):
+        lib.check(schema(json.dumps(deep)), 1000)
+
+
+def test_a_grammar_bomb_ends_its_process_and_nothing_else(real):
+    bomb = Grammar(GrammarKind.REGEX, "(a|b|ab)*c(a|b){900}" * 40)
+    with pytest.raises(InvalidParameter) as first:
+        real.check(bomb, 10_000)
+    assert first.value.param == "structured_outputs"
+    with pytest.raises(InvalidParameter) as second:  # remembered: no second process
+        real.check(bomb, 10_000)
+    assert str(first.value) == str(second.value)
+    real.check(schema('{"type":"object"}'), 10)
+
+
+def test_a_killed_process_is_replaced(real):
+    real.check(schema('{"type":"object"}'), 10)
+    before = real._worker.pid
+    real._worker._process.kill()
+    real._worker._process.wait()
+    real.check(schema('{"type":"array"}'), 10)
+    assert real._worker.pid not in (0, before)
+
+
+def test_the_cache_of_compiled_grammars_is_bounded_in_bytes():
+    lib = library()
+    lib._cache_bytes = 200_000
+    for bound in range(20):
+        lib.matcher(schema(json.dumps({"type": "integer", "minimum": bound})), 100)
+        assert lib.cached_bytes <= 200_000
+    assert lib.cached_bytes == sum(kept.size for kept in lib._compiled.values())
+    assert len(lib._compiled) < 4  # of 20, at 64 KiB or more each
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "answers"),
+    [
+        (GrammarKind.CHOICE, '["yes","no","ma\\"ybe"]', {b"yes", b"no", b'ma"ybe'}),
+        (GrammarKind.REGEX, "(ab|c){2}", {b"abab", b"abc", b"cab", b"cc"}),
+        (GrammarKind.GRAMMAR, 'start: "a" | "(" start ")"', {b"a", b"(a)", b"((a))", b"(((a)))"}),
+        (GrammarKind.GRAMMAR, 'root ::= "a" | "b" root', {b"a", b"ba", b"bba", b"bbba", b"bbbba", b"bbbbba"}),
+    ],
+)
+def test_every_kind_gives_answers_of_its_language_and_more_than_one(lib, kind, source, answers):
+    given = {written(lib, Grammar(kind, source), 8, seed)[0] for seed in range(60)}
+    assert given <= answers
+    assert len(given) > 1
+
+
+def test_the_end_token_is_allowed_exactly_where_the_answer_may_end(lib):
+    matcher = lib.matcher(Grammar(GrammarKind.REGEX, "ab?"), 10)
+    assert END not in allowed(matcher.mask())
+    assert not matcher.take(END)
+    assert matcher.take(ord("a"))
+    assert END in allowed(matcher.mask())
+    assert matcher.take(ord("b"))
+    assert allowed(matcher.mask()) == [END]
+
+
+def test_whitespace_is_bounded(lib):
+    matcher = lib.matcher(schema('{"type":"object"}'), 100)
+    for byte in b"{ ":
+        assert matcher.take(byte)
+    assert not set(allowed(matcher.mask())) & {ord(space) for space in " \n\t\r"}
+
+
+def test_a_matcher_that_is_rebuilt_stands_where_the_old_one_stood(lib):
+    grammar = schema('{"type":"object","properties":{"a":{"type":"string"},"b":{"type":"integer"}},"required":["b"]}')
+    first, taken = lib.matcher(grammar, 20), []
+    while END not in taken:
+        again = lib.matcher(grammar, 20)
+        assert all(again.take(token) for token in taken)
+        assert again.mask() == first.mask()
+        assert again.closing() == first.closing()
+        choices = allowed(first.mask())
+        token = next((one for one in choices[len(taken) :] if again.take(one)), first.closing())
+        assert first.take(token)
+        taken.append(token)

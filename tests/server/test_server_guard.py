@@ -1,0 +1,276 @@
+"""Who may come in: keys, hosts, origins, and every route that the application has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from scripted_engine import ScriptedEngine, Wait, always, delta
+
+from conftest import CARD, LIMITS, running
+from penstock.contract.config import ServerConfig
+from penstock.contract.errors import ConfigError
+from penstock.server import create_app, open_access
+from penstock.server.access import Access, is_loopback, read_keys
+
+KEY, OTHER, ADMIN = "sk-user-0123456789", "sk-other-0123456789", "sk-admin-0123456789"
+ENVIRON = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": ADMIN}
+
+
+@dataclass
+class Guarded:
+    url: str
+    engine: ScriptedEngine
+
+    def get(self, path: str, key: str = "", **headers: str) -> httpx.Response:
+        return self.send("GET", path, key, **headers)
+
+    def send(self, method: str, path: str, key: str = "", json=None, **headers: str) -> httpx.Response:
+        extra = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.request(method, self.url + path, headers=extra | headers, json=json, timeout=10)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory) -> Iterator[Guarded]:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(f"# keys of the test\n\n{OTHER}\n")
+    path.chmod(0o600)
+    config = ServerConfig(api_key_file=str(path), cors_origins="https://page.example")
+    engine = ScriptedEngine()
+    with running(engine, access=open_access(config, ENVIRON)) as url:
+        yield Guarded(url, engine)
+
+
+def routes() -> list[tuple[str, str]]:
+    document = create_app(ScriptedEngine(), CARD, LIMITS).openapi()
+    listed = [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
+    return [*listed, ("GET", "/openapi.json"), ("GET", "/no/such/route"), ("POST", "/")]
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_every_route_needs_a_key_but_liveness(guarded, method, path):
+    path = path.replace("{model_id}", "x").replace("{response_id}", "x")
+    for key in ("", "wrong", KEY[:-1], KEY + "x", KEY.upper()):
+        answer = guarded.send(method, path, key)
+        if path == "/health/live":
+            assert answer.status_code == 200
+            continue
+        assert answer.status_code == 401
+        error = answer.json()["error"]
+        kind = error["type"]
+        assert kind == "authentication_error"
+        assert KEY not in answer.text
+    assert guarded.send(method, path, KEY).status_code not in (401, 500)
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/page/style.css"])
+def test_the_files_of_the_page_need_no_key(guarded, path):
+    answer = guarded.get(path)
+    assert answer.status_code == 200
+    assert "content-security-policy" in answer.headers
+    assert guarded.send("POST", path).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/page/../metrics", "/page/..%2fmetrics", "/page/%2e%2e/engine/sampling"])
+def test_no_path_leads_out_of_the_pages_folder(guarded, path):
+    with socket.create_connection(("127.0.0.1", httpx.URL(guarded.url).port)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    assert int(answer.split()[1]) == 404
+
+
+def test_the_engines_events_need_a_key(guarded):
+    assert guarded.get("/engine/events").status_code == 401
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.stream("GET", guarded.url + "/engine/events", headers=headers, timeout=10) as response:
+        assert response.status_code == 200
+        assert next(response.iter_lines()).startswith("data: ")
+
+
+def test_refusals_are_counted(guarded):
+    assert guarded.get("/v1/models", "wrong").status_code == 401
+    counted = 'http_requests_total{handler="none",method="GET",status="4xx"}'
+    assert counted in guarded.get("/metrics", KEY).text
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER, ADMIN])
+def test_any_of_the_keys_opens(guarded, key):
+    assert guarded.get("/v1/models", key).status_code == 200
+    assert httpx.get(guarded.url + "/v1/models", headers={"x-api-key": key}).status_code == 200
+
+
+SPELLINGS = [
+    "/health/live/",
+    "//health/live",
+    "/health/live?x",
+    "/health/live/../../v1/models",
+    "/health%2flive",
+    "/health/liv%65",
+    "/HEALTH/live",
+    "/v1/models?/health/live",
+    "/v1/models;/health/live",
+    "http://evil/health/live",
+]
+
+
+@pytest.mark.parametrize("target", SPELLINGS)
+@pytest.mark.parametrize("host", ["localhost", "localhost/health/live?x=", "localhost:80@evil"])
+def test_no_other_spelling_of_the_open_path_opens(guarded, target, host):
+    request = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", httpx.URL(guarded.url).port)) as connection:
+        connection.sendall(request)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    status = int(answer.split()[1])
+    opened = target == "/health/live?x" and host == "localhost"
+    assert status == 200 if opened else status in (400, 401, 403)
+
+
+def test_an_admins_route_needs_an_admins_key(guarded):
+    refused = guarded.send("POST", "/reset_prefix_cache", KEY)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+    assert guarded.send("POST", "/reset_prefix_cache/", KEY).status_code == 404
+    assert guarded.send("POST", "/reset%5Fprefix_cache", KEY).status_code == 403
+    assert guarded.engine.resets == 0
+    assert guarded.send("POST", "/reset_prefix_cache", ADMIN).status_code == 200
+
+
+def test_keys_never_share_cached_work_and_the_engine_learns_neither_key_nor_salt(guarded):
+    salts = {}
+    for key, salt in ((KEY, ""), (OTHER, ""), (KEY, "mine"), (OTHER, "mine"), (KEY, "mine")):
+        body = {"prompt": "a", "user": "someone"} | ({"cache_salt": salt} if salt else {})
+        assert guarded.send("POST", "/v1/completions", key, json=body).status_code == 200
+        ask = guarded.engine.asks[-1]
+        assert salts.setdefault((key, salt), ask.cache_salt) == ask.cache_salt
+        assert key not in repr(ask)
+        assert "mine" not in repr(ask)
+    assert len(set(salts.values())) == 4
+    assert len({ask.tenant for ask in guarded.engine.asks}) == 2
+
+
+def test_a_key_aborts_its_own_answers_only_and_an_admin_any(guarded):
+    guarded.engine.reset()
+    guarded.engine.script = always(delta("x"), Wait())
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.stream(
+        "POST", guarded.url + "/v1/completions", json={"prompt": "a", "stream": True}, headers=headers
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        body = {"request_ids": [guarded.engine.asks[-1].id.rpartition("-")[0]]}
+        for key, count in ((OTHER, 0), (KEY, 1), (ADMIN, 1)):
+            assert len(guarded.send("POST", "/abort_requests", key, json=body).json()["aborted"]) == count
+    guarded.engine.wait_until(lambda: not guarded.engine.live)
+    guarded.engine.reset()
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "[::2]", "127.0.0.2"])
+def test_a_name_that_is_not_this_machines_is_refused(served, host):
+    answer = served.http.get("/v1/models", headers={"host": host})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "[::1]"])
+def test_this_machines_names_are_served(served, host):
+    assert served.http.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+def test_pages_of_other_origins_may_cause_nothing_by_default(served):
+    refused = served.http.post("/reset_prefix_cache", headers={"origin": "https://evil.example"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert served.engine.resets == 0
+    assert served.http.post("/reset_prefix_cache", headers={"origin": "null"}).status_code == 403
+    own = served.http.post("/reset_prefix_cache", headers={"origin": served.url})
+    assert own.status_code == 200
+    preflight = served.http.options(
+        "/v1/models", headers={"origin": "https://evil.example", "access-control-request-method": "GET"}
+    )
+    assert preflight.status_code in (403, 405)
+    for answer in (own, preflight, served.http.get("/v1/models", headers={"origin": "https://evil.example"})):
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_an_allowed_origin_is_told_so_on_every_answer(guarded):
+    page = {"origin": "https://page.example"}
+    preflight = guarded.send("OPTIONS", "/v1/chat/completions", **page, **{"access-control-request-method": "POST"})
+    assert preflight.status_code == 204
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    for answer in (preflight, guarded.get("/v1/models", KEY, **page), guarded.get("/v1/models", **page)):
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        assert "access-control-allow-credentials" not in answer.headers
+        assert "Origin" in answer.headers["vary"]
+    assert "access-control-allow-origin" not in guarded.get("/v1/models", KEY, origin="https://evil.example").headers
+
+
+def test_too_many_and_too_large_headers_are_refused(served):
+    many = served.http.get("/v1/models", headers={f"x-{index}": "1" for index in range(70)})
+    assert (many.status_code, many.json()["error"]["code"]) == (431, "too_many_headers")
+    large = served.http.get("/v1/models", headers={"x-large": "a" * 20_000})
+    assert large.status_code in (400, 431)
+    assert large.json()["error"]["code"] in ("headers_too_large", "invalid_http")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "some.name"])
+def test_an_address_that_others_reach_needs_a_key(host):
+    with pytest.raises(ConfigError, match=r"host: .* needs an API key"):
+        open_access(ServerConfig(host=host), {})
+    assert open_access(ServerConfig(host=host), ENVIRON).hosts == frozenset()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.3.2.1"])
+def test_this_machines_own_addresses_need_none(host):
+    access = open_access(ServerConfig(host=host, allowed_hosts="My.Name, other"), {})
+    assert not access.keys
+    assert {"localhost", "127.0.0.1", "::1", host, "my.name", "other"} == access.hosts
+    assert is_loopback(host)
+
+
+def test_a_star_turns_the_host_check_off():
+    assert open_access(ServerConfig(allowed_hosts="*"), {}).hosts == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "holds no key"),
+        ("# nothing\n", "holds no key"),
+        ("short\n", "at least 16"),
+        ("with spaces in it all\n", "line 1: must be"),
+        ("schlüssel-0123456789\n", "ASCII"),
+    ],
+)
+def test_a_key_file_that_cannot_be_used_is_refused(tmp_path, text, why):
+    path = tmp_path / "keys"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=why):
+        read_keys(str(path), {})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_a_key_file_that_everybody_may_read_is_refused(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(KEY)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_keys(str(path), {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(str(tmp_path / "none"), {})
+
+
+def test_keys_are_told_apart_and_never_kept():
+    keys = read_keys("", ENVIRON)
+    assert keys.find(KEY) is not None
+    assert not keys.find(KEY).admin
+    assert keys.find(ADMIN).admin
+    assert keys.find("") is keys.find("\ud800") is None
+    assert KEY not in repr(keys)
+    assert keys.find(KEY).name != keys.find(ADMIN).name
+    assert Access().keys.find(KEY) is None

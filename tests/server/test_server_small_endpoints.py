@@ -1,0 +1,117 @@
+"""The endpoints that generate nothing: what they answer, and what they refuse."""
+
+from __future__ import annotations
+
+import threading
+
+import httpx
+import pytest
+from scripted_engine import Wait, always, delta
+
+from conftest import running
+from penstock.contract.limits import ServerLimits
+from penstock.contract.ports import Health
+from penstock.server.access import Access
+from penstock.version import __version__
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_text_is_tokenised_and_its_ids_give_the_text_back(served):
+    answer = served.http.post("/tokenize", json={"prompt": "Hi!", "return_token_strs": True}).json()
+    assert answer == {"count": 3, "max_model_len": 64, "tokens": [40, 73, 1], "token_strs": ["H", "i", "!"]}
+    assert served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "Hi!"}
+
+
+def test_a_conversation_is_tokenised_as_its_template_writes_it(served):
+    rendered = served.http.post("/apply-template", json={"messages": HI}).json()
+    assert rendered == {"prompt": "user>Hi;"}
+    tokens = served.http.post("/tokenize", json={"messages": HI}).json()
+    assert tokens["count"] == len("user>Hi;")
+    assert tokens["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": HI}, "messages"),
+        ("/tokenize", {"prompt": "a", "surprise": 1}, "surprise"),
+        ("/tokenize", {"messages": HI, "chat_template": "x"}, "chat_template"),
+        ("/tokenize", {"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),
+        ("/apply-template", {}, "messages"),
+        ("/apply-template", {"messages": HI, "tools": [1]}, "tools"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": []}, "tokens"),
+        ("/detokenize", {"tokens": [1, 100]}, "tokens.1"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.0"),
+        ("/abort_requests", {"request_ids": []}, "request_ids"),
+        ("/abort_requests", {"request_ids": [1]}, "request_ids"),
+        ("/abort_requests", {"request_ids": ["x"] * 257}, "request_ids"),
+    ],
+)
+def test_what_is_wrong_is_named(served, path, body, param):
+    answer = served.http.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_the_version_is_the_packages(served):
+    assert served.http.get("/version").json() == {"version": __version__}
+
+
+def test_an_answer_is_aborted_by_the_id_it_carries(served):
+    served.engine.script = always(delta("x"), Wait())
+    aborted = {}
+
+    def abort() -> None:
+        served.engine.wait_until(lambda: len(served.engine.live) == 2)
+        stem = served.ask.id.rpartition("-")[0]
+        ids = [stem, "cmpl-unknown"]
+        aborted.update(httpx.post(served.url + "/abort_requests", json={"request_ids": ids}).json())
+
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    with served.http.stream("POST", "/v1/completions", json={"prompt": ["a", "b"], "stream": True}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        aborting.join(5)
+    assert len(aborted["aborted"]) == 1
+    assert {f"{aborted['aborted'][0]}-{index}" for index in (0, 1)} <= set(served.engine.left)
+
+
+def test_the_prefix_cache_is_reset(served):
+    assert served.http.post("/reset_prefix_cache").json() == {"reset": True}
+    assert served.engine.resets == 1
+
+
+def test_ready_is_said_by_the_engine_and_live_by_the_process(served):
+    assert served.http.get("/health/ready").json() == {"status": "ready", "reason": ""}
+    served.engine.state = Health(False, "it broke", 0, 0, 1, 1, 1)
+    answer = served.http.get("/health/ready")
+    assert answer.status_code == 503
+    assert answer.json()["reason"] == "it broke"
+    assert answer.json()["error"]["code"] == "engine_dead"
+    assert served.http.get("/health/live").status_code == 200
+
+
+def test_an_engine_that_takes_no_messages_is_not_ready(served):
+    served.engine.stuck = True
+    with running(served.engine, access=Access(limits=ServerLimits(heartbeat_seconds=0.05))) as url:
+        answer = httpx.get(url + "/health/ready")
+    assert answer.status_code == 503
+    assert "no message for 0.05 seconds" in answer.json()["reason"]
+
+
+def test_a_request_whose_time_is_up_ends_with_an_error(served):
+    with running(served.engine, access=Access(request_seconds=0.1)) as url:
+        served.engine.script = always(Wait())
+        whole = httpx.post(url + "/v1/completions", json={"prompt": "a"})
+        served.engine.script = always(delta("x"), Wait())
+        stream = httpx.post(url + "/v1/completions", json={"prompt": "a", "stream": True})
+        served.engine.wait_until(lambda: not served.engine.live)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
+    assert whole.headers["x-should-retry"] == "false"
+    assert "request_timeout" in stream.text
+    assert stream.text.endswith("data: [DONE]\n\n")
+    assert len(served.engine.left) == 2

@@ -1,0 +1,421 @@
+"""Answers are taken apart the same however they are cut, and what is no valid call stays text."""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter, process_time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.contract.errors import ConfigError, InvalidParameter
+from penstock.contract.request import ChatPrompt, Message
+from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
+from penstock.text.call_format import CALL_FORMATS, find_call_format
+from penstock.text.call_parser import CallParser
+from penstock.text.call_values import FoundCall
+from penstock.text.reasoning import ReasoningSplit
+from penstock.text.reply import ReplyFormat
+from penstock.text.tool_schemas import ToolSchemas
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str = "weather", parameters: object = WEATHER) -> Tool:
+    definition = {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+    return Tool(name, json.dumps(definition), json.dumps(parameters))
+
+
+TOOLS = (tool(), tool("now", {"type": "object"}))
+ACCEPTS = ToolSchemas(TOOLS).accepts
+PARIS = FoundCall("weather", '{"city": "Paris"}')
+ROME = FoundCall("weather", '{"city": "Rome", "days": 2}')
+NOW = FoundCall("now", "{}")
+P, R = '{"name": "weather", "arguments": {"city": "Paris"}}', '{"name":"weather","arguments":{"city":"Rome","days":2}}'
+BAD = '{"name": "weather", "arguments": {"town": "Paris"}}'
+
+
+def parse(form: str, *pieces: str, **options) -> tuple[str, list[FoundCall]]:
+    parser = CallParser(CALL_FORMATS[form], ACCEPTS, **options)
+    results = [parser.push(piece) for piece in pieces] + [parser.finish()]
+    return "".join(text for text, _ in results), [call for _, calls in results for call in calls]
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted(cut % (len(text) + 1) for cut in cuts)
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+# --- what each format's answers mean
+
+WHOLE = [
+    ("hermes", f"<tool_call>\n{P}\n</tool_call>", "", [PARIS]),
+    ("hermes", f"So.\n<tool_call>\n{P}\n</tool_call>\n<tool_call>\n{R}\n</tool_call>\n", "So.", [PARIS, ROME]),
+    ("hermes", f"<tool_call>{P}</tool_call> Done.", "Done.", [PARIS]),
+    ("hermes", f"<tool_call>{P}", "", [PARIS]),
+    ("hermes", f"<tool_call>[{P}, {R}]</tool_call>", "", [PARIS, ROME]),
+    ("hermes", f"<tool_call>\n{BAD}\n</tool_call>", f"<tool_call>\n{BAD}\n</tool_call>", []),
+    ("hermes", f"a <tool_call> b <tool_call>{P}</tool_call>", "a <tool_call> b", [PARIS]),
+    ("hermes", f"<tool_call><tool_call>{P}</tool_call>", "<tool_call>", [PARIS]),
+    ("hermes", f"<tool_call>{P}</tool_cool>", f"<tool_call>{P}</tool_cool>", []),
+    ("hermes", f"{P}", P, []),
+    ("hermes", "a < b <tool and <tool_cal", "a < b <tool and <tool_cal", []),
+    ("hermes", ' \n {"x": 1} \n', ' \n {"x": 1} \n', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"s": "</tool_call>"}}</tool_call>', "",
+     [FoundCall("now", '{"s": "</tool_call>"}')]),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>', '<tool_call>{"name": "now"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "later", "arguments": {}}</tool_call>',
+     '<tool_call>{"name": "later", "arguments": {}}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>',
+     '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": 1e999}}</tool_call>',
+     '<tool_call>{"name": "now", "arguments": {"x": 1e999}}</tool_call>', []),
+    ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
+    ("llama3_json", f"<|python_tag|>{P}; {R}", "", [PARIS, ROME]),
+    ("llama3_json", f"{P};{R}\n", "", [PARIS, ROME]),
+    ("llama3_json", '{"type": "function", "function": {"name": "now", "parameters": {}}}', "", [NOW]),
+    ("llama3_json", f"Call: {P}", f"Call: {P}", []),
+    ("llama3_json", '<|python_tag|>import math', "<|python_tag|>import math", []),
+    ("mistral", f"[TOOL_CALLS][{P}, {R}]", "", [PARIS, ROME]),
+    ("mistral", f"[TOOL_CALLS] [{P}]", "", [PARIS]),
+    ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now{}', "", [PARIS, NOW]),
+    ("mistral", "[TOOL_CALLS]weather[ARGS] none", "[TOOL_CALLS]weather[ARGS] none", []),
+    ("mistral", f"[TOOL_CALLS][{P}, {BAD}]", f"[TOOL_CALLS][{P}, {BAD}]", []),
+    ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+    ("json", P, "", [PARIS]),
+    ("json", f" [{P}, {R}] ", "", [PARIS, ROME]),
+    ("json", '{"answer": 42}', '{"answer": 42}', []),
+    ("json", '{"answer": 42', '{"answer": 42', []),
+    ("json", "[1] is a footnote.", "[1] is a footnote.", []),
+    ("json", "{'name': 'now'}", "{'name': 'now'}", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "answer", "text", "calls"), WHOLE)
+def test_what_an_answer_means(form, answer, text, calls):
+    assert parse(form, answer) == (text, calls)
+    assert parse(form, *answer) == (text, calls)
+
+
+# --- however it is cut
+
+FRAGMENTS = st.sampled_from(
+    [P, R, BAD, "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "weather", "now", "[ARGS]", "[ARG",
+     "[", "]", ",", ";", " ", "\n", "text", "<", "<tool", "{", "}", '"', "{}", "<think>", "</think>", "</thi", "\\"]
+)  # fmt: skip
+ANSWERS = st.lists(FRAGMENTS | st.text(max_size=3), max_size=10).map("".join)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(CALL_FORMATS)), ANSWERS, st.lists(st.integers(0, 400), max_size=6), st.booleans())
+@example("llama3_json", f"{P} ; ; x", [30], True)
+@example("hermes", "<tool_call> \n<tool_call>", [12], True)
+def test_calls_and_text_do_not_depend_on_the_cut(form, answer, cuts, parallel):
+    whole = parse(form, answer, parallel=parallel)
+    assert parse(form, *pieces_of(answer, cuts), parallel=parallel) == whole
+    assert parse(form, *answer, parallel=parallel) == whole
+    if not whole[1]:
+        assert whole[0] == answer  # what is no call is text, to the last blank
+
+
+@settings(max_examples=200)
+@given(ANSWERS, st.lists(st.integers(0, 400), max_size=6), st.booleans())
+def test_reasoning_does_not_depend_on_the_cut(answer, cuts, opened):
+    def split(*pieces: str) -> tuple[str, str, int, bool]:
+        parser = ReasoningSplit(opened=opened)
+        results = [parser.push(piece) for piece in pieces] + [parser.finish()]
+        return "".join(r for r, _ in results), "".join(t for _, t in results), parser.end, parser.over
+
+    assert split(*pieces_of(answer, cuts))[:2] == split(answer)[:2] == split(*answer)[:2]
+    if not opened and not answer.lstrip().startswith("<think>"):
+        assert split(answer)[:2] == ("", answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "opened", "reasoning", "text"),
+    [
+        ("<think>\nhm\n</think>\n\nYes.", False, "hm", "Yes."),
+        ("\nhm\n\nso\n</think>\n\nYes.\n", True, "hm\n\nso", "Yes.\n"),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        ("Yes.</think> no", False, "", "Yes.</think> no"),
+        ("still thinking </thi", True, "still thinking </thi", ""),
+        ("  plain", False, "", "  plain"),
+        ("a</think>b</think>c", True, "a", "b</think>c"),
+    ],
+)
+def test_what_is_reasoning(answer, opened, reasoning, text):
+    parser = ReasoningSplit(opened=opened)
+    first, last = parser.push(answer), parser.finish()
+    assert (first[0] + last[0], first[1] + last[1]) == (reasoning, text)
+
+
+# --- holding back
+
+
+def test_no_more_is_held_back_than_may_still_be_a_call():
+    parser = CallParser(CALL_FORMATS["hermes"], ACCEPTS)
+    assert parser.push("It is <b>")[0] == "It is <b>"
+    assert parser.push(" so <tool_c")[0] == " so"
+    assert parser.push("ool>")[0] == " <tool_cool>"
+    assert parser.push('<tool_call>{"name": ')[0] == ""
+    assert parser.push("'x'}")[0] == "<tool_call>{\"name\": 'x'}"
+    assert parser.push(f"<tool_call>{P}</tool_call")[1] == []
+    assert parser.push(">")[1] == [PARIS]
+
+
+def test_an_answer_that_is_json_but_no_call_comes_as_soon_as_that_is_clear():
+    parser = CallParser(CALL_FORMATS["json"], ACCEPTS)
+    assert parser.push('{"answer": 42') == ("", [])
+    assert parser.push("}") == ('{"answer": 42}', [])
+    assert parser.push(f" {P}") == (f" {P}", [])
+
+
+def test_the_only_call_that_is_wanted_ends_the_answer():
+    parser = CallParser(CALL_FORMATS["hermes"], ACCEPTS, parallel=False)
+    assert parser.push(f"<tool_call>{P}</tool_call><tool_call>{R}</tool_call> and more") == ("", [PARIS])
+    assert parser.ended
+    assert parser.finish() == ("", [])
+
+
+def test_a_named_tools_answer_is_its_arguments():
+    assert parse("json", '{"city": "Paris"}', arguments_of="weather") == ("", [PARIS])
+    assert parse("json", '{"town": "Paris"}', arguments_of="weather") == ('{"town": "Paris"}', [])
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ['<tool_call>{"', ";", " ", "[TOOL_CALLS]a[ARGS]", "[", '{"a":', f"<tool_call>{P}</tool_call>", P + ";", "\n<"],
+)
+def test_time_grows_with_the_length_alone(unit):
+    """Ten times the text takes about ten times as long; a quadratic parser would take a hundred times."""
+
+    def seconds(count: int, form: str, whole: bool) -> float:
+        text = unit * count
+        began = process_time()
+        parse(form, *([text] if whole else text))
+        parser = ReasoningSplit(opened=True)
+        for piece in [text] if whole else text:
+            parser.push(piece)
+        return process_time() - began
+
+    for form in CALL_FORMATS:
+        for whole in (True, False):
+            size = max(1, 1_200 // len(unit))
+            small = min(seconds(size, form, whole) for _ in range(3))
+            assert _at_most(40 * small + 0.05, lambda: seconds(size * 8, form, whole)), (form, whole)  # noqa: B023
+
+
+def _at_most(limit: float, measure) -> bool:
+    """Whether one of a few measurements keeps the limit: a busy machine spoils some, a quadratic parser all."""
+    return any(measure() < limit for _ in range(5))
+
+
+# --- rules of a request
+
+
+def reader(use: ToolUse = ToolUse.AUTO, reasoning=ReasoningUse.SPLIT, *, thinks: bool = True, form="hermes", **rest):
+    rendered, prompt = rest.pop("rendered", ""), rest.pop("prompt", ChatPrompt((Message("user", "x"),), tools=TOOLS))
+    format_ = ReplyFormat(CALL_FORMATS[form], thinks)
+    return format_.reader(prompt, ReplyRules(reasoning, use, **rest), rendered)
+
+
+def read(parser, text: str):
+    first, last = parser.push(text), parser.finish()
+    return first.reasoning + last.reasoning, first.text + last.text, first.calls + last.calls
+
+
+ANSWER = f"<think>a <tool_call>{R}</tool_call></think>\n\nWell.\n<tool_call>{P}</tool_call>"
+
+
+def test_a_call_that_is_only_thought_of_is_none():
+    reasoning, text, calls = read(reader().parser("ask/0"), ANSWER)
+    assert (reasoning, text) == (f"a <tool_call>{R}</tool_call>", "Well.")
+    assert [(piece.index, piece.name, piece.arguments) for piece in calls] == [
+        (0, "weather", ""),
+        (0, "", PARIS.arguments),
+    ]
+    assert calls[0].id.startswith("call_")
+    assert calls[1].id == ""
+
+
+def test_hidden_reasoning_is_left_out_and_nothing_else():
+    assert read(reader(reasoning=ReasoningUse.HIDDEN).parser("ask/0"), ANSWER)[:2] == ("", "Well.")
+
+
+def test_without_rules_an_answer_is_plain_text():
+    assert reader(ToolUse.NONE, ReasoningUse.INLINE) is None
+    assert reader(ToolUse.NONE, thinks=False) is None
+    no_tools = ChatPrompt((Message("user", "x"),))
+    assert reader(thinks=False, prompt=no_tools) is None
+
+
+def test_ids_are_the_same_again_and_never_shared():
+    def ids(seq_id: str, form: str = "hermes") -> list[str]:
+        text = f"<tool_call>{P}</tool_call><tool_call>{R}</tool_call>" if form == "hermes" else f"[TOOL_CALLS][{P},{R}]"
+        return [piece.id for piece in read(reader(form=form).parser(seq_id), text)[2] if piece.id]
+
+    assert ids("a/0") == ids("a/0")
+    assert len({*ids("a/0"), *ids("a/1"), *ids("b/0")}) == 6
+    assert all(len(each) == 9 and each.isalnum() and each.isascii() for each in ids("a/0", "mistral"))
+
+
+def test_reasoning_that_the_prompt_opens_is_reasoning_from_the_first_character():
+    chat = ChatPrompt((Message("user", "<think>"),))
+    assert reader(prompt=chat, rendered="<user>x<assistant><think>\n").opened
+    assert not reader(prompt=chat, rendered="<user><think></user><assistant>").opened
+    silent = ChatPrompt((Message("user", "<think>"),), add_generation_prompt=False)
+    assert not reader(prompt=silent, rendered="<user><think>").opened
+    for content, opened in [("<think>hm", True), ("<think>hm</think>So", False), ("So", False)]:
+        going_on = ChatPrompt((Message("assistant", content),), continue_final_message=True)
+        assert reader(prompt=going_on, rendered=content).opened is opened
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("... <tool_call> ...", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"), ("", "json")],
+)
+def test_the_format_is_read_from_the_template(source, name):
+    assert find_call_format("auto", source).name == name
+    assert find_call_format("json", source).name == "json"
+    assert find_call_format("none", source) is None
+    with pytest.raises(ConfigError, match="tool_call_parser"):
+        find_call_format("yaml", source)
+
+
+def test_tools_are_refused_where_the_operator_wants_none():
+    with pytest.raises(InvalidParameter, match="tools"):
+        ReplyFormat(None).reader(ChatPrompt((), tools=TOOLS), ReplyRules(tool_use=ToolUse.AUTO), "")
+
+
+# --- schemas
+
+REFERRING = {"$defs": {"city": {"type": "string"}}, "properties": {"c": {"$ref": "#/$defs/city"}, "t": {"$ref": "#"}}}
+
+
+def accepts(schema: object, arguments: dict) -> bool:
+    return ToolSchemas([tool("f", schema)]).accepts("f", arguments)
+
+
+def test_arguments_are_checked_against_the_schema():
+    assert accepts(WEATHER, {"city": "Paris", "days": 1})
+    for wrong in ({}, {"city": 1}, {"city": "P", "days": 0}, {"city": "P", "x": 1}):
+        assert not accepts(WEATHER, wrong)
+    assert accepts(REFERRING, {"c": "x", "t": {"t": {"c": "y"}}})
+    assert not accepts(REFERRING, {"t": {"t": {"c": 1}}})
+    assert not ToolSchemas([]).accepts("f", {})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "dragon"},
+        {"$ref": "http://127.0.0.1:1/schema"},
+        {"$ref": "#/$defs/none"},
+        {"$ref": 3},
+        {"$dynamicRef": "#x"},
+        {"$id": "urn:x"},
+        {"$schema": "urn:x"},
+        {"properties": {"a": {"pattern": "(?=a)"}}},
+        {"properties": {"a": {"pattern": "(a{1000}){1000}"}}},
+        {"properties": {f"p{i}": {} for i in range(2_001)}},
+        {"properties": {f"p{i}": {"pattern": "a"} for i in range(201)}},
+        {"patternProperties": {f"p{i}": True for i in range(201)}},
+    ],
+)
+def test_a_schema_that_cannot_be_checked_is_refused_by_name(schema):
+    with pytest.raises(InvalidParameter) as caught:
+        ToolSchemas([tool("ok"), tool("f", schema)])
+    assert caught.value.param == "tools.1.function.parameters"
+
+
+KEYWORDS = st.sampled_from(
+    [
+        "$ref",
+        "$defs",
+        "type",
+        "properties",
+        "items",
+        "prefixItems",
+        "allOf",
+        "anyOf",
+        "not",
+        "if",
+        "then",
+        "enum",
+        "const",
+        "x",
+        "pattern",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "dependentSchemas",
+        "contains",
+    ]
+)
+WORDS = st.sampled_from(["#", "#/properties/x", "#/$defs/x", "#/allOf/0", "object", "string", "x", "("])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS, inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(KEYWORDS, JSON, max_size=4)
+
+
+@settings(max_examples=300)
+@given(OBJECTS, OBJECTS)
+@example({"patternProperties": 1}, {})
+@example({"allOf": [{"$ref": "#"}]}, {})
+def test_any_json_is_a_schema_or_is_refused_by_name(schema, arguments):
+    try:
+        assert accepts(schema, arguments) in (True, False)
+    except InvalidParameter as error:
+        named = error.param
+    else:
+        named = "tools.0.function.parameters"
+    assert named == "tools.0.function.parameters"
+
+
+def doubled(depth: int) -> dict:
+    """Valid, and 2^depth visits to a checker that shares nothing."""
+    steps = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    return {"$defs": {**steps, f"d{depth}": {"type": "object"}}, "$ref": "#/$defs/d0"}
+
+
+def nested(depth: int) -> dict:
+    value: dict = {}
+    for _ in range(depth):
+        value = {"x": value}
+    return value
+
+
+BRANCHING = {"properties": {"x": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}}
+CHAIN = {
+    "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1_800)} | {"d1800": {}},
+    "$ref": "#/$defs/d0",
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"), [(doubled(60), {}), (BRANCHING, nested(60)), (CHAIN, {})], ids=["defs", "depth", "chain"]
+)
+def test_a_check_that_cannot_be_borne_is_not_made(schema, arguments):
+    began = perf_counter()
+    assert not accepts(schema, arguments)
+    assert perf_counter() - began < 1
+
+
+def test_schemas_that_are_merely_recursive_are_checked():
+    assert accepts(doubled(6), {})
+    assert accepts(BRANCHING, nested(10))
+    assert accepts({"$ref": "#"}, {})
+    assert accepts(
+        {"uniqueItems": True, "properties": {"a": {"items": {"type": "integer"}}}}, {"a": list(range(5_000))}
+    )
