@@ -167,8 +167,8 @@ def test_a_trace_without_a_header_is_none(lines):
 
 def test_another_version_is_refused():
     lines = small_trace()
-    lines[0] = lines[0].replace('"version":1', '"version":3')
-    with pytest.raises(ConfigError, match="version 2"):
+    lines[0] = lines[0].replace(f'"version":{TRACE_VERSION}', '"version":1')
+    with pytest.raises(ConfigError, match="version 1"):
         replay(lines)
 
 
