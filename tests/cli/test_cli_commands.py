@@ -232,7 +232,9 @@ def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(de
     record = json.loads(done.stdout)
     assert [each["name"] for each in record["contenders"][1:]] == ["penstock (file)", "llama.cpp"]
     assert [each["ours"] for each in record["contenders"]] == [True, True, False]
-    assert [each["flags"] for each in record["contenders"][:2]] == [["--quantization", form] for form in ("none", "file")]
+    assert [each["flags"] for each in record["contenders"][:2]] == [
+        ["--quantization", form] for form in ("none", "file")
+    ]
     assert 0 < record["contenders"][2]["rows"][0]["ours_over_theirs"]["penstock (file)"]["output"][0] < 0.01
     assert "llama.cpp" in done.stderr
 
