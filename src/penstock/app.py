@@ -180,6 +180,8 @@ def assemble(
         max_model_len=memory.longest_request,
         vocab_size=loaded.shape.vocab_size,
         has_chat_template=text.chat_template is not None,
+        template_variables=text.template_variables,
+        thinks=text.reply_format.thinks,
     )
     for line in memory.lines():
         say(line)

@@ -40,7 +40,7 @@ def test_a_conversation_is_tokenised_as_its_template_writes_it(served):
         ("/tokenize", {"messages": HI, "chat_template": "x"}, "chat_template"),
         ("/tokenize", {"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),
         ("/apply-template", {}, "messages"),
-        ("/apply-template", {"messages": HI, "tools": [1]}, "tools"),
+        ("/apply-template", {"messages": HI, "tools": [1]}, "tools.0"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": []}, "tokens"),
         ("/detokenize", {"tokens": [1, 100]}, "tokens.1"),

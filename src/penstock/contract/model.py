@@ -99,6 +99,8 @@ class ModelCard:
         max_model_len: most tokens of prompt and output together.
         vocab_size: token ids in requests lie below it.
         has_chat_template: whether conversations can be rendered.
+        template_variables: what callers may set in every chat template that the model has.
+        thinks: whether the model may write reasoning before its answer.
     """
 
     name: str
@@ -106,3 +108,5 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     has_chat_template: bool
+    template_variables: frozenset[str] = frozenset()
+    thinks: bool = False

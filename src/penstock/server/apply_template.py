@@ -8,6 +8,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import Prompt
+from penstock.server.chat_terms import PROMPT_FIELDS
 from penstock.server.conversation import MESSAGES
 from penstock.server.failures import json_response
 from penstock.server.fields import TEXT, Field, Neutrals, read_fields
@@ -15,21 +16,16 @@ from penstock.server.openapi import answers, request_body
 from penstock.server.parameters import check_model
 from penstock.server.serving import Serving
 from penstock.server.strict_json import JsonObject
-from penstock.server.tokenize import read_conversation
+from penstock.server.tokenize import read_chat_prompt
 
 __all__ = ["NEUTRAL_TEMPLATE", "TEMPLATE_FIELDS", "add_routes", "parse_template"]
 
 TEMPLATE_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
     Field("messages", MESSAGES, "The conversation, as /v1/chat/completions reads it."),
+    *PROMPT_FIELDS,
 )
-NEUTRAL_TEMPLATE: Neutrals = {
-    "add_generation_prompt": (True,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "tools": ([],),
-}
+NEUTRAL_TEMPLATE: Neutrals = {"chat_template": ()}
 
 
 def parse_template(body: JsonObject, card: ModelCard, limits: RequestLimits) -> Prompt:
@@ -42,7 +38,7 @@ def parse_template(body: JsonObject, card: ModelCard, limits: RequestLimits) -> 
     given = read_fields(body, TEMPLATE_FIELDS, NEUTRAL_TEMPLATE)
     if "messages" not in given:
         raise InvalidParameter("messages", "messages is missing.", code="missing_value")
-    return read_conversation(given["messages"], card, limits)
+    return read_chat_prompt(given, card, limits)
 
 
 def add_routes(app: FastAPI, serving: Serving) -> None:

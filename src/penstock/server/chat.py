@@ -6,52 +6,28 @@ templates nor HTTP.
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Usage
-from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.request import Ask, ChatPrompt, TemplateValue
-from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.server.answers import chat_usage_object, finite_logprob
-from penstock.server.conversation import MESSAGES, read_conversation
+from penstock.server.chat_terms import ANSWER_FIELDS, PROMPT_FIELDS, read_chat_terms
+from penstock.server.conversation import MESSAGES
 from penstock.server.exchange import Exchange
-from penstock.server.fields import (
-    BOOLEAN,
-    INTEGER,
-    LABELS,
-    NEUTRAL_CHAT,
-    OBJECT,
-    TEXT,
-    Field,
-    join_path,
-    read_fields,
-)
+from penstock.server.fields import BOOLEAN, INTEGER, LABELS, NEUTRAL_CHAT, TEXT, Field, read_fields
 from penstock.server.parameters import (
     COMMON_FIELDS,
     STREAM_OPTIONS,
     check_model,
-    check_prompt_chars,
     check_stream_options,
     max_tokens_alias,
     read_terms,
     sampling_fields,
 )
 from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
-from penstock.server.strict_json import JsonObject, printable
+from penstock.server.strict_json import JsonObject
 from penstock.server.timings import TIMINGS
-from penstock.server.tools import (
-    TOOL_CHOICE,
-    TOOLS,
-    ToolOffer,
-    call_objects,
-    enforced_schema,
-    piece_object,
-    read_tools,
-)
+from penstock.server.tools import call_objects, piece_object
 
 __all__ = ["CHAT_FIELDS", "ChatShape", "parse_chat"]
 
@@ -61,17 +37,8 @@ CHAT_FIELDS = (
     Field("logprobs", BOOLEAN, "Whether to return the log probability of each generated token."),
     Field("top_logprobs", INTEGER, "How many of the likeliest tokens to return in each place; needs logprobs: true."),
     STREAM_OPTIONS,
-    Field("tools", TOOLS, "Functions that the model may call."),
-    Field(
-        "tool_choice",
-        TOOL_CHOICE,
-        "none: no tool is shown. auto: the model decides. required, or a function: it must call.",
-    ),
-    Field("parallel_tool_calls", BOOLEAN, "Whether one answer may hold several calls; if not, it ends with the first."),
-    Field("include_reasoning", BOOLEAN, "Whether to return what the model thinks before it answers."),
-    Field("add_generation_prompt", BOOLEAN, "End the prompt with the opening of the assistant's turn; by default so."),
-    Field("continue_final_message", BOOLEAN, "Go on writing the last message, which must be the assistant's."),
-    Field("chat_template_kwargs", OBJECT, "Variables that the model's chat template reads, such as enable_thinking."),
+    *PROMPT_FIELDS,
+    *ANSWER_FIELDS,
     TIMINGS,
     RESPONSE_FORMAT,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
@@ -96,17 +63,14 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
     aliases |= response_format_alias(given)
     given["logprobs"] = _num_logprobs(given)
     terms = read_terms(given, {"max_tokens": None}, aliases, card, limits)
-    offer = read_tools(given, limits)
-    if offer.use in (ToolUse.REQUIRED, ToolUse.NAMED):
-        aliases |= {"structured_outputs": "tools"}
-    ask = terms.ask(exchange_id, _chat_prompt(given, offer.tools, card, limits))
+    chat = read_chat_terms(given, card, limits)
     return Exchange(
         id=exchange_id,
-        asks=(replace(ask, reply=_reply_rules(given, offer), grammar=_grammar(ask, offer)),),
+        asks=(chat.applied(terms.ask(exchange_id, chat.prompt)),),
         stream=given.get("stream", False),
         include_usage=check_stream_options(given),
         timings=given.get("timings", False),
-        aliases=aliases,
+        aliases=aliases | chat.offer.aliases,
     )
 
 
@@ -118,54 +82,6 @@ def _num_logprobs(given: JsonObject) -> int | None:
     if top:
         raise InvalidParameter("top_logprobs", "top_logprobs is only allowed together with logprobs: true.")
     return None
-
-
-def _grammar(ask: Ask, offer: ToolOffer) -> Grammar | None:
-    """The form of the answer: what the caller asked for, or that of the calls that it must hold."""
-    if offer.use not in (ToolUse.REQUIRED, ToolUse.NAMED):
-        return ask.grammar
-    if ask.grammar is not None:
-        message = "tool_choice asks for a call and response_format for another answer: give one of them."
-        raise InvalidParameter("tool_choice", message)
-    return Grammar(GrammarKind.JSON, json.dumps(enforced_schema(offer)))
-
-
-def _reply_rules(given: JsonObject, offer: ToolOffer) -> ReplyRules:
-    reasoning = ReasoningUse.SPLIT if given.get("include_reasoning", True) else ReasoningUse.HIDDEN
-    return ReplyRules(reasoning, offer.use, offer.name, offer.parallel)
-
-
-def _chat_prompt(given: JsonObject, tools: tuple[Tool, ...], card: ModelCard, limits: RequestLimits) -> ChatPrompt:
-    messages = read_conversation(given, limits)
-    continues = given.get("continue_final_message", False)
-    if continues and given.get("add_generation_prompt", False):
-        message = "continue_final_message and add_generation_prompt contradict each other: give one of them."
-        raise InvalidParameter("continue_final_message", message)
-    if continues and messages[-1].role != "assistant":
-        message = "continue_final_message needs a last message of role 'assistant'."
-        raise InvalidParameter("continue_final_message", message)
-    prompt = ChatPrompt(
-        messages,
-        tools=tools,
-        add_generation_prompt=given.get("add_generation_prompt", not continues),
-        continue_final_message=continues,
-        template_variables=_template_variables(given.get("chat_template_kwargs", {}), limits),
-    )
-    check_prompt_chars(prompt.num_chars, "messages", card, limits)
-    return prompt
-
-
-def _template_variables(given: JsonObject, limits: RequestLimits) -> tuple[tuple[str, TemplateValue], ...]:
-    if len(given) > limits.max_template_variables:
-        message = f"chat_template_kwargs may set at most {limits.max_template_variables} variables."
-        raise InvalidParameter("chat_template_kwargs", message)
-    for name, value in given.items():
-        where = join_path("chat_template_kwargs", printable(name))
-        if not isinstance(value, bool | int | float | str):
-            raise InvalidParameter(where, f"{where} must be a boolean, a number or a string.", code="invalid_type")
-        if isinstance(value, str) and len(value) > limits.max_name_chars:
-            raise InvalidParameter(where, f"{where} may have at most {limits.max_name_chars} characters.")
-    return tuple(given.items())
 
 
 def _message_object(delta: ChoiceDelta) -> JsonObject:

@@ -94,9 +94,11 @@ def json_response(status: int, value: JsonObject, headers: Mapping[str, str] | N
 def error_object(error: Exception, aliases: Mapping[str, str] | None = None) -> JsonObject:
     """The OpenAI error object of `error`; `aliases` renames parameters to the names that the caller used."""
     _, kind, code = _classify(error)
-    param = error.param if isinstance(error, RequestError) else ""
-    param = (aliases or {}).get(param, param)
+    named = error.param if isinstance(error, RequestError) else ""
+    param = (aliases or {}).get(named, named)
     message = str(error) if isinstance(error, PenstockError) and str(error) else INTERNAL
+    if param != named and message.startswith(f"{named}:"):
+        message = param + message.removeprefix(named)
     if param and param not in message:
         message = f"{param}: {message}"
     return _envelope(message, kind, param, code)

@@ -34,6 +34,7 @@ __all__ = [
     "Neutrals",
     "join_path",
     "read_fields",
+    "read_object",
 ]
 
 Neutrals = Mapping[str, tuple[Any, ...]]
@@ -145,7 +146,6 @@ NEUTRAL_CHAT: Neutrals = _NEUTRAL_COMMON | {
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning_effort": ("none",),
     "return_prompt_text": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -195,6 +195,24 @@ def read_fields(body: JsonObject, fields: Sequence[Field], neutrals: Neutrals, p
             if not kinds[name].accepts(value):
                 raise InvalidParameter(where, f"{where} must be {kinds[name].name}.", code="invalid_type")
             given[name] = value
+    return given
+
+
+def read_object(
+    value: Any, fields: Sequence[Field], path: str, *required: str, neutrals: Neutrals | None = None
+) -> JsonObject:
+    """`read_fields` of a nested object, in which the `required` fields must be.
+
+    Raises:
+        InvalidParameter: as `read_fields`; or it is no object, or lacks a field.
+    """
+    if not isinstance(value, dict):
+        raise InvalidParameter(path, f"{path} must be an object.", code="invalid_type")
+    given = read_fields(value, fields, neutrals or {}, path)
+    for name in required:
+        if name not in given:
+            where = join_path(path, name)
+            raise InvalidParameter(where, f"{where} is missing.", code="missing_value")
     return given
 
 

@@ -13,7 +13,7 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import Tokenized
 from penstock.contract.request import Prompt
-from penstock.server.chat import parse_chat
+from penstock.server.chat_terms import PROMPT_FIELDS, read_chat_terms
 from penstock.server.completions import PROMPT_SCHEMA, read_prompt
 from penstock.server.conversation import MESSAGES
 from penstock.server.failures import json_response
@@ -23,7 +23,7 @@ from penstock.server.parameters import check_model
 from penstock.server.serving import Serving
 from penstock.server.strict_json import JsonObject
 
-__all__ = ["NEUTRAL_TOKENIZE", "TOKENIZE_FIELDS", "add_routes", "parse_tokenize", "read_conversation"]
+__all__ = ["NEUTRAL_TOKENIZE", "TOKENIZE_FIELDS", "add_routes", "parse_tokenize", "read_chat_prompt"]
 
 PROMPT = Kind("a string or a list of token ids", PROMPT_SCHEMA, lambda value: isinstance(value, str | list))
 
@@ -33,16 +33,13 @@ TOKENIZE_FIELDS = (
     Field(
         "messages", MESSAGES, "The conversation to render and tokenise, as /v1/chat/completions reads it; or prompt."
     ),
+    *PROMPT_FIELDS,
     Field("return_token_strs", BOOLEAN, "Whether to return each token's text as well."),
 )
 NEUTRAL_TOKENIZE: Neutrals = {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "mm_processor_kwargs": ({},),
-    "tools": ([],),
 }
 
 
@@ -59,18 +56,23 @@ def parse_tokenize(body: JsonObject, card: ModelCard, limits: RequestLimits) -> 
     if not given.keys() & {"prompt", "messages"}:
         raise InvalidParameter("prompt", "prompt (or messages) is missing.", code="missing_value")
     strings: bool = given.get("return_token_strs", False)
-    if "prompt" in given:
-        return read_prompt(given["prompt"], "prompt", card, limits), strings
-    return read_conversation(given["messages"], card, limits), strings
+    if "messages" in given:
+        return read_chat_prompt(given, card, limits), strings
+    for field in PROMPT_FIELDS:
+        if field.name in given:
+            raise InvalidParameter(field.name, f"{field.name} belongs to messages; there are none here.")
+    return read_prompt(given["prompt"], "prompt", card, limits), strings
 
 
-def read_conversation(messages: object, card: ModelCard, limits: RequestLimits) -> Prompt:
-    """The prompt that the chat endpoint would make of these messages.
+def read_chat_prompt(given: JsonObject, card: ModelCard, limits: RequestLimits) -> Prompt:
+    """The prompt that the chat endpoint would make of these `messages` and `PROMPT_FIELDS`.
 
     Raises:
         RequestError: they cannot be served; names the field.
     """
-    return parse_chat({"messages": messages}, "", card, limits).asks[0].prompt
+    if not card.has_chat_template:
+        raise InvalidParameter("messages", "The served model has no chat template.", code="unsupported_model")
+    return read_chat_terms(given, card, limits).prompt
 
 
 def add_routes(app: FastAPI, serving: Serving) -> None:

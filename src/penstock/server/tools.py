@@ -1,7 +1,8 @@
 """`tools` and `tool_choice` of a request: what the model may call, must call, and which JSON a forced call is.
 
-Decides OpenAI's shapes of both, for every endpoint that takes tools, and the JSON Schema that an answer is held to when
-a call is required (`enforced_schema`). Knows neither templates nor how models write calls.
+Decides the shapes of OpenAI's chat completions, what every endpoint's tools and choices come to (`ToolOffer`), and the
+JSON Schema that an answer is held to when a call is required (`enforced_schema`). Knows neither templates nor how
+models write calls.
 """
 
 from __future__ import annotations
@@ -14,18 +15,34 @@ from typing import Any
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
-from penstock.contract.tools import CallPiece, Tool, ToolUse
-from penstock.server.fields import BOOLEAN, OBJECT, TEXT, Field, Kind, Neutrals, join_path, read_fields
+from penstock.contract.tools import CallPiece, Tool, ToolCall, ToolUse
+from penstock.server.fields import BOOLEAN, OBJECT, TEXT, Field, Kind, read_object
 from penstock.server.strict_json import JsonObject
 
-__all__ = ["TOOLS", "TOOL_CHOICE", "ToolOffer", "call_objects", "enforced_schema", "piece_object", "read_tools"]
+__all__ = [
+    "NAME_SCHEMA",
+    "TOOLS",
+    "TOOL_CHOICE",
+    "ToolChoice",
+    "ToolOffer",
+    "call_objects",
+    "check_tools",
+    "chosen_word",
+    "enforced_schema",
+    "known_name",
+    "made_calls",
+    "make_tool",
+    "piece_object",
+    "read_tools",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
+NAME_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_.-]+$", "maxLength": 64}
 
 _FUNCTION_SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]+$", "maxLength": 64},
+        "name": NAME_SCHEMA,
         "description": {"type": ["string", "null"]},
         "parameters": {"type": ["object", "null"]},
         "strict": {"type": ["boolean", "null"]},
@@ -59,7 +76,20 @@ _CHOICE_FIELDS = (
     Field("allowed_tools", OBJECT, "Which tools may be called."),
 )
 _ALLOWED_FIELDS = (Field("mode", TEXT, "auto or required."), Field("tools", TOOLS, "Those that may be called."))
-_NOTHING: Neutrals = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model must call, and what.
+
+    Attributes:
+        name: the tool that it must call; "" unless `use` is `NAMED`.
+        allowed: names of the tools that it may call; empty for all.
+    """
+
+    use: ToolUse
+    name: str = ""
+    allowed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,107 +98,154 @@ class ToolOffer:
 
     Attributes:
         name: the tool that it must call; "" unless `use` is `NAMED`.
+        schema_fields: the request's field of each tool's parameters, for errors.
     """
 
     tools: tuple[Tool, ...] = ()
     use: ToolUse = ToolUse.NONE
     name: str = ""
     parallel: bool = True
+    schema_fields: tuple[str, ...] = ()
+
+    @classmethod
+    def made(cls, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, schema_field: str) -> ToolOffer:
+        """What tools and a choice among them come to.
+
+        With `NONE` the model is not shown the tools at all, which is the one sure way to have it call none.
+
+        Args:
+            tools: all, in the request's order.
+            choice: among them.
+            parallel: whether one answer may hold several calls.
+            schema_field: where a tool's parameters are, below the tool.
+        """
+        if choice.use is ToolUse.NONE:
+            return cls()
+        kept = [(index, tool) for index, tool in enumerate(tools) if not choice.allowed or tool.name in choice.allowed]
+        fields = tuple(f"tools.{index}.{schema_field}" for index, _ in kept)
+        return cls(tuple(tool for _, tool in kept), choice.use, choice.name, parallel, fields)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must call."""
+        return self.use in (ToolUse.REQUIRED, ToolUse.NAMED)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """How errors must rename parameters: the engine speaks of OpenAI's shape, and of a forced call's grammar."""
+        schemas = {f"tools.{index}.function.parameters": field for index, field in enumerate(self.schema_fields)}
+        return schemas | ({"structured_outputs": "tools"} if self.forced else {})
 
 
 def read_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` come to.
-
-    With `none` the model is not shown the tools at all, which is the one sure way to have it call none.
+    """What chat completions' `tools`, `tool_choice` and `parallel_tool_calls` come to.
 
     Raises:
         InvalidParameter: a tool is malformed, or the choice names none of the tools.
     """
     values: list[Any] = given.get("tools", [])
-    if len(values) > limits.max_tools:
+    tools = [_tool(value, f"tools.{index}", limits) for index, value in enumerate(values)]
+    check_tools(tools, "function.name", limits)
+    choice = _chosen(tools, given.get("tool_choice", "auto"))
+    parallel = given.get("parallel_tool_calls", True)
+    return ToolOffer.made(tools, choice, parallel=parallel, schema_field="function.parameters")
+
+
+def check_tools(tools: Sequence[Tool], name_field: str, limits: RequestLimits) -> None:
+    """Refuse too many tools, and two of one name; `name_field` is where a tool's name is, below the tool."""
+    if len(tools) > limits.max_tools:
         raise InvalidParameter("tools", f"tools may hold at most {limits.max_tools} tools.")
-    tools = tuple(_tool(value, f"tools.{index}", limits) for index, value in enumerate(values))
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
-            where = f"tools.{index}.function.name"
+            where = f"tools.{index}.{name_field}"
             raise InvalidParameter(where, f"{where}: another tool has this name already.")
-    offer = _chosen(tools, given.get("tool_choice", "auto"))
-    if offer.use is ToolUse.NONE:
-        return ToolOffer()
-    return ToolOffer(offer.tools, offer.use, offer.name, given.get("parallel_tool_calls", True))
+
+
+def make_tool(function: JsonObject, path: str, limits: RequestLimits) -> Tool:
+    """The tool of a function in OpenAI's terms (`name`, and perhaps `description`, `parameters`, `strict`).
+
+    Raises:
+        InvalidParameter: its name is none; names the field below `path`.
+    """
+    name: str = function["name"]
+    if not _NAME.fullmatch(name) or len(name) > limits.max_tool_name_chars:
+        raise InvalidParameter(
+            f"{path}.name",
+            f"{path}.name must have 1 to {limits.max_tool_name_chars} letters, digits, dots, dashes and underscores.",
+        )
+    function = {"parameters": {"type": "object", "properties": {}}} | function
+    ordered = {key: function[key] for key in ("name", "description", "parameters", "strict") if key in function}
+    definition = {"type": "function", "function": ordered}
+    parameters = json.dumps(function["parameters"], ensure_ascii=False)
+    return Tool(name, json.dumps(definition, ensure_ascii=False), parameters)
 
 
 def _tool(value: Any, path: str, limits: RequestLimits) -> Tool:
-    given = _object(value, _TOOL_FIELDS, path, required=("type", "function"))
+    given = read_object(value, _TOOL_FIELDS, path, "type", "function")
     if given["type"] != "function":
         where = f"{path}.type"
         message = f"{where}: only tools of type 'function' are supported."
         raise InvalidParameter(where, message, code="unsupported_parameter")
     where = f"{path}.function"
-    function = _object(given["function"], _FUNCTION_FIELDS, where, required=("name",))
-    name: str = function["name"]
-    if not _NAME.fullmatch(name) or len(name) > limits.max_tool_name_chars:
-        raise InvalidParameter(
-            f"{where}.name",
-            f"{where}.name must have 1 to {limits.max_tool_name_chars} letters, digits, dots, dashes and underscores.",
-        )
-    parameters = function.setdefault("parameters", {"type": "object", "properties": {}})
-    definition = {"type": "function", "function": function}
-    return Tool(name, json.dumps(definition, ensure_ascii=False), json.dumps(parameters, ensure_ascii=False))
+    return make_tool(read_object(given["function"], _FUNCTION_FIELDS, where, "name"), where, limits)
 
 
-def _chosen(tools: tuple[Tool, ...], choice: str | JsonObject) -> ToolOffer:
+def chosen_word(word: str, tools: Sequence[Tool]) -> ToolChoice:
+    """What a choice in one word means.
+
+    Raises:
+        InvalidParameter: there is no such word, or nothing that could be called.
+    """
+    if word not in ("none", "auto", "required"):
+        raise InvalidParameter("tool_choice", "tool_choice must be none, auto, required or an object.")
+    if word == "required" and not tools:
+        raise InvalidParameter("tool_choice", "tool_choice is required, but there are no tools.")
+    return ToolChoice(ToolUse(word if tools else "none"))
+
+
+def known_name(name: str, path: str, tools: Sequence[Tool]) -> str:
+    """The name, if there is such a tool.
+
+    Raises:
+        InvalidParameter: there is none; names the field `path`.
+    """
+    if all(tool.name != name for tool in tools):
+        raise InvalidParameter(path, f"{path}: there is no tool of this name.")
+    return name
+
+
+def _chosen(tools: Sequence[Tool], choice: str | JsonObject) -> ToolChoice:
     if isinstance(choice, str):
-        if choice not in ("none", "auto", "required"):
-            raise InvalidParameter("tool_choice", "tool_choice must be none, auto, required or an object.")
-        if choice == "required" and not tools:
-            raise InvalidParameter("tool_choice", "tool_choice is required, but there are no tools.")
-        return ToolOffer(tools, ToolUse(choice if tools else "none"))
-    given = _object(choice, _CHOICE_FIELDS, "tool_choice", required=("type",))
+        return chosen_word(choice, tools)
+    given = read_object(choice, _CHOICE_FIELDS, "tool_choice", "type")
     match given["type"]:
         case "function" if "allowed_tools" not in given:
-            name = _named(given, "tool_choice", tools)
-            return ToolOffer(tools, ToolUse.NAMED, name)
+            return ToolChoice(ToolUse.NAMED, _named(given, "tool_choice", tools))
         case "allowed_tools" if "function" not in given:
             return _allowed(given, tools)
     message = "tool_choice.type must be function or allowed_tools, and what it names be given."
     raise InvalidParameter("tool_choice.type", message)
 
 
-def _allowed(given: JsonObject, tools: tuple[Tool, ...]) -> ToolOffer:
+def _allowed(given: JsonObject, tools: Sequence[Tool]) -> ToolChoice:
     path = "tool_choice.allowed_tools"
-    rules = _object(given.get("allowed_tools"), _ALLOWED_FIELDS, path, required=("mode", "tools"))
+    rules = read_object(given.get("allowed_tools"), _ALLOWED_FIELDS, path, "mode", "tools")
     if rules["mode"] not in ("auto", "required"):
         raise InvalidParameter(f"{path}.mode", f"{path}.mode must be auto or required.")
     names = set()
     for index, value in enumerate(rules["tools"]):
         where = f"{path}.tools.{index}"
-        names.add(_named(_object(value, _TOOL_FIELDS, where, required=("type",)), where, tools))
-    allowed = tuple(tool for tool in tools if tool.name in names)
-    if not allowed:
+        names.add(_named(read_object(value, _TOOL_FIELDS, where, "type"), where, tools))
+    if not names:
         raise InvalidParameter(f"{path}.tools", f"{path}.tools must name at least one tool.")
-    return ToolOffer(allowed, ToolUse(rules["mode"]))
+    return ToolChoice(ToolUse(rules["mode"]), allowed=frozenset(names))
 
 
 def _named(given: JsonObject, path: str, tools: Sequence[Tool]) -> str:
     where = f"{path}.function"
-    function = _object(given.get("function"), (Field("name", TEXT, ""),), where, required=("name",))
-    name: str = function["name"]
-    if all(tool.name != name for tool in tools):
-        raise InvalidParameter(f"{where}.name", f"{where}.name: there is no tool of this name.")
-    return name
-
-
-def _object(value: Any, fields: Sequence[Field], path: str, *, required: Iterable[str]) -> JsonObject:
-    if not isinstance(value, dict):
-        raise InvalidParameter(path, f"{path} must be an object.", code="invalid_type")
-    given = read_fields(value, fields, _NOTHING, path)
-    for name in required:
-        if name not in given:
-            where = join_path(path, name)
-            raise InvalidParameter(where, f"{where} is missing.", code="missing_value")
-    return given
+    function = read_object(given.get("function"), (Field("name", TEXT, ""),), where, "name")
+    return known_name(function["name"], f"{where}.name", tools)
 
 
 def enforced_schema(offer: ToolOffer) -> JsonObject:
@@ -210,20 +287,25 @@ def _moved(schema: Any, name: str) -> Any:
 
 
 def piece_object(piece: CallPiece) -> JsonObject:
-    """A piece of a call as a stream's delta has it."""
+    """A piece of a call as a chat stream's delta has it."""
     if not piece.id:
         return {"index": piece.index, "function": {"arguments": piece.arguments}}
     function = {"name": piece.name, "arguments": piece.arguments}
     return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
-def call_objects(pieces: Iterable[CallPiece]) -> list[JsonObject]:
-    """Whole calls, made of all their pieces."""
-    calls: dict[int, JsonObject] = {}
+def made_calls(pieces: Iterable[CallPiece]) -> tuple[ToolCall, ...]:
+    """Whole calls, made of all their pieces, in order."""
+    calls: dict[int, ToolCall] = {}
     for piece in pieces:
-        if piece.id:
-            function = {"name": piece.name, "arguments": piece.arguments}
-            calls[piece.index] = {"id": piece.id, "type": "function", "function": function}
-        else:
-            calls[piece.index]["function"]["arguments"] += piece.arguments
-    return [calls[index] for index in sorted(calls)]
+        known = calls.get(piece.index, ToolCall(piece.id, piece.name, ""))
+        calls[piece.index] = ToolCall(known.id, known.name, known.arguments + piece.arguments)
+    return tuple(calls[index] for index in sorted(calls))
+
+
+def call_objects(pieces: Iterable[CallPiece]) -> list[JsonObject]:
+    """Whole calls as a chat message has them."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in made_calls(pieces)
+    ]

@@ -205,6 +205,12 @@ class TextModel:
     reply_format: ReplyFormat = PLAIN_FORMAT
     tool_template: ChatTemplate | None = None
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What a caller may set whichever of the templates renders the conversation."""
+        templates = [template for template in (self.chat_template, self.tool_template) if template is not None]
+        return frozenset.intersection(*(template.variables for template in templates)) if templates else frozenset()
+
     def encode_messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt that asks the model for the next assistant turn.
 

@@ -1,0 +1,62 @@
+"""How much a model is to think before it answers: the APIs' words for it, as variables of the model's chat template.
+
+Decides what each word sets, and when a model cannot do as it is told. Templates know a level (`reasoning_effort`), a
+switch (`enable_thinking`, `thinking`), both, or neither; a model behind one with neither thinks always or never.
+Knows no shapes of requests.
+"""
+
+from __future__ import annotations
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.model import ModelCard
+from penstock.contract.request import TemplateValue
+from penstock.server.fields import Kind
+
+__all__ = ["EFFORT", "EFFORTS", "Variables", "effort_variables", "switch_variables"]
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORT = Kind(
+    f"one of {', '.join(EFFORTS)}", {"type": "string", "enum": list(EFFORTS)}, lambda value: value in list(EFFORTS)
+)
+LEVEL = "reasoning_effort"
+SWITCHES = ("enable_thinking", "thinking")
+
+Variables = dict[str, TemplateValue]
+
+
+def effort_variables(effort: str, card: ModelCard, field: str) -> Variables:
+    """What `effort` sets. A template with a switch alone knows two levels: `none`, and all the others.
+
+    Args:
+        effort: one of `EFFORTS`.
+        card: the served model.
+        field: the request field that names the effort, for errors.
+
+    Raises:
+        InvalidParameter: the model cannot be told how much to think, and would not do as asked by itself.
+    """
+    if effort == "none":
+        return _without_thinking(card, field)
+    level: Variables = {LEVEL: effort} if LEVEL in card.template_variables else {}
+    chosen = switch_variables(card, on=True) | level
+    if not chosen:
+        raise _refusal(field, "this model's chat template has no variable that says how much to think")
+    return chosen
+
+
+def switch_variables(card: ModelCard, *, on: bool) -> Variables:
+    """What turns thinking on or off; nothing where there is no switch."""
+    return {name: on for name in SWITCHES if name in card.template_variables}
+
+
+def _without_thinking(card: ModelCard, field: str) -> Variables:
+    off = switch_variables(card, on=False)
+    if not off and LEVEL in card.template_variables:
+        return {LEVEL: "none"}
+    if off or not card.thinks:
+        return off
+    raise _refusal(field, "this model always thinks; its chat template has no switch")
+
+
+def _refusal(field: str, reason: str) -> InvalidParameter:
+    return InvalidParameter(field, f"{field}: {reason}.", code="unsupported_parameter")

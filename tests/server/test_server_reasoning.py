@@ -1,0 +1,109 @@
+"""How much a model is told to think, in every API's words, and conversations that are only rendered or tokenised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from conftest import CARD, LIMITS, running
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.request import ChatPrompt, Message
+from penstock.server.access import Access
+from penstock.server.apply_template import parse_template
+from penstock.server.chat import parse_chat
+from penstock.server.reasoning import EFFORTS
+from penstock.server.tokenize import parse_tokenize
+
+HI = [{"role": "user", "content": "Hi"}]
+NOW = {"type": "function", "function": {"name": "now"}}
+PLAIN = CARD
+ALWAYS = replace(CARD, thinks=True)
+SWITCH = replace(CARD, thinks=True, template_variables=frozenset({"enable_thinking", "theme"}))
+LEVEL = replace(CARD, thinks=True, template_variables=frozenset({"reasoning_effort"}))
+BOTH = replace(CARD, thinks=True, template_variables=frozenset({"reasoning_effort", "thinking"}))
+
+
+def variables(card, **fields) -> dict:
+    [ask] = parse_chat({"messages": HI} | fields, "id", card, LIMITS).asks
+    return dict(ask.prompt.template_variables)
+
+
+@pytest.mark.parametrize(
+    ("card", "effort", "expected"),
+    [
+        (PLAIN, "none", {}),
+        (SWITCH, "none", {"enable_thinking": False}),
+        (SWITCH, "low", {"enable_thinking": True}),
+        (LEVEL, "none", {"reasoning_effort": "none"}),
+        (LEVEL, "high", {"reasoning_effort": "high"}),
+        (BOTH, "none", {"thinking": False}),
+        (BOTH, "medium", {"thinking": True, "reasoning_effort": "medium"}),
+    ],
+)
+def test_an_effort_becomes_what_the_template_reads(card, effort, expected):
+    assert variables(card, reasoning_effort=effort) == expected
+    assert variables(card) == variables(card, reasoning_effort=None) == {}
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_a_model_that_cannot_be_told_refuses_by_name(effort):
+    for card in (PLAIN, ALWAYS):
+        if card is PLAIN and effort == "none":
+            continue
+        with pytest.raises(InvalidParameter) as caught:
+            variables(card, reasoning_effort=effort)
+        assert (caught.value.param, caught.value.code) == ("reasoning_effort", "unsupported_parameter")
+
+
+def test_an_effort_and_a_variable_may_agree_but_not_contradict_each_other():
+    for agreeing in ({"enable_thinking": False}, {"theme": "dark"}):
+        chosen = variables(SWITCH, reasoning_effort="none", chat_template_kwargs=agreeing)
+        assert chosen == agreeing | {"enable_thinking": False}
+    with pytest.raises(InvalidParameter, match="contradict") as caught:
+        variables(SWITCH, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+    assert caught.value.param == "reasoning_effort"
+
+
+@pytest.mark.parametrize("value", ["lots", 1, True, ["low"]])
+def test_an_effort_is_one_of_openais_words(value):
+    with pytest.raises(InvalidParameter, match="one of none") as caught:
+        variables(SWITCH, reasoning_effort=value)
+    assert caught.value.param == "reasoning_effort"
+
+
+def test_with_compat_an_effort_that_cannot_be_had_is_left_out_and_listed(served):
+    with running(served.engine, access=Access(compat=True)) as url:
+        answer = served.http.post(url + "/v1/chat/completions", json={"messages": HI, "reasoning_effort": "high"})
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-params"] == "reasoning_effort"
+
+
+# --- rendered and tokenised as they would be answered
+
+FIELDS = {
+    "messages": [*HI, {"role": "assistant", "content": "It"}],
+    "tools": [NOW],
+    "continue_final_message": True,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+
+
+@pytest.mark.parametrize("parse", [lambda body: parse_tokenize(body, CARD, LIMITS)[0], None])
+def test_a_conversation_is_read_as_the_chat_endpoint_reads_it(parse):
+    parse = parse or (lambda body: parse_template(body, CARD, LIMITS))
+    [ask] = parse_chat(FIELDS, "id", CARD, LIMITS).asks
+    prompt = parse(FIELDS)
+    assert prompt == ask.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.tools[0].name, prompt.continue_final_message) == ("now", True)
+    assert prompt.template_variables == (("enable_thinking", False),)
+    plain = parse({"messages": HI, "add_generation_prompt": False})
+    assert plain == ChatPrompt((Message("user", "Hi"),), add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("field", ["tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"])
+def test_what_belongs_to_a_conversation_is_not_ignored_beside_a_text(served, field):
+    value = {"tools": [NOW], "chat_template_kwargs": {}}.get(field, True)
+    answer = served.http.post("/tokenize", json={"prompt": "a", field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
