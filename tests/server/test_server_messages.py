@@ -111,20 +111,15 @@ WRONG = {
     "messages.0.role": {"messages": [{"role": "robot", "content": "x"}]},
     "messages.0.content": {"messages": [{"role": "user"}]},
     "messages.0.content.1.type": {"messages": [{"role": "user", "content": [TEXT, {"type": "image"}]}]},
-    "messages.0.content.0.type": {
-        "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]
-    },
+    "messages.0.content.0.type": {"messages": [{"role": "user", "content": [TEXT | {"type": "thinking"}]}]},
     "messages.0.content.0.citations": {"messages": [{"role": "user", "content": [TEXT | {"citations": [1]}]}]},
     "messages.0.content.0.cache_control.type": {
         "messages": [{"role": "user", "content": [TEXT | {"cache_control": {"type": "for ever"}}]}]
     },
-    "messages.1.role": {"messages": [*HI, {"role": "assistant", "content": "prefill"}]},
     "system": {"system": 1},
     "stop_sequences": {"stop_sequences": ["a"] * 5},
     "stop_sequences ": {"stop_sequences": [""]},
     "metadata.x": {"metadata": {"x": 1}},
-    "tools": {"tools": [{"name": "x", "input_schema": {}}]},
-    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
     "surprise": {"surprise": 1},
     "n": {"n": 2},
     "temperature": {"temperature": 3.0},

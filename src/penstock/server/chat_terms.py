@@ -68,7 +68,9 @@ class ChatTerms:
         if not self.offer.forced:
             return wanted
         if wanted is not None:
-            message = "tool_choice asks for a call and response_format for another answer: give one of them."
+            message = (
+                "tool_choice asks for a call, and response_format (or its like) for another answer: give one of them."
+            )
             raise InvalidParameter("tool_choice", message)
         return Grammar(GrammarKind.JSON, json.dumps(enforced_schema(self.offer)))
 

@@ -1,20 +1,23 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's answers, whole and in events, and their routes.
 
-Decides the order of events that Anthropic's clients expect: message_start, one content block opened, filled and closed,
-message_delta with the reason and the usage, message_stop. Cached prompt tokens are told apart from the others, as
-Anthropic does: the two add up to the prompt.
+Decides the order of events that Anthropic's clients expect: message_start, each content block opened, filled and
+closed, message_delta with the reason and the usage, message_stop. Cached prompt tokens are told apart from the others,
+as Anthropic does: the two add up to the prompt.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 
 from fastapi import FastAPI, Request, Response
 
+from penstock.contract.errors import RequestError
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
+from penstock.contract.tools import CallPiece, ToolCall
 from penstock.server.anthropic_errors import anthropic_error
 from penstock.server.delivery import Delivery, EngineResponse, WholeDelivery
-from penstock.server.failures import json_response
+from penstock.server.failures import error_response, json_response
 from penstock.server.messages_request import (
     COUNT_FIELDS,
     MESSAGES_FIELDS,
@@ -27,6 +30,7 @@ from penstock.server.named_events import NamedEventDelivery
 from penstock.server.openapi import answers, request_body
 from penstock.server.serving import Serving
 from penstock.server.strict_json import JsonObject
+from penstock.server.tools import made_calls
 
 __all__ = ["MessageScript", "add_routes"]
 
@@ -37,6 +41,9 @@ SERVER_FAILED = 500
 class MessageScript:
     """Anthropic's `message`. One instance an answer.
 
+    Blocks come in one order, however the engine's outputs came: reasoning, text, calls. So calls are told at the end,
+    and a stream says what the whole answer says.
+
     Args:
         prompt_tokens: of the prompt, for the opening event; a whole answer knows them at its end.
     """
@@ -44,37 +51,83 @@ class MessageScript:
     def __init__(self, exchange_id: str, model: str, prompt_tokens: int = 0) -> None:
         self._head = {"id": exchange_id, "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
+        self._open = ""  # the kind of the block that is being told
+        self._blocks = 0  # opened so far
+        self._pieces: list[CallPiece] = []
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The `message` object."""
         ((delta, finished),) = choices
-        content = [{"type": "text", "text": delta.text}]
-        return self._head | {"content": content} | _ending(finished) | {"usage": _usage(usage)}
+        calls = made_calls(delta.calls)
+        content = [_block("thinking", delta.reasoning)] if delta.reasoning else []
+        if delta.text or not (content or calls):
+            content.append(_block("text", delta.text))
+        content += [_call_block(call, json.loads(call.arguments)) for call in calls]
+        return self._head | {"content": content} | _ending(finished, bool(calls)) | {"usage": _usage(usage)}
 
     def opening(self) -> Iterator[JsonObject]:
-        """The empty message, and its one block."""
+        """The empty message."""
         nothing = {"stop_reason": None, "stop_sequence": None}
         usage = _usage(Usage(prompt_tokens=self._prompt_tokens))
         yield {"type": "message_start", "message": self._head | {"content": []} | nothing | {"usage": usage}}
-        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 
     def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
-        """More text of the block."""
-        if delta.text:
-            yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": delta.text}}
+        """More reasoning or text."""
+        for kind, text in (("thinking", delta.reasoning), ("text", delta.text)):
+            if text:
+                yield from self._into(kind)
+                yield self._more({"type": f"{kind}_delta", kind: text})
+        self._pieces += delta.calls
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
-        """The end of the block and of the message."""
-        yield {"type": "content_block_stop", "index": 0}
-        yield {"type": "message_delta", "delta": _ending(finished), "usage": _usage(usage)}
+        """The end of the block, the calls, and the end of the message."""
+        calls = made_calls(self._pieces)
+        if not (self._blocks or calls):
+            yield from self._into("text")
+        yield from self._stop()
+        for call in calls:
+            yield from self._start(_call_block(call, {}))
+            yield self._more({"type": "input_json_delta", "partial_json": call.arguments})
+            yield from self._stop()
+        yield {"type": "message_delta", "delta": _ending(finished, bool(calls)), "usage": _usage(usage)}
         yield {"type": "message_stop"}
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterable[JsonObject]:  # noqa: ARG002 (Script's signature)
         """Anthropic's error event, which its clients raise."""
         return [anthropic_error(error, SERVER_FAILED)]
 
+    def _into(self, kind: str) -> Iterator[JsonObject]:
+        """Whatever leads into a block of this kind from where the answer is."""
+        if self._open != kind:
+            yield from self._stop()
+            yield from self._start(_block(kind, ""))
 
-def _ending(finished: ChoiceFinished) -> JsonObject:
+    def _start(self, block: JsonObject) -> Iterator[JsonObject]:
+        self._open = block["type"]
+        self._blocks += 1
+        yield {"type": "content_block_start", "index": self._blocks - 1, "content_block": block}
+
+    def _more(self, delta: JsonObject) -> JsonObject:
+        return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
+
+    def _stop(self) -> Iterator[JsonObject]:
+        if self._open:
+            self._open = ""
+            yield {"type": "content_block_stop", "index": self._blocks - 1}
+
+
+def _block(kind: str, text: str) -> JsonObject:
+    # A signature is Anthropic's proof that reasoning is its own; there is nothing to prove here, but clients want one.
+    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
+
+
+def _call_block(call: ToolCall, arguments: JsonObject) -> JsonObject:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _ending(finished: ChoiceFinished, called: bool) -> JsonObject:
+    if called and finished.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if finished.reason is FinishReason.STOP and isinstance(finished.stop, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop}
     return {"stop_reason": STOP_REASONS[finished.reason], "stop_sequence": None}
@@ -101,7 +154,10 @@ def add_routes(app: FastAPI, serving: Serving) -> None:
         exchange = await serving.exchange(request, "msg_", parse_messages)
         delivery: Delivery
         if exchange.stream:
-            prompt = await client.tokenize(exchange.asks[0].prompt)
+            try:
+                prompt = await client.tokenize(exchange.asks[0].prompt)
+            except RequestError as error:
+                return error_response(error, exchange.aliases)
             delivery = NamedEventDelivery(MessageScript(exchange.id, card.name, len(prompt.token_ids)))
         else:
             delivery = WholeDelivery(MessageScript(exchange.id, card.name), exchange.num_choices)
@@ -113,5 +169,9 @@ def add_routes(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/messages/count_tokens", openapi_extra=count_extra, responses=count_answers, response_class=Response)
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation has, as Anthropic's endpoint of this name."""
-        prompt = await serving.read(request, lambda body: parse_count(body, card, limits))
-        return json_response(200, {"input_tokens": len((await client.tokenize(prompt)).token_ids)})
+        chat = await serving.read(request, lambda body: parse_count(body, card, limits))
+        try:
+            prompt = await client.tokenize(chat.prompt)
+        except RequestError as error:
+            return error_response(error, chat.offer.aliases)
+        return json_response(200, {"input_tokens": len(prompt.token_ids)})

@@ -1,8 +1,7 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: from Anthropic's bodies to an `Exchange`.
 
-Decides how Anthropic's terms become the engine's: `system` is the first turn, text blocks of one turn are joined by
-line breaks, `stop_sequences` are stop strings. Blocks other than text are refused by name in `_block`, the one place
-where tool blocks will be read. Knows no HTTP and no answers.
+Decides how Anthropic's terms become the engine's: `system` is the first turn, `stop_sequences` are stop strings, and an
+assistant's turn at the end is continued. Knows no HTTP and no answers.
 """
 
 from __future__ import annotations
@@ -13,20 +12,14 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, Message
+from penstock.server.chat_terms import ChatTerms
 from penstock.server.exchange import Exchange
-from penstock.server.fields import (
-    BOOLEAN,
-    INTEGER,
-    OBJECT,
-    TEXT,
-    Field,
-    Kind,
-    Neutrals,
-    join_path,
-    read_fields,
-)
+from penstock.server.fields import BOOLEAN, INTEGER, OBJECT, TEXT, Field, Kind, Neutrals, read_fields, read_object
+from penstock.server.messages_content import BLOCKS, CACHE_FIELD, TURNS, check_cache_control, read_text, read_turns
+from penstock.server.messages_tools import MESSAGE_TOOL_FIELDS, THINKING, read_message_tools, read_thinking
 from penstock.server.parameters import check_model, check_prompt_chars, read_terms, sampling_fields
-from penstock.server.strict_json import JsonObject, printable
+from penstock.server.reasoning import Variables, level_variables
+from penstock.server.strict_json import JsonObject
 
 __all__ = [
     "COUNT_FIELDS",
@@ -37,60 +30,55 @@ __all__ = [
     "parse_messages",
 ]
 
-_CACHE_CONTROL = {
-    "type": "object",
-    "properties": {"type": {"const": "ephemeral"}, "ttl": {"enum": ["5m", "1h", None]}},
-    "required": ["type"],
-    "additionalProperties": False,
-}
-_BLOCK = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "text"},
-        "text": {"type": "string"},
-        "cache_control": {"anyOf": [_CACHE_CONTROL, {"type": "null"}]},
-    },
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-_BLOCKS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK, "minItems": 1}]}
-_TURN = {
-    "type": "object",
-    "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _BLOCKS},
-    "required": ["role", "content"],
-    "additionalProperties": False,
-}
-ROLES = ("user", "assistant", "system")
 SAMPLING = ("temperature", "top_k", "top_p")
 
-TURNS = Kind(
-    "a list of messages", {"type": "array", "items": _TURN, "minItems": 1}, lambda value: isinstance(value, list)
-)
-BLOCKS = Kind(
-    "a string or a list of text blocks",
-    _BLOCKS,
-    lambda value: isinstance(value, str) or (isinstance(value, list) and bool(value)),
-)
 STRINGS = Kind(
     "a list of strings",
     {"type": "array", "items": {"type": "string", "minLength": 1}},
     lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 )
-CACHE_CONTROL = Kind("an object", _CACHE_CONTROL, lambda value: isinstance(value, dict))
 METADATA = Kind(
     "an object",
     {"type": "object", "properties": {"user_id": {"type": ["string", "null"]}}, "additionalProperties": False},
     lambda value: isinstance(value, dict),
 )
-
-_CACHE_FIELD = Field(
-    "cache_control", CACHE_CONTROL, "Honoured everywhere: every prompt is cached for as long as memory lasts."
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+OUTPUT_CONFIG = Kind(
+    "an object",
+    {
+        "type": "object",
+        "properties": {
+            "effort": {"enum": [*EFFORTS, None]},
+            "format": {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+                        "required": ["type", "schema"],
+                        "additionalProperties": False,
+                    },
+                    {"type": "null"},
+                ]
+            },
+        },
+        "additionalProperties": False,
+    },
+    lambda value: isinstance(value, dict),
 )
+
 _PROMPT_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
-    Field("messages", TURNS, "The conversation; it ends with a user's turn."),
+    Field("messages", TURNS, "The conversation; where it ends with an assistant's turn, that is continued."),
     Field("system", BLOCKS, "The system prompt."),
-    _CACHE_FIELD,
+    Field(
+        "output_config",
+        OUTPUT_CONFIG,
+        "format: a JSON schema that the answer follows to the letter. effort: how much the model thinks, where its chat"
+        " template has a variable for that.",
+    ),
+    CACHE_FIELD,
+    *MESSAGE_TOOL_FIELDS,
+    THINKING,
 )
 MESSAGES_FIELDS = (
     *_PROMPT_FIELDS,
@@ -104,11 +92,7 @@ COUNT_FIELDS = _PROMPT_FIELDS
 _NEUTRAL_PROMPT: dict[str, tuple[Any, ...]] = {
     "context_management": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
     "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
-    "tools": ([],),
     "user_profile_id": (),
     "workspace_id": (),
 }
@@ -119,12 +103,13 @@ NEUTRAL_MESSAGES: Neutrals = _NEUTRAL_PROMPT | {
     "inference_geo": (),
     "service_tier": ("auto", "standard_only"),
 }
-_NEUTRAL_BLOCK: Neutrals = {"citations": ([],)}
 
-_TURN_FIELDS = (Field("role", TEXT, "Who speaks."), Field("content", BLOCKS, "What is said."))
-_BLOCK_FIELDS = (Field("type", TEXT, "Always text."), Field("text", TEXT, "The text."), _CACHE_FIELD)
-_CACHE_FIELDS = (Field("type", TEXT, "Always ephemeral."), Field("ttl", TEXT, "5m or 1h."))
 _METADATA_FIELDS = (Field("user_id", TEXT, "On whose behalf."),)
+_OUTPUT_FIELDS = (
+    Field("effort", TEXT, "How much to think."),
+    Field("format", OBJECT, "The form of the answer."),
+)
+_FORMAT_FIELDS = (Field("type", TEXT, "Always json_schema."), Field("schema", OBJECT, "The JSON schema."))
 
 
 def parse_messages(body: JsonObject, exchange_id: str, card: ModelCard, limits: RequestLimits) -> Exchange:
@@ -137,101 +122,79 @@ def parse_messages(body: JsonObject, exchange_id: str, card: ModelCard, limits: 
     given = read_fields(body, MESSAGES_FIELDS, NEUTRAL_MESSAGES)
     if "max_tokens" not in given:
         raise InvalidParameter("max_tokens", "max_tokens is missing.", code="missing_value")
-    prompt = _prompt(given, card, limits)
+    chat, form = _conversation(given, card, limits)
     metadata = read_fields(given.get("metadata", {}), _METADATA_FIELDS, {}, "metadata")
     wanted = {name: given[name] for name in ("max_tokens", *SAMPLING) if name in given}
     wanted |= {"stop": given.get("stop_sequences") or None, "user": metadata.get("user_id", "")}
+    wanted["structured_outputs"] = form
+    schema = "output_config.format.schema"
     aliases = {"stop": "stop_sequences", "user": "metadata.user_id"}
+    aliases |= {"structured_outputs": schema, "structured_outputs.json": schema}
     terms = read_terms({name: value for name, value in wanted.items() if value is not None}, {}, aliases, card, limits)
     return Exchange(
         id=exchange_id,
-        asks=(terms.ask(exchange_id, prompt),),
+        asks=(chat.applied(terms.ask(exchange_id, chat.prompt)),),
         stream=given.get("stream", False),
-        aliases=aliases,
+        aliases=aliases | chat.offer.aliases,
     )
 
 
-def parse_count(body: JsonObject, card: ModelCard, limits: RequestLimits) -> ChatPrompt:
+def parse_count(body: JsonObject, card: ModelCard, limits: RequestLimits) -> ChatTerms:
     """The conversation that a body of `/v1/messages/count_tokens` holds.
 
     Raises:
         RequestError: it cannot be served; names the field.
     """
     check_model(body, card)
-    return _prompt(read_fields(body, COUNT_FIELDS, NEUTRAL_COUNT), card, limits)
+    return _conversation(read_fields(body, COUNT_FIELDS, NEUTRAL_COUNT), card, limits)[0]
 
 
-def _prompt(given: JsonObject, card: ModelCard, limits: RequestLimits) -> ChatPrompt:
+def _conversation(given: JsonObject, card: ModelCard, limits: RequestLimits) -> tuple[ChatTerms, JsonObject | None]:
+    """The conversation, and the form of its answer as `structured_outputs` has it; None for free text."""
     if not card.has_chat_template:
         message = "The served model has no chat template; use /v1/completions."
         raise InvalidParameter("messages", message, code="unsupported_model")
-    _check_cache_control(given, "")
-    turns = _turns(given.get("messages", []), limits)
-    system = given.get("system")
-    if system is not None:
-        turns.insert(0, Message("system", _content(system, "system")))
-    check_prompt_chars(sum(len(turn.content) for turn in turns), "messages", card, limits)
-    return ChatPrompt(tuple(turns))
+    check_cache_control(given, "")
+    turns = read_turns(given.get("messages", []), limits)
+    continues = _continues(turns)
+    if "system" in given:
+        turns.insert(0, Message("system", read_text(given["system"], "system")))
+    offer = read_message_tools(given, limits)
+    reasoning, variables = read_thinking(given, card)
+    level, form = _output(given.get("output_config", {}), card)
+    prompt = ChatPrompt(
+        tuple(turns),
+        tools=offer.tools,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        template_variables=tuple((variables | level).items()),
+    )
+    check_prompt_chars(prompt.num_chars, "messages", card, limits)
+    return ChatTerms.made(prompt, offer, reasoning), form
 
 
-def _turns(values: list[Any], limits: RequestLimits) -> list[Message]:
-    if not values:
-        raise InvalidParameter("messages", "messages must hold at least one message.", code="missing_value")
-    if len(values) > limits.max_messages:
-        raise InvalidParameter("messages", f"messages may hold at most {limits.max_messages} messages.")
-    turns = [_turn(value, f"messages.{index}") for index, value in enumerate(values)]
-    if turns[-1].role == "assistant":
-        where = f"messages.{len(turns) - 1}.role"
-        message = f"{where}: continuing an assistant's turn is not supported; end with a user's."
-        raise InvalidParameter(where, message, code="unsupported_value")
-    return turns
+def _continues(turns: list[Message]) -> bool:
+    """Whether the last turn is an assistant's text, to be gone on with.
+
+    Raises:
+        InvalidParameter: it is an assistant's, and ends with calls.
+    """
+    if turns[-1].tool_calls:
+        raise InvalidParameter("messages", "messages: the results of the last message's calls are missing.")
+    return turns[-1].role == "assistant"
 
 
-def _turn(value: Any, path: str) -> Message:
-    given = _required(value, _TURN_FIELDS, {}, path, "role", "content")
-    role: str = given["role"]
-    if role not in ROLES:
-        where = join_path(path, "role")
-        raise InvalidParameter(where, f"{where} must be one of {', '.join(ROLES)}.")
-    return Message(role, _content(given["content"], join_path(path, "content")))
-
-
-def _content(content: str | list[Any], path: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(_block(block, join_path(path, index)) for index, block in enumerate(content))
-
-
-def _block(value: Any, path: str) -> str:
-    """The text of one content block."""
-    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "text":
-        where = join_path(path, "type")
-        message = f"{where}: blocks of type {printable(value['type'])!r} are not supported; only text is."
-        raise InvalidParameter(where, message, code="unsupported_value")
-    given = _required(value, _BLOCK_FIELDS, _NEUTRAL_BLOCK, path, "type", "text")
-    _check_cache_control(given, path)
-    text: str = given["text"]
-    return text
-
-
-def _check_cache_control(given: JsonObject, path: str) -> None:
-    if "cache_control" not in given:
-        return
-    where = join_path(path, "cache_control")
-    control = _required(given["cache_control"], _CACHE_FIELDS, {}, where, "type")
-    for name, allowed in (("type", ("ephemeral",)), ("ttl", ("5m", "1h"))):
-        if control.get(name, allowed[0]) not in allowed:
-            at = join_path(where, name)
-            raise InvalidParameter(at, f"{at} must be one of {', '.join(allowed)}.")
-
-
-def _required(value: Any, fields: tuple[Field, ...], neutrals: Neutrals, path: str, *names: str) -> JsonObject:
-    """The fields of a nested object, some of which must be there."""
-    if not OBJECT.accepts(value):
-        raise InvalidParameter(path, f"{path} must be an object.", code="invalid_type")
-    given = read_fields(value, fields, neutrals, path)
-    for name in names:
-        if name not in given:
-            where = join_path(path, name)
-            raise InvalidParameter(where, f"{where} is missing.", code="missing_value")
-    return given
+def _output(config: JsonObject, card: ModelCard) -> tuple[Variables, JsonObject | None]:
+    read = read_fields(config, _OUTPUT_FIELDS, {}, "output_config")
+    level: Variables = {}
+    if "effort" in read:
+        if read["effort"] not in EFFORTS:
+            message = f"output_config.effort must be one of {', '.join(EFFORTS)}."
+            raise InvalidParameter("output_config.effort", message)
+        level = level_variables(read["effort"], card, "output_config.effort")
+    if "format" not in read:
+        return level, None
+    form = read_object(read["format"], _FORMAT_FIELDS, "output_config.format", "type", "schema")
+    if form["type"] != "json_schema":
+        raise InvalidParameter("output_config.format.type", "output_config.format.type must be json_schema.")
+    return level, {"json": form["schema"]}

@@ -105,6 +105,13 @@ def _answer(kind: str, choice: JsonObject, usage: str = "Usage") -> JsonObject:
     )
 
 
+_ANTHROPIC_BLOCKS = [
+    _object({"type": {"type": "string", "const": "thinking"}, "thinking": _STRING, "signature": _STRING}),
+    _object({"type": {"type": "string", "const": "text"}, "text": _STRING}),
+    _object(
+        {"type": {"type": "string", "const": "tool_use"}, "id": _STRING, "name": _STRING, "input": {"type": "object"}}
+    ),
+]
 _ERROR = _object({"message": _STRING, "type": _STRING, "param": _OPTIONAL_STRING, "code": _STRING})
 
 COMPONENTS: JsonObject = {
@@ -202,8 +209,8 @@ COMPONENTS: JsonObject = {
             "type": {"type": "string", "const": "message"},
             "role": {"type": "string", "const": "assistant"},
             "model": _STRING,
-            "content": _list(_object({"type": {"type": "string", "const": "text"}, "text": _STRING})),
-            "stop_reason": {"type": "string", "enum": ["end_turn", "max_tokens", "stop_sequence"]},
+            "content": _list({"anyOf": _ANTHROPIC_BLOCKS}),
+            "stop_reason": {"type": "string", "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
             "stop_sequence": _OPTIONAL_STRING,
             "usage": _object(
                 {

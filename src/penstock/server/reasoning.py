@@ -12,7 +12,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import TemplateValue
 from penstock.server.fields import Kind
 
-__all__ = ["EFFORT", "EFFORTS", "Variables", "effort_variables", "switch_variables"]
+__all__ = ["EFFORT", "EFFORTS", "Variables", "effort_variables", "level_variables", "switch_variables"]
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 EFFORT = Kind(
@@ -37,11 +37,21 @@ def effort_variables(effort: str, card: ModelCard, field: str) -> Variables:
     """
     if effort == "none":
         return _without_thinking(card, field)
-    level: Variables = {LEVEL: effort} if LEVEL in card.template_variables else {}
-    chosen = switch_variables(card, on=True) | level
-    if not chosen:
+    switched = switch_variables(card, on=True)
+    if switched and LEVEL not in card.template_variables:
+        return switched
+    return switched | level_variables(effort, card, field)
+
+
+def level_variables(effort: str, card: ModelCard, field: str) -> Variables:
+    """What sets the level alone, whether or not thinking is on.
+
+    Raises:
+        InvalidParameter: the template knows no levels.
+    """
+    if LEVEL not in card.template_variables:
         raise _refusal(field, "this model's chat template has no variable that says how much to think")
-    return chosen
+    return {LEVEL: effort}
 
 
 def switch_variables(card: ModelCard, *, on: bool) -> Variables:
