@@ -27,7 +27,7 @@ from penstock.server.fields import (
 )
 from penstock.server.strict_json import JsonObject
 
-__all__ = ["MESSAGES", "MESSAGE_FIELDS", "ROLES", "read_conversation"]
+__all__ = ["MESSAGES", "MESSAGE_FIELDS", "ROLES", "read_arguments", "read_conversation"]
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of the API -> roles that chat templates know."""
@@ -208,11 +208,17 @@ def _call(value: Any, path: str, context: _Context) -> ToolCall:
     function = _object(_required(given, "function", path), _FUNCTION_FIELDS, where)
     call_id, name = _required(given, "id", path), _required(function, "name", where)
     context.made[call_id] = name
-    return ToolCall(call_id, name, _arguments(_required(function, "arguments", where), join_path(where, "arguments")))
+    return ToolCall(
+        call_id, name, read_arguments(_required(function, "arguments", where), join_path(where, "arguments"))
+    )
 
 
-def _arguments(text: str, path: str) -> str:
-    """The arguments' JSON text; nothing at all, which some clients send for no arguments, is an empty object."""
+def read_arguments(text: str, path: str) -> str:
+    """The arguments' JSON text; nothing at all, which some clients send for no arguments, is an empty object.
+
+    Raises:
+        InvalidParameter: it is not the text of an object; names `path`.
+    """
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):

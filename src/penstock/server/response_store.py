@@ -39,7 +39,12 @@ class StoredResponse:
 
     def size(self) -> int:
         """Bytes, nearly: of its JSON, and of its history's text."""
-        return len(encode(self.body)) + sum(len(turn.content.encode()) for turn in self.history)
+        return len(encode(self.body)) + sum(map(_bytes, self.history))
+
+
+def _bytes(turn: Message) -> int:
+    called = (call.id + call.name + call.arguments for call in turn.tool_calls)
+    return len("".join([turn.content, turn.reasoning, turn.tool_call_id, turn.name, *called]).encode())
 
 
 class ResponseStore:

@@ -93,11 +93,6 @@ class Responses:
             "model": self._serving.card.name,
             "background": parsed.background,
             "store": parsed.store,
-            "parallel_tool_calls": True,
-            "reasoning": {"effort": None, "summary": None},
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
             "top_logprobs": 0,
             "truncation": "disabled",
             **parsed.repeated,
@@ -117,10 +112,10 @@ class _Keeper:
     parsed: ResponseRequest
     tenant: str
 
-    def keep(self, body: JsonObject, text: str) -> None:
+    def keep(self, body: JsonObject, answer: Message) -> None:
         if not self.parsed.store:
             return
-        stored = StoredResponse(self.tenant, body, (*self.parsed.history, Message("assistant", text)))
+        stored = StoredResponse(self.tenant, body, (*self.parsed.history, answer))
         if body["status"] == "in_progress":
             self.store.put(stored)
         else:

@@ -1,8 +1,9 @@
 """OpenAI's `response` object while it is being made, and the events that tell of it.
 
-Decides a response's states (in_progress, then completed, incomplete, cancelled or failed), the order of its events, and
-that every event carries the next `sequence_number`. The same object is sent, stored and built from events, so all say
-the same. Knows no HTTP and no store: whoever makes one is told of each state.
+Decides a response's states (in_progress, then completed, incomplete, cancelled or failed), its items in their one order
+(reasoning, message, calls, however the engine's outputs came: so calls are told at the end), the order of its events,
+and that every event carries the next `sequence_number`. The same object is sent, stored and built from events, so all
+say the same. Knows no HTTP and no store: whoever makes one is told of each state.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
+from penstock.contract.request import Message
+from penstock.contract.tools import CallPiece, ToolCall
 from penstock.server.strict_json import JsonObject
+from penstock.server.tools import made_calls
 
 __all__ = ["ResponseScript"]
 
 STATUSES = {
     FinishReason.STOP: "completed",
+    FinishReason.TOOL_CALLS: "completed",
     FinishReason.LENGTH: "incomplete",
     FinishReason.ABORT: "cancelled",
     FinishReason.ERROR: "failed",
 }
 LAST_EVENTS = {"completed": "response.completed", "failed": "response.failed"}
-PLACE = {"output_index": 0, "content_index": 0}
+REASONING, MESSAGE = "reasoning", "message"
+PREFIXES = {REASONING: "rs_", MESSAGE: "msg_"}
+TEXT_EVENTS = {REASONING: "response.reasoning_text", MESSAGE: "response.output_text"}
 
 
 class ResponseScript:
@@ -29,14 +36,17 @@ class ResponseScript:
 
     Args:
         head: id, time, model and what is repeated of the request.
-        changed: called with the response object and its text when it begins and when it ends.
+        changed: called with the response object and the answer so far when it begins and when it ends.
     """
 
-    def __init__(self, head: JsonObject, changed: Callable[[JsonObject, str], None]) -> None:
+    def __init__(self, head: JsonObject, changed: Callable[[JsonObject, Message], None]) -> None:
         self._head = head
         self._changed = changed
-        self._item_id = "msg_" + head["id"].removeprefix("resp_")
-        self._text: list[str] = []
+        self._stem = head["id"].removeprefix("resp_")
+        self._said: dict[str, list[str]] = {REASONING: [], MESSAGE: []}
+        self._pieces: list[CallPiece] = []
+        self._open = ""  # the kind of the item that is being told
+        self._items = 0  # told of so far
         self._sequence = 0
         self.ended = False
 
@@ -47,31 +57,32 @@ class ResponseScript:
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The complete response."""
         ((delta, finished),) = choices
-        self._text = [delta.text]
+        self._take(delta)
         return self._end(STATUSES[finished.reason], usage)
 
     def opening(self) -> Iterator[JsonObject]:
-        """The response, its one item and its one part, all empty."""
+        """The response without any item."""
         response = self._object("in_progress", [], None)
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
-        yield self._event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield self._event("response.content_part.added", item_id=self._item_id, part=_part(""), **PLACE)
 
     def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
-        """More text."""
-        self._text.append(delta.text)
-        if delta.text:
-            more = {"item_id": self._item_id, "delta": delta.text, "logprobs": []}
-            yield self._event("response.output_text.delta", **more, **PLACE)
+        """More reasoning or text."""
+        for kind, text in ((REASONING, delta.reasoning), (MESSAGE, delta.text)):
+            if text:
+                yield from self._into(kind)
+                self._said[kind].append(text)
+                yield self._event(f"{TEXT_EVENTS[kind]}.delta", delta=text, **_extras(kind), **self._place(kind))
+        self._pieces += delta.calls
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
-        """The ends of the part, the item and the response."""
-        text, status = "".join(self._text), STATUSES[finished.reason]
-        place = {"item_id": self._item_id, **PLACE}
-        yield self._event("response.output_text.done", text=text, logprobs=[], **place)
-        yield self._event("response.content_part.done", part=_part(text), **place)
-        yield self._event("response.output_item.done", output_index=0, item=self._filled_item(status))
+        """The end of the item, the calls, and the end of the response."""
+        status, calls = STATUSES[finished.reason], made_calls(self._pieces)
+        if not (self._items or calls):
+            yield from self._into(MESSAGE)
+        yield from self._close("completed" if calls else status)
+        for index, call in enumerate(calls):
+            yield from self._call(index, call)
         response = self._end(status, usage)
         yield self._event(LAST_EVENTS.get(status, "response.incomplete"), response=response)
 
@@ -88,16 +99,93 @@ class ResponseScript:
         if not self.ended:
             self._end("cancelled", None)
 
+    def _take(self, delta: ChoiceDelta) -> None:
+        self._said = {REASONING: [delta.reasoning], MESSAGE: [delta.text]}
+        self._pieces = list(delta.calls)
+
+    # --- items, as they are told of
+
+    def _into(self, kind: str) -> Iterator[JsonObject]:
+        """Whatever leads into an item of this kind from where the response is."""
+        if self._open == kind:
+            return
+        yield from self._close("completed")
+        self._open = kind
+        self._items += 1
+        yield self._event(
+            "response.output_item.added", output_index=self._items - 1, item=self._item(kind, "in_progress", [])
+        )
+        yield self._event("response.content_part.added", part=_part(kind, ""), **self._place(kind))
+
+    def _close(self, status: str) -> Iterator[JsonObject]:
+        """The ends of the part and the item that are being told, if one is."""
+        kind, self._open = self._open, ""
+        if not kind:
+            return
+        text, place = self._text(kind), self._place(kind)
+        yield self._event(f"{TEXT_EVENTS[kind]}.done", text=text, **_extras(kind), **place)
+        yield self._event("response.content_part.done", part=_part(kind, text), **place)
+        item = self._filled(kind, status)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+
+    def _call(self, index: int, call: ToolCall) -> Iterator[JsonObject]:
+        place = {"item_id": self._call_item_id(index), "output_index": self._items}
+        begun = self._call_item(index, ToolCall(call.id, call.name, ""), "in_progress")
+        yield self._event("response.output_item.added", output_index=self._items, item=begun)
+        yield self._event("response.function_call_arguments.delta", delta=call.arguments, **place)
+        yield self._event("response.function_call_arguments.done", name=call.name, arguments=call.arguments, **place)
+        done = self._call_item(index, call, "completed")
+        yield self._event("response.output_item.done", output_index=self._items, item=done)
+        self._items += 1
+
+    def _place(self, kind: str) -> JsonObject:
+        return {"item_id": PREFIXES[kind] + self._stem, "output_index": self._items - 1, "content_index": 0}
+
+    # --- items, as they are
+
+    def _output(self, status: str) -> list[JsonObject]:
+        """The items; a cut answer leaves its last one incomplete, but calls are whole always."""
+        calls = made_calls(self._pieces)
+        spoken = [kind for kind in (REASONING, MESSAGE) if self._text(kind)]
+        if not (spoken or calls):
+            spoken = [MESSAGE]
+        ends = ["completed"] * len(spoken)
+        if not calls:
+            ends[-1] = status
+        items = [self._filled(kind, end) for kind, end in zip(spoken, ends, strict=True)]
+        return items + [self._call_item(index, call, "completed") for index, call in enumerate(calls)]
+
+    def _text(self, kind: str) -> str:
+        return "".join(self._said[kind])
+
+    def _filled(self, kind: str, status: str) -> JsonObject:
+        ended = "completed" if status == "completed" else "incomplete"
+        return self._item(kind, ended, [_part(kind, self._text(kind))])
+
+    def _item(self, kind: str, status: str, content: list[JsonObject]) -> JsonObject:
+        own = {"summary": []} if kind == REASONING else {"role": "assistant"}
+        return {"id": PREFIXES[kind] + self._stem, "type": kind, "status": status, "content": content} | own
+
+    def _call_item(self, index: int, call: ToolCall, status: str) -> JsonObject:
+        what = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        return {"id": self._call_item_id(index), "type": "function_call", "status": status} | what
+
+    def _call_item_id(self, index: int) -> str:
+        return f"fc_{self._stem}_{index}"
+
+    # --- the response
+
     def _end(self, status: str, usage: Usage | None, error: JsonObject | None = None) -> JsonObject:
         self.ended = True
-        response = self._object(status, [self._filled_item(status)], usage)
+        response = self._object(status, self._output(status), usage)
         response["error"] = error
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         return self._told(response)
 
     def _told(self, response: JsonObject) -> JsonObject:
-        self._changed(response, "".join(self._text))
+        answer = Message("assistant", self._text(MESSAGE), made_calls(self._pieces), reasoning=self._text(REASONING))
+        self._changed(response, answer)
         return response
 
     def _object(self, status: str, output: list[JsonObject], usage: Usage | None) -> JsonObject:
@@ -110,20 +198,20 @@ class ResponseScript:
             "usage": None if usage is None else _usage(usage),
         }
 
-    def _filled_item(self, status: str) -> JsonObject:
-        return self._item("completed" if status == "completed" else "incomplete", [_part("".join(self._text))])
-
-    def _item(self, status: str, content: list[JsonObject]) -> JsonObject:
-        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
-
     def _event(self, kind: str, **fields: object) -> JsonObject:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         return event
 
 
-def _part(text: str) -> JsonObject:
+def _part(kind: str, text: str) -> JsonObject:
+    if kind == REASONING:
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _extras(kind: str) -> JsonObject:
+    return {"logprobs": []} if kind == MESSAGE else {}
 
 
 def _usage(usage: Usage) -> JsonObject:
@@ -131,6 +219,6 @@ def _usage(usage: Usage) -> JsonObject:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -1,74 +1,89 @@
 """`POST /v1/responses`: from OpenAI's body to an `Exchange`, and what of the body the response repeats.
 
 Decides how the conversation is put together: the instructions first, then what the previous response's conversation
-was (without its instructions, as OpenAI has it), then the input. Items other than messages, and parts other than text,
-are refused by name in `_item` and `_part`. Knows no HTTP and no answers.
+was (without its instructions, as OpenAI has it), then the input. Knows no HTTP and no answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, Message
+from penstock.contract.tools import ReasoningUse
+from penstock.server.chat_terms import ChatTerms
 from penstock.server.exchange import Exchange
-from penstock.server.fields import (
-    BOOLEAN,
-    INTEGER,
-    LABELS,
-    TEXT,
-    Field,
-    Kind,
-    Neutrals,
-    join_path,
-    read_fields,
-)
+from penstock.server.fields import BOOLEAN, INTEGER, LABELS, OBJECT, TEXT, Field, Kind, Neutrals, read_fields
 from penstock.server.parameters import check_model, check_prompt_chars, read_terms, sampling_fields
-from penstock.server.strict_json import JsonObject, printable
+from penstock.server.reasoning import EFFORT, Variables, effort_variables
+from penstock.server.responses_items import INPUT, read_items
+from penstock.server.responses_tools import RESPONSE_TOOL_FIELDS, read_response_tools, repeated_tools
+from penstock.server.strict_json import JsonObject
 
 __all__ = ["NEUTRAL_RESPONSES", "RESPONSES_FIELDS", "ResponseRequest", "parse_response"]
 
-ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-PART_TYPES = ("input_text", "output_text")
 SAMPLING = ("temperature", "top_p")
+FORMATS = ("text", "json_object", "json_schema")
+PLAIN_FORMAT = {"type": "text"}
 
-_PART = {
-    "type": "object",
-    "properties": {"type": {"enum": list(PART_TYPES)}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_ITEM = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["message", None]},
-        "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]},
-    },
-    "required": ["role", "content"],
-}
-INPUT = Kind(
-    "a string or a list of message items",
-    {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}]},
-    lambda value: isinstance(value, str | list),
+_TEXT_FIELDS = (Field("format", OBJECT, "The form of the answer."),)
+_NEUTRAL_TEXT: Neutrals = {"verbosity": ("medium",)}
+_FORMAT_FIELDS = (
+    Field("type", TEXT, "text, json_object or json_schema."),
+    Field("name", TEXT, "What the schema is called; not used."),
+    Field("description", TEXT, "What it is for; not shown to the model."),
+    Field("schema", OBJECT, "The JSON schema."),
+    Field("strict", BOOLEAN, "Either way the schema is followed to the letter."),
 )
-CONTENT = Kind(
-    "a string or a list of text parts",
-    {},
-    lambda value: isinstance(value, str) or (isinstance(value, list) and bool(value)),
+_REASONING_FIELDS = (Field("effort", EFFORT, "How much the model thinks."),)
+_NEUTRAL_REASONING: Neutrals = {"context": ("auto",), "generate_summary": (), "mode": ("standard",), "summary": ()}
+
+REASONING = Kind(
+    "an object",
+    {"type": "object", "properties": {"effort": {"anyOf": [EFFORT.schema, {"type": "null"}]}}},
+    lambda value: isinstance(value, dict),
+)
+FORM = Kind(
+    "an object",
+    {
+        "type": "object",
+        "properties": {
+            "format": {
+                "type": ["object", "null"],
+                "properties": {
+                    "type": {"enum": list(FORMATS)},
+                    "name": {"type": "string"},
+                    "description": {"type": ["string", "null"]},
+                    "schema": {"type": "object"},
+                    "strict": {"type": ["boolean", "null"]},
+                },
+                "required": ["type"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    lambda value: isinstance(value, dict),
 )
 RESPONSES_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
-    Field("input", INPUT, "What is said: text, or message items."),
+    Field("input", INPUT, "What is said: text, or items: messages, calls, their results, reasoning."),
     Field("instructions", TEXT, "The system prompt of this response; not carried over to the next."),
     Field("previous_response_id", TEXT, "The response whose conversation this one continues."),
     Field("max_output_tokens", INTEGER, "Most tokens to generate; by default the rest of the model's context."),
     Field("stream", BOOLEAN, "Answer in events."),
     Field("background", BOOLEAN, "Answer at once and go on generating; needs store, and excludes stream."),
     Field("store", BOOLEAN, "Keep the response, in memory, for as long as there is room; the default."),
+    *RESPONSE_TOOL_FIELDS,
+    Field(
+        "reasoning",
+        REASONING,
+        "effort: how much the model thinks, where its chat template has a variable for that: a level, or a switch,"
+        " which knows none and the rest.",
+    ),
+    Field("text", FORM, "format: the form of the answer: text, json_object, or json_schema, followed to the letter."),
     Field("metadata", LABELS, "Labels of the caller's own, repeated in the response."),
     Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged."),
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
@@ -82,30 +97,15 @@ NEUTRAL_RESPONSES: Neutrals = {
     "include": ([],),
     "max_tool_calls": (),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prompt": (),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning": ({}, {"effort": "none"}),
     "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "text": ({}, {"format": {"type": "text"}}),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_ITEM_FIELDS = (
-    Field("type", TEXT, "Always message."),
-    Field("role", TEXT, "Who speaks."),
-    Field("content", CONTENT, "What is said."),
-    Field("id", TEXT, "An item's own name, in items that come from a response."),
-    Field("status", TEXT, "An item's state, in items that come from a response."),
-)
-_PART_FIELDS = (Field("type", TEXT, "input_text or output_text."), Field("text", TEXT, "The text."))
-_NEUTRAL_ITEM: Neutrals = {"phase": ()}
-_NEUTRAL_PART: Neutrals = {"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +156,29 @@ def parse_response(
     wanted = {name: given[name] for name in (*SAMPLING, "user", "safety_identifier") if name in given}
     if "max_output_tokens" in given:
         wanted["max_tokens"] = given["max_output_tokens"]
-    aliases = {"max_tokens": "max_output_tokens", "messages": "input"}
+    form = _format(given)
+    wanted |= _structured(form)
+    aliases = {
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "structured_outputs": "text.format",
+        "structured_outputs.json": "text.format.schema",
+    }
     terms = read_terms(wanted, {"max_tokens": None}, aliases, card, limits)
     history = _history(given, limits, recall)
-    instructions = given.get("instructions")
-    prompt = history if instructions is None else (Message("system", instructions), *history)
-    check_prompt_chars(sum(len(turn.content) for turn in prompt), "input", card, limits)
-    exchange = Exchange(exchange_id, (terms.ask(exchange_id, ChatPrompt(prompt)),), stream=stream, aliases=aliases)
-    sampling = {name: getattr(terms.params, name) for name in SAMPLING}
-    return ResponseRequest(exchange, history, _repeated(given) | sampling, background, store)
+    effort, variables = _effort(given, card)
+    chat = _chat(given, history, variables, card, limits)
+    ask = chat.applied(terms.ask(exchange_id, chat.prompt))
+    exchange = Exchange(exchange_id, (ask,), stream=stream, aliases=aliases | chat.offer.aliases)
+    repeated = _repeated(given) | {name: getattr(terms.params, name) for name in SAMPLING}
+    repeated |= {"reasoning": {"effort": effort, "summary": None}, "text": {"format": form}}
+    return ResponseRequest(exchange, history, repeated, background, store)
 
 
 def _repeated(given: JsonObject) -> JsonObject:
     names = ("instructions", "max_output_tokens", "previous_response_id", "safety_identifier", "user")
-    return {name: given.get(name) for name in names} | {"metadata": given.get("metadata", {})}
+    same = {name: given.get(name) for name in names}
+    return same | {"metadata": given.get("metadata", {})} | repeated_tools(given)
 
 
 def _history(
@@ -181,46 +190,47 @@ def _history(
     before = recall(given["previous_response_id"]) if "previous_response_id" in given else ()
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    if len(before) + len(value) > limits.max_messages:
-        raise InvalidParameter("input", f"A conversation may hold at most {limits.max_messages} messages.")
-    return (*before, *(_item(item, f"input.{index}") for index, item in enumerate(value)))
+    return read_items(value, before, limits)
 
 
-def _item(value: Any, path: str) -> Message:
-    if not isinstance(value, dict):
-        raise InvalidParameter(path, f"{path} must be an object.", code="invalid_type")
-    _check_type(value.get("type", "message"), ("message",), path)
-    given = read_fields(value, _ITEM_FIELDS, _NEUTRAL_ITEM, path)
-    _require(given, path, "role", "content")
-    if given["role"] not in ROLES:
-        where = join_path(path, "role")
-        raise InvalidParameter(where, f"{where} must be one of {', '.join(ROLES)}.")
-    content = given["content"]
-    where = join_path(path, "content")
-    if not isinstance(content, str):
-        content = "\n".join(_part(part, join_path(where, index)) for index, part in enumerate(content))
-    return Message(ROLES[given["role"]], content)
+def _chat(
+    given: JsonObject, history: tuple[Message, ...], variables: Variables, card: ModelCard, limits: RequestLimits
+) -> ChatTerms:
+    instructions = given.get("instructions")
+    turns = history if instructions is None else (Message("system", instructions), *history)
+    offer = read_response_tools(given, limits)
+    prompt = ChatPrompt(turns, tools=offer.tools, template_variables=tuple(variables.items()))
+    check_prompt_chars(prompt.num_chars, "input", card, limits)
+    return ChatTerms.made(prompt, offer, ReasoningUse.SPLIT)
 
 
-def _part(value: Any, path: str) -> str:
-    if not isinstance(value, dict):
-        raise InvalidParameter(path, f"{path} must be an object.", code="invalid_type")
-    _check_type(value.get("type", "input_text"), PART_TYPES, path)
-    given = read_fields(value, _PART_FIELDS, _NEUTRAL_PART, path)
-    _require(given, path, "type", "text")
-    text: str = given["text"]
-    return text
+def _effort(given: JsonObject, card: ModelCard) -> tuple[str | None, Variables]:
+    """The effort asked for, and what it sets."""
+    rules = read_fields(given.get("reasoning", {}), _REASONING_FIELDS, _NEUTRAL_REASONING, "reasoning")
+    if "effort" not in rules:
+        return None, {}
+    return rules["effort"], effort_variables(rules["effort"], card, "reasoning.effort")
 
 
-def _check_type(kind: Any, known: tuple[str, ...], path: str) -> None:
-    if isinstance(kind, str) and kind not in known:
-        where = join_path(path, "type")
-        message = f"{where}: {printable(kind)!r} is not supported; only {' and '.join(known)} is."
-        raise InvalidParameter(where, message, code="unsupported_value")
+def _format(given: JsonObject) -> JsonObject:
+    """`text.format`, checked; plain text by default."""
+    text = read_fields(given.get("text", {}), _TEXT_FIELDS, _NEUTRAL_TEXT, "text")
+    form = read_fields(text.get("format", PLAIN_FORMAT), _FORMAT_FIELDS, {}, "text.format")
+    if form.get("type") not in FORMATS:
+        raise InvalidParameter("text.format.type", f"text.format.type must be one of {', '.join(FORMATS)}.")
+    is_schema = form["type"] == "json_schema"
+    for name in ("name", "schema"):
+        if (name in form) != is_schema:
+            message = f"text.format.{name} belongs to the type json_schema, and must be given there."
+            raise InvalidParameter(f"text.format.{name}", message, code="missing_value")
+    return form
 
 
-def _require(given: JsonObject, path: str, *names: str) -> None:
-    for name in names:
-        if name not in given:
-            where = join_path(path, name)
-            raise InvalidParameter(where, f"{where} is missing.", code="missing_value")
+def _structured(form: JsonObject) -> JsonObject:
+    """The form as the sampling parameter that it is here; nothing for free text."""
+    match form["type"]:
+        case "json_schema":
+            return {"structured_outputs": {"json": form["schema"]}}
+        case "json_object":
+            return {"structured_outputs": {"json_object": True}}
+    return {}
