@@ -202,3 +202,9 @@ def test_a_tool_that_cannot_be_checked_is_refused_before_anything_is_queued():
     broken = Tool("f", TOOL.definition, '{"type": "dragon"}')
     with pytest.raises(InvalidParameter, match=r"tools\.0\.function\.parameters"):
         answer(LOOKED, tools=(broken,))
+
+
+def test_a_text_model_says_what_callers_may_set():
+    assert TEXT.template_variables == frozenset({"open_thinking"})
+    assert isinstance(TEXT.template_variables, frozenset)
+    assert TEXT.reply_format.thinks

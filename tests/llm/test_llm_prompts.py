@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.request import ChatPrompt, Message, TextPrompt, TokenPrompt
-from penstock.llm.prompts import as_chat_prompt, as_conversations, as_prompt, as_prompts
+from penstock.contract.request import TextPrompt, TokenPrompt
+from penstock.llm.prompts import as_chat_prompt, as_prompt, as_prompts
 
 
 def test_one_prompt_or_a_list_of_them():
@@ -19,14 +19,6 @@ def test_one_prompt_or_a_list_of_them():
         TokenPrompt((3,)),
     ]
     assert as_prompts([]) == []
-
-
-def test_one_conversation_or_a_list_of_them():
-    turn = {"role": "user", "content": "hi"}
-    expected = ChatPrompt((Message("user", "hi"),))
-    assert as_conversations([turn]) == [expected]
-    assert as_conversations([[turn], [turn]]) == [expected, expected]
-    assert as_conversations([]) == []
 
 
 @pytest.mark.parametrize("given", [3, [], [1, "a"], [True], {"prompt": "a", "more": 1}, {}, [1.5], None])

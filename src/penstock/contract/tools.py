@@ -5,10 +5,11 @@ Schemas and arguments are carried as JSON text: immutable, and written exactly a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["PLAIN_REPLY", "CallPiece", "ReasoningUse", "ReplyRules", "Tool", "ToolCall", "ToolUse"]
+__all__ = ["PLAIN_REPLY", "CallPiece", "ReasoningUse", "ReplyRules", "Tool", "ToolCall", "ToolUse", "made_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,15 @@ class CallPiece:
     id: str
     name: str
     arguments: str
+
+
+def made_calls(pieces: Iterable[CallPiece]) -> tuple[ToolCall, ...]:
+    """The calls that pieces add up to, in order; one whose pieces are not all there is shorter."""
+    calls: dict[int, ToolCall] = {}
+    for piece in pieces:
+        known = calls.get(piece.index, ToolCall(piece.id, piece.name, ""))
+        calls[piece.index] = ToolCall(known.id, known.name, known.arguments + piece.arguments)
+    return tuple(calls[index] for index in sorted(calls))
 
 
 class ToolUse(StrEnum):

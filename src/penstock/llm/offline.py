@@ -6,7 +6,7 @@ Runs in the caller's thread; nothing happens between calls. One owner: not threa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,8 +19,9 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import ModelCard, ModelWork
 from penstock.contract.request import Ask, Prompt
 from penstock.engine import StepOutputs
+from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chats
 from penstock.llm.outputs import Answer, RequestOutput
-from penstock.llm.prompts import Conversation, PromptLike, as_conversations, as_prompt, as_prompts
+from penstock.llm.prompts import Conversation, PromptLike, as_prompt, as_prompts
 from penstock.sampling import SamplingParams
 
 __all__ = ["LLM"]
@@ -95,10 +96,35 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
+        include_reasoning: bool | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, through the model's chat template; as `generate` otherwise."""
-        return self._run(as_conversations(messages), sampling_params, use_tqdm)
+        """Answer one conversation or a list of them, through the model's chat template; as `generate` otherwise.
+
+        Messages, tools and the other options are those of OpenAI's chat completions (docs/tools.md); None leaves
+        one out. Outputs have the reasoning and the calls of an answer apart from its text, and a message to go on from.
+
+        Raises:
+            RequestError: a message, option or parameter cannot be served; nothing was generated for any.
+        """
+        options = ChatOptions(
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+            reasoning_effort=reasoning_effort,
+            include_reasoning=include_reasoning,
+        )
+        return self._run(read_chats(messages, options, self.card), sampling_params, use_tqdm)
 
     def add_request(self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
@@ -142,7 +168,7 @@ class LLM:
 
     def _run(
         self,
-        asked: Sequence[Prompt],
+        asked: Sequence[Prompt | ChatRequest],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -162,7 +188,7 @@ class LLM:
             raise
         return [finished[request_id] for request_id in order]
 
-    def _add_all(self, asked: Sequence[Prompt], params: Sequence[SamplingParams]) -> dict[str, None]:
+    def _add_all(self, asked: Sequence[Prompt | ChatRequest], params: Sequence[SamplingParams]) -> dict[str, None]:
         """Queue all or none; the ids in order."""
         order: dict[str, None] = {}
         try:
@@ -177,16 +203,16 @@ class LLM:
         for request_id in request_ids:
             self._fold(self._engine.abort(request_id))
 
-    def _add(self, given: Prompt, params: SamplingParams) -> str:
+    def _add(self, given: Prompt | ChatRequest, params: SamplingParams) -> str:
         ask = Ask(
             str(next(self._ids)),
-            given,
+            prompt_of(given),
             n=params.n,
             sampling=params.spec(),
             stop=params.stop_rules(),
             grammar=params.grammar(),
         )
-        submission = self._assembly.intake.resolve(ask)
+        submission = self._assembly.intake.resolve(applied(given, ask))
         self._engine.submit(submission)
         self._answers[ask.id] = Answer(submission, params.logprobs is not None)
         return ask.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,8 +14,9 @@ from penstock.contract.config import DEFAULT_MODEL
 from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
 from penstock.contract.request import Ask, Prompt
+from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chat
 from penstock.llm.outputs import Answer, RequestOutput
-from penstock.llm.prompts import Conversation, PromptLike, as_chat_prompt, as_prompt
+from penstock.llm.prompts import Conversation, PromptLike, as_prompt
 from penstock.sampling import SamplingParams
 
 __all__ = ["AsyncLLM"]
@@ -34,7 +35,7 @@ class AsyncLLM:
         self._assembly = assemble(engine_config(model=model, **options), cache_dir)
         self._client = self._assembly.start_client()
 
-    async def generate(
+    def generate(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
     ) -> AsyncIterator[RequestOutput]:
         """Stream one request; each output is the request so far, the last one is `finished`.
@@ -46,17 +47,21 @@ class AsyncLLM:
             Overloaded: the queue is full.
             EngineFault: it failed for a reason of ours.
         """
-        params = sampling_params or SamplingParams()
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
+        return self._stream(given, sampling_params or SamplingParams(), request_id)
+
+    async def _stream(
+        self, given: Prompt | ChatRequest, params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
         ask = Ask(
             request_id or uuid.uuid4().hex,
-            given,
+            prompt_of(given),
             n=params.n,
             sampling=params.spec(),
             stop=params.stop_rules(),
             grammar=params.grammar(),
         )
-        submission = await asyncio.to_thread(self._assembly.intake.resolve, ask)
+        submission = await asyncio.to_thread(self._assembly.intake.resolve, applied(given, ask))
         answer = Answer(submission, params.logprobs is not None)
         stream = self._client.stream(submission)
         try:
@@ -70,10 +75,40 @@ class AsyncLLM:
             await stream.aclose()
 
     def chat(
-        self, messages: Conversation, sampling_params: SamplingParams | None = None, request_id: str = ""
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
+        include_reasoning: bool | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answer to a conversation; as `generate` otherwise."""
-        return self.generate(as_chat_prompt(messages), sampling_params, request_id)
+        """Stream the answer to a conversation; as `generate` otherwise.
+
+        Messages, tools and the other options are those of OpenAI's chat completions (docs/tools.md); None leaves
+        one out. Outputs have the reasoning and the calls of an answer apart from its text, and a message to go on from.
+
+        Raises:
+            RequestError: a message, option or parameter cannot be served.
+        """
+        options = ChatOptions(
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+            reasoning_effort=reasoning_effort,
+            include_reasoning=include_reasoning,
+        )
+        request = read_chat(messages, options, self._assembly.card)
+        return self._stream(request, sampling_params or SamplingParams(), request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with finish reason `abort`. Unknown ids are no error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.contract.events import (
     AskFailed,
@@ -15,6 +16,7 @@ from penstock.contract.events import (
     TokenPiece,
     Usage,
 )
+from penstock.contract.tools import CallPiece, ToolCall, made_calls
 from penstock.engine import Submission
 
 __all__ = ["Answer", "CompletionOutput", "Logprob", "RequestOutput"]
@@ -37,8 +39,10 @@ class CompletionOutput:
         cumulative_logprob: sum of the tokens' log probabilities; None unless `logprobs` were asked for.
         logprobs: one `{token id: Logprob}` a token, the generated one first, then the alternatives asked for; None
             unless asked for.
-        finish_reason: "stop", "length", "repetition", "abort" or "error"; None while unfinished.
+        finish_reason: "stop", "length", "tool_calls", "repetition", "abort" or "error"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end of sequence.
+        reasoning: what the model thought before it answered, in answers to conversations; `text` is without it.
+        tool_calls: the calls that it made, whole and fitting their tools; `text` is without them.
     """
 
     index: int
@@ -48,6 +52,18 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the assistant's message, to go on from with `chat`."""
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.tool_calls
+        ]
+        more = {"reasoning_content": self.reasoning, "tool_calls": calls}
+        return {"role": "assistant", "content": self.text} | {name: value for name, value in more.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +89,12 @@ class RequestOutput:
 
 
 class _GrowingChoice:
-    __slots__ = ("finish_reason", "logprobs", "stop_reason", "text", "token_ids", "total_logprob")
+    __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "stop_reason", "text", "token_ids", "total_logprob")
 
     def __init__(self) -> None:
         self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[CallPiece] = []
         self.token_ids: list[int] = []
         self.logprobs: list[dict[int, Logprob]] = []
         self.total_logprob = 0.0
@@ -127,6 +145,8 @@ class Answer:
     def _extend(self, delta: ChoiceDelta) -> None:
         choice = self._choices[delta.choice]
         choice.text.append(delta.text)
+        choice.reasoning.append(delta.reasoning)
+        choice.calls += delta.calls
         for piece in delta.tokens:
             choice.token_ids.append(piece.id)
             if self._wants_logprobs:
@@ -157,6 +177,8 @@ class Answer:
             logprobs=list(choice.logprobs) if self._wants_logprobs else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            reasoning="".join(choice.reasoning),
+            tool_calls=made_calls(choice.calls),
         )
 
 

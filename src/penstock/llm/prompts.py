@@ -8,13 +8,13 @@ from typing import Any
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 
-__all__ = ["Conversation", "PromptLike", "as_chat_prompt", "as_conversations", "as_prompt", "as_prompts"]
+__all__ = ["Conversation", "PromptLike", "as_chat_prompt", "as_prompt", "as_prompts"]
 
 PromptLike = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
 
-Conversation = Sequence[Mapping[str, str]]
-"""Messages with `role` and `content`."""
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages as OpenAI's chat completions have them; `role` and `content` above all."""
 
 
 def as_prompts(given: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
@@ -39,15 +39,8 @@ def as_prompt(given: PromptLike) -> Prompt:
     raise InvalidParameter("prompt", f"must be text or a list of token ids, got {type(given).__name__}")
 
 
-def as_conversations(given: Conversation | Sequence[Conversation]) -> list[ChatPrompt]:
-    """One conversation or a list of them, always as a list."""
-    if given and isinstance(given[0], Mapping):
-        return [as_chat_prompt(given)]  # type: ignore[arg-type]
-    return [as_chat_prompt(one) for one in given]  # type: ignore[arg-type]
-
-
 def as_chat_prompt(messages: Conversation) -> ChatPrompt:
-    """One conversation.
+    """One conversation in plain turns.
 
     Raises:
         InvalidParameter: a message is not `{"role": text, "content": text}`.

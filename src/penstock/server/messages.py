@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 
 from penstock.contract.errors import RequestError
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
-from penstock.contract.tools import CallPiece, ToolCall
+from penstock.contract.tools import CallPiece, ToolCall, made_calls
 from penstock.server.anthropic_errors import anthropic_error
 from penstock.server.delivery import Delivery, EngineResponse, WholeDelivery
 from penstock.server.failures import error_response, json_response
@@ -30,7 +30,6 @@ from penstock.server.named_events import NamedEventDelivery
 from penstock.server.openapi import answers, request_body
 from penstock.server.serving import Serving
 from penstock.server.strict_json import JsonObject
-from penstock.server.tools import made_calls
 
 __all__ = ["MessageScript", "add_routes"]
 

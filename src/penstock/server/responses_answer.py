@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
 from penstock.contract.request import Message
-from penstock.contract.tools import CallPiece, ToolCall
+from penstock.contract.tools import CallPiece, ToolCall, made_calls
 from penstock.server.strict_json import JsonObject
-from penstock.server.tools import made_calls
 
 __all__ = ["ResponseScript"]
 
@@ -163,7 +162,7 @@ class ResponseScript:
         return self._item(kind, ended, [_part(kind, self._text(kind))])
 
     def _item(self, kind: str, status: str, content: list[JsonObject]) -> JsonObject:
-        own = {"summary": []} if kind == REASONING else {"role": "assistant"}
+        own: JsonObject = {"summary": []} if kind == REASONING else {"role": "assistant"}
         return {"id": PREFIXES[kind] + self._stem, "type": kind, "status": status, "content": content} | own
 
     def _call_item(self, index: int, call: ToolCall, status: str) -> JsonObject:

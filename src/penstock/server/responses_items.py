@@ -91,7 +91,7 @@ _REQUIRED = {
     "function_call_output": ("type", "call_id", "output"),
     "reasoning": ("type",),
 }
-_DIRECT: Neutrals = {"caller": ({"type": "direct"},), "namespace": ()}
+_DIRECT: dict[str, tuple[Any, ...]] = {"caller": ({"type": "direct"},), "namespace": ()}
 _NEUTRALS: dict[str, Neutrals] = {
     "message": {"phase": ()},
     "function_call": _DIRECT | {"async": (False,)},

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
-from penstock.contract.tools import CallPiece, Tool, ToolCall, ToolUse
+from penstock.contract.tools import CallPiece, Tool, ToolUse, made_calls
 from penstock.server.fields import BOOLEAN, OBJECT, TEXT, Field, Kind, read_object
 from penstock.server.strict_json import JsonObject
 
@@ -30,7 +30,6 @@ __all__ = [
     "chosen_word",
     "enforced_schema",
     "known_name",
-    "made_calls",
     "make_tool",
     "piece_object",
     "read_tools",
@@ -292,15 +291,6 @@ def piece_object(piece: CallPiece) -> JsonObject:
         return {"index": piece.index, "function": {"arguments": piece.arguments}}
     function = {"name": piece.name, "arguments": piece.arguments}
     return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
-
-
-def made_calls(pieces: Iterable[CallPiece]) -> tuple[ToolCall, ...]:
-    """Whole calls, made of all their pieces, in order."""
-    calls: dict[int, ToolCall] = {}
-    for piece in pieces:
-        known = calls.get(piece.index, ToolCall(piece.id, piece.name, ""))
-        calls[piece.index] = ToolCall(known.id, known.name, known.arguments + piece.arguments)
-    return tuple(calls[index] for index in sorted(calls))
 
 
 def call_objects(pieces: Iterable[CallPiece]) -> list[JsonObject]:

@@ -89,7 +89,7 @@ class ChatTemplate:
     @property
     def variables(self) -> frozenset[str]:
         """What a caller may set: the variables that the template reads and nobody else provides."""
-        return self._declared - _RESERVED - self._special_tokens.keys()
+        return self._declared - _RESERVED - frozenset(self._special_tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> RenderedChat:
         """The conversation as the model expects it; as `render_prompt`, without its further wishes."""
