@@ -6,10 +6,13 @@ templates nor HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Usage
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
+from penstock.contract.tools import CallPiece, made_calls
 from penstock.server.answers import chat_usage_object, finite_logprob
 from penstock.server.chat_terms import ANSWER_FIELDS, PROMPT_FIELDS, read_chat_terms
 from penstock.server.conversation import MESSAGES
@@ -27,7 +30,6 @@ from penstock.server.parameters import (
 from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject
 from penstock.server.timings import TIMINGS
-from penstock.server.tools import call_objects, piece_object
 
 __all__ = ["CHAT_FIELDS", "ChatShape", "parse_chat"]
 
@@ -86,7 +88,7 @@ def _num_logprobs(given: JsonObject) -> int | None:
 
 def _message_object(delta: ChoiceDelta) -> JsonObject:
     """A whole answer as a message; as in OpenAI's, an answer that only calls has no content."""
-    calls = call_objects(delta.calls)
+    calls = _call_objects(delta.calls)
     message: JsonObject = {"role": "assistant", "content": delta.text if delta.text or not calls else None}
     message["refusal"] = None
     if delta.reasoning:
@@ -94,6 +96,22 @@ def _message_object(delta: ChoiceDelta) -> JsonObject:
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _piece_object(piece: CallPiece) -> JsonObject:
+    """A piece of a call as a chat stream's delta has it."""
+    if not piece.id:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def _call_objects(pieces: Iterable[CallPiece]) -> list[JsonObject]:
+    """Whole calls as a chat message has them."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in made_calls(pieces)
+    ]
 
 
 class ChatShape:
@@ -129,7 +147,7 @@ class ChatShape:
         if delta.text or (self._logprobs and delta.tokens and not said):
             said["content"] = delta.text
         if delta.calls:
-            said["tool_calls"] = [piece_object(piece) for piece in delta.calls]
+            said["tool_calls"] = [_piece_object(piece) for piece in delta.calls]
         return self._chunk(delta.choice, said, logprobs=self._logprobs_object(delta.tokens)) if said else None
 
     def ending(self, finished: ChoiceFinished) -> JsonObject:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
-from penstock.contract.tools import CallPiece, Tool, ToolUse, made_calls
+from penstock.contract.tools import Tool, ToolUse
 from penstock.server.fields import BOOLEAN, OBJECT, TEXT, Field, Kind, read_object
 from penstock.server.strict_json import JsonObject
 
@@ -25,13 +25,11 @@ __all__ = [
     "TOOL_CHOICE",
     "ToolChoice",
     "ToolOffer",
-    "call_objects",
     "check_tools",
     "chosen_word",
     "enforced_schema",
     "known_name",
     "make_tool",
-    "piece_object",
     "read_tools",
 ]
 
@@ -283,19 +281,3 @@ def _moved(schema: Any, name: str) -> Any:
         else _moved(value, name)
         for key, value in schema.items()
     }
-
-
-def piece_object(piece: CallPiece) -> JsonObject:
-    """A piece of a call as a chat stream's delta has it."""
-    if not piece.id:
-        return {"index": piece.index, "function": {"arguments": piece.arguments}}
-    function = {"name": piece.name, "arguments": piece.arguments}
-    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
-
-
-def call_objects(pieces: Iterable[CallPiece]) -> list[JsonObject]:
-    """Whole calls as a chat message has them."""
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in made_calls(pieces)
-    ]
