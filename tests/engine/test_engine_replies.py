@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta, FinishReason, Output
+from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
 from penstock.contract.plan import StepPlan, StepResult
@@ -81,12 +82,22 @@ class Writer:
         return StepResult(plan.step, tuple(tokens), (0.0,) * len(tokens))
 
 
-def answer(script: list[str], rules: ReplyRules = AUTO, *, tools=(TOOL,), n=1, variables=(), **stop) -> list[Output]:
+class AnyGrammar:
+    """Lets every grammar pass; the `Writer` follows none."""
+
+    def check(self, grammar: Grammar, room: int) -> None:
+        """Nothing to refuse."""
+
+
+def answer(
+    script: list[str], rules: ReplyRules = AUTO, *, tools=(TOOL,), n=1, variables=(), grammar=None, **stop
+) -> list[Output]:
     config = SchedulerConfig(num_blocks=512, max_num_seqs=8, max_model_len=1024, max_num_batched_tokens=512)
     engine = Engine(Scheduler(config), Writer(script), TEXT)
-    intake = Intake(TEXT, ModelCard("m", 0, 1024, len(VOCABULARY), True), DEFAULT_LIMITS, SimClock(), lambda: 1, "fcfs")
+    card = ModelCard("m", 0, 1024, len(VOCABULARY), True)
+    intake = Intake(TEXT, card, DEFAULT_LIMITS, SimClock(), lambda: 1, "fcfs", AnyGrammar())
     prompt = ChatPrompt((Message("user", "x"),), tools=tools, template_variables=variables)
-    engine.submit(intake.resolve(Ask("ask", prompt, n=n, stop=StopRules(**stop), reply=rules)))
+    engine.submit(intake.resolve(Ask("ask", prompt, n=n, stop=StopRules(**stop), reply=rules, grammar=grammar)))
     outputs: list[Output] = []
     while engine.has_work:
         outputs += [output for _, output in engine.step()]
@@ -175,6 +186,17 @@ def test_reasoning_that_the_template_opens():
     endless = answer(list("hmmm hmmm"), variables=(("open_thinking", True),), max_tokens=9)
     assert (reasoning_of(endless), text_of(endless)) == ("hmmm hmmm", "")
     assert terminal_of(endless).usage.reasoning_tokens == 9
+
+
+def test_a_guided_answer_is_no_reasoning_though_the_template_has_opened_some():
+    opened = (("open_thinking", True),)
+    any_json = Grammar(GrammarKind.JSON, "{}")
+    required = ReplyRules(ReasoningUse.SPLIT, ToolUse.REQUIRED)
+    outputs = answer([*f"[{CALL}]", "<|end|>"], required, variables=opened, grammar=any_json)
+    assert (reasoning_of(outputs), text_of(outputs), calls_of(outputs)) == ("", "", TWICE[:2])
+    free = ReplyRules(ReasoningUse.SPLIT)
+    outputs = answer([*"{}", "<|end|>"], free, tools=(), variables=opened, grammar=any_json)
+    assert (reasoning_of(outputs), text_of(outputs)) == ("", "{}")
 
 
 def test_choices_have_calls_with_ids_of_their_own():

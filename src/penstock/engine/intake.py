@@ -16,7 +16,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock, Grammars, Tokenized
 from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
-from penstock.contract.tools import ReplyRules
+from penstock.contract.tools import ReasoningUse, ReplyRules
 from penstock.engine.token_terms import TokenTerms
 from penstock.text import ReplyReader, TextModel
 
@@ -154,7 +154,7 @@ class Intake:
                 self._check_length(len(text), "prompt")
                 return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt", None
             case ChatPrompt() as chat:
-                token_ids, reader = self._tokenise_chat(chat, ask.reply)
+                token_ids, reader = self._tokenise_chat(chat, _rules(ask))
                 return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages", reader
 
     def _tokenise_chat(self, chat: ChatPrompt, rules: ReplyRules) -> tuple[tuple[int, ...], ReplyReader | None]:
@@ -205,6 +205,11 @@ class Intake:
         ends = frozenset() if rules.ignore_eos else self._text.eos_token_ids
         token_ids = tuple(sorted(ends.union(rules.token_ids)))
         return replace(rules, max_tokens=max_tokens, token_ids=token_ids)
+
+
+def _rules(ask: Ask) -> ReplyRules:
+    """How the answer is taken apart: a guided one holds no reasoning, though the template may have opened some."""
+    return ask.reply if ask.grammar is None else replace(ask.reply, reasoning=ReasoningUse.INLINE)
 
 
 def _with_seed(spec: SamplingSpec, draw_seed: Callable[[], int]) -> SamplingSpec:
