@@ -16,6 +16,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceFinished, FinishReason
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall, ToolUse
+from penstock.server.access import Access
 from penstock.server.chat import parse_chat
 from penstock.server.messages_request import parse_count, parse_messages
 
@@ -364,3 +365,15 @@ def test_what_the_engine_refuses_of_a_tool_is_named_in_anthropics_words(served, 
         answer = served.http.post(url + path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "tools.0.input_schema: a $ref leads nowhere."
+
+
+def test_with_compat_a_budget_that_cannot_be_kept_is_left_out_and_listed():
+    engine = ScriptedEngine(script=TWO_CALLS)
+    thinking = {"type": "enabled", "budget_tokens": 8}
+    with (
+        running(engine, card=THINKER, access=Access(compat=True)) as url,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        answer = client.messages.with_raw_response.create(model=MODEL, max_tokens=9, messages=HI, thinking=thinking)
+    assert answer.headers["x-ignored-params"] == "thinking.budget_tokens"
+    assert answer.parse().content[0].thinking == "hm"
