@@ -99,6 +99,7 @@ class ModelCard:
         max_model_len: most tokens of prompt and output together.
         vocab_size: token ids in requests lie below it.
         has_chat_template: whether conversations can be rendered.
+        hidden_size: values of an embedding.
     """
 
     name: str
@@ -106,3 +107,4 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     has_chat_template: bool
+    hidden_size: int = 0
