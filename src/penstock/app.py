@@ -180,6 +180,7 @@ def assemble(
         max_model_len=memory.longest_request,
         vocab_size=loaded.shape.vocab_size,
         has_chat_template=text.chat_template is not None,
+        hidden_size=loaded.shape.hidden_size,
     )
     for line in memory.lines():
         say(line)
