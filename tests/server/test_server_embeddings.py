@@ -12,7 +12,7 @@ from scripted_engine import ScriptedEngine, Until, Wait, always, failed, finishe
 
 from conftest import CARD, running
 from penstock.contract.embedding import EmbeddingSpec, Pooling
-from penstock.contract.errors import Overloaded, PromptTooLong
+from penstock.contract.errors import EngineDead, Overloaded, PromptTooLong
 from penstock.contract.events import AskFinished, ChoiceFinished, FinishReason, Usage
 from penstock.contract.request import TextPrompt, TokenPrompt
 from penstock.server.access import Access
@@ -180,7 +180,28 @@ def test_a_refusal_of_the_engine_names_the_input_that_it_is_about(served):
     assert embed(served).json()["error"]["param"] == "input"
 
 
-@pytest.mark.parametrize(("error", "status"), [(Overloaded("Full."), 429), (failed("Broken."), 500)])
+def test_an_input_that_the_queue_has_no_room_for_waits_for_another(served):
+    refused = set()
+
+    def full_at_first(ask):
+        if len(served.engine.live) > 3:
+            refused.add(ask.id)
+            return (Overloaded("Full."),)
+        return Wait(0.01), *numbered(ask)
+
+    served.engine.script = full_at_first
+    answer = embed(served, input=["x"] * 20).json()
+    assert [item["embedding"][0] for item in answer["data"]] == [float(i) for i in range(20)]
+    assert refused
+
+
+def test_a_queue_that_has_no_room_for_any_input_is_a_429(served):
+    served.engine.script = always(Overloaded("Full.", retry_after=3))
+    answer = embed(served, input=["a"] * 20)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+@pytest.mark.parametrize(("error", "status"), [(EngineDead("Dead."), 503), (failed("Broken."), 500)])
 def test_one_failure_fails_the_answer_and_ends_the_others(served, error, status):
     served.engine.script = lambda ask: (error,) if ask.id.endswith("-1") else (Wait(),)
     assert embed(served, input=["a", "b", "c"]).status_code == status

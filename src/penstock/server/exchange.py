@@ -9,13 +9,14 @@ the engine; a stream that ends without an error has ended every choice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from typing import Protocol, runtime_checkable
 
-from penstock.contract.errors import EngineFault, RequestError
+from penstock.contract.errors import EngineFault, Overloaded, RequestError
 from penstock.contract.events import (
     AskFailed,
     AskFinished,
@@ -48,7 +49,8 @@ class Exchange:
         timings: whether the answer ends with its timings.
         aliases: parameter names that errors use -> the names that this caller used.
         prompt_fields: the same of `prompt`, one an ask, where each has its own.
-        at_once: asks that are in the engine at the same time; the others follow. 0 for all.
+        at_once: asks that are in the engine at the same time, or fewer where its queue is full; the others follow. 0
+            for all, or none.
     """
 
     id: str
@@ -143,64 +145,86 @@ def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta
 
 async def _merged(client: EngineClient, exchange: Exchange) -> AsyncGenerator[tuple[int, Output], None]:
     """(prompt index, output), taking from every prompt that has something in turn."""
-    async with AsyncExitStack() as closing:  # closes every iterator, even when closing one of them fails
-        sources: list[_Source] = []
-        for ask, name in zip(exchange.asks, exchange.prompt_fields or repeat("prompt"), strict=False):
-            outputs = client.generate(ask)  # begins when its first output is asked for
-            closing.push_async_callback(_close, client, ask, outputs)
-            sources.append(_Source(outputs, name))
+    names = exchange.prompt_fields or repeat("prompt")
+    async with AsyncExitStack() as closing:  # closes every source, even when closing one of them fails
+        sources = [_Source(client, ask, name) for ask, name in zip(exchange.asks, names, strict=False)]
+        for source in sources:
+            closing.push_async_callback(source.close)
         if len(sources) == 1:  # the common case, without a task an output
             while (output := await sources[0].next()) is not None:
                 yield 0, output
             return
-        async with aclosing(_in_turns(sources, exchange.at_once or len(sources))) as turns:
+        async with aclosing(_in_turns(sources, exchange.at_once)) as turns:
             async for turn in turns:
                 yield turn
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """The outputs of one prompt, and the name of the field that it came from."""
+    """The outputs of one prompt. Owned by the task that answers the request.
 
-    outputs: AsyncIterator[Output]
-    name: str
+    Args:
+        name: of the field that the prompt came from, for errors.
+    """
+
+    def __init__(self, client: EngineClient, ask: Ask, name: str) -> None:
+        self._client = client
+        self._ask = ask
+        self._name = name
+        self._outputs = client.generate(ask)  # begins when its first output is asked for
 
     async def next(self) -> Output | None:
         """The next output; None after the last."""
         try:
-            return await anext(self.outputs, None)
+            return await anext(self._outputs, None)
         except RequestError as error:
             if error.param == "prompt":
-                error.param = self.name
+                error.param = self._name
             raise
+
+    def renew(self) -> None:
+        """Begin again, after the engine refused it."""
+        self._outputs = self._client.generate(self._ask)
+
+    async def close(self) -> None:
+        """End it, wherever it is."""
+        if isinstance(self._outputs, _Closable):
+            await self._outputs.aclose()
+        else:
+            await self._client.abort(self._ask.id)
 
 
 async def _in_turns(sources: Sequence[_Source], at_once: int) -> AsyncGenerator[tuple[int, Output], None]:
-    waiting = iter(enumerate(sources))
-    pending = {asyncio.create_task(source.next()): index for index, source in islice(waiting, at_once)}
+    """See `_merged`. Where only some are in the engine `at_once`, one that it has no room for waits for another."""
+    waiting = deque(range(len(sources)))
+    pending: dict[asyncio.Task[Output | None], int] = {}
+
+    def go_on(index: int) -> None:
+        pending[asyncio.create_task(sources[index].next())] = index
+
+    for _ in range(min(at_once or len(sources), len(sources))):
+        go_on(waiting.popleft())
     try:
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda task: pending[task]):
                 index = pending.pop(task)
-                output = task.result()
+                try:
+                    output = task.result()
+                except Overloaded:
+                    if not at_once or not pending:
+                        raise
+                    sources[index].renew()
+                    waiting.appendleft(index)
+                    continue
                 if output is not None:
                     yield index, output
-                    pending[asyncio.create_task(sources[index].next())] = index
-                    continue
-                for following, source in islice(waiting, 1):
-                    pending[asyncio.create_task(source.next())] = following
+                    go_on(index)
+                elif waiting:
+                    go_on(waiting.popleft())
     finally:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-
-
-async def _close(client: EngineClient, ask: Ask, iterator: AsyncIterator[Output]) -> None:
-    if isinstance(iterator, _Closable):
-        await iterator.aclose()
-    else:
-        await client.abort(ask.id)
 
 
 class Transcript:
