@@ -11,20 +11,37 @@ from typing import TYPE_CHECKING, Any
 from penstock.version import __version__
 
 if TYPE_CHECKING:
+    from penstock.llm.embeddings import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
     from penstock.llm.offline import LLM
     from penstock.llm.online import AsyncLLM
     from penstock.llm.outputs import CompletionOutput, Logprob, RequestOutput
     from penstock.sampling.params import SamplingParams
 
-__all__ = ["AsyncLLM", "CompletionOutput", "LLM", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "AsyncLLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "LLM",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "__version__",
+]
 
 _PUBLIC = {
     "AsyncLLM": "penstock.llm.online",
     "CompletionOutput": "penstock.llm.outputs",
+    "EmbeddingOutput": "penstock.llm.embeddings",
+    "EmbeddingRequestOutput": "penstock.llm.embeddings",
     "LLM": "penstock.llm.offline",
     "Logprob": "penstock.llm.outputs",
     "RequestOutput": "penstock.llm.outputs",
     "SamplingParams": "penstock.sampling.params",
+    "ScoringOutput": "penstock.llm.embeddings",
+    "ScoringRequestOutput": "penstock.llm.embeddings",
 }
 
 

@@ -182,6 +182,7 @@ def assemble(
         has_chat_template=text.chat_template is not None,
         template_variables=text.template_variables,
         thinks=text.reply_format.thinks,
+        hidden_size=loaded.shape.hidden_size,
     )
     for line in memory.lines():
         say(line)

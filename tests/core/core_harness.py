@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from penstock.contract.config import SchedulerConfig
+from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import RequestError
-from penstock.contract.events import Admitted, Finished, FinishReason, Generated, SeqEvent
+from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, SeqEvent
 from penstock.contract.plan import StepPlan
 from penstock.contract.request import GenerateRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
 from penstock.core.scheduler import Scheduler
 from penstock.sim import FakeRunner, golden
+from penstock.sim.fake_model import golden_embedding
 
 VOCAB = 11
 
@@ -41,8 +44,15 @@ def request(seq_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4,
     return GenerateRequest(seq_id, tuple(prompt), stop=StopRules(max_tokens=max_tokens, **rules), **options)
 
 
+def embedding(seq_id: str, prompt: Iterable[int], pooling: Pooling = Pooling.MEAN, **options) -> GenerateRequest:
+    spec, fresh = EmbeddingSpec(pooling), pooling is Pooling.MEAN
+    return GenerateRequest(seq_id, tuple(prompt), embedding=spec, fresh_prompt=fresh, **options)
+
+
 def answer(req: GenerateRequest, max_model_len: int) -> tuple[tuple[int, ...], FinishReason, int]:
     """What must come out: tokens, reason and stop id, from the golden model and the stop rules alone."""
+    if req.embedding is not None:
+        return (), FinishReason.STOP, -1
     room = min(req.stop.max_tokens, max_model_len - len(req.prompt))
     tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice)
     for count, token in enumerate(tokens, start=1):
@@ -61,6 +71,7 @@ class Harness:
         self.trace = [trace.encode_header(cfg)]
         self.requests: dict[str, GenerateRequest] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.vectors: dict[str, bytes] = {}
         self.admitted: dict[str, int] = {}
         self.finished: dict[str, Finished] = {}
         self.allowed_ends: dict[str, FinishReason] = {}
@@ -182,6 +193,10 @@ class Harness:
                     require(seq_id in self.admitted, "Admitted comes first")
                     require(logprob == -1.0 / (1 + token), "a logprob stays with its token")
                     self.tokens[seq_id].append(token)
+                case Embedded(seq_id, vector):
+                    require(seq_id in self.admitted, "Admitted comes first")
+                    require(seq_id not in self.vectors, "a vector comes once")
+                    self.vectors[seq_id] = vector
                 case Finished(seq_id):
                     self.finished[seq_id] = event
                     self._check_answer(event)
@@ -193,6 +208,9 @@ class Harness:
             require(got == tokens[: len(got)], f"{event.seq_id}: cut short, but right: {got} of {tokens}")
             return
         require(got == tokens, f"{event.seq_id}: the answer is the golden one: {got} != {tokens}")
+        spec = self.requests[event.seq_id].embedding
+        vector = None if spec is None else golden_embedding(self.requests[event.seq_id].prompt, spec.pooling)
+        require(self.vectors.get(event.seq_id) == vector, f"{event.seq_id}: the vector is the golden one")
         require((event.reason, event.stop_token) == (reason, stop_token), f"{event.seq_id}: ends as it should")
 
     def _check_admits(self, plan: StepPlan) -> None:
@@ -235,6 +253,14 @@ def random_prompt(rng: random.Random) -> tuple[int, ...]:
 
 
 def random_request(rng: random.Random, number: int, policy: str) -> GenerateRequest:
+    drawn = _random_generation(rng, number, policy)
+    if rng.random() < 0.8:
+        return drawn
+    spec = EmbeddingSpec(rng.choice(list(Pooling)))
+    return replace(drawn, embedding=spec, stop=StopRules(), fresh_prompt=spec.pooling is Pooling.MEAN)
+
+
+def _random_generation(rng: random.Random, number: int, policy: str) -> GenerateRequest:
     return GenerateRequest(
         id=f"s{number}",
         prompt=random_prompt(rng),

@@ -6,6 +6,7 @@ That the real code passes the same episodes is `test_random_episodes_hold_every_
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import pytest
 from core_harness import Violation, run_episode
@@ -258,6 +259,23 @@ def promise_forever(patch):
     patch(Promises, "settle", lambda self, seq, keys: None)
 
 
+def pool_over_what_is_cached(patch):
+    submit = Scheduler.submit
+
+    def lenient(self, request):
+        submit(self, request)
+        if request.embedding is not None:
+            seq = self._seqs[request.id]
+            seq.request = replace(request, fresh_prompt=False)
+
+    patch(Scheduler, "submit", lenient)
+
+
+def let_an_embedding_go_on(patch):
+    finish = Scheduler._finish
+    patch(Scheduler, "_finish", lambda self, seq, end: end if seq.request.embedding else finish(self, seq, end))
+
+
 MUTANTS = [
     skip_a_decref,
     free_a_shared_block,
@@ -286,6 +304,8 @@ MUTANTS = [
     admit_what_never_fits,
     order_blocks_wrongly,
     promise_forever,
+    pool_over_what_is_cached,
+    let_an_embedding_go_on,
 ]
 
 BROKEN = (Violation, EngineFault, KeyError)  # not what a broken mutant would raise by itself, such as TypeError

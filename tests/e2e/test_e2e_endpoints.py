@@ -16,6 +16,8 @@ import openai
 import pytest
 from served import Served, serve
 
+from penstock import LLM
+
 pytestmark = pytest.mark.model
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
@@ -52,6 +54,26 @@ def test_three_dialects_give_one_answer(oai, claude):
     used = final.usage.input_tokens + final.usage.cache_read_input_tokens
     assert used == chat.usage.prompt_tokens == response.usage.input_tokens
     assert claude.messages.count_tokens(model=MODEL, messages=turns).input_tokens == used
+
+
+def test_embeddings_are_the_librarys_in_both_encodings_and_in_any_company(oai, default_model):
+    texts = ["A cat sat on the mat.", "Interest rates rose.", "A cat sat on the mat."] * 4
+    plain = oai.embeddings.create(model=MODEL, input=texts)  # the client asks for base64 by itself
+    floats = oai.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    alone = oai.embeddings.create(model=MODEL, input=texts[1], dimensions=64)
+    with LLM(str(default_model), kv_cache_memory=50_000_000) as llm:
+        expected = [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]
+        cut = llm.embed(texts[1], dimensions=64, use_tqdm=False)[0].outputs.embedding
+    assert [list(item.embedding) for item in plain.data] == expected
+    assert [list(item.embedding) for item in floats.data] == expected
+    assert list(alone.data[0].embedding) == cut
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens == floats.usage.prompt_tokens > len(texts)
+    with pytest.raises(openai.BadRequestError) as caught:
+        oai.embeddings.create(model=MODEL, input=[[5], [5] * 20_000])
+    assert (caught.value.param, caught.value.code) == ("input.1", "context_length_exceeded")
+    with pytest.raises(openai.BadRequestError) as caught:
+        oai.embeddings.create(model=MODEL, input=["fine", "word " * 20_000])
+    assert (caught.value.param, caught.value.code) == ("input.1", "context_length_exceeded")
 
 
 def test_a_conversation_goes_on_by_id(oai):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import struct
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -82,6 +84,17 @@ def test_both_endpoints_answer_as_over_http(desk):
     assert desk.errors() == []
 
 
+def test_embeddings_and_responses_answer_as_over_http(desk):
+    response = line("r", {"input": "Hi"}, "/v1/responses")
+    embeddings = line("e", {"input": ["x", "y"], "encoding_format": "base64"}, "/v1/embeddings")
+    assert desk.run(response, embeddings) == BatchCounts(answered=2)
+    bodies = {name: record["response"]["body"] for name, record in desk.results().items()}
+    assert bodies["r"]["output"][0]["content"][0]["text"] == "Hello"
+    vectors = [base64.b64decode(item["embedding"]) for item in bodies["e"]["data"]]
+    assert vectors == [struct.pack("<2f", 0.6, -0.8)] * 2
+    assert bodies["e"]["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
+
+
 def test_a_field_is_refused_exactly_as_over_http(desk):
     counts = desk.run(line("a", CHAT | {"temperature": 9}), line("b", CHAT | {"nonsense": 1}), line("c", {}))
     assert counts == BatchCounts(failed=3)
@@ -107,6 +120,7 @@ def test_a_field_is_refused_exactly_as_over_http(desk):
         (json.dumps({"custom_id": "x", "method": "POST", "url": "/v1/completions"}), "missing_value", "body"),
         (line("x", body=[]), "invalid_type", "body"),
         (line("x", CHAT | {"stream": True}), "unsupported_parameter", "body.stream"),
+        (line("x", {"background": True}, url="/v1/responses"), "unsupported_parameter", "body.background"),
         (line("first"), "duplicate_custom_id", "custom_id"),
     ],
 )

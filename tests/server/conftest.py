@@ -19,8 +19,8 @@ from penstock.server import create_app
 from penstock.server.access import Access
 from penstock.server.run import Server
 
-CARD = ModelCard(name="acme/tiny-1", created=1_700_000_000, max_model_len=64, vocab_size=100, has_chat_template=True)
-LIMITS = RequestLimits(max_body_bytes=64 * 1024, max_prompts=8, max_sequences=12)
+CARD = ModelCard("acme/tiny-1", 1_700_000_000, max_model_len=64, vocab_size=100, has_chat_template=True, hidden_size=2)
+LIMITS = RequestLimits(max_body_bytes=64 * 1024, max_prompts=8, max_sequences=12, max_embedding_inputs=40)
 
 
 @dataclass

@@ -6,6 +6,7 @@ It records what it was asked and which asks were left before their end, so that 
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -17,6 +18,7 @@ from penstock.contract.events import (
     AskFinished,
     ChoiceDelta,
     ChoiceFinished,
+    Embedding,
     FinishReason,
     Output,
     TokenPiece,
@@ -70,7 +72,17 @@ def always(*steps: Step) -> Script:
     return lambda ask: steps
 
 
-HELLO = always(delta("Hel"), delta("lo"), stop(), finished())
+def vector(*values: float) -> Embedding:
+    return Embedding(struct.pack(f"<{len(values)}f", *values))
+
+
+def HELLO(ask: Ask) -> Iterable[Step]:
+    """What is said unless a test says otherwise."""
+    if ask.embedding is not None:
+        return vector(0.6, -0.8), stop(), finished(completion=0)
+    return delta("Hel"), delta("lo"), stop(), finished()
+
+
 HEALTHY = Health(alive=True, reason="", running=1, waiting=2, free_blocks=30, total_blocks=40, steps=9)
 
 

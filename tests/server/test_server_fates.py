@@ -11,6 +11,7 @@ import httpx
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import completion_create_params as completion_params
+from openai.types import embedding_create_params as embedding_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 from scripted_engine import ScriptedEngine
@@ -21,6 +22,7 @@ from penstock.server.access import Access
 from penstock.server.apply_template import parse_template
 from penstock.server.chat import parse_chat
 from penstock.server.completions import parse_completion
+from penstock.server.embeddings import parse_embeddings
 from penstock.server.fates import ENDPOINTS, fates, table
 from penstock.server.generate import parse_generate
 from penstock.server.messages_request import parse_count, parse_messages
@@ -33,6 +35,7 @@ HI = [{"role": "user", "content": "Hi"}]
 TYPES = {
     "/v1/chat/completions": chat_params.CompletionCreateParamsStreaming,
     "/v1/completions": completion_params.CompletionCreateParamsStreaming,
+    "/v1/embeddings": embedding_params.EmbeddingCreateParams,
     "/v1/responses": response_create_params.ResponseCreateParamsStreaming,
     "/v1/messages": message_create_params.MessageCreateParamsStreaming,
     "/v1/messages/count_tokens": message_count_tokens_params.MessageCountTokensParams,
@@ -40,6 +43,7 @@ TYPES = {
 BODIES: dict[str, dict] = {
     "/v1/chat/completions": {"messages": HI},
     "/v1/completions": {"prompt": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": HI, "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": HI},
@@ -50,6 +54,7 @@ BODIES: dict[str, dict] = {
 PARSERS: dict[str, Callable[[dict], object]] = {
     "/v1/chat/completions": lambda body: parse_chat(body, "id", CARD, LIMITS),
     "/v1/completions": lambda body: parse_completion(body, "id", CARD, LIMITS),
+    "/v1/embeddings": lambda body: parse_embeddings(body, "id", CARD, LIMITS),
     "/v1/responses": lambda body: parse_response(body, "id", CARD, LIMITS, lambda _: ()),
     "/v1/messages": lambda body: parse_messages(body, "id", CARD, LIMITS),
     "/v1/messages/count_tokens": lambda body: parse_count(body, CARD, LIMITS),

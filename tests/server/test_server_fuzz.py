@@ -12,8 +12,9 @@ from conftest import CARD, LIMITS
 from penstock.contract.errors import RequestError
 from penstock.server.chat import CHAT_FIELDS, parse_chat
 from penstock.server.completions import COMPLETION_FIELDS, parse_completion
+from penstock.server.embeddings import EMBEDDING_FIELDS, parse_embeddings
 from penstock.server.failures import error_response
-from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
+from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_EMBEDDINGS, NEUTRAL_GENERATE
 from penstock.server.generate import GENERATE_FIELDS, parse_generate
 from penstock.server.strict_json import decode, encode
 
@@ -29,9 +30,15 @@ PART = st.fixed_dictionaries({"type": st.just("text") | JSON, "text": TEXT | JSO
 MESSAGE = st.fixed_dictionaries({"role": TEXT, "content": TEXT | st.lists(PART | JSON, max_size=2) | JSON})
 PROMPT = TEXT | st.lists(st.integers(-1, 101) | TEXT | st.lists(st.integers(-1, 101), max_size=3), max_size=3) | JSON
 
+
+def parse_embedding_exchange(*given):
+    return parse_embeddings(*given).exchange
+
+
 ENDPOINTS = {
     "chat": (parse_chat, CHAT_FIELDS, NEUTRAL_CHAT, {"messages": st.lists(MESSAGE, max_size=2)}),
     "completions": (parse_completion, COMPLETION_FIELDS, NEUTRAL_COMPLETION, {"prompt": PROMPT}),
+    "embeddings": (parse_embedding_exchange, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS, {"input": PROMPT}),
     "generate": (parse_generate, GENERATE_FIELDS, NEUTRAL_GENERATE, {"prompt": PROMPT}),
 }
 

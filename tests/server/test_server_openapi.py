@@ -60,6 +60,7 @@ def test_every_reference_resolves_and_every_route_is_there(document):
     assert set(document["paths"]) == {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/embeddings",
         "/generate",
         "/v1/models",
         "/v1/models/{model_id}",

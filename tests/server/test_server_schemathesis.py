@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import requests
-from scripted_engine import ScriptedEngine, delta, finished, stop
+from scripted_engine import HELLO, ScriptedEngine, delta, finished, stop
 
 from conftest import CARD, running
 from penstock.server.fates import ENDPOINTS
@@ -18,7 +18,10 @@ WITH_BODY = frozenset(ENDPOINTS)
 
 
 def every_choice(ask):
-    """An answer with as many choices as were asked for."""
+    """An answer with as many choices as were asked for, or a vector."""
+    if ask.embedding is not None:
+        yield from HELLO(ask)
+        return
     for choice in range(ask.n):
         yield from (delta("Hi", choice), stop(choice))
     yield finished()

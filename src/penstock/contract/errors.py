@@ -67,12 +67,15 @@ class InvalidParameter(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt leaves no room for output in the model's context."""
+    """The prompt leaves no room in the model's context for output, or, where there is to be none, does not fit it."""
 
-    def __init__(self, prompt_tokens: int, max_model_len: int, *, param: str = "messages") -> None:
+    def __init__(
+        self, prompt_tokens: int, max_model_len: int, *, param: str = "messages", generates: bool = True
+    ) -> None:
+        room = " and at least one token must be generated" if generates else ""
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens, but the prompt has {prompt_tokens} tokens"
-            " and at least one token must be generated. Shorten the prompt.",
+            f"{room}. Shorten the prompt.",
             param=param,
             code="context_length_exceeded",
         )

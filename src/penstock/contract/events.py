@@ -19,6 +19,8 @@ __all__ = [
     "AskFinished",
     "ChoiceDelta",
     "ChoiceFinished",
+    "Embedded",
+    "Embedding",
     "FinishReason",
     "Finished",
     "Generated",
@@ -35,7 +37,7 @@ class FinishReason(StrEnum):
     """Why a sequence ended."""
 
     STOP = "stop"
-    """An end-of-sequence id, a stop id or a stop string."""
+    """An end-of-sequence id, a stop id or a stop string; or its embedding is complete."""
     LENGTH = "length"
     """`max_tokens` or the context is used up."""
     REPETITION = "repetition"
@@ -91,7 +93,15 @@ class PromptScored:
     tops: tuple[Alternatives, ...]
 
 
-SeqEvent = Admitted | PromptScored | Generated | Finished
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The prompt of a sequence that was to be embedded is computed; `vector` is float32, little-endian."""
+
+    seq_id: str
+    vector: bytes
+
+
+SeqEvent = Admitted | PromptScored | Generated | Embedded | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,13 @@ class PromptTokens:
 
     text: str
     tokens: tuple[TokenPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The vector that the ask asked for: float32, little-endian; comes once, before the end of its only choice."""
+
+    vector: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,4 +221,4 @@ class AskFailed:
     timings: Timings = UNTIMED
 
 
-Output = PromptTokens | ChoiceDelta | ChoiceFinished | AskFinished | AskFailed
+Output = PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | AskFinished | AskFailed

@@ -86,7 +86,8 @@ class Measurements:
         waiting: sequences that do not.
         free_blocks: KV blocks that nobody holds, whether or not they still cache something.
         preemptions: how often a sequence lost its blocks to another.
-        prompt_tokens: of the prompts that have their first token; `cached_tokens` of them came out of the prefix cache.
+        prompt_tokens: of the prompts that have their first token, or their embedding; `cached_tokens` of them came out
+            of the prefix cache.
         generated_tokens: tokens sampled for a sequence that was still wanted.
         wasted_tokens: those of them whose sequence was aborted later.
         query_tokens: positions that admissions asked the prefix cache for, recomputation after a preemption included.

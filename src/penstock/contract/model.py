@@ -101,6 +101,7 @@ class ModelCard:
         has_chat_template: whether conversations can be rendered.
         template_variables: what callers may set in every chat template that the model has.
         thinks: whether the model may write reasoning before its answer.
+        hidden_size: values of an embedding.
     """
 
     name: str
@@ -110,3 +111,4 @@ class ModelCard:
     has_chat_template: bool
     template_variables: frozenset[str] = frozenset()
     thinks: bool = False
+    hidden_size: int = 0

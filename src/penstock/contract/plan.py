@@ -11,12 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import SamplingSpec
 
 __all__ = [
     "Admit",
     "Alternatives",
+    "PromptEmbedding",
     "PromptScores",
     "Row",
     "RowFailure",
@@ -46,6 +48,7 @@ class Admit:
         prompt_tokens: how many of `tokens` are the prompt; the rest was generated before a preemption. -1 for all.
         room: most tokens that may be generated in all, those in `tokens` included.
         grammar: the form that the generated tokens must have; None for free text.
+        embedding: the vector that is wanted in place of tokens: no row of the sequence samples. None for tokens.
     """
 
     slot: int
@@ -58,6 +61,7 @@ class Admit:
     prompt_tokens: int = -1
     room: int = 0
     grammar: Grammar | None = None
+    embedding: EmbeddingSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Row:
         count: at least 1; prefill chunk or decode, the runner does not care which.
         new_blocks: block ids appended to the sequence's table before this step.
         sample: whether the logits of the last computed position are sampled; true exactly when the row catches up with
-            every token known, so that the sampled token is the next one.
+            every token known, so that the sampled token is the next one, and the sequence is not an embedding's.
     """
 
     slot: int
@@ -159,10 +163,19 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEmbedding:
+    """The vector of a prompt whose last position was computed: float32, little-endian."""
+
+    slot: int
+    vector: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What came of a plan.
 
     Attributes:
+        embeddings: one for each sequence that wants one and whose prompt rows of this step completed, but for failures.
         prompts: scores of the prompt tokens that rows of this step predicted, where they were asked for.
         tops: beside `tokens`: the likeliest tokens in place of each, where they were asked for; () when nobody did.
         step: the plan's.
@@ -180,3 +193,4 @@ class StepResult:
     seconds: float = 0.0
     tops: tuple[Alternatives, ...] = ()
     prompts: tuple[PromptScores, ...] = ()
+    embeddings: tuple[PromptEmbedding, ...] = ()

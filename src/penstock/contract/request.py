@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
 from penstock.contract.tools import PLAIN_REPLY, ReplyRules, Tool, ToolCall
@@ -125,6 +126,9 @@ class Ask:
         echo: the outputs begin with the prompt (`PromptTokens`), as they also do where its log probabilities are asked.
         reply: how the answer to a conversation is taken apart into text, reasoning and calls.
         grammar: the form that each choice must have; None for free text.
+        embedding: the vector that is asked for; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
+            and `grammar` are as they are by default. None for text.
+        most_prompt_tokens: what the prompt has beyond so many tokens is left off its end; 0 leaves nothing off.
     """
 
     id: str
@@ -138,11 +142,13 @@ class Ask:
     echo: bool = False
     reply: ReplyRules = PLAIN_REPLY
     grammar: Grammar | None = None
+    embedding: EmbeddingSpec | None = None
+    most_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One sequence to generate, fully resolved: what the scheduler is given.
+    """One sequence to generate, or to embed, fully resolved: what the scheduler is given.
 
     Attributes:
         id: unique among live sequences (`<ask id>/<choice>`).
@@ -150,9 +156,11 @@ class GenerateRequest:
         choice: index of this choice in its ask; part of the randomness key.
         sampling: passed on to the runner unread; carries an explicit seed whenever sampling is random.
         stop: resolved rules: `max_tokens` >= 1 and `token_ids` already holding the model's end-of-sequence ids unless
-            `ignore_eos`.
+            `ignore_eos`. Of a sequence that is embedded `max_tokens` is 0.
         fresh_prompt: every position is computed, whatever is cached: what the model thought of them is wanted.
         arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
+        embedding: the vector that is wanted in place of tokens: the sequence ends when its prompt is computed, and with
+            `Pooling.MEAN` every position of it must be (`fresh_prompt`). None where tokens are wanted.
     """
 
     id: str
@@ -166,3 +174,4 @@ class GenerateRequest:
     arrival: float = 0.0
     fresh_prompt: bool = False
     grammar: Grammar | None = None
+    embedding: EmbeddingSpec | None = None

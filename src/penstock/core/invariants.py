@@ -59,7 +59,8 @@ def _laws_of_one(seq: Seq, config: SchedulerConfig) -> Iterator[Law]:
     yield "who does not run holds nothing", seq.holds_nothing == (seq.state is not SeqState.RUNNING)
     yield "a live sequence is not finished", seq.state is not SeqState.FINISHED
     yield "something is left to compute", 0 <= seq.computed < len(seq.tokens)
-    yield "tokens stay below the limit", len(seq.tokens) < seq.limit
+    generates = seq.request.embedding is None
+    yield "tokens stay below the limit", len(seq.tokens) + generates <= seq.limit
     chain = KeyChain(root_key(config.cache_root, seq.request.cache_salt), config.block_size)
     if config.prefix_caching:
         chain.follow(seq.tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from penstock.contract.config import SchedulerConfig
+from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import InvalidParameter, NeverFits, PromptTooLong
 from penstock.contract.request import GenerateRequest
 
@@ -22,13 +23,13 @@ def token_limit(request: GenerateRequest, config: SchedulerConfig) -> int:
 
     Raises:
         InvalidParameter: a field has a value that the core cannot work with.
-        PromptTooLong: the context has no room for even one generated token.
+        PromptTooLong: the context has no room for the prompt, or for even one generated token where some are wanted.
         NeverFits: the pool has fewer blocks in all than the sequence may come to need.
     """
     _refuse_unusable(request, config)
-    prompt_tokens = len(request.prompt)
-    if prompt_tokens >= config.max_model_len:
-        raise PromptTooLong(prompt_tokens, config.max_model_len, param="prompt")
+    prompt_tokens, generates = len(request.prompt), request.embedding is None
+    if prompt_tokens + generates > config.max_model_len:
+        raise PromptTooLong(prompt_tokens, config.max_model_len, param="prompt", generates=generates)
     limit = min(prompt_tokens + request.stop.max_tokens, config.max_model_len)
     need = -(-limit // config.block_size)
     if need > config.num_blocks:
@@ -41,7 +42,9 @@ def _refuse_unusable(request: GenerateRequest, config: SchedulerConfig) -> None:
         raise InvalidParameter("prompt", "must hold at least one token")
     if min(request.prompt) < 0 or max(request.prompt) > MAX_TOKEN_ID:
         raise InvalidParameter("prompt", f"token ids must lie in 0..{MAX_TOKEN_ID}")
-    if request.stop.max_tokens < 1:
+    if request.embedding is not None:
+        _refuse_unpoolable(request, request.embedding)
+    elif request.stop.max_tokens < 1:
         raise InvalidParameter("max_tokens", f"must be at least 1, got {request.stop.max_tokens}")
     if request.stop.min_tokens < 0:
         raise InvalidParameter("min_tokens", f"must not be negative, got {request.stop.min_tokens}")
@@ -49,3 +52,11 @@ def _refuse_unusable(request: GenerateRequest, config: SchedulerConfig) -> None:
         raise InvalidParameter("arrival", f"must be finite, got {request.arrival}")
     if config.policy == "fcfs" and request.priority != 0:
         raise InvalidParameter("priority", "must be 0: this engine serves first come, first served")
+
+
+def _refuse_unpoolable(request: GenerateRequest, spec: EmbeddingSpec) -> None:
+    """Whatever was computed earlier cannot be pooled any more, and nothing is generated after a prompt."""
+    if request.stop.max_tokens != 0:
+        raise InvalidParameter("max_tokens", f"must be 0 where a prompt is embedded, got {request.stop.max_tokens}")
+    if spec.pooling is Pooling.MEAN and not request.fresh_prompt:
+        raise InvalidParameter("pooling", "mean needs every position of the prompt computed")

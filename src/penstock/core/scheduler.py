@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
-from penstock.contract.events import Admitted, Finished, FinishReason, Generated, PromptScored, SeqEvent
+from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import Admit, Alternatives, Row, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import GenerateRequest
 from penstock.core.block_keys import KeyChain, root_key
@@ -42,7 +42,8 @@ class _Draft:
     admits: list[Admit] = field(default_factory=list)
 
     def add(self, seq: Seq, count: int, new_blocks: tuple[int, ...] = ()) -> None:
-        self.rows.append(Row(seq.slot, seq.computed, count, new_blocks, sample=count == seq.remaining))
+        sample = count == seq.remaining and seq.request.embedding is None
+        self.rows.append(Row(seq.slot, seq.computed, count, new_blocks, sample))
         self.seqs.append(seq)
         self.budget -= count
 
@@ -115,7 +116,7 @@ class Scheduler:
 
         Raises:
             InvalidParameter: a field cannot be used, or a live sequence has this id.
-            PromptTooLong: the context has no room for even one generated token.
+            PromptTooLong: the context has no room for the prompt, or for even one token after it.
             NeverFits: the pool has fewer blocks in all than the request may come to need.
         """
         if request.id in self._seqs:
@@ -178,6 +179,7 @@ class Scheduler:
         self._flight = None
         failures = {failure.slot: failure.message for failure in result.failures}
         scores = {scored.slot: scored for scored in result.prompts}
+        vectors = {embedded.slot: embedded.vector for embedded in result.embeddings}
         drawn = zip(result.tokens, result.logprobs, result.tops or ((),) * len(result.tokens), strict=True)
         events: list[SeqEvent] = []
         for row, seq in zip(plan.rows, flight.seqs, strict=True):
@@ -197,6 +199,9 @@ class Scheduler:
                 events.append(PromptScored(seq.id, of.start, of.logprobs, of.tops))
             if sampled is not None:
                 events += self._append(seq, *sampled)
+            if row.slot in vectors:
+                embedded = Embedded(seq.id, vectors[row.slot])
+                events += [embedded, self._finish(seq, Finished(seq.id, FinishReason.STOP))]
         return tuple(events)
 
     def check(self) -> None:
@@ -302,7 +307,8 @@ class Scheduler:
         request = seq.request
         tokens, blocks = tuple(seq.tokens), tuple(lease.blocks)
         prompt_tokens = len(request.prompt)
-        terms = (request.sampling, request.choice, prompt_tokens, seq.limit - prompt_tokens, request.grammar)
+        room, form = seq.limit - prompt_tokens, (request.grammar, request.embedding)
+        terms = (request.sampling, request.choice, prompt_tokens, room, *form)
         draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, *terms))
         draft.add(seq, min(seq.remaining, draft.budget))
 
@@ -330,6 +336,9 @@ class Scheduler:
                 f"step {plan.step}: {samples} rows sample, but {len(result.tokens)} tokens and"
                 f" {len(result.logprobs)} logprobs came"
             )
+        due = [row.slot for row, seq in zip(plan.rows, flight.seqs, strict=True) if _completes_embedding(row, seq)]
+        if sorted(each.slot for each in result.embeddings) != sorted({*due} - failed):
+            raise EngineFault(f"step {plan.step}: embeddings came for other slots than those that want them")
         return flight
 
     def _advance(self, seq: Seq, count: int) -> None:
@@ -378,3 +387,7 @@ class Scheduler:
 
     def _withdraw(self, seq: Seq) -> None:
         self._promises.settle(seq, seq.chain.keys[seq.lease.sealed :])
+
+
+def _completes_embedding(row: Row, seq: Seq) -> bool:
+    return seq.request.embedding is not None and row.start + row.count == len(seq.request.prompt)

@@ -15,6 +15,8 @@ from penstock.contract.events import (
     AskFailed,
     AskFinished,
     ChoiceFinished,
+    Embedded,
+    Embedding,
     Finished,
     FinishReason,
     Generated,
@@ -78,7 +80,7 @@ class _NoClock:
 
 
 class Engine:
-    """Generates for many asks at once, one step at a time.
+    """Generates and embeds for many asks at once, one step at a time.
 
     Args:
         clock: the one that arrival times come from; without it every duration is measured as 0.
@@ -247,6 +249,9 @@ class Engine:
                     return self._scored(ask, event)
                 case Generated():
                     return self._after_prompt(ask, self._generated(ask, choice, event))
+                case Embedded():
+                    self.meter.embedded(event.seq_id)
+                    return [(ask.submission.id, Embedding(event.vector))]
                 case Finished():
                     return self._after_prompt(ask, self._finished(ask, choice, event))
         except Exception as error:

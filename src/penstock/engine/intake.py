@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import InvalidParameter, PromptTooLong
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock, Grammars, Tokenized
 from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
-from penstock.contract.sampling import SamplingSpec
-from penstock.contract.tools import ReasoningUse, ReplyRules
+from penstock.contract.sampling import NEUTRAL, SamplingSpec
+from penstock.contract.tools import PLAIN_REPLY, ReasoningUse, ReplyRules
 from penstock.engine.token_terms import TokenTerms
 from penstock.text import ReplyReader, TextModel
 
@@ -79,6 +80,9 @@ class Intake:
         """
         self._check_limits(ask)
         prompt, prompt_text, field, reader = self._tokenise(ask)
+        prompt = prompt[: ask.most_prompt_tokens or None]
+        if ask.embedding is not None:
+            return self._resolve_embedding(ask, ask.embedding, prompt, prompt_text, field)
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         rules = self._resolve_rules(ask.stop, len(prompt))
@@ -104,6 +108,25 @@ class Intake:
             )
         return Submission(ask.id, requests, prompt_text, ask.echo, reader)
 
+    def _resolve_embedding(
+        self, ask: Ask, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
+    ) -> Submission:
+        """As `resolve`, of a prompt that is to become a vector."""
+        self._check_embedding(ask, spec)
+        if len(prompt) > self._card.max_model_len:
+            raise PromptTooLong(len(prompt), self._card.max_model_len, param=field, generates=False)
+        request = GenerateRequest(
+            id=f"{ask.id}/0",
+            prompt=prompt,
+            priority=ask.priority,
+            tenant=ask.tenant,
+            cache_salt=ask.cache_salt,
+            arrival=self._clock.now(),
+            fresh_prompt=spec.pooling is Pooling.MEAN,
+            embedding=spec,
+        )
+        return Submission(ask.id, (request,), prompt_text)
+
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""
         token_ids, text, _, _ = self._tokenise(Ask("", prompt))
@@ -128,8 +151,28 @@ class Intake:
         for name in ("max_tokens", "min_tokens"):
             if getattr(ask.stop, name) < 0:
                 raise InvalidParameter(name, f"must not be negative, got {getattr(ask.stop, name)}")
+        if ask.most_prompt_tokens < 0:
+            raise InvalidParameter("truncate_prompt_tokens", f"must not be negative, got {ask.most_prompt_tokens}")
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
+
+    def _check_embedding(self, ask: Ask, spec: EmbeddingSpec) -> None:
+        """Refuse what asks for text beside a vector, and a vector that this model does not have."""
+        texts = {
+            "n": ask.n != 1,
+            "sampling": ask.sampling != NEUTRAL,
+            "stop": ask.stop != StopRules(),
+            "echo": ask.echo,
+            "structured_outputs": ask.grammar is not None,
+            "reply": ask.reply != PLAIN_REPLY,
+        }
+        for name, given in texts.items():
+            if given:
+                raise InvalidParameter(name, "means nothing where a prompt is embedded: no text is generated")
+        if not 0 <= spec.dimensions <= self._card.hidden_size:
+            raise InvalidParameter("dimensions", f"must lie in 1..{self._card.hidden_size}, got {spec.dimensions}")
+        if ask.prompt == TextPrompt(""):
+            raise InvalidParameter("prompt", "is empty: there is nothing to embed")
 
     def _check_grammar(self, ask: Ask, rules: StopRules) -> None:
         """Refuse a grammar that cannot be served, or that contradicts what else is asked."""

@@ -147,6 +147,14 @@ class Meter:
         """The first step of a sequence was computed; the prefix cache had `cached` tokens of its prompt."""
         self._seqs[seq_id].cached = cached
 
+    def embedded(self, seq_id: str) -> None:
+        """A sequence that is embedded has its vector: its prompt is all that it computes."""
+        seq, now = self._seqs[seq_id], self._now
+        self._count_prompt(seq)
+        self._tallies.queue_time.add(seq.admitted - seq.request.arrival)
+        self._tallies.prefill_time.add(now - seq.admitted)
+        self._tallies.inference_time.add(now - seq.admitted)
+
     def generated(self, seq_id: str) -> None:
         """A sequence has one more token."""
         seq, now = self._seqs[seq_id], self._now
@@ -154,8 +162,7 @@ class Meter:
             self._tallies.inter_token_latency.add(now - seq.last_token)
         else:
             seq.first_token = now
-            self._prompt_tokens += len(seq.request.prompt)
-            self._cached_tokens += seq.cached
+            self._count_prompt(seq)
         seq.last_token = now
         seq.generated += 1
         self._generated_tokens += 1
@@ -172,6 +179,10 @@ class Meter:
         return seq.ask.timings(now)
 
     # ---- what is counted
+
+    def _count_prompt(self, seq: _SeqLife) -> None:
+        self._prompt_tokens += len(seq.request.prompt)
+        self._cached_tokens += seq.cached
 
     def _join(self, seq: _SeqLife, reason: FinishReason) -> None:
         ask = seq.ask

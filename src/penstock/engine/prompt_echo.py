@@ -26,12 +26,12 @@ class PromptEcho:
         self._submission = submission
         self._tokenizer = tokenizer
         self._scores: dict[int, TokenPiece] = {}
-        self._scored = submission.requests[0].fresh_prompt
+        self._scored = _is_scored(submission)
 
     @classmethod
     def wanted(cls, submission: Submission) -> bool:
         """Whether the answer begins with the prompt at all."""
-        return submission.echo or submission.requests[0].fresh_prompt
+        return submission.echo or _is_scored(submission)
 
     @property
     def complete(self) -> bool:
@@ -52,3 +52,7 @@ class PromptEcho:
         tokens = tuple(self._scores.get(at, piece) for at, piece in enumerate(unscored))
         text = self._submission.prompt_text or self._tokenizer.decode(prompt, skip_special_tokens=False)
         return PromptTokens(text, tokens)
+
+
+def _is_scored(submission: Submission) -> bool:
+    return submission.requests[0].sampling.has("prompt_logprobs")

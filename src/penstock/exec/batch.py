@@ -6,7 +6,7 @@ block table.
 
 Invariants, asserted because a plan that breaks them is a bug of ours: slots are free when admitted to and taken when
 used; rows start where the last one ended, stay within the known tokens and within their blocks; a row samples exactly
-when it reaches the last known token.
+when it reaches the last known token, and never in a slot whose sequence is embedded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ import torch
 from torch import Tensor
 
 from penstock.contract.plan import Admit, Row
+from penstock.contract.sampling import SamplingSpec
 from penstock.exec.sampler import Draw
 from penstock.sampling import RowViews
 
 __all__ = ["ForwardBatch", "SlotTables"]
+
+_SILENT = Draw.of(SamplingSpec((("temperature", 0),)), 0)
+"""Stands for how a sequence chooses tokens that is embedded: it chooses none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class SlotTables:
         self._num_blocks[slot] = 0
         self._append_blocks(slot, admit.blocks)
         self._computed[slot] = admit.computed
-        self._draws[slot] = Draw.of(admit.sampling, admit.choice)
+        self._draws[slot] = _SILENT if admit.embedding is not None else Draw.of(admit.sampling, admit.choice)
 
     def advance(self, row: Row) -> None:
         """Take note that `row` is computed now: its new blocks, and where the next row of its slot starts."""
@@ -94,7 +98,8 @@ class SlotTables:
         assert row.count >= 1, f"slot {slot}: a row of {row.count} positions"
         assert row.start == self._computed[slot], f"slot {slot}: row at {row.start}, computed {self._computed[slot]}"
         assert end <= self._num_tokens[slot], f"slot {slot}: row ends at {end} of {self._num_tokens[slot]} tokens"
-        assert row.sample == (end == self._num_tokens[slot]), f"slot {slot}: samples at {end}"
+        samples = end == self._num_tokens[slot] and self._draws[slot] is not _SILENT
+        assert row.sample == samples, f"slot {slot}: samples at {end}"
         self._append_blocks(slot, row.new_blocks)
         assert end <= self._num_blocks[slot] * self._block_size, f"slot {slot}: no block for position {end - 1}"
         self._computed[slot] = end

@@ -20,6 +20,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
 from penstock.exec.guidance import Guidance
 from penstock.exec.kv_store import KVStore
+from penstock.exec.pooling import NOTHING_POOLED, Pooled, Pools
 from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.sampler import NOTHING, Sampled
 from penstock.kernels.paged_attention import paged_attention, write_kv
@@ -70,24 +71,27 @@ class TorchRunner:
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
         self._guidance = Guidance(grammars)
+        self._pools = Pools()
         self._clock = clock
         self._scale = model.shape.head_dim**-0.5
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Apply releases and admits, compute every row, sample where asked; see `contract.ports.Runner`."""
+        """Apply releases and admits, compute every row, sample and embed where asked; see `contract.ports.Runner`."""
         began = self._clock.now()
         slots = self._slots
         for slot in plan.releases:
             slots.release(slot)
             self._guidance.release(slot)
+            self._pools.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
             self._guidance.admit(admit)
+            self._pools.admit(admit)
         for row in plan.rows:
             slots.advance(row)
         sampling = [row for row in plan.rows if row.sample]
-        sampled, prompts = self._compute(plan.rows, sampling) if plan.rows else (NOTHING, ())
-        return self._result(plan.step, sampling, sampled, prompts, began)
+        sampled, prompts, pooled = self._compute(plan.rows, sampling) if plan.rows else (NOTHING, (), NOTHING_POOLED)
+        return self._result(plan.step, sampling, sampled, prompts, pooled, began)
 
     def warm_up(self) -> None:
         """Run the paths of a first request once, so that it is not slower than the tenth.
@@ -109,21 +113,24 @@ class TorchRunner:
             self._slots = kept
 
     @torch.inference_mode()
-    def _compute(self, rows: Sequence[Row], sampling: Sequence[Row]) -> tuple[Sampled, tuple[PromptScores, ...]]:
-        """Forward all `rows`; score prompts where that is asked for, and choose a token for those `sampling`."""
+    def _compute(
+        self, rows: Sequence[Row], sampling: Sequence[Row]
+    ) -> tuple[Sampled, tuple[PromptScores, ...], Pooled]:
+        """Forward all `rows`; score and embed prompts where that is asked for, choose a token for those `sampling`."""
         guided = self._guidance.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
         attend = _PagedAttend(self._kv, batch, self._scale)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         prompts = tuple(self._scores(rows, batch, hidden))
+        pooled = self._pools.take(rows, batch.q_start, hidden)
         if not sampling:
-            return NOTHING, prompts
+            return NOTHING, prompts, pooled
         logits = self._model.logits(hidden[batch.sample_rows])  # [S, V]
         draws = [self._slots.draw(row.slot) for row in sampling]
         slots = [row.slot for row in sampling]
         positions = [row.start + row.count for row in sampling]
         look = lambda rows: self._slots.views([slots[row] for row in rows])  # noqa: E731 - one line, used once
-        return self._guidance.sample(logits, draws, positions, guided, look), prompts
+        return self._guidance.sample(logits, draws, positions, guided, look), prompts, pooled
 
     def _scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> Iterator[PromptScores]:
         """Scores of the prompt tokens that `rows` predict, of those rows that want them."""
@@ -137,7 +144,13 @@ class TorchRunner:
                 yield prompt_scores(self._model.logits, of_row, targets, top, row.slot, row.start + 1)
 
     def _result(
-        self, step: int, sampling: Sequence[Row], sampled: Sampled, prompts: tuple[PromptScores, ...], began: float
+        self,
+        step: int,
+        sampling: Sequence[Row],
+        sampled: Sampled,
+        prompts: tuple[PromptScores, ...],
+        pooled: Pooled,
+        began: float,
     ) -> StepResult:
         """Remember the new tokens and report them; a failed row gets none."""
         tokens, logprobs, tops, failures = [], [], [], []
@@ -154,8 +167,9 @@ class TorchRunner:
             step=step,
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
-            failures=tuple(failures),
+            failures=(*failures, *pooled.failures),
             seconds=seconds,
             tops=tuple(tops) if any(tops) else (),
             prompts=prompts,
+            embeddings=pooled.embeddings,
         )

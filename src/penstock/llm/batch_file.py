@@ -24,7 +24,7 @@ from penstock.server.strict_json import JsonObject, decode, encode, printable
 
 __all__ = ["URLS", "BatchCounts", "BatchFiles", "count_lines", "read_answered", "run_lines"]
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 LINE_FIELDS = (
     Field("custom_id", TEXT, "The caller's name of the request, unique in the file."),
@@ -302,9 +302,10 @@ def _request(given: JsonObject) -> tuple[str, JsonObject]:
     if "body" not in given:
         raise InvalidParameter("body", "body is missing.", code="missing_value")
     body: JsonObject = given["body"]
-    if body.get("stream"):
-        message = "body.stream: the answers of a batch are whole; leave stream out."
-        raise InvalidParameter("body.stream", message, code="unsupported_parameter")
+    for name in ("stream", "background"):
+        if body.get(name):
+            message = f"body.{name}: the answers of a batch are whole; leave {name} out."
+            raise InvalidParameter(f"body.{name}", message, code="unsupported_parameter")
     return url, body
 
 

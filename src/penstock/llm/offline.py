@@ -20,6 +20,14 @@ from penstock.contract.model import ModelCard, ModelWork
 from penstock.contract.request import Ask, Prompt
 from penstock.engine import StepOutputs
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chats
+from penstock.llm.embeddings import (
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    cosine,
+    embedding_spec,
+    kept_tokens,
+)
 from penstock.llm.outputs import Answer, RequestOutput
 from penstock.llm.prompts import Conversation, PromptLike, as_prompt, as_prompts
 from penstock.sampling import SamplingParams
@@ -126,6 +134,60 @@ class LLM:
         )
         return self._run(read_chats(messages, options, self.card), sampling_params, use_tqdm)
 
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Turn each prompt into a vector: the model's hidden states, pooled. Results are in the order of the prompts.
+
+        Args:
+            prompts: as for `generate`.
+            pooling: `mean` of all positions, or `last`, the last position's.
+            normalize: scale each vector to length 1.
+            dimensions: how many of the first values are kept; None for all. What is left is scaled again.
+            truncate_prompt_tokens: keep so many tokens of each prompt, its first; -1 keeps as many as the context has,
+                None refuses what is too long.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            RequestError: a prompt or parameter cannot be served; nothing was computed for any.
+            EngineFault: a prompt failed for a reason of ours.
+        """
+        spec = embedding_spec(pooling, normalize, dimensions)
+        most = kept_tokens(truncate_prompt_tokens, self.card.max_model_len)
+        asked = [Ask(str(next(self._ids)), one, embedding=spec, most_prompt_tokens=most) for one in as_prompts(prompts)]
+        order = self._queue_all((ask, False) for ask in asked)
+        return [answer.embedding() for answer in self._finish_all(order, "Embedding", use_tqdm)]
+
+    def score(
+        self,
+        queries: PromptLike | Sequence[PromptLike],
+        documents: PromptLike | Sequence[PromptLike],
+        *,
+        pooling: str = "mean",
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How alike texts are, by the cosine of their embeddings: one query to every document, or pair by pair.
+
+        Raises:
+            InvalidParameter: there are several queries, and not as many documents.
+            RequestError: as for `embed`.
+        """
+        ours, theirs = as_prompts(queries), as_prompts(documents)
+        if len(ours) not in (1, len(theirs)):
+            raise InvalidParameter("queries", f"must be 1, or as many as there are documents; {len(ours)} are not")
+        spec = embedding_spec(pooling, True, None)
+        order = self._queue_all((Ask(str(next(self._ids)), one, embedding=spec), False) for one in (*ours, *theirs))
+        found = [answer.embedding() for answer in self._finish_all(order, "Scoring", use_tqdm)]
+        first = found[: len(ours)] * (len(theirs) // len(ours))
+        return [_scored(*pair) for pair in zip(first, found[len(ours) :], strict=True)]
+
     def add_request(self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
 
@@ -133,7 +195,10 @@ class LLM:
             RequestError: it cannot be served.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
-        return self._add(given, sampling_params or SamplingParams())
+        params = sampling_params or SamplingParams()
+        ask = self._ask(given, params)
+        self._queue(ask, params.logprobs is not None)
+        return ask.id
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns the requests that moved, as they stand; a finished one for the last time.
@@ -172,28 +237,36 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        order = self._add_all(asked, _one_for_each(sampling_params, len(asked)))
-        finished: dict[str, RequestOutput] = {}
+        params = _one_for_each(sampling_params, len(asked))
+        order = self._queue_all(
+            (self._ask(*each), each[1].logprobs is not None) for each in zip(asked, params, strict=True)
+        )
+        return [answer.output() for answer in self._finish_all(order, "Generating", use_tqdm)]
+
+    def _finish_all(self, order: Mapping[str, None], doing: str, use_tqdm: bool) -> list[Answer]:
+        """Step until each of these requests has its answer; the answers in order."""
+        finished: dict[str, Answer] = {}
         try:
-            with tqdm(total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm) as bar:
+            with tqdm(total=len(order), desc=doing, unit="prompt", disable=not use_tqdm) as bar:
                 while len(finished) < len(order):
                     for answer in self._fold(self._engine.step()):
                         if answer.id not in order:
                             self._missed[answer.id] = answer.output()
                         elif answer.finished:
-                            finished[answer.id] = answer.output()
+                            finished[answer.id] = answer
                             bar.update()
         except BaseException:  # Ctrl-C above all: nobody is left to take what these would still generate
             self._abort_all(order)
             raise
         return [finished[request_id] for request_id in order]
 
-    def _add_all(self, asked: Sequence[Prompt | ChatRequest], params: Sequence[SamplingParams]) -> dict[str, None]:
-        """Queue all or none; the ids in order."""
+    def _queue_all(self, asks: Iterable[tuple[Ask, bool]]) -> dict[str, None]:
+        """Queue all or none, each with whether it wants log probabilities; the ids in order."""
         order: dict[str, None] = {}
         try:
-            for one, its_params in zip(asked, params, strict=True):
-                order[self._add(one, its_params)] = None
+            for ask, wants_logprobs in asks:
+                self._queue(ask, wants_logprobs)
+                order[ask.id] = None
         except Exception:
             self._abort_all(order)
             raise
@@ -203,7 +276,7 @@ class LLM:
         for request_id in request_ids:
             self._fold(self._engine.abort(request_id))
 
-    def _add(self, given: Prompt | ChatRequest, params: SamplingParams) -> str:
+    def _ask(self, given: Prompt | ChatRequest, params: SamplingParams) -> Ask:
         ask = Ask(
             str(next(self._ids)),
             prompt_of(given),
@@ -212,10 +285,12 @@ class LLM:
             stop=params.stop_rules(),
             grammar=params.grammar(),
         )
-        submission = self._assembly.intake.resolve(applied(given, ask))
+        return applied(given, ask)
+
+    def _queue(self, ask: Ask, wants_logprobs: bool) -> None:
+        submission = self._assembly.intake.resolve(ask)
         self._engine.submit(submission)
-        self._answers[ask.id] = Answer(submission, params.logprobs is not None)
-        return ask.id
+        self._answers[ask.id] = Answer(submission, wants_logprobs)
 
     def _fold(self, outputs: StepOutputs) -> list[Answer]:
         """Add outputs to their answers; the answers that moved, of which the finished ones are kept no longer."""
@@ -237,3 +312,12 @@ def _one_for_each(given: SamplingParams | Sequence[SamplingParams] | None, count
     if len(given) != count:
         raise InvalidParameter("sampling_params", f"has {len(given)} entries for {count} prompts")
     return given
+
+
+def _scored(query: EmbeddingRequestOutput, document: EmbeddingRequestOutput) -> ScoringRequestOutput:
+    return ScoringRequestOutput(
+        request_id=document.request_id,
+        outputs=ScoringOutput(cosine(query.outputs.embedding, document.outputs.embedding)),
+        prompt_token_ids=query.prompt_token_ids + document.prompt_token_ids,
+        num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
 from penstock.contract.request import Ask, Prompt
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chat
+from penstock.llm.embeddings import EmbeddingRequestOutput, embedding_spec, kept_tokens
 from penstock.llm.outputs import Answer, RequestOutput
 from penstock.llm.prompts import Conversation, PromptLike, as_prompt
 from penstock.sampling import SamplingParams
@@ -109,6 +111,37 @@ class AsyncLLM:
         )
         request = read_chat(messages, options, self._assembly.card)
         return self._stream(request, sampling_params or SamplingParams(), request_id)
+
+    async def embed(
+        self,
+        prompt: PromptLike | Prompt,
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        request_id: str = "",
+    ) -> EmbeddingRequestOutput:
+        """The vector of one prompt; arguments as for `LLM.embed`. Cancelling the task aborts the request.
+
+        Raises:
+            RequestError: it cannot be served.
+            Overloaded: the queue is full.
+            EngineFault: it failed for a reason of ours, or was aborted.
+        """
+        ask = Ask(
+            request_id or uuid.uuid4().hex,
+            prompt if isinstance(prompt, Prompt) else as_prompt(prompt),
+            embedding=embedding_spec(pooling, normalize, dimensions),
+            most_prompt_tokens=kept_tokens(truncate_prompt_tokens, self._assembly.card.max_model_len),
+        )
+        submission = await asyncio.to_thread(self._assembly.intake.resolve, ask)
+        answer = Answer(submission)
+        async with aclosing(self._client.stream(submission)) as stream:
+            async for outputs in stream:
+                for output in outputs:
+                    answer.add(output)
+        return answer.embedding()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with finish reason `abort`. Unknown ids are no error."""

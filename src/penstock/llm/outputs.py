@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.contract.embedding import vector_floats
+from penstock.contract.errors import EngineFault
 from penstock.contract.events import (
     AskFailed,
     AskFinished,
     ChoiceDelta,
     ChoiceFinished,
+    Embedding,
     FinishReason,
     Output,
     PromptTokens,
@@ -18,6 +21,7 @@ from penstock.contract.events import (
 )
 from penstock.contract.tools import CallPiece, ToolCall, made_calls
 from penstock.engine import Submission
+from penstock.llm.embeddings import EmbeddingOutput, EmbeddingRequestOutput
 
 __all__ = ["Answer", "CompletionOutput", "Logprob", "RequestOutput"]
 
@@ -103,14 +107,15 @@ class _GrowingChoice:
 
 
 class Answer:
-    """Folds the outputs of one ask into a `RequestOutput`. Owned by the call that waits for it."""
+    """Folds the outputs of one ask into a `RequestOutput`, or its vector. Owned by the call that waits for it."""
 
-    def __init__(self, submission: Submission, wants_logprobs: bool) -> None:
+    def __init__(self, submission: Submission, wants_logprobs: bool = False) -> None:
         self._submission = submission
         self._wants_logprobs = wants_logprobs
         self._choices = [_GrowingChoice() for _ in submission.requests]
         self._usage = Usage()
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._vector: bytes | None = None
         self.error = ""
         self.finished = False
 
@@ -124,6 +129,8 @@ class Answer:
         match output:
             case PromptTokens(_, tokens):
                 self._prompt_logprobs = [None, *(_logprobs(piece) for piece in tokens[1:])]
+            case Embedding(vector):
+                self._vector = vector
             case ChoiceDelta():
                 self._extend(output)
             case ChoiceFinished(choice, reason, stop):
@@ -165,6 +172,21 @@ class Answer:
             num_cached_tokens=self._usage.cached_tokens,
             error=self.error,
             prompt_logprobs=self._prompt_logprobs,
+        )
+
+    def embedding(self) -> EmbeddingRequestOutput:
+        """The vector of a request that has ended.
+
+        Raises:
+            EngineFault: there is none, because the request failed or was aborted.
+        """
+        if self._vector is None:
+            raise EngineFault(self.error or f"request {self.id} was aborted before it had its embedding")
+        return EmbeddingRequestOutput(
+            request_id=self.id,
+            outputs=EmbeddingOutput(vector_floats(self._vector)),
+            prompt_token_ids=list(self._submission.requests[0].prompt),
+            num_cached_tokens=self._usage.cached_tokens,
         )
 
     def _completion(self, index: int) -> CompletionOutput:

@@ -27,6 +27,7 @@ from penstock.server import (
     about,
     apply_template,
     detokenize,
+    embeddings,
     messages,
     prefix_cache,
     probes,
@@ -95,7 +96,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     _add_generating_routes(app, serving)
     _add_describing_routes(app, client, card)
-    for room in (tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages, responses):
+    for room in (embeddings, tokenize, detokenize, apply_template, probes, abort, prefix_cache, messages, responses):
         room.add_routes(app, serving)
     about.add_routes(app)
     add_sampling_controls(app)

@@ -30,7 +30,16 @@ from penstock.server.response_format import RESPONSE_FORMAT, response_format_ali
 from penstock.server.strict_json import JsonObject
 from penstock.server.timings import TIMINGS
 
-__all__ = ["COMPLETION_FIELDS", "CompletionShape", "PROMPT_SCHEMA", "parse_completion", "read_prompt"]
+__all__ = [
+    "COMPLETION_FIELDS",
+    "PROMPTS",
+    "PROMPT_SCHEMA",
+    "CompletionShape",
+    "check_token_ids",
+    "parse_completion",
+    "read_prompt",
+    "split_prompts",
+]
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _IDS]}
@@ -65,7 +74,8 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
         given["prompt_logprobs"] = given["logprobs"]
     aliases = response_format_alias(given) | {"prompt_logprobs": "logprobs"}
     terms = read_terms(given, {"max_tokens": 16}, aliases, card, limits)
-    prompts = _prompts(given, card, limits)
+    parts = split_prompts(given.get("prompt"), "prompt", limits.max_prompts)
+    prompts = [read_prompt(part, path, card, limits) for path, part in parts]
     if len(prompts) * terms.params.n > limits.max_sequences:
         message = f"{len(prompts)} prompts times n = {terms.params.n} is more than {limits.max_sequences} sequences."
         raise InvalidParameter("n", message)
@@ -85,19 +95,23 @@ def _check_best_of(given: JsonObject) -> None:
         raise InvalidParameter("best_of", message, code="unsupported_parameter")
 
 
-def _prompts(given: JsonObject, card: ModelCard, limits: RequestLimits) -> list[Prompt]:
-    value = given.get("prompt")
+def split_prompts(value: Any, field: str, most: int) -> list[tuple[str, Any]]:
+    """Each prompt in a field of kind `PROMPTS` and where it stands; at most `most` of them.
+
+    Raises:
+        InvalidParameter: there is none, there are too many, or texts and token ids are mixed.
+    """
     if value is None:
-        raise InvalidParameter("prompt", "prompt is missing.", code="missing_value")
+        raise InvalidParameter(field, f"{field} is missing.", code="missing_value")
     if isinstance(value, str) or (value and not isinstance(value[0], str | list)):
-        return [read_prompt(value, "prompt", card, limits)]
+        return [(field, value)]
     if not value:
-        raise InvalidParameter("prompt", "prompt must not be an empty list.")
-    if len(value) > limits.max_prompts:
-        raise InvalidParameter("prompt", f"prompt may hold at most {limits.max_prompts} prompts.")
+        raise InvalidParameter(field, f"{field} must not be an empty list.")
+    if len(value) > most:
+        raise InvalidParameter(field, f"{field} may hold at most {most} {field}s.")
     if len({type(item) for item in value}) > 1:
-        raise InvalidParameter("prompt", f"prompt must be {PROMPTS.name}, not a mixture.", code="invalid_type")
-    return [read_prompt(item, f"prompt.{index}", card, limits) for index, item in enumerate(value)]
+        raise InvalidParameter(field, f"{field} must be {PROMPTS.name}, not a mixture.", code="invalid_type")
+    return [(f"{field}.{index}", item) for index, item in enumerate(value)]
 
 
 def read_prompt(value: Any, path: str, card: ModelCard, limits: RequestLimits) -> Prompt:
@@ -115,11 +129,20 @@ def read_prompt(value: Any, path: str, card: ModelCard, limits: RequestLimits) -
         raise InvalidParameter(path, f"{path} must hold at least one token id.")
     if len(value) >= card.max_model_len:
         raise PromptTooLong(len(value), card.max_model_len, param=path)
+    check_token_ids(value, path, card)
+    return TokenPrompt(tuple(value))
+
+
+def check_token_ids(value: list[Any], path: str, card: ModelCard) -> None:
+    """Refuse a list of which an item is no token id of the served vocabulary.
+
+    Raises:
+        InvalidParameter: it names the item.
+    """
     for index, token in enumerate(value):
         if type(token) is not int or not 0 <= token < card.vocab_size:
             where = join_path(path, index)
             raise InvalidParameter(where, f"{where} must be a token id: an integer in 0..{card.vocab_size - 1}.")
-    return TokenPrompt(tuple(value))
 
 
 class CompletionShape:

@@ -2,25 +2,27 @@
 
 Decides how the outputs of several prompts become one fair stream with choices numbered through, that every prompt is
 aborted when one fails or the client leaves, and how usage adds up. Knows no JSON shapes and no HTTP.
-Invariants: at most one output per prompt is held here, so a slow reader costs nothing; a stream that ends without an
-error has ended every choice.
+Invariants: at most one output per prompt is held here, so a slow reader costs nothing; at most `at_once` prompts are in
+the engine; a stream that ends without an error has ended every choice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Protocol, runtime_checkable
 
-from penstock.contract.errors import EngineFault
+from penstock.contract.errors import EngineFault, Overloaded, RequestError
 from penstock.contract.events import (
     AskFailed,
     AskFinished,
     ChoiceDelta,
     ChoiceFinished,
+    Embedding,
     FinishReason,
     Output,
     PromptTokens,
@@ -46,6 +48,9 @@ class Exchange:
         include_usage: whether a stream ends with a usage chunk.
         timings: whether the answer ends with its timings.
         aliases: parameter names that errors use -> the names that this caller used.
+        prompt_fields: the same of `prompt`, one an ask, where each has its own.
+        at_once: asks that are in the engine at the same time, or fewer where its queue is full; the others follow. 0
+            for all, or none.
     """
 
     id: str
@@ -54,6 +59,8 @@ class Exchange:
     include_usage: bool = False
     timings: bool = False
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
+    prompt_fields: tuple[str, ...] = ()
+    at_once: int = 0
 
     @property
     def num_choices(self) -> int:
@@ -74,6 +81,7 @@ class Replies:
         timings: of these together.
         sent_tokens: tokens that have come through.
         finish_reasons: of the choices that have ended.
+        vectors: of the prompts that are embedded, by their index; as `Embedding.vector`.
     """
 
     def __init__(self, client: EngineClient, exchange: Exchange) -> None:
@@ -81,6 +89,7 @@ class Replies:
         self.timings = UNTIMED
         self.sent_tokens = 0
         self.finish_reasons: list[str] = []
+        self.vectors: dict[int, bytes] = {}
         self._client = client
         self._exchange = exchange
 
@@ -92,12 +101,14 @@ class Replies:
         """
         asks = self._exchange.asks
         unfinished = len(asks)
-        async with aclosing(_merged(self._client, asks)) as outputs:
+        async with aclosing(_merged(self._client, self._exchange)) as outputs:
             async for prompt, output in outputs:
                 match output:
                     case PromptTokens():
                         for choice in range(asks[prompt].n if asks[prompt].echo else 0):
                             yield ChoiceDelta(prompt * asks[prompt].n + choice, output.text, output.tokens)
+                    case Embedding(vector):
+                        self.vectors[prompt] = vector
                     case ChoiceDelta() | ChoiceFinished():
                         self._note(output)
                         yield _renumbered(output, prompt * asks[prompt].n)
@@ -132,49 +143,88 @@ def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta
     return replace(output, choice=first + output.choice) if first else output
 
 
-async def _merged(client: EngineClient, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Output], None]:
+async def _merged(client: EngineClient, exchange: Exchange) -> AsyncGenerator[tuple[int, Output], None]:
     """(prompt index, output), taking from every prompt that has something in turn."""
-    async with AsyncExitStack() as closing:  # closes every iterator, even when closing one of them fails
-        iterators: list[AsyncIterator[Output]] = []
-        for ask in asks:
-            iterators.append(client.generate(ask))
-            closing.push_async_callback(_close, client, ask, iterators[-1])
-        if len(iterators) == 1:  # the common case, without a task an output
-            async for output in iterators[0]:
+    names = exchange.prompt_fields or repeat("prompt")
+    async with AsyncExitStack() as closing:  # closes every source, even when closing one of them fails
+        sources = [_Source(client, ask, name) for ask, name in zip(exchange.asks, names, strict=False)]
+        for source in sources:
+            closing.push_async_callback(source.close)
+        if len(sources) == 1:  # the common case, without a task an output
+            while (output := await sources[0].next()) is not None:
                 yield 0, output
             return
-        async with aclosing(_in_turns(iterators)) as turns:
+        async with aclosing(_in_turns(sources, exchange.at_once)) as turns:
             async for turn in turns:
                 yield turn
 
 
-async def _in_turns(iterators: Sequence[AsyncIterator[Output]]) -> AsyncGenerator[tuple[int, Output], None]:
-    pending = {asyncio.create_task(_next(iterator)): index for index, iterator in enumerate(iterators)}
+class _Source:
+    """The outputs of one prompt. Owned by the task that answers the request.
+
+    Args:
+        name: of the field that the prompt came from, for errors.
+    """
+
+    def __init__(self, client: EngineClient, ask: Ask, name: str) -> None:
+        self._client = client
+        self._ask = ask
+        self._name = name
+        self._outputs = client.generate(ask)  # begins when its first output is asked for
+
+    async def next(self) -> Output | None:
+        """The next output; None after the last."""
+        try:
+            return await anext(self._outputs, None)
+        except RequestError as error:
+            if error.param == "prompt":
+                error.param = self._name
+            raise
+
+    def renew(self) -> None:
+        """Begin again, after the engine refused it."""
+        self._outputs = self._client.generate(self._ask)
+
+    async def close(self) -> None:
+        """End it, wherever it is."""
+        if isinstance(self._outputs, _Closable):
+            await self._outputs.aclose()
+        else:
+            await self._client.abort(self._ask.id)
+
+
+async def _in_turns(sources: Sequence[_Source], at_once: int) -> AsyncGenerator[tuple[int, Output], None]:
+    """See `_merged`. Where only some are in the engine `at_once`, one that it has no room for waits for another."""
+    waiting = deque(range(len(sources)))
+    pending: dict[asyncio.Task[Output | None], int] = {}
+
+    def go_on(index: int) -> None:
+        pending[asyncio.create_task(sources[index].next())] = index
+
+    for _ in range(min(at_once or len(sources), len(sources))):
+        go_on(waiting.popleft())
     try:
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda task: pending[task]):
                 index = pending.pop(task)
-                output = task.result()
-                if output is None:
+                try:
+                    output = task.result()
+                except Overloaded:
+                    if not at_once or not pending:
+                        raise
+                    sources[index].renew()
+                    waiting.appendleft(index)
                     continue
-                yield index, output
-                pending[asyncio.create_task(_next(iterators[index]))] = index
+                if output is not None:
+                    yield index, output
+                    go_on(index)
+                elif waiting:
+                    go_on(waiting.popleft())
     finally:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-
-
-async def _next(iterator: AsyncIterator[Output]) -> Output | None:
-    return await anext(iterator, None)
-
-
-async def _close(client: EngineClient, ask: Ask, iterator: AsyncIterator[Output]) -> None:
-    if isinstance(iterator, _Closable):
-        await iterator.aclose()
-    else:
-        await client.abort(ask.id)
 
 
 class Transcript:

@@ -14,7 +14,15 @@ from penstock.server.apply_template import NEUTRAL_TEMPLATE, TEMPLATE_FIELDS
 from penstock.server.chat import CHAT_FIELDS
 from penstock.server.completions import COMPLETION_FIELDS
 from penstock.server.detokenize import DETOKENIZE_FIELDS
-from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE, Field, Neutrals
+from penstock.server.embeddings import EMBEDDING_FIELDS
+from penstock.server.fields import (
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    NEUTRAL_EMBEDDINGS,
+    NEUTRAL_GENERATE,
+    Field,
+    Neutrals,
+)
 from penstock.server.generate import GENERATE_FIELDS
 from penstock.server.messages_request import COUNT_FIELDS, MESSAGES_FIELDS, NEUTRAL_COUNT, NEUTRAL_MESSAGES
 from penstock.server.responses_request import NEUTRAL_RESPONSES, RESPONSES_FIELDS
@@ -25,6 +33,7 @@ __all__ = ["ENDPOINTS", "Fate", "fates", "table"]
 ENDPOINTS: dict[str, tuple[Sequence[Field], Neutrals]] = {
     "/v1/chat/completions": (CHAT_FIELDS, NEUTRAL_CHAT),
     "/v1/completions": (COMPLETION_FIELDS, NEUTRAL_COMPLETION),
+    "/v1/embeddings": (EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS),
     "/v1/responses": (RESPONSES_FIELDS, NEUTRAL_RESPONSES),
     "/v1/messages": (MESSAGES_FIELDS, NEUTRAL_MESSAGES),
     "/v1/messages/count_tokens": (COUNT_FIELDS, NEUTRAL_COUNT),
@@ -49,6 +58,8 @@ REASONS = {
     "context_management": "Conversations are never shortened here; one that is too long is refused.",
     "conversation": "Conversations are continued by previous_response_id.",
     "diagnostics": _HOSTED,
+    "embed_dtype": "Vectors are float32.",
+    "endianness": "Vectors in base64 are little-endian, on every machine.",
     "documents": "Put documents into the messages.",
     "image": _TEXT_ONLY,
     "inference_geo": _HOSTED,
@@ -71,6 +82,7 @@ REASONS = {
     "suffix": "The models served here continue text; they do not fill it in.",
     "truncation": "Nothing is shortened silently: a conversation that is too long is refused.",
     "truncate_prompt_tokens": "Nothing is shortened silently: a prompt that is too long is refused.",
+    "truncation_side": "Where truncate_prompt_tokens is honoured, it leaves off the end.",
     "user_profile_id": _HOSTED,
     "web_search_options": _NO_TOOLS,
     "workspace_id": _HOSTED,

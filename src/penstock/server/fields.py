@@ -20,6 +20,7 @@ __all__ = [
     "LABELS",
     "NEUTRAL_CHAT",
     "NEUTRAL_COMPLETION",
+    "NEUTRAL_EMBEDDINGS",
     "NEUTRAL_GENERATE",
     "NEUTRAL_MESSAGE",
     "NEUTRAL_PART",
@@ -157,6 +158,21 @@ NEUTRAL_COMPLETION: Neutrals = _NEUTRAL_COMMON | {
     "add_special_tokens": (True,),
     "prompt_embeds": (),
     "suffix": ("",),
+}
+
+NEUTRAL_EMBEDDINGS: Neutrals = {
+    "add_generation_prompt": (False,),
+    "add_special_tokens": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "embed_dtype": ("float32",),
+    "endianness": ("little",),
+    "media_io_kwargs": ({},),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "request_id": (),
+    "truncation_side": ("right",),
 }
 
 NEUTRAL_GENERATE: Neutrals = _NEUTRAL_COMMON | {

@@ -135,6 +135,24 @@ COMPONENTS: JsonObject = {
     ),
     "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE, "ChatUsage"),
     "Completion": _answer("text_completion", _COMPLETION_CHOICE),
+    "Embeddings": _object(
+        {
+            "id": _STRING,
+            "object": {"type": "string", "const": "list"},
+            "created": _INTEGER,
+            "model": _STRING,
+            "data": _list(
+                _object(
+                    {
+                        "object": {"type": "string", "const": "embedding"},
+                        "index": _INTEGER,
+                        "embedding": {"anyOf": [_list(_NUMBER), _STRING]},
+                    }
+                )
+            ),
+            "usage": _object({"prompt_tokens": _INTEGER, "total_tokens": _INTEGER}),
+        }
+    ),
     "Generated": _object(
         {"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage"), "timings": reference("Timings")},
         optional=("timings",),

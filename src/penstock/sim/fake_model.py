@@ -1,4 +1,4 @@
-"""A language model without weights: the next token is a hash of everything before it.
+"""A language model without weights: the next token, and each hidden state, is a hash of everything before it.
 
 Decides what is right: `golden` computes an answer from the tokens alone, with no memory, blocks or batch, so whatever a
 runner with a KV memory answers can be compared with it. Knows nothing of plans.
@@ -10,9 +10,10 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
+from penstock.contract.embedding import Pooling
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["cell", "golden", "next_token"]
+__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "next_token"]
 
 CELL_BITS = 63
 
@@ -27,6 +28,19 @@ def next_token(cells: Sequence[int], vocab_size: int, sampling: SamplingSpec, ch
     seed = int(sampling.get("seed", 0))
     message = struct.pack(f"<{len(cells) + 2}q", seed % (1 << CELL_BITS), choice, *cells)
     return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little") % vocab_size
+
+
+def hidden_state(cells: Sequence[int]) -> int:
+    """What the model makes of the last position of a prefix whose KV is `cells`: a number that stands for a vector."""
+    message = struct.pack(f"<{len(cells)}q", *cells)
+    return int.from_bytes(hashlib.blake2b(message, digest_size=6).digest(), "little")
+
+
+def golden_embedding(prompt: Sequence[int], pooling: Pooling) -> bytes:
+    """The embedding of `prompt`, computed without any KV memory; a mean is the sum of all hidden states here."""
+    cells = [cell(token, position) for position, token in enumerate(prompt)]
+    first = len(cells) if pooling is Pooling.LAST else 1
+    return sum(hidden_state(cells[:end]) for end in range(first, len(cells) + 1)).to_bytes(8, "little")
 
 
 def golden(

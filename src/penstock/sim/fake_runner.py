@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.contract.config import SchedulerConfig
+from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
-from penstock.contract.plan import Admit, Row, RowFailure, StepPlan, StepResult
+from penstock.contract.plan import Admit, PromptEmbedding, Row, RowFailure, StepPlan, StepResult
 from penstock.sim.clock import SimClock
-from penstock.sim.fake_model import cell, next_token
+from penstock.sim.fake_model import cell, hidden_state, next_token
 
 __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
@@ -48,6 +49,7 @@ class _Slot:
     tokens: list[int]
     table: list[int]
     computed: int
+    pooled: int = 0  # of an embedding: what its hidden states add up to
 
 
 class FakeRunner:
@@ -117,6 +119,7 @@ class FakeRunner:
             logprobs=tuple(-1.0 / (1 + token) for token in tokens),
             failures=tuple(result for result in results if isinstance(result, RowFailure)),
             seconds=seconds,
+            embeddings=tuple(result for result in results if isinstance(result, PromptEmbedding)),
         )
 
     def _admit(self, admit: Admit) -> None:
@@ -126,6 +129,8 @@ class FakeRunner:
         self._require(0 <= admit.computed < len(admit.tokens), f"{admit.seq_id}: nothing is left to compute")
         self._require(admit.computed <= len(admit.blocks) * size, f"{admit.seq_id}: computed exceeds its blocks")
         self._require(len(set(admit.blocks)) == len(admit.blocks), f"{admit.seq_id}: a block is listed twice")
+        skips = admit.computed and admit.embedding is not None and admit.embedding.pooling is Pooling.MEAN
+        self._require(not skips, f"{admit.seq_id}: a mean over positions that are not computed")
         slot = _Slot(admit, list(admit.tokens), list(admit.blocks), admit.computed)
         first_new = -(-admit.computed // size)
         self._poison(admit.blocks[first_new:], admit.seq_id)
@@ -162,7 +167,8 @@ class FakeRunner:
         self._require(row.start == slot.computed, f"{name}: starts at {row.start}, but {slot.computed} are computed")
         self._require(end <= len(slot.tokens), f"{name}: goes beyond its known tokens")
         self._require(end <= self._config.max_model_len, f"{name}: goes beyond the context")
-        self._require(row.sample == (end == len(slot.tokens)), f"{name}: samples exactly when it has caught up")
+        samples = end == len(slot.tokens) and slot.admit.embedding is None
+        self._require(row.sample == samples, f"{name}: samples exactly when it has caught up, an embedding never")
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
 
     def _holders(self) -> dict[int, int]:
@@ -184,8 +190,8 @@ class FakeRunner:
         self._require(len(cells) == count, f"{slot.admit.seq_id}: reads a position that was never written")
         return cells
 
-    def _compute(self, row: Row, prefix: list[int]) -> int | RowFailure | None:
-        """Write the row's positions and sample, or fail as ordered; None where the row does not sample."""
+    def _compute(self, row: Row, prefix: list[int]) -> int | PromptEmbedding | RowFailure | None:
+        """Write the row's positions, then sample or embed, or fail as ordered; None where nothing is due yet."""
         slot = self._slots[row.slot]
         message = self._failing.pop(slot.admit.seq_id, None)
         if message is not None:
@@ -195,12 +201,23 @@ class FakeRunner:
             block, offset = divmod(position, self._config.block_size)
             self._memory[slot.table[block]][offset] = value
         slot.computed += row.count
+        cells = prefix + self._read(slot, slot.computed)[row.start :]
+        if slot.admit.embedding is not None:
+            return self._embed(row, slot, cells, slot.admit.embedding.pooling)
         if not row.sample:
             return None
-        cells = prefix + self._read(slot, slot.computed)[row.start :]
         token = next_token(cells, self._vocab_size, slot.admit.sampling, slot.admit.choice)
         slot.tokens.append(token)
         return token
+
+    def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> PromptEmbedding | None:
+        """Pool the row's positions; None while the prompt is not complete."""
+        end = row.start + row.count
+        first = end if pooling is Pooling.LAST else row.start + 1
+        states = sum(hidden_state(cells[:each]) for each in range(first, end + 1))
+        slot.pooled = states if pooling is Pooling.LAST else slot.pooled + states
+        whole = end == len(slot.tokens)
+        return PromptEmbedding(row.slot, slot.pooled.to_bytes(8, "little")) if whole else None
 
     def _require(self, holds: bool, law: str) -> None:
         if not holds:

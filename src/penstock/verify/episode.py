@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
-from penstock.contract.events import Admitted, Finished, FinishReason, Generated, PromptScored, SeqEvent
+from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.request import GenerateRequest
 from penstock.core import Scheduler
 from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
@@ -115,7 +115,7 @@ class _Drive:
     def _ends(self, event: SeqEvent) -> bool:
         """Note an event; true where it is its sequence's last."""
         match event:
-            case Admitted() | PromptScored():
+            case Admitted() | PromptScored() | Embedded():
                 return False
             case Generated(seq_id):
                 self._drawn[seq_id].append(event)

@@ -1,0 +1,41 @@
+"""What is asked for where the answer is a vector in place of text.
+
+Decides nothing: how hidden states become a vector is the runner's business, who may ask for what is the intake's.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["EmbeddingSpec", "Pooling", "vector_floats"]
+
+
+class Pooling(StrEnum):
+    """How the hidden states of a prompt, after the model's last norm, become one vector."""
+
+    MEAN = "mean"
+    """The mean of all positions'."""
+    LAST = "last"
+    """The last position's, which alone has seen the whole prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """One vector for one prompt.
+
+    Attributes:
+        pooling: see `Pooling`.
+        normalize: whether it is scaled to length 1, after it was cut; a vector of zeros stays as it is.
+        dimensions: how many of its first values are kept; 0 for all.
+    """
+
+    pooling: Pooling = Pooling.MEAN
+    normalize: bool = True
+    dimensions: int = 0
+
+
+def vector_floats(vector: bytes) -> list[float]:
+    """The numbers of a vector as results carry it: float32, little-endian."""
+    return list(struct.unpack(f"<{len(vector) // 4}f", vector))

@@ -1,0 +1,107 @@
+"""Embeddings in the runner: hidden states become one vector a prompt, over as many steps as its rows take.
+
+Decides how states are added up, cut and scaled. Does not know how they were computed or who asked.
+
+Invariant: a vector's bits depend on the states of its prompt alone, in the order of its positions. They are added one
+after the other in float64, so where one row ends and the next begins cannot be seen, and neither can other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.contract.embedding import EmbeddingSpec, Pooling
+from penstock.contract.plan import Admit, PromptEmbedding, Row, RowFailure
+
+__all__ = ["NOTHING_POOLED", "Pooled", "Pools"]
+
+_NOT_FINITE = "The model's output for this request is not finite."
+
+
+class Pooled(NamedTuple):
+    """What a step brought: the vectors that are complete, and those that are no numbers."""
+
+    embeddings: tuple[PromptEmbedding, ...]
+    failures: tuple[RowFailure, ...]
+
+
+NOTHING_POOLED = Pooled((), ())
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One prompt on its way; `total` is `[H]` float64, the sum of the states of all positions so far."""
+
+    spec: EmbeddingSpec
+    length: int
+    total: Tensor | None = None
+
+
+class Pools:
+    """The prompts that are being embedded, by slot. Owned by the runner; changed by plans and hidden states only."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, _Pool] = {}
+
+    def admit(self, admit: Admit) -> None:
+        """Take in a sequence; one that was preempted begins again."""
+        if admit.embedding is None:
+            return
+        skips = admit.computed and admit.embedding.pooling is Pooling.MEAN
+        assert not skips, f"{admit.seq_id}: a mean over positions that are not computed"
+        self._pools[admit.slot] = _Pool(admit.embedding, len(admit.tokens))
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence in `slot`."""
+        self._pools.pop(slot, None)
+
+    def take(self, rows: Sequence[Row], q_start: Tensor, hidden: Tensor) -> Pooled:
+        """Add the states of `rows`, `hidden` `[T, H]`, of which row `r` has `q_start[r]` to `q_start[r + 1]`."""
+        if not self._pools:
+            return NOTHING_POOLED
+        embeddings, failures = [], []
+        for row, first in zip(rows, q_start.tolist(), strict=False):  # of which the last is an end
+            pool = self._pools.get(row.slot)
+            if pool is None:
+                continue
+            _add(pool, hidden[first : first + row.count])
+            if row.start + row.count < pool.length:
+                continue
+            vector = _finished(pool)
+            if vector is None:
+                failures.append(RowFailure(row.slot, _NOT_FINITE))
+            else:
+                embeddings.append(PromptEmbedding(row.slot, vector))
+        return Pooled(tuple(embeddings), tuple(failures))
+
+
+def _add(pool: _Pool, states: Tensor) -> None:
+    """Take in the `[n, H]` states of the next positions."""
+    if pool.spec.pooling is Pooling.LAST:
+        pool.total = states[-1].double()
+        return
+    total = torch.zeros(states.shape[1], dtype=torch.float64, device=states.device)
+    if pool.total is not None:
+        total = pool.total
+    for state in states.double():  # one by one: a `sum` may group them, by their number
+        total = total + state
+    pool.total = total
+
+
+def _finished(pool: _Pool) -> bytes | None:
+    """The vector as results carry it; None where it is not finite."""
+    assert pool.total is not None, "a prompt has a position"
+    vector = pool.total / pool.length if pool.spec.pooling is Pooling.MEAN else pool.total
+    if pool.spec.dimensions:
+        vector = vector[: pool.spec.dimensions]
+    vector = vector.cpu()
+    length = vector.square().sum().sqrt()  # of one row that is always as long: its order of additions never changes
+    if pool.spec.normalize and length > 0:
+        vector = vector / length
+    vector = vector.float()
+    return vector.numpy().astype("<f4").tobytes() if bool(vector.isfinite().all()) else None

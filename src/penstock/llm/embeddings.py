@@ -1,0 +1,102 @@
+"""What the library returns where prompts become vectors, and how two vectors are compared.
+
+Decides the shapes of these results, which are vLLM's. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+
+from penstock.contract.embedding import EmbeddingSpec, Pooling
+from penstock.contract.errors import InvalidParameter
+
+__all__ = [
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "cosine",
+    "embedding_spec",
+    "kept_tokens",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector; each number is a float32 exactly."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """One prompt and its vector.
+
+    Attributes:
+        num_cached_tokens: prompt tokens whose KV was found in the prefix cache; with the pooling `mean` none ever is.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How alike two texts are: 1 for the same direction, 0 for none in common, -1 for opposite ones."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """One pair of texts and its score; `prompt_token_ids` are the query's and then the document's."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+def embedding_spec(pooling: str, normalize: bool, dimensions: int | None) -> EmbeddingSpec:
+    """What `embed` was asked for.
+
+    Raises:
+        InvalidParameter: there is no such pooling, or `dimensions` is not at least 1.
+    """
+    if pooling not in list(Pooling):
+        raise InvalidParameter("pooling", f"must be one of {', '.join(Pooling)}, got {pooling!r}")
+    if dimensions is not None and dimensions < 1:
+        raise InvalidParameter("dimensions", f"must be at least 1, got {dimensions}")
+    return EmbeddingSpec(Pooling(pooling), normalize, dimensions or 0)
+
+
+def kept_tokens(truncate_prompt_tokens: int | None, longest: int) -> int:
+    """How many tokens of a prompt are kept, of at most `longest`; 0 where one that is too long is refused.
+
+    Raises:
+        InvalidParameter: it is neither None, nor -1, nor at least 1.
+    """
+    most = truncate_prompt_tokens
+    if most is None:
+        return 0
+    if most != -1 and most < 1:
+        raise InvalidParameter("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")
+    return longest if most == -1 else most
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """The cosine of the angle between two vectors of one size; 0 where one of them has no direction."""
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return math.fsum(map(mul, one, other)) / lengths if lengths else 0.0

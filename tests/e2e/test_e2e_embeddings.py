@@ -1,0 +1,56 @@
+"""Every family through the real scheduler and runner: embeddings are transformers' pooled states, by any way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_e2e_golden_paths import Bench, draw_prompts
+from tiny_checkpoints import VARIANTS, load_model, write_checkpoint
+
+from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
+from penstock.contract.events import Embedded
+from penstock.contract.request import GenerateRequest
+
+CASES = [(family, next(iter(variants))) for family, variants in VARIANTS.items()]
+LENGTHS = (1, 7, 16, 90)
+TOLERANCE = 1e-4
+
+
+def embedded(bench, prompts, pooling):
+    """The vector of each prompt, unscaled."""
+    spec = EmbeddingSpec(pooling, normalize=False)
+    for name, prompt in enumerate(prompts):
+        fresh = pooling is Pooling.MEAN
+        bench.scheduler.submit(GenerateRequest(str(name), tuple(prompt), fresh_prompt=fresh, embedding=spec))
+    found = {}
+    while bench.scheduler.has_work:
+        plan = bench.scheduler.plan()
+        for event in bench.scheduler.commit(plan, bench.runner.run(plan)):
+            if isinstance(event, Embedded):
+                found[event.seq_id] = torch.tensor(vector_floats(event.vector))
+    bench.scheduler.check()
+    return [found[str(name)] for name in range(len(prompts))]
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def golden(request, tmp_path_factory):
+    """A model, prompts, and of each prompt transformers' last hidden states."""
+    from transformers import AutoModel
+
+    directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)
+    theirs, model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval(), load_model(directory)
+    prompts = draw_prompts(model.shape.vocab_size, LENGTHS)
+    with torch.no_grad():
+        states = [theirs(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
+    return model, prompts, states
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tokens": 6, "seqs": 4, "block_size": 5}])
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_they_are_the_pooled_states_of_transformers(golden, pooling, sizes):
+    model, prompts, states = golden
+    bench = Bench(model, **sizes)
+    for _ in range(2):  # the second time with a warm cache
+        for found, theirs in zip(embedded(bench, prompts, pooling), states, strict=True):
+            expected = theirs.mean(0) if pooling is Pooling.MEAN else theirs[-1]
+            torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)

@@ -1,0 +1,163 @@
+"""Asks for an embedding through the engine: one vector, one end, no text; and what such an ask may not hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engine_stand import Stand, build, text_model
+from test_engine_meter import timed, values
+
+from penstock.contract.embedding import EmbeddingSpec, Pooling
+from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
+from penstock.contract.events import AskFinished, ChoiceFinished, Embedding, FinishReason, Usage
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.contract.model import ModelCard
+from penstock.contract.request import Ask, ChatPrompt, Message, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.sampling import SamplingSpec
+from penstock.contract.tools import ReasoningUse, ReplyRules
+from penstock.core.trace import replay
+from penstock.engine import EngineLoop, Intake, LocalClient
+from penstock.sim.clock import SimClock
+from penstock.sim.fake_model import golden_embedding
+
+SPEC = EmbeddingSpec()
+LAST = EmbeddingSpec(Pooling.LAST)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return text_model().tokenizer.encode(text)
+
+
+def ended(stand: Stand, ask_id: str) -> list:
+    """The outputs of an ask but for its timings."""
+    return [(output.usage if isinstance(output, AskFinished) else output) for output in stand.outputs[ask_id]]
+
+
+@pytest.mark.parametrize("spec", [SPEC, LAST])
+def test_one_vector_then_one_end(spec):
+    stand = build(max_num_batched_tokens=8)
+    others = [stand.submit("the quick brown fox", max_tokens=6, seed=each) for each in (3, 4)]
+    ask_id = stand.submit_ask(Ask("a", TextPrompt("the quick brown fox jumps"), embedding=spec))
+    stand.run()
+    vector = golden_embedding(ids("the quick brown fox jumps"), spec.pooling)
+    cached = 16 if spec is LAST else 0
+    usage = Usage(prompt_tokens=25, completion_tokens=0, cached_tokens=cached)
+    assert ended(stand, ask_id) == [Embedding(vector), ChoiceFinished(0, FinishReason.STOP), usage]
+    assert all(isinstance(stand.outputs[other][-1], AskFinished) for other in others)
+    assert stand.engine.health().free_blocks == 64
+
+
+def test_it_is_measured_as_a_prompt_and_not_as_an_answer_of_tokens():
+    stand = timed(max_num_batched_tokens=8)
+    ask_id = stand.submit_ask(Ask("a", TextPrompt("hello there"), embedding=SPEC))
+    stand.clock.advance(2.5)
+    stand.run()
+    timings = stand.outputs[ask_id][-1].timings
+    assert (timings.queue, timings.prefill, timings.decode) == (2.5, 2.0, 0.0)
+    m = stand.engine.measurements()
+    assert (m.prompt_tokens, m.cached_tokens, m.generated_tokens) == (11, 0, 0)
+    assert dict(m.finished)["stop"] == 1
+    assert values(m.queue_time) == (1, 2.5)
+    assert values(m.prefill_time) == values(m.inference_time) == (1, 2.0)
+    assert values(m.e2e_latency) == (1, 4.5)
+    assert values(m.time_to_first_token) == values(m.decode_time) == (0, 0.0)
+
+
+def test_a_recorded_run_with_embeddings_replays(tmp_path):
+    stand = build(record=tmp_path / "trace.jsonl")
+    for number, spec in enumerate((SPEC, LAST, LAST)):
+        stand.submit_ask(Ask(str(number), TextPrompt("some words here"), embedding=spec))
+        stand.submit("some words", max_tokens=3)
+    stand.run()
+    stand.engine.close()
+    report = replay((tmp_path / "trace.jsonl").read_text(encoding="utf-8").splitlines(keepends=True))
+    assert report.same, report.explain()
+
+
+def test_a_failed_row_fails_its_ask_alone():
+    stand = build()
+    bad = stand.submit_ask(Ask("bad", TextPrompt("hello"), embedding=SPEC))
+    good = stand.submit_ask(Ask("good", TextPrompt("hello"), embedding=SPEC))
+    stand.runner.fail_sequence("bad/0", "not finite")
+    stand.run()
+    assert [type(output).__name__ for output in stand.outputs[bad]] == ["AskFailed"]
+    assert isinstance(stand.outputs[good][0], Embedding)
+
+
+def test_an_abort_ends_it_without_a_vector():
+    stand = build(max_num_batched_tokens=8)
+    ask_id = stand.submit_ask(Ask("a", TextPrompt("the quick brown fox"), embedding=SPEC))
+    stand.step()
+    stand.collect(stand.engine.abort(ask_id))
+    assert ended(stand, ask_id)[0] == ChoiceFinished(0, FinishReason.ABORT)
+    stand.run()
+    assert stand.engine.health().free_blocks == 64
+
+
+def intake(hidden_size: int = 12) -> Intake:
+    card = ModelCard("stand", 0, 128, 33, True, hidden_size)
+    return Intake(text_model(), card, DEFAULT_LIMITS, SimClock(), lambda: 7, "fcfs")
+
+
+def test_a_prompt_may_fill_the_context():
+    (request,) = intake().resolve(Ask("a", TokenPrompt((1,) * 128), embedding=SPEC)).requests
+    assert (len(request.prompt), request.stop.max_tokens, request.fresh_prompt) == (128, 0, True)
+    with pytest.raises(PromptTooLong):
+        intake().resolve(Ask("a", TokenPrompt((1,) * 129), embedding=SPEC))
+
+
+def test_what_is_too_long_is_cut_at_its_end_where_that_is_asked_for():
+    ask = Ask("a", TokenPrompt(tuple(range(30)) * 9), embedding=LAST, most_prompt_tokens=35)
+    (request,) = intake().resolve(ask).requests
+    assert request.prompt == (*range(30), *range(5))
+    assert not request.fresh_prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"sampling": SamplingSpec((("temperature", 0),))}, "sampling"),
+        ({"stop": StopRules(max_tokens=4)}, "stop"),
+        ({"echo": True}, "echo"),
+        ({"grammar": Grammar(GrammarKind.REGEX, "a")}, "structured_outputs"),
+        ({"reply": ReplyRules(ReasoningUse.SPLIT)}, "reply"),
+        ({"embedding": EmbeddingSpec(dimensions=13)}, "dimensions"),
+        ({"embedding": EmbeddingSpec(dimensions=-1)}, "dimensions"),
+        ({"prompt": TextPrompt("")}, "prompt"),
+        ({"prompt": TokenPrompt(())}, "prompt"),
+        ({"most_prompt_tokens": -1}, "truncate_prompt_tokens"),
+    ],
+)
+def test_what_means_nothing_beside_a_vector_is_refused_by_name(fields, param):
+    with pytest.raises(RequestError) as caught:
+        intake().resolve(Ask(**{"id": "a", "prompt": TextPrompt("hi"), "embedding": SPEC} | fields))
+    assert isinstance(caught.value, InvalidParameter)
+    assert caught.value.param == param
+
+
+def test_a_conversation_is_embedded_as_its_template_writes_it():
+    submission = intake().resolve(Ask("a", ChatPrompt((Message("user", "hi"),)), embedding=SPEC))
+    assert submission.prompt_text == "hi<|end|>"
+
+
+async def test_readers_get_their_vectors_through_the_loop():
+    stand = build(pause=0.001, num_blocks=40)
+    loop = EngineLoop(stand.engine, stand.clock, 1000)
+    loop.start()
+    client = LocalClient(stand.intake, loop)
+    texts = [f"a text {'z' * (i % 9)}" for i in range(30)]
+
+    async def vector(number: int, text: str) -> bytes:
+        ask = Ask(str(number), TextPrompt(text), embedding=SPEC if number % 2 else LAST)
+        outputs = [output async for output in client.generate(ask)]
+        return outputs[0].vector
+
+    try:
+        found = await asyncio.gather(*(vector(number, text) for number, text in enumerate(texts)))
+    finally:
+        await asyncio.to_thread(client.close)
+    poolings = [(Pooling.LAST, Pooling.MEAN)[number % 2] for number in range(30)]
+    assert found == [golden_embedding(ids(text), each) for text, each in zip(texts, poolings, strict=True)]
