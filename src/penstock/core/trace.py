@@ -39,7 +39,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

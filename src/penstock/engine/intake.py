@@ -29,6 +29,7 @@ class Submission:
 
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
+        answered: how many of the choices are answered; fewer than there are where the best of them are wanted.
         echo: as an `Ask`'s.
         reader: what takes the answers apart; None when they are plain text.
     """
@@ -36,6 +37,7 @@ class Submission:
     id: str
     requests: tuple[GenerateRequest, ...]
     prompt_text: str
+    answered: int
     echo: bool = False
     reader: ReplyReader | None = None
 
@@ -81,9 +83,12 @@ class Intake:
         prompt, prompt_text, field, reader = self._tokenise(ask)
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
+        self._check_prompt_scores(ask, len(prompt))
         rules = self._resolve_rules(ask.stop, len(prompt))
         self._check_grammar(ask, rules)
         sampling = _with_seed(self._token_terms.resolve(ask.sampling), self._draw_seed)
+        if ask.candidates > ask.n and not sampling.has("logprobs"):
+            sampling = sampling.put("logprobs", 0)  # what the choices are judged by
         template = GenerateRequest(
             id=ask.id,
             prompt=prompt,
@@ -95,14 +100,14 @@ class Intake:
             arrival=self._clock.now(),
             grammar=ask.grammar,
         )
-        requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.n))
+        requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.candidates))
         if sampling.has("prompt_logprobs"):  # one of the choices is enough to score the prompt that they share
             others = sampling.without("prompt_logprobs")
             requests = (
                 replace(requests[0], fresh_prompt=True),
                 *(replace(request, sampling=others) for request in requests[1:]),
             )
-        return Submission(ask.id, requests, prompt_text, ask.echo, reader)
+        return Submission(ask.id, requests, prompt_text, ask.n, ask.echo, reader)
 
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""
@@ -117,6 +122,8 @@ class Intake:
         limits = self._limits
         if not 1 <= ask.n <= limits.max_choices:
             raise InvalidParameter("n", f"must lie in 1..{limits.max_choices}, got {ask.n}")
+        if not ask.n <= ask.candidates <= limits.max_choices:
+            raise InvalidParameter("best_of", f"must lie in n..{limits.max_choices}, got {ask.best_of}")
         if len(ask.cache_salt) > limits.max_cache_salt_chars:
             raise InvalidParameter("cache_salt", f"must have at most {limits.max_cache_salt_chars} characters")
         if len(ask.stop.strings) > limits.max_stop_strings:
@@ -130,6 +137,18 @@ class Intake:
                 raise InvalidParameter(name, f"must not be negative, got {getattr(ask.stop, name)}")
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
+
+    def _check_prompt_scores(self, ask: Ask, prompt_tokens: int) -> None:
+        """Refuse prompt log probabilities that would be more than an answer may hold."""
+        if not ask.sampling.has("prompt_logprobs"):
+            return
+        entries, most = prompt_tokens * (1 + ask.sampling.get("prompt_logprobs", 0)), self._limits.max_prompt_logprobs
+        if entries * ask.n > most:
+            message = (
+                f"come to {entries} entries of {prompt_tokens} tokens for each of {ask.n} choices; at most {most} are"
+                " allowed. Ask for fewer alternatives or choices."
+            )
+            raise InvalidParameter("prompt_logprobs", message)
 
     def _check_grammar(self, ask: Ask, rules: StopRules) -> None:
         """Refuse a grammar that cannot be served, or that contradicts what else is asked."""

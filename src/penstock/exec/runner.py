@@ -140,8 +140,8 @@ class TorchRunner:
         self, step: int, sampling: Sequence[Row], sampled: Sampled, prompts: tuple[PromptScores, ...], began: float
     ) -> StepResult:
         """Remember the new tokens and report them; a failed row gets none."""
-        tokens, logprobs, tops, failures = [], [], [], []
-        for row, token, logprob, failed, top in zip(sampling, *sampled, strict=True):
+        tokens, logprobs, tops, ranks, failures = [], [], [], [], []
+        for row, token, logprob, failed, top, rank in zip(sampling, *sampled, strict=True):
             if failed:
                 failures.append(RowFailure(row.slot, _NOT_FINITE))
                 continue
@@ -149,6 +149,7 @@ class TorchRunner:
             tokens.append(token)
             logprobs.append(logprob)
             tops.append(top)
+            ranks.append(rank)
         seconds = self._clock.now() - began
         return StepResult(
             step=step,
@@ -158,4 +159,5 @@ class TorchRunner:
             seconds=seconds,
             tops=tuple(tops) if any(tops) else (),
             prompts=prompts,
+            ranks=tuple(ranks) if any(ranks) else (),
         )

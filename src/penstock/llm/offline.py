@@ -185,6 +185,7 @@ class LLM:
             sampling=params.spec(),
             stop=params.stop_rules(),
             grammar=params.grammar(),
+            best_of=params.best_of,
         )
         submission = self._assembly.intake.resolve(ask)
         self._engine.submit(submission)

@@ -55,6 +55,7 @@ class AsyncLLM:
             sampling=params.spec(),
             stop=params.stop_rules(),
             grammar=params.grammar(),
+            best_of=params.best_of,
         )
         submission = await asyncio.to_thread(self._assembly.intake.resolve, ask)
         answer = Answer(submission, params.logprobs is not None)

@@ -29,6 +29,7 @@ from penstock.contract.events import (
 from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.ports import EngineClient
 from penstock.contract.request import Ask
+from penstock.server.prompt_logprobs import PromptLogprobs
 
 __all__ = ["Exchange", "Replies", "Transcript"]
 
@@ -45,6 +46,7 @@ class Exchange:
         stream: whether to answer piece by piece.
         include_usage: whether a stream ends with a usage chunk.
         timings: whether the answer ends with its timings.
+        prompt_logprobs: what a whole answer holds of its prompts' log probabilities; None for nothing.
         aliases: parameter names that errors use -> the names that this caller used.
     """
 
@@ -53,6 +55,7 @@ class Exchange:
     stream: bool = False
     include_usage: bool = False
     timings: bool = False
+    prompt_logprobs: PromptLogprobs | None = None
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
 
     @property
@@ -74,6 +77,7 @@ class Replies:
         timings: of these together.
         sent_tokens: tokens that have come through.
         finish_reasons: of the choices that have ended.
+        prompts: by the index of their ask, those that have come.
     """
 
     def __init__(self, client: EngineClient, exchange: Exchange) -> None:
@@ -81,6 +85,7 @@ class Replies:
         self.timings = UNTIMED
         self.sent_tokens = 0
         self.finish_reasons: list[str] = []
+        self.prompts: dict[int, PromptTokens] = {}
         self._client = client
         self._exchange = exchange
 
@@ -96,8 +101,9 @@ class Replies:
             async for prompt, output in outputs:
                 match output:
                     case PromptTokens():
+                        self.prompts[prompt] = output
                         for choice in range(asks[prompt].n if asks[prompt].echo else 0):
-                            yield ChoiceDelta(prompt * asks[prompt].n + choice, output.text, output.tokens)
+                            yield _echoed(output, prompt * asks[prompt].n + choice, asks[prompt])
                     case ChoiceDelta() | ChoiceFinished():
                         self._note(output)
                         yield _renumbered(output, prompt * asks[prompt].n)
@@ -124,6 +130,12 @@ class Replies:
             cached_tokens=self.usage.cached_tokens + usage.cached_tokens,
             reasoning_tokens=self.usage.reasoning_tokens + usage.reasoning_tokens,
         )
+
+
+def _echoed(prompt: PromptTokens, choice: int, ask: Ask) -> ChoiceDelta:
+    """The prompt as a choice's beginning, its tokens with as many alternatives as the generated ones have."""
+    count = ask.sampling.get("logprobs", 0)
+    return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
 
 
 def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta | ChoiceFinished:
