@@ -11,15 +11,30 @@ from typing import TYPE_CHECKING, Any
 from penstock.version import __version__
 
 if TYPE_CHECKING:
+    from penstock.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from penstock.llm.offline import LLM
     from penstock.llm.online import AsyncLLM
     from penstock.llm.outputs import CompletionOutput, Logprob, RequestOutput
     from penstock.sampling.params import SamplingParams
 
-__all__ = ["AsyncLLM", "CompletionOutput", "LLM", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "LLM",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _PUBLIC = {
     "AsyncLLM": "penstock.llm.online",
+    "BeamSearchOutput": "penstock.llm.beam_search",
+    "BeamSearchParams": "penstock.llm.beam_search",
+    "BeamSearchSequence": "penstock.llm.beam_search",
     "CompletionOutput": "penstock.llm.outputs",
     "LLM": "penstock.llm.offline",
     "Logprob": "penstock.llm.outputs",

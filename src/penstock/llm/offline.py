@@ -19,6 +19,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import ModelCard, ModelWork
 from penstock.contract.request import Ask, Prompt
 from penstock.engine import StepOutputs
+from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.outputs import Answer, RequestOutput
 from penstock.llm.prompts import Conversation, PromptLike, as_conversations, as_prompt, as_prompts
 from penstock.sampling import SamplingParams
@@ -100,6 +101,24 @@ class LLM:
         """Answer one conversation or a list of them, through the model's chat template; as `generate` otherwise."""
         return self._run(as_conversations(messages), sampling_params, use_tqdm)
 
+    def beam_search(
+        self, prompts: PromptLike | Sequence[PromptLike], params: BeamSearchParams, *, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt that a beam search finds; see `penstock.llm.beam_search`.
+
+        All beams of all prompts run as one batch. Cheap only with the prefix cache, which is on by default.
+
+        Raises:
+            RequestError: a prompt or parameter cannot be served.
+            EngineFault: it failed for a reason of ours.
+        """
+        searches = [BeamSearch(self._assembly.intake, prompt, params) for prompt in as_prompts(prompts)]
+        with tqdm(total=len(searches), desc="Searching", unit="prompt", disable=not use_tqdm) as bar:
+            while growing := [search for search in searches if not search.done]:
+                self._grow(growing)
+                bar.update(sum(search.done for search in growing))
+        return [search.output() for search in searches]
+
     def add_request(self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
 
@@ -139,6 +158,13 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _grow(self, searches: Sequence[BeamSearch]) -> None:
+        """Take every search a step on, all of them together."""
+        queries = [(query, search.query_params) for search in searches for query in search.queries()]
+        answers = iter(self._run([query for query, _ in queries], [params for _, params in queries], use_tqdm=False))
+        for search in searches:
+            search.advance([next(answers) for _ in search.queries()])
 
     def _run(
         self,

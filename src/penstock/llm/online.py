@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ from penstock.contract.config import DEFAULT_MODEL
 from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
 from penstock.contract.request import Ask, Prompt
+from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.outputs import Answer, RequestOutput
 from penstock.llm.prompts import Conversation, PromptLike, as_chat_prompt, as_prompt
 from penstock.sampling import SamplingParams
@@ -36,7 +38,7 @@ class AsyncLLM:
 
     async def generate(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Stream one request; each output is the request so far, the last one is `finished`.
 
         Leaving the loop early, or cancelling the task, aborts the request.
@@ -75,6 +77,28 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Stream the answer to a conversation; as `generate` otherwise."""
         return self.generate(as_chat_prompt(messages), sampling_params, request_id)
+
+    async def beam_search(self, prompt: PromptLike | Prompt, params: BeamSearchParams) -> BeamSearchOutput:
+        """The likeliest continuations of a prompt that a beam search finds; as `LLM.beam_search`, beside all else.
+
+        Cancelling the task aborts what is running of it.
+        """
+        given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
+        search = await asyncio.to_thread(BeamSearch, self._assembly.intake, given, params)
+        while not search.done:
+            queries = [asyncio.create_task(self._whole(query, search.query_params)) for query in search.queries()]
+            try:
+                search.advance(await asyncio.gather(*queries))
+            finally:
+                for query in queries:
+                    query.cancel()
+                await asyncio.gather(*queries, return_exceptions=True)
+        return search.output()
+
+    async def _whole(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        async with aclosing(self.generate(prompt, params)) as stream:
+            outputs = [output async for output in stream]
+        return outputs[-1]
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with finish reason `abort`. Unknown ids are no error."""
