@@ -121,8 +121,8 @@ def test_a_beam_of_one_is_greedy_and_sequences_say_how_they_came_about(llm):
 
 
 def test_an_end_is_the_reason_to_stop(llm):
-    [output] = llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=7, max_tokens=10), use_tqdm=False)
-    ended = [each for each in output.sequences if each.finish_reason == "stop"]
+    found = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=4, max_tokens=8), use_tqdm=False)
+    ended = [each for output in found for each in output.sequences if each.finish_reason == "stop"]
     assert ended
     assert all(each.stop_reason == each.tokens[-1] in ENDS for each in ended)
 

@@ -215,7 +215,7 @@ def test_the_law_of_20_000_draws_covers_every_stage_and_would_notice_its_absence
     for fields in FIELDS:
         told = reference(logits[0], fields)
         apart = ((told - plain) ** 2 / plain).sum() * DRAWS
-        assert apart > 300, fields
+        assert apart > 100, fields  # of about 29 in honest runs
 
 
 def test_the_repetition_that_dry_sees_here_is_five_tokens_long():

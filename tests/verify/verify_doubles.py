@@ -202,3 +202,23 @@ def fail_in_company(plan, result):
         return result
     failure = RowFailure(sampling[0], "not finite")
     return replace(result, tokens=result.tokens[1:], logprobs=result.logprobs[1:], failures=(failure,))
+
+
+def mistake_output_for_prompt(admit, log):
+    """What was generated before a preemption is taken for prompt: penalties on the output forget it."""
+    return replace(admit, prompt_tokens=-1)
+
+
+def misplace_ranks(plan, result):
+    """Ranks start from 0 when three rows share a step."""
+    if len(plan.rows) < 3:
+        return result
+    return replace(result, ranks=tuple(rank - 1 for rank in result.ranks))
+
+
+def misread_prompts(plan, result):
+    """Scores of prompts are one unit off in the last place when three rows share a step."""
+    if len(plan.rows) < 3:
+        return result
+    nudged = [replace(each, logprobs=tuple(math.nextafter(p, 1.0) for p in each.logprobs)) for each in result.prompts]
+    return replace(result, prompts=tuple(nudged))
