@@ -134,9 +134,11 @@ async def test_asynchronously_it_finds_the_same(checkpoint, llm):
         found = await asyncio.gather(*(other.beam_search(prompt, params) for prompt in PROMPTS))
         for one, other_one in zip(found, expected, strict=True):  # float32 is exact up to rounding
             assert [each.tokens for each in one.sequences] == [each.tokens for each in other_one.sequences]
-        running = asyncio.create_task(other.beam_search(PROMPTS[0], BeamSearchParams(beam_width=4, max_tokens=400)))
-        while not other.health().running:
+        long = BeamSearchParams(beam_width=4, max_tokens=400, ignore_eos=True)
+        running, before = asyncio.create_task(other.beam_search(PROMPTS[0], long)), other.health().steps
+        while other.health().steps < before + 3:
             await asyncio.sleep(0.001)
+        assert not running.done()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
