@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.version import __version__
 
 if TYPE_CHECKING:
+    from penstock.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from penstock.llm.embeddings import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
     from penstock.llm.offline import LLM
     from penstock.llm.online import AsyncLLM
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -33,6 +37,9 @@ __all__ = [
 
 _PUBLIC = {
     "AsyncLLM": "penstock.llm.online",
+    "BeamSearchOutput": "penstock.llm.beam_search",
+    "BeamSearchParams": "penstock.llm.beam_search",
+    "BeamSearchSequence": "penstock.llm.beam_search",
     "CompletionOutput": "penstock.llm.outputs",
     "EmbeddingOutput": "penstock.llm.embeddings",
     "EmbeddingRequestOutput": "penstock.llm.embeddings",

@@ -526,6 +526,8 @@ def test_a_second_plan_before_the_commit_is_a_fault():
         StepResult(0, (1,), (0.0,)),
         StepResult(0, (1, 1, 1), (0.0, 0.0, 0.0)),
         StepResult(0, (1, 1), (0.0,)),
+        StepResult(0, (1, 1), (0.0, 0.0), ranks=(1,)),
+        StepResult(0, (1, 1), (0.0, 0.0), tops=((), ()), ranks=(1, 2, 3)),
         StepResult(0, (1, 1), (0.0, 0.0), failures=(RowFailure(0, "x"),)),
         StepResult(0, (1, 1), (0.0, 0.0), failures=(RowFailure(7, "x"),)),
         StepResult(0, (1,), (0.0,), failures=(RowFailure(0, "x"), RowFailure(0, "y"))),

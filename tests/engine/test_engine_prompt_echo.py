@@ -30,7 +30,7 @@ class Scoring:
             places = range(row.start + 1, min(row.start + row.count + 1, self._prompts.get(row.slot, 0)))
             if places:
                 scores = tuple(-float(place) for place in places)
-                prompts.append(PromptScores(row.slot, places[0], scores, (((2, -0.5),),) * len(scores)))
+                prompts.append(PromptScores(row.slot, places[0], scores, (((2, -0.5),),) * len(scores), tuple(places)))
         return replace(self._runner.run(plan), prompts=tuple(prompts))
 
 

@@ -15,7 +15,7 @@ PROMPT = tuple((7 * place * place + 3) % SHAPE.vocab_size for place in range(45)
 
 
 def scored(chunks, generated=(), top=3):
-    """The scores that a prompt brings in rows of these sizes: [(place, logprob, top)]."""
+    """The scores that a prompt brings in rows of these sizes: [(place, logprob, top, rank)]."""
     model = ToyLM()
     runner, _ = make_runner(model, 4, 40, 2)
     spec = SamplingParams(temperature=0, prompt_logprobs=top).spec()
@@ -29,7 +29,8 @@ def scored(chunks, generated=(), top=3):
         result = runner.run(StepPlan(step, (), (other, admit) if step == 0 else (), rows))
         assert {each.slot for each in result.prompts} <= {0}
         for each in result.prompts:
-            found += [(each.start + i, *pair) for i, pair in enumerate(zip(each.logprobs, each.tops, strict=True))]
+            columns = zip(each.logprobs, each.tops, each.ranks, strict=True)
+            found += [(each.start + i, *entry) for i, entry in enumerate(columns)]
         start += count
     assert start == len(tokens)
     assert max(model.logit_rows) <= PORTION
@@ -45,8 +46,9 @@ def reference():
 @pytest.mark.parametrize("chunks", [(45,), (1, 44), (44, 1), (20, 20, 5), (7,) * 6 + (3,)])
 def test_each_token_but_the_first_is_scored_once_whatever_the_chunks(chunks):
     found, expected = scored(chunks), reference()
-    assert [place for place, _, _ in found] == list(range(1, 45))
-    for place, logprob, top in found:
+    assert [place for place, *_ in found] == list(range(1, 45))
+    for place, logprob, top, rank in found:
+        assert rank == 1 + (expected[place - 1] > expected[place - 1, PROMPT[place]]).sum()
         assert logprob == pytest.approx(expected[place - 1, PROMPT[place]].item(), abs=1e-4)
         values, ids = expected[place - 1].topk(3)
         assert [token for token, _ in top] == ids.tolist()
@@ -54,9 +56,9 @@ def test_each_token_but_the_first_is_scored_once_whatever_the_chunks(chunks):
 
 
 def test_what_was_generated_before_a_preemption_is_no_prompt():
-    assert [place for place, _, _ in scored((30, 18), generated=(1, 2, 3))] == list(range(1, 45))
-    assert [place for place, _, _ in scored((46, 2), generated=(1, 2, 3))] == list(range(1, 45))
+    assert [place for place, *_ in scored((30, 18), generated=(1, 2, 3))] == list(range(1, 45))
+    assert [place for place, *_ in scored((46, 2), generated=(1, 2, 3))] == list(range(1, 45))
 
 
 def test_alternatives_are_left_out_where_none_are_wanted():
-    assert all(top == () for _, _, top in scored((45,), top=0))
+    assert all(top == () for _, _, top, _ in scored((45,), top=0))

@@ -144,6 +144,33 @@ def test_the_likeliest_tokens_come_to_those_who_asked_and_say_of_the_chosen_one_
         assert sampled.logprobs[row] == pytest.approx(raw[row, sampled.tokens[row]].item(), abs=1e-5)
 
 
+def test_a_rank_is_the_place_by_likelihood_and_agrees_with_the_likeliest_tokens():
+    logits = logits_of(len(EVERY_KIND), 500)
+    logits[:, 100:200] = logits[:, 200:300]  # many equals: of them the lower id comes first
+    for fields in ({"logprobs": 0}, {"logprobs": 20}, {"logprobs": 20, "temperature": 2.0}, {}):
+        sampled = served(logits, [((1, 2), (4,), choice, fields) for choice in range(len(logits))])
+        order = logits.sort(dim=-1, descending=True, stable=True).indices
+        for row, (token, rank, top) in enumerate(zip(sampled.tokens, sampled.ranks, sampled.tops, strict=True)):
+            place = 1 + order[row].tolist().index(token)
+            assert rank == (place if fields else 0)
+            assert [token for token, _ in top] == order[row, : len(top)].tolist()
+
+
+def test_the_likeliest_of_equals_at_the_end_of_the_list_are_those_of_the_lowest_ids():
+    logits = torch.tensor([[0.0, 3.0, *[1.0] * 300, 2.0]])
+    [top] = sampler.likeliest(logits, logits.log_softmax(-1), [4])
+    assert [token for token, _ in top] == [1, 302, 2, 3]
+    [top] = sampler.likeliest(logits[:, :2], logits[:, :2].log_softmax(-1), [20])
+    assert [token for token, _ in top] == [1, 0]
+
+
+def test_a_processed_rank_is_that_after_the_stages():
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    fields = {"logit_bias": {"0": -50}, "temperature": 0, "logprobs": 0}
+    assert served(logits, [((1,), (), 0, fields)]).ranks == [2]
+    assert served(logits, [((1,), (), 0, fields | {"logprobs_mode": "processed_logprobs"})]).ranks == [1]
+
+
 def test_processed_log_probabilities_are_of_what_was_drawn_from():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     fields = {"top_k": 2, "temperature": 0.5, "logprobs": 4, "logprobs_mode": "processed_logprobs"}

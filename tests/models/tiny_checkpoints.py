@@ -20,7 +20,17 @@ from penstock.nn.causal_lm import CausalLM
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 
-__all__ = ["VARIANTS", "load_model", "reference_greedy", "reference_logits", "write_checkpoint"]
+__all__ = [
+    "LETTERS",
+    "VARIANTS",
+    "load_model",
+    "reference_greedy",
+    "reference_logits",
+    "write_checkpoint",
+    "write_letters",
+]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
 
 _IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 _SIZES: dict[str, Any] = {**_IDS, "num_hidden_layers": 3, "max_position_embeddings": 512}
@@ -136,6 +146,21 @@ def write_checkpoint(directory: Path, family: str, variant: str, dtype: torch.dt
     _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
     model.to(dtype).save_pretrained(directory)
     return directory
+
+
+def write_letters(directory: Path, count: int) -> None:
+    """Write a tokenizer of `count` tokens beside a checkpoint: three special ones, `LETTERS`, and made-up words."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<unk>", "<s>", "</s>", *LETTERS.replace(" ", "\u0120")]
+    names += [f"<{index}>" for index in range(len(names), count)]
+    backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(directory)
 
 
 def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> CausalLM:

@@ -29,7 +29,7 @@ def test_every_parameter_lives_in_the_file_of_its_name_and_all_are_found():
     files = subprocess.run(["ls", folder], capture_output=True, text=True, check=True).stdout.split()
     names = sorted(file.removesuffix(".py") for file in files if file.endswith(".py") and not file.startswith("_"))
     assert [parameter.name for parameter in PARAMETERS] == names
-    assert len(names) == 33
+    assert len(names) == 34
 
 
 def test_every_parameter_has_its_field_with_the_same_default_and_no_field_is_without_one():
@@ -63,6 +63,7 @@ def test_defaults_are_those_of_vllm():
         *[("top_k", bad) for bad in (-2, 2**31, HUGE, 1.0, float("nan"), True, "40", None)],
         *[("seed", bad) for bad in (2**63, -(2**63) - 1, HUGE, 1.5, float("inf"), True, "x")],
         *[("n", bad) for bad in (0, -1, 17, HUGE, 1.0, True, "1", None)],
+        *[("best_of", bad) for bad in (0, 17, 1.0, True, "2")],
         *[("max_tokens", bad) for bad in (0, -1, 2**31, HUGE, 5.0, float("nan"), True, "16")],
         *[("min_tokens", bad) for bad in (-1, HUGE, 1.0, True, "x", None, 17)],
         *[("logprobs", bad) for bad in (21, -1, HUGE, True, 0.0, "0")],
@@ -124,6 +125,12 @@ def test_min_tokens_may_not_exceed_max_tokens_when_that_is_given():
     assert SamplingParams(min_tokens=500, max_tokens=None).stop_rules().min_tokens == 500
     with pytest.raises(InvalidParameter, match="max_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_best_of_may_not_be_below_n():
+    assert SamplingParams(n=2, best_of=2).best_of == 2
+    with pytest.raises(InvalidParameter, match="best_of"):
+        SamplingParams(n=3, best_of=2)
 
 
 @pytest.mark.parametrize(

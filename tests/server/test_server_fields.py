@@ -329,9 +329,13 @@ def test_a_wrong_chat_field_is_named(served, fields, param):
         ({"prompt": "x" * 4097}, "prompt"),
         ({"prompt": ["x"] * 9}, "prompt"),
         ({"prompt": ["x"] * 4, "n": 4}, "n"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"prompt": ["x"] * 4, "best_of": 4}, "best_of"),
         ({"echo": 1}, "echo"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"suffix": "end"}, "suffix"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -346,9 +350,15 @@ def test_a_wrong_completion_field_is_named(served, fields, param):
     assert not served.engine.asks
 
 
-def test_best_of_equal_to_n_is_accepted(served):
+@pytest.mark.parametrize(("best_of", "candidates"), [(2, 2), (5, 5), (None, 2)])
+def test_best_of_says_how_many_are_generated_of_which_n_are_answered(served, best_of, candidates):
     served.engine.script = always(stop(0), stop(1), finished())
-    assert served.complete(best_of=2, n=2).status_code == 200
+    assert len(served.complete(best_of=best_of, n=2).json()["choices"]) == 2
+    assert (served.ask.n, served.ask.candidates) == (2, candidates)
+
+
+def test_best_of_equal_to_n_may_be_streamed(served):
+    assert served.complete(best_of=1, stream=True).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,70 @@ def test_echo_begins_every_choice_with_the_prompt_and_its_first_token_has_no_log
     assert not served.ask.sampling.has("prompt_logprobs")
 
 
+SCORED = (
+    PromptTokens(
+        "Hi",
+        (
+            TokenPiece(5, b"H", float("nan")),
+            TokenPiece(6, b"i", -2.0, (TokenPiece(7, b"o", -1.0, (), 1), TokenPiece(6, b"i", -2.0, (), 2)), 2),
+            TokenPiece(9, b"\xff", float("-inf"), (TokenPiece(7, b"o", -0.5, (), 1),), 100),
+        ),
+    ),
+    ChoiceDelta(0, "a", (TokenPiece(1, b"a", -0.5, (), 1),)),
+    ChoiceDelta(1, "b", (TokenPiece(2, b"b", -0.75, (), 2),)),
+)
+SCORES = [
+    None,
+    {
+        "6": {"logprob": -2.0, "rank": 2, "decoded_token": "i"},
+        "7": {"logprob": -1.0, "rank": 1, "decoded_token": "o"},
+    },
+    {
+        "9": {"logprob": -9999.0, "rank": 100, "decoded_token": "\ufffd"},
+        "7": {"logprob": -0.5, "rank": 1, "decoded_token": "o"},
+    },
+]
+
+
+def test_prompt_logprobs_have_vllms_shape_and_stand_beside_the_text_of_each_choice(served):
+    served.engine.script = always(*SCORED, stop(0), stop(1), finished(3, 2))
+    choices = served.complete(prompt_logprobs=2, n=2).json()["choices"]
+    assert [choice["prompt_logprobs"] for choice in choices] == [SCORES, SCORES]
+    assert [choice["text"] for choice in choices] == ["a", "b"]  # no echo
+    assert choices[0]["logprobs"] is None
+    assert served.ask.sampling.get("prompt_logprobs", -1) == 2
+    assert "prompt_logprobs" not in served.complete(n=2).json()["choices"][0]
+
+
+def test_prompt_logprobs_belong_to_their_prompt(served):
+    def script(ask):
+        scored = PromptTokens(ask.prompt.text, (TokenPiece(5, b"H", float("nan")),) * ord(ask.prompt.text))
+        return (scored, delta("x", 0), delta("y", 1), stop(1), stop(0), finished())
+
+    served.engine.script = script
+    answer = served.complete(prompt=["\x01", "\x02", "\x03"], prompt_logprobs=0, n=2).json()
+    assert [len(choice["prompt_logprobs"]) for choice in answer["choices"]] == [1, 1, 2, 2, 3, 3]
+
+
+def test_chat_and_generate_tell_the_scores_of_their_only_prompt_once(served):
+    served.engine.script = always(*SCORED[:2], stop(0), finished(3, 1))
+    for answer in (served.chat(prompt_logprobs=2).json(), served.generate(prompt_logprobs=2).json()):
+        assert answer["prompt_logprobs"] == SCORES
+    for refused in (served.chat(prompt_logprobs=1, stream=True), served.generate(prompt_logprobs=1, stream=True)):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+def test_echo_and_prompt_logprobs_each_have_as_many_alternatives_as_they_asked_for(served):
+    served.engine.script = always(*SCORED[:2], stop(0), finished(3, 1))
+    [choice] = served.complete(prompt_logprobs=2, echo=True, logprobs=1).json()["choices"]
+    assert served.ask.sampling.get("prompt_logprobs", -1) == 2
+    assert choice["prompt_logprobs"] == SCORES
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"o": -1.0, "i": -2.0}]
+    [choice] = served.complete(prompt_logprobs=0, echo=True, logprobs=2).json()["choices"]
+    assert served.ask.sampling.get("prompt_logprobs", -1) == 2
+    assert [list(entry or {}) for entry in choice["prompt_logprobs"]] == [[], ["6"], ["9"]]
+
+
 def test_without_logprobs_there_are_none(served):
     assert served.chat().json()["choices"][0]["logprobs"] is None
     assert served.complete().json()["choices"][0]["logprobs"] is None

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from verify_doubles import BatchLM, RowLM, loaded, row_attention
+from verify_doubles import TEXT, BatchLM, RowLM, loaded, row_attention
 
 from penstock.cli import main
 from penstock.core.trace import replay
@@ -19,6 +19,7 @@ SIZES = ("--requests", "6", "--schedules", "3", "--prompt-tokens", "16", "--new-
 def run(monkeypatch, capsys, tmp_path):
     """Run the command on a toy in place of the model; (exit code, lines of stdout, stderr)."""
     monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
+    monkeypatch.setattr("penstock.verify.proof.open_text", lambda source: TEXT)
     monkeypatch.setattr("penstock.app.find_model", lambda config: config.model)
     monkeypatch.chdir(tmp_path)
 
@@ -70,9 +71,9 @@ def test_the_table_has_a_line_for_each_schedule_with_what_it_did(run, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())["schedules"]
     assert [row[0] for row in rows] == ["0", "1", "2"]
     assert [row[5] for row in rows] == [schedule["cache"] for schedule in found] == ["warm", "cold", "off"]
-    assert [row[-7] for row in rows] == [str(schedule["steps"]) for schedule in found]
-    assert [row[-6] for row in rows] == [str(schedule["preemptions"]) for schedule in found]
-    assert [row[-5] for row in rows] == [str(schedule["hit_tokens"]) for schedule in found]
+    assert [row[-8] for row in rows] == [str(schedule["steps"]) for schedule in found]
+    assert [row[-7] for row in rows] == [str(schedule["preemptions"]) for schedule in found]
+    assert [row[-6] for row in rows] == [str(schedule["hit_tokens"]) for schedule in found]
 
 
 def test_the_engine_s_options_shape_the_first_schedule(run, tmp_path):

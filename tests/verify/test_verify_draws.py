@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from random import Random
 
 import pytest
-from verify_doubles import fake_subject
+from verify_doubles import LEXICON, fake_subject
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
+from penstock.contract.grammar import GrammarKind
 from penstock.core import Scheduler
-from penstock.sampling import PARAMETERS, Home
+from penstock.sampling import PARAMETERS, Home, SamplingParams
 from penstock.verify import Extent, verify
 from penstock.verify.rehearsal import preempts
-from penstock.verify.requests import draw_requests
+from penstock.verify.requests import draw_params, draw_requests
 from penstock.verify.schedules import draw_schedules
+
+REHEARSE = partial(preempts, subject=fake_subject())
 
 
 def draw(count=200, seed=0):
-    return draw_requests(count, seed, vocab_size=97, longest_prompt=40, new_tokens=8)
+    return draw_requests(count, seed, LEXICON, longest_prompt=40, new_tokens=8)
 
 
-def schedules(requests, count=7, seed=0, served=None, rehearse=preempts):
+def schedules(requests, count=7, seed=0, served=None, rehearse=REHEARSE):
     return draw_schedules(
         count,
         seed,
         requests,
         served or EngineConfig(),
-        vocab_size=97,
+        lexicon=LEXICON,
         threads=4,
         cache_root=b"root",
         preempts=rehearse,
@@ -60,11 +65,35 @@ def test_requests_are_of_every_kind():
     for name in ("top_k", "top_p", "min_p"):
         assert 10 < sum(spec.has(name) for spec in specs) < 150
     looked_at = {parameter.name for parameter in PARAMETERS if parameter.home is Home.SPEC}
-    # scores of the prompt move no token, and they forbid the cached prefixes that schedules are to share
-    assert looked_at - {"prompt_logprobs"} == {name for spec in specs for name, _ in spec.entries}
+    assert looked_at == {name for spec in specs for name, _ in spec.entries}
     assert {bool(request.stop.repetition) for request in requests} == {True, False}
+    assert {bool(request.stop.strings) for request in requests} == {True, False}
+    for request in requests:  # one choice scores the prompt for all, as behind the engine's door
+        assert request.fresh_prompt == request.sampling.has("prompt_logprobs")
+        assert not (request.choice and request.fresh_prompt)
     shared = sum(any(r.prompt[:2] == o.prompt[:2] != () and r.prompt != o.prompt for o in requests) for r in requests)
     assert shared > 60
+
+
+def test_every_parameter_there_is_is_drawn_and_not_always():
+    """A new file in `sampling/parameters` fails here until it is drawn too."""
+    draw = Random(0)
+    params = [draw_params(draw, LEXICON, 8) for _ in range(600)]
+    for parameter in PARAMETERS:
+        values = [getattr(each, parameter.name) for each in params]
+        assert any(value != parameter.neutral for value in values), parameter.name
+        if parameter.name != "max_tokens":
+            assert any(value == parameter.neutral for value in values) or parameter.name == "logprobs", parameter.name
+    assert {each.structured_outputs.kind for each in params if each.structured_outputs} == set(GrammarKind)
+
+
+def test_what_a_model_refuses_is_left_out_and_nothing_else():
+    everything = SamplingParams(temperature=0, allowed_token_ids=[0], bad_words=["!"], presence_penalty=1)
+    spec = LEXICON.resolve(everything)
+    assert not spec.has("bad_words")
+    assert spec.has("allowed_token_ids")
+    assert spec.has("presence_penalty")
+    assert LEXICON.grammar(SamplingParams(structured_outputs={"json_object": True})) is None
 
 
 def test_choices_of_an_ask_differ_in_their_index_alone():
@@ -74,7 +103,12 @@ def test_choices_of_an_ask_differ_in_their_index_alone():
         by_ask.setdefault(request.id.split("/")[0], []).append(request)
     assert max(map(len, by_ask.values())) == 3
     for choices in by_ask.values():
-        assert len({replace(request, id="", choice=0) for request in choices}) == 1
+        alike = {replace(r, id="", choice=0, fresh_prompt=False, sampling=_unscored(r.sampling)) for r in choices}
+        assert len(alike) == 1
+
+
+def _unscored(spec):
+    return spec.without("prompt_logprobs")
 
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])  # the requests of 2 are too small to press each other
@@ -82,7 +116,7 @@ def test_six_drawn_schedules_meet_every_cache_state_with_and_without_pressure(se
     drawn = schedules(draw(16, seed), seed=seed)
     kinds = {(schedule.cache, schedule.tight) for schedule in drawn[1:]}
     assert kinds == {(cache, tight) for cache in ("off", "cold", "warm") for tight in (True, False)}
-    assert all(preempts(schedule) == schedule.tight for schedule in drawn)
+    assert all(REHEARSE(schedule) == schedule.tight for schedule in drawn)
     assert len({schedule.config.block_size for schedule in drawn}) > 2
     assert len({schedule.threads for schedule in drawn}) > 1
     assert any(schedule.arrivals[-1].step for schedule in drawn)
@@ -116,7 +150,7 @@ def test_pressure_that_cannot_be_had_is_given_up_and_not_waited_for():
     drawn = schedules(draw(4), count=2, rehearse=lambda schedule: bool(tries.append(schedule)))
     assert len(drawn) == 2
     assert 1 < len(tries) < 100
-    assert not preempts(schedules(draw(1), count=2)[1])
+    assert not REHEARSE(schedules(draw(1), count=2)[1])
 
 
 @pytest.mark.parametrize("field", ["requests", "schedules", "prompt_tokens", "new_tokens"])

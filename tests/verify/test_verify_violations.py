@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,12 +14,12 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.errors import EngineFault
 from penstock.core import BlockPool, block_keys
 from penstock.core.trace import replay
-from penstock.verify import ScheduleCrashed, verify
+from penstock.verify import ScheduleCrashed, requests, verify
 
 
-def found(subject, kinds=None):
+def found(subject, kinds=None, extent=SMALL):
     """The report on a subject that must be found guilty, in some of the schedules of `kinds` and in no other."""
-    report = verify(subject, SMALL, EngineConfig())
+    report = verify(subject, extent, EngineConfig())
     assert not report.exact
     assert report.tally.mismatches > 0
     assert report.tally.requests > 0
@@ -79,6 +80,24 @@ def test_a_sampler_that_looks_at_the_slot():
 
 def test_a_preempted_sequence_that_draws_anew():
     found(wrapped(fake_subject(), doubles.choose_anew_after_preemption), kinds=lambda verdict: verdict.preemptions)
+
+
+def test_penalties_that_take_recomputed_output_for_prompt(exact_attention, monkeypatch):
+    for share in ("_GREEDY_SHARE", "_SHIFTED_SHARE"):
+        monkeypatch.setattr(requests, share, 1.0)
+    monkeypatch.setattr(requests, "_draw_shifts", lambda *_: {"presence_penalty": 1.0, "frequency_penalty": -0.5})
+    monkeypatch.setattr(requests, "RAW", "processed_logprobs")
+    guilty = wrapped(subject_of(RowLM()), doubles.mistake_output_for_prompt)
+    found(guilty, kinds=lambda verdict: verdict.preemptions)
+
+
+@pytest.mark.parametrize(("spoil", "what"), [(doubles.misplace_ranks, "ranks"), (doubles.misread_prompts, "prompt")])
+def test_what_is_told_beside_the_tokens_is_compared_too(exact_attention, monkeypatch, spoil, what):
+    monkeypatch.setattr(requests, "_SCORED_SHARE", 1.0)
+    report = found(wrapped(subject_of(RowLM()), spoil=spoil), extent=replace(SMALL, schedules=2))
+    assert (report.tally.ids, report.tally.logprobs) == (0, 0)
+    assert report.tally.others > 0
+    assert f"the tokens are the same, but not its {what}" in report.first_failed.first.explain()
 
 
 def test_a_prefix_hit_that_matters():

@@ -15,15 +15,44 @@ import torch
 
 from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.model import ModelShape
+from penstock.contract.model import GgufVocabulary, ModelShape
 from penstock.contract.plan import RowFailure
 from penstock.sim.fake_runner import FakeRunner
+from penstock.text import TextModel, open_text
 from penstock.verify import Extent, Subject
+from penstock.verify.lexicon import Lexicon
 
 SHAPE = ModelShape(
     num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
 )
 SMALL = Extent(requests=8, schedules=6, prompt_tokens=20, new_tokens=8)
+
+
+LETTERS = "".join(chr(code) for code in range(33, 127))  # 94 of them
+
+
+def text_model() -> TextModel:
+    """A tokenizer of single letters, a space and two control tokens: 97 in all."""
+    return open_text(
+        GgufVocabulary(
+            file="toy.gguf",
+            model="gpt2",
+            pre="gpt-2",
+            tokens=(*LETTERS, "\u0120", "<|begin|>", "<|end|>"),
+            token_types=(*[1] * 95, 3, 3),
+            merges=(),
+            scores=(),
+            bos=95,
+            eos=96,
+            unknown=-1,
+            add_bos=False,
+            add_space_prefix=False,
+            chat_template="",
+        )
+    )
+
+
+TEXT = text_model()
 
 
 class RowLM:
@@ -99,12 +128,12 @@ def _attend(q, keys, values, scale, parts):
 
 
 def loaded(model: RowLM) -> LoadedModel:
-    files = SimpleNamespace(digest=b"a toy", path="toy")
+    files = SimpleNamespace(digest=b"a toy", path="toy", text=None)
     return LoadedModel(files, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
 
 
 def subject_of(model: RowLM) -> Subject:
-    return Subject.of(loaded(model), threads=1)
+    return Subject.of(loaded(model), 1, TEXT)
 
 
 class Wrapped:
@@ -127,7 +156,10 @@ def wrapped(subject: Subject, edit=None, spoil=None) -> Subject:
 
 def fake_subject(make: Callable[[SchedulerConfig], object] = lambda config: FakeRunner(config, 97)) -> Subject:
     """A subject without a tensor: exact, whatever its plans."""
-    return Subject(97, 64, make, lambda threads: None, 2, b"fake")
+    return Subject(97, 64, make, lambda threads: None, 2, b"fake", TEXT)
+
+
+LEXICON = Lexicon.of(fake_subject())
 
 
 # ---- violations that a runner may have, whatever is inside it
@@ -170,3 +202,23 @@ def fail_in_company(plan, result):
         return result
     failure = RowFailure(sampling[0], "not finite")
     return replace(result, tokens=result.tokens[1:], logprobs=result.logprobs[1:], failures=(failure,))
+
+
+def mistake_output_for_prompt(admit, log):
+    """What was generated before a preemption is taken for prompt: penalties on the output forget it."""
+    return replace(admit, prompt_tokens=-1)
+
+
+def misplace_ranks(plan, result):
+    """Ranks start from 0 when three rows share a step."""
+    if len(plan.rows) < 3:
+        return result
+    return replace(result, ranks=tuple(rank - 1 for rank in result.ranks))
+
+
+def misread_prompts(plan, result):
+    """Scores of prompts are one unit off in the last place when three rows share a step."""
+    if len(plan.rows) < 3:
+        return result
+    nudged = [replace(each, logprobs=tuple(math.nextafter(p, 1.0) for p in each.logprobs)) for each in result.prompts]
+    return replace(result, prompts=tuple(nudged))

@@ -49,7 +49,7 @@ class Conversation:
 
 @click.command("chat")
 @click.option("--system", default="", help="System prompt.")
-@sampling_options(leave_out=frozenset({"logprobs_mode", "prompt_logprobs"}), max_tokens=None)
+@sampling_options(leave_out=frozenset({"best_of", "logprobs_mode", "prompt_logprobs"}), max_tokens=None)
 @config_options(EngineConfig)
 @click.pass_context
 def command(context: click.Context, /, system: str, **_: object) -> None:

@@ -80,14 +80,14 @@ def command(
     """
     (config,) = build_configs(context, EngineConfig)
     from penstock.app import find_model, load_model  # brings torch in: not for --help
-    from penstock.verify import Extent, ScheduleCrashed, Subject, verify
+    from penstock.verify import Extent, ScheduleCrashed, open_subject, verify
 
     extent = Extent(requests, schedules, seed, prompt_tokens, new_tokens)
     loaded = load_model(config, find_model(config), click.echo)
     click.echo(f"verifies         {requests} requests, alone and by {schedules} schedules")
     try:
-        with progress_bar() as show:
-            report = verify(Subject.of(loaded, config.threads), extent, config, show)
+        with open_subject(loaded, config) as subject, progress_bar() as show:
+            report = verify(subject, extent, config, show)
     except ScheduleCrashed as crash:
         write_trace(trace, crash.index, crash.trace)
         raise

@@ -60,12 +60,13 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The sequence has one more token."""
+    """The sequence has one more token; `rank` is 0 where its log probability was not asked for."""
 
     seq_id: str
     token: int
     logprob: float
     top: Alternatives = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class PromptScored:
     start: int
     logprobs: tuple[float, ...]
     tops: tuple[Alternatives, ...]
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,19 @@ class TokenPiece:
 
     Attributes:
         top: the likeliest tokens in its place, likeliest first, as many as were asked for.
+        rank: its place among all tokens by likelihood, from 1; of equally likely ones the lower id comes first. 0 when
+            not asked for.
     """
 
     id: int
     bytes: bytes
     logprob: float
     top: tuple[TokenPiece, ...] = ()
+    rank: int = 0
+
+    def with_top(self, count: int) -> TokenPiece:
+        """The same with `count` alternatives at most."""
+        return replace(self, top=self.top[:count]) if len(self.top) > count else self
 
     @property
     def text(self) -> str:

@@ -25,6 +25,8 @@ class RequestLimits:
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
     """Alternatives to each token whose log probability is reported."""
+    max_prompt_logprobs: int = 262_144
+    """Entries of one prompt's log probabilities: its tokens, times one and their alternatives, times choices."""
     max_repetition_pattern: int = 256
     max_repetition_count: int = 256
     max_logit_biases: int = 1024

@@ -154,12 +154,14 @@ class PromptScores:
         start: index of the first of these tokens in its prompt; at least 1, as nothing predicts the first token.
         logprobs: one a token, under the raw distribution.
         tops: beside them, the likeliest tokens in each place, as many as were asked for.
+        ranks: beside them, each token's place among all tokens by likelihood, from 1.
     """
 
     slot: int
     start: int
     logprobs: tuple[float, ...]
     tops: tuple[Alternatives, ...]
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,8 @@ class StepResult:
         tokens: one token id per sampling row that did not fail, in the plan's row order.
         logprobs: beside `tokens`: log probability of each under the raw distribution, or 0.0 where the request did not
             ask for it.
+        ranks: beside `tokens`: each one's place among all tokens by that probability, from 1, where the log probability
+            was asked for, and 0 elsewhere; () when nobody did.
         failures: rows that could not be computed; they have no entry in `tokens`.
         seconds: how long it took, as measured by the runner's clock. Time is data here: the core never reads a clock.
     """
@@ -194,3 +198,4 @@ class StepResult:
     tops: tuple[Alternatives, ...] = ()
     prompts: tuple[PromptScores, ...] = ()
     embeddings: tuple[PromptEmbedding, ...] = ()
+    ranks: tuple[int, ...] = ()

@@ -120,7 +120,8 @@ class Ask:
 
     Attributes:
         id: unique among live requests; chosen by the caller's side, used for abort and logs.
-        n: how many choices to generate from the one prompt.
+        n: how many choices to answer.
+        best_of: how many to generate from the one prompt, of which the `n` best are answered; None for just these.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
         cache_salt: prompts share cached KV only with prompts of the same salt.
         echo: the outputs begin with the prompt (`PromptTokens`), as they also do where its log probabilities are asked.
@@ -144,6 +145,12 @@ class Ask:
     grammar: Grammar | None = None
     embedding: EmbeddingSpec | None = None
     most_prompt_tokens: int = 0
+    best_of: int | None = None
+
+    @property
+    def candidates(self) -> int:
+        """How many choices are generated."""
+        return self.n if self.best_of is None else self.best_of
 
 
 @dataclass(frozen=True, slots=True)

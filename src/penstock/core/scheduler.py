@@ -180,7 +180,9 @@ class Scheduler:
         failures = {failure.slot: failure.message for failure in result.failures}
         scores = {scored.slot: scored for scored in result.prompts}
         vectors = {embedded.slot: embedded.vector for embedded in result.embeddings}
-        drawn = zip(result.tokens, result.logprobs, result.tops or ((),) * len(result.tokens), strict=True)
+        count = len(result.tokens)
+        tops, ranks = result.tops or ((),) * count, result.ranks or (0,) * count
+        drawn = zip(result.tokens, result.logprobs, tops, ranks, strict=True)
         events: list[SeqEvent] = []
         for row, seq in zip(plan.rows, flight.seqs, strict=True):
             failed = row.slot in failures
@@ -196,7 +198,7 @@ class Scheduler:
             self._advance(seq, row.count)
             if row.slot in scores:
                 of = scores[row.slot]
-                events.append(PromptScored(seq.id, of.start, of.logprobs, of.tops))
+                events.append(PromptScored(seq.id, of.start, of.logprobs, of.tops, of.ranks))
             if sampled is not None:
                 events += self._append(seq, *sampled)
             if row.slot in vectors:
@@ -331,7 +333,8 @@ class Scheduler:
         if len(failed) != len(result.failures) or not failed <= {row.slot for row in plan.rows}:
             raise EngineFault(f"step {plan.step}: failures name slots that have no row, or one twice")
         samples = sum(row.sample and row.slot not in failed for row in plan.rows)
-        if not samples == len(result.tokens) == len(result.logprobs) or len(result.tops) not in (0, samples):
+        beside = {len(column) for column in (result.tops, result.ranks) if column}
+        if not samples == len(result.tokens) == len(result.logprobs) or not beside <= {samples}:
             raise EngineFault(
                 f"step {plan.step}: {samples} rows sample, but {len(result.tokens)} tokens and"
                 f" {len(result.logprobs)} logprobs came"
@@ -350,10 +353,10 @@ class Scheduler:
             self._pool.seal(seq.lease, index, key)
         self._promises.settle(seq, filled)
 
-    def _append(self, seq: Seq, token: int, logprob: float, top: Alternatives) -> list[SeqEvent]:
+    def _append(self, seq: Seq, token: int, logprob: float, top: Alternatives, rank: int) -> list[SeqEvent]:
         """One more token: it may end the sequence, and it may fill a block."""
         seq.tokens.append(token)
-        generated = Generated(seq.id, token, logprob, top)
+        generated = Generated(seq.id, token, logprob, top, rank)
         ending = seq.ending()
         if ending is not None:
             return [generated, self._finish(seq, ending)]

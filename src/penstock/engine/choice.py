@@ -15,6 +15,7 @@ from penstock.contract.events import ChoiceDelta, FinishReason, TokenPiece
 from penstock.contract.plan import Alternatives
 from penstock.contract.request import StopRules
 from penstock.contract.tools import ToolUse
+from penstock.engine.token_pieces import token_piece
 from penstock.text import Detokenizer, ReplyReader, StopStrings, Tokenizer
 
 __all__ = ["Choice"]
@@ -68,12 +69,11 @@ class Choice:
         called = self._parser is not None and self._parser.called and not self._named
         return FinishReason.TOOL_CALLS if called and reason is FinishReason.STOP else reason
 
-    def push(self, token: int, logprob: float, top: Alternatives = ()) -> ChoiceDelta:
+    def push(self, token: int, logprob: float, top: Alternatives = (), rank: int = 0) -> ChoiceDelta:
         """Take the next token. After this, `ended` says whether it ended the choice."""
         if self._parser is not None and not self._parser.reasoning_over:
             self._reasoning_starts.append(self._decoded)
-        read = self._tokenizer.token_bytes
-        piece = TokenPiece(token, read(token), logprob, tuple(TokenPiece(id_, read(id_), its) for id_, its in top))
+        piece = token_piece(self._tokenizer, token, logprob, top, rank)
         self._pending.append(_Pending(piece, self._decoded))
         text = self._detokenizer.push(token)
         self._decoded += len(text)

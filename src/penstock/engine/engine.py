@@ -29,6 +29,7 @@ from penstock.contract.measurements import UNTIMED, Measurements, Timings
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import Clock, Health, Runner
 from penstock.core import Scheduler
+from penstock.engine.best_of import BestOf
 from penstock.engine.choice import Choice
 from penstock.engine.intake import Submission
 from penstock.engine.meter import Meter
@@ -105,6 +106,7 @@ class Engine:
         self._recorder = recorder or NoRecorder()
         self._asks: dict[str, _LiveAsk] = {}
         self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
+        self._contests: dict[str, BestOf] = {}
         self._steps = 0
         self._num_computed = 0  # positions
         self._num_generated = 0  # tokens
@@ -164,6 +166,8 @@ class Engine:
         ask = _LiveAsk(submission, choices)
         if PromptEcho.wanted(submission):
             ask.echo = PromptEcho(submission, self._text.tokenizer)
+        if submission.answered < len(choices):
+            self._contests[submission.id] = BestOf(submission.answered)
         self._asks[submission.id] = ask
         self.meter.submitted(submission.requests)
         for request, choice in zip(submission.requests, choices, strict=True):
@@ -180,7 +184,7 @@ class Engine:
                 self._drop(request.id)
                 outputs += self._close(request.id, ChoiceFinished(request.choice, FinishReason.ABORT))
         held = ask.echo.held if ask.echo is not None else []
-        return [*((ask_id, output) for output in held), *outputs]
+        return self._told([*((ask_id, output) for output in held), *outputs])
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV; what runs goes on with its own."""
@@ -220,7 +224,7 @@ class Engine:
         ]
         self._asks.clear()
         self._owners.clear()
-        return outputs
+        return self._told(outputs)
 
     def close(self) -> None:
         """Fail what is live, end the recording, and let go of the runner: weights and KV cache go with it."""
@@ -233,7 +237,19 @@ class Engine:
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):
             outputs += self._translate(event)
-        return outputs
+        return self._told(outputs)
+
+    def _told(self, outputs: StepOutputs) -> StepOutputs:
+        """`outputs` less those of choices that must wait for others to be judged."""
+        if not self._contests:
+            return outputs
+        told: StepOutputs = []
+        for ask_id, output in outputs:
+            contest = self._contests.get(ask_id)
+            told += [(ask_id, output)] if contest is None else [(ask_id, each) for each in contest.take(output)]
+            if isinstance(output, AskFinished | AskFailed):
+                self._contests.pop(ask_id, None)
+        return told
 
     def _translate(self, event: SeqEvent) -> StepOutputs:
         owner = self._owners.get(event.seq_id)
@@ -283,7 +299,7 @@ class Engine:
 
     def _generated(self, ask: _LiveAsk, choice: Choice, event: Generated) -> StepOutputs:
         self.meter.generated(event.seq_id)
-        delta = choice.push(event.token, event.logprob, event.top)
+        delta = choice.push(event.token, event.logprob, event.top, event.rank)
         outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
         if not choice.ended:
             return outputs

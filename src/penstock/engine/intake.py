@@ -30,6 +30,7 @@ class Submission:
 
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
+        answered: how many of the choices are answered; fewer than there are where the best of them are wanted.
         echo: as an `Ask`'s.
         reader: what takes the answers apart; None when they are plain text.
     """
@@ -37,6 +38,7 @@ class Submission:
     id: str
     requests: tuple[GenerateRequest, ...]
     prompt_text: str
+    answered: int
     echo: bool = False
     reader: ReplyReader | None = None
 
@@ -85,9 +87,12 @@ class Intake:
             return self._resolve_embedding(ask, ask.embedding, prompt, prompt_text, field)
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
+        self._check_prompt_scores(ask, len(prompt))
         rules = self._resolve_rules(ask.stop, len(prompt))
         self._check_grammar(ask, rules)
         sampling = _with_seed(self._token_terms.resolve(ask.sampling), self._draw_seed)
+        if ask.candidates > ask.n and not sampling.has("logprobs"):
+            sampling = sampling.put("logprobs", 0)  # what the choices are judged by
         template = GenerateRequest(
             id=ask.id,
             prompt=prompt,
@@ -99,14 +104,14 @@ class Intake:
             arrival=self._clock.now(),
             grammar=ask.grammar,
         )
-        requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.n))
+        requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.candidates))
         if sampling.has("prompt_logprobs"):  # one of the choices is enough to score the prompt that they share
             others = sampling.without("prompt_logprobs")
             requests = (
                 replace(requests[0], fresh_prompt=True),
                 *(replace(request, sampling=others) for request in requests[1:]),
             )
-        return Submission(ask.id, requests, prompt_text, ask.echo, reader)
+        return Submission(ask.id, requests, prompt_text, ask.n, ask.echo, reader)
 
     def _resolve_embedding(
         self, ask: Ask, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
@@ -125,7 +130,7 @@ class Intake:
             fresh_prompt=spec.pooling is Pooling.MEAN,
             embedding=spec,
         )
-        return Submission(ask.id, (request,), prompt_text)
+        return Submission(ask.id, (request,), prompt_text, answered=1)
 
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""
@@ -140,6 +145,8 @@ class Intake:
         limits = self._limits
         if not 1 <= ask.n <= limits.max_choices:
             raise InvalidParameter("n", f"must lie in 1..{limits.max_choices}, got {ask.n}")
+        if not ask.n <= ask.candidates <= limits.max_choices:
+            raise InvalidParameter("best_of", f"must lie in n..{limits.max_choices}, got {ask.best_of}")
         if len(ask.cache_salt) > limits.max_cache_salt_chars:
             raise InvalidParameter("cache_salt", f"must have at most {limits.max_cache_salt_chars} characters")
         if len(ask.stop.strings) > limits.max_stop_strings:
@@ -160,6 +167,7 @@ class Intake:
         """Refuse what asks for text beside a vector, and a vector that this model does not have."""
         texts = {
             "n": ask.n != 1,
+            "best_of": ask.best_of is not None,
             "sampling": ask.sampling != NEUTRAL,
             "stop": ask.stop != StopRules(),
             "echo": ask.echo,
@@ -173,6 +181,18 @@ class Intake:
             raise InvalidParameter("dimensions", f"must lie in 1..{self._card.hidden_size}, got {spec.dimensions}")
         if ask.prompt == TextPrompt(""):
             raise InvalidParameter("prompt", "is empty: there is nothing to embed")
+
+    def _check_prompt_scores(self, ask: Ask, prompt_tokens: int) -> None:
+        """Refuse prompt log probabilities that would be more than an answer may hold."""
+        if not ask.sampling.has("prompt_logprobs"):
+            return
+        entries, most = prompt_tokens * (1 + ask.sampling.get("prompt_logprobs", 0)), self._limits.max_prompt_logprobs
+        if entries * ask.n > most:
+            message = (
+                f"come to {entries} entries of {prompt_tokens} tokens for each of {ask.n} choices; at most {most} are"
+                " allowed. Ask for fewer alternatives or choices."
+            )
+            raise InvalidParameter("prompt_logprobs", message)
 
     def _check_grammar(self, ask: Ask, rules: StopRules) -> None:
         """Refuse a grammar that cannot be served, or that contradicts what else is asked."""

@@ -9,6 +9,7 @@ import math
 
 from penstock.contract.events import Output, PromptScored, PromptTokens, TokenPiece
 from penstock.engine.intake import Submission
+from penstock.engine.token_pieces import token_piece
 from penstock.text import Tokenizer
 
 __all__ = ["PromptEcho"]
@@ -40,10 +41,10 @@ class PromptEcho:
 
     def take(self, event: PromptScored) -> None:
         """Some scores; those told before are told alike again."""
-        read, prompt = self._tokenizer.token_bytes, self._submission.requests[0].prompt
-        for at, (logprob, top) in enumerate(zip(event.logprobs, event.tops, strict=True), start=event.start):
-            others = tuple(TokenPiece(id_, read(id_), its) for id_, its in top)
-            self._scores[at] = TokenPiece(prompt[at], read(prompt[at]), logprob, others)
+        prompt = self._submission.requests[0].prompt
+        scored = zip(event.logprobs, event.tops, event.ranks, strict=True)
+        for at, (logprob, top, rank) in enumerate(scored, start=event.start):
+            self._scores[at] = token_piece(self._tokenizer, prompt[at], logprob, top, rank)
 
     def output(self) -> PromptTokens:
         """The prompt; only once it is complete."""

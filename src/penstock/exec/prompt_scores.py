@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.contract.plan import Alternatives, PromptScores
-from penstock.exec.sampler import likeliest
+from penstock.exec.sampler import likeliest, ranks_of
 
 __all__ = ["PORTION", "prompt_scores"]
 
@@ -35,9 +35,12 @@ def prompt_scores(
     """
     logprobs: list[float] = []
     tops: list[Alternatives] = []
+    ranks: list[int] = []
     for begin in range(0, len(targets), PORTION):
         here = torch.tensor(targets[begin : begin + PORTION], device=hidden.device)
-        scores = logits_of(hidden[begin : begin + len(here)]).log_softmax(-1)  # [P, V]
+        logits = logits_of(hidden[begin : begin + len(here)])  # [P, V]
+        scores = logits.log_softmax(-1)
         logprobs += scores.gather(-1, here[:, None]).squeeze(-1).tolist()
-        tops += likeliest(scores, [top] * len(here)) if top else [()] * len(here)
-    return PromptScores(slot, start, tuple(logprobs), tuple(tops))
+        tops += likeliest(logits, scores, [top] * len(here)) if top else [()] * len(here)
+        ranks += ranks_of(logits, here)
+    return PromptScores(slot, start, tuple(logprobs), tuple(tops), tuple(ranks))

@@ -153,8 +153,8 @@ class TorchRunner:
         began: float,
     ) -> StepResult:
         """Remember the new tokens and report them; a failed row gets none."""
-        tokens, logprobs, tops, failures = [], [], [], []
-        for row, token, logprob, failed, top in zip(sampling, *sampled, strict=True):
+        tokens, logprobs, tops, ranks, failures = [], [], [], [], []
+        for row, token, logprob, failed, top, rank in zip(sampling, *sampled, strict=True):
             if failed:
                 failures.append(RowFailure(row.slot, _NOT_FINITE))
                 continue
@@ -162,6 +162,7 @@ class TorchRunner:
             tokens.append(token)
             logprobs.append(logprob)
             tops.append(top)
+            ranks.append(rank)
         seconds = self._clock.now() - began
         return StepResult(
             step=step,
@@ -172,4 +173,5 @@ class TorchRunner:
             tops=tuple(tops) if any(tops) else (),
             prompts=prompts,
             embeddings=pooled.embeddings,
+            ranks=tuple(ranks) if any(ranks) else (),
         )

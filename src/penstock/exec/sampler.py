@@ -27,7 +27,7 @@ from penstock.kernels.native_sampler import choose
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
-__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "sample"]
+__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "ranks_of", "sample"]
 
 _STAGES = dict(STAGES)  # in the order in which they run
 
@@ -110,15 +110,17 @@ class Sampled(NamedTuple):
         logprobs: log probability of the token, 0.0 where it was not asked for.
         failed: whether the row had no distribution to choose from: NaN or infinite logits, or nothing but -inf.
         tops: the likeliest tokens with theirs, as many as were asked for.
+        ranks: the token's place among all by likelihood, from 1; 0 where the log probability was not asked for.
     """
 
     tokens: list[int]
     logprobs: list[float]
     failed: list[bool]
     tops: list[Alternatives]
+    ranks: list[int]
 
 
-NOTHING = Sampled([], [], [], [])
+NOTHING = Sampled([], [], [], [], [])
 
 
 def _see_nothing(rows: Sequence[int]) -> RowViews:
@@ -149,7 +151,7 @@ def sample(
     if len(compiled) == len(draws):
         return _sample_compiled(logits, draws, positions)
     others = [row for row, draw in enumerate(draws) if not draw.compiles]
-    outcomes: dict[int, tuple[int, float, bool, Alternatives]] = {}
+    outcomes: dict[int, tuple[int, float, bool, Alternatives, int]] = {}
     if compiled:
         part = _sample_compiled(logits[compiled], *_pick(compiled, draws, positions))
         outcomes |= zip(compiled, zip(*part, strict=True), strict=True)
@@ -157,8 +159,8 @@ def sample(
         logits[others], *_pick(others, draws, positions), lambda rows: look([others[row] for row in rows])
     )
     outcomes |= zip(others, zip(*part, strict=True), strict=True)
-    tokens, logprobs, failed, tops = zip(*(outcomes[row] for row in range(len(draws))), strict=True)
-    return Sampled(list(tokens), list(logprobs), list(failed), list(tops))
+    tokens, logprobs, failed, tops, ranks = zip(*(outcomes[row] for row in range(len(draws))), strict=True)
+    return Sampled(list(tokens), list(logprobs), list(failed), list(tops), list(ranks))
 
 
 def _pick(rows: Sequence[int], draws: Sequence[Draw], positions: Sequence[int]) -> tuple[list[Draw], list[int]]:
@@ -181,8 +183,8 @@ def _sample_compiled(logits: Tensor, draws: Sequence[Draw], positions: Sequence[
         uniform=torch.tensor(drawn, dtype=torch.float64),
         wants_logprob=torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool),
     )
-    sampled = Sampled(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist(), [()] * len(draws))
-    return _with_tops(sampled, logits, draws, [row for row, draw in enumerate(draws) if draw.top])
+    sampled = _without_places(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
+    return _with_places(sampled, logits, draws, [row for row, draw in enumerate(draws) if draw.wants_logprob])
 
 
 def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], look: Look) -> Sampled:
@@ -201,9 +203,8 @@ def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[
     logprobs = _logprobs(logits, tokens, raw) + _logprobs(staged, tokens, processed)
     # Token ids are exact in float64, so that one copy to the host brings everything.
     host = torch.stack((tokens.double(), logprobs.double(), failed.double())).tolist()
-    sampled = Sampled([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]], [()] * len(draws))
-    sampled = _with_tops(sampled, logits, draws, [row for row in raw if draws[row].top])
-    return _with_tops(sampled, staged, draws, [row for row in processed if draws[row].top])
+    sampled = _without_places([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
+    return _with_places(_with_places(sampled, logits, draws, raw), staged, draws, processed)
 
 
 def _draw(staged: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Tensor:
@@ -256,29 +257,65 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
     return logprobs
 
 
+def _without_places(tokens: list[int], logprobs: list[float], failed: list[bool]) -> Sampled:
+    return Sampled(tokens, logprobs, failed, [()] * len(tokens), [0] * len(tokens))
+
+
+def _with_places(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], wanted: Sequence[int]) -> Sampled:
+    """`sampled` with the ranks of the rows `wanted`, and with the likeliest tokens of those that want some."""
+    if not wanted:
+        return sampled
+    ranks = ranks_of(logits[_index(wanted, logits)], torch.tensor([sampled.tokens[row] for row in wanted]))
+    for row, rank in zip(wanted, ranks, strict=True):
+        sampled.ranks[row] = rank
+    return _with_tops(sampled, logits, draws, [row for row in wanted if draws[row].top])
+
+
 def _with_tops(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], wanted: Sequence[int]) -> Sampled:
     """`sampled` with the likeliest tokens of the rows `wanted`; what both ways say of a token is then the same."""
     if not wanted:
         return sampled
-    logprobs = logits[_index(wanted, logits)].log_softmax(-1)  # [R, V]
+    of = logits[_index(wanted, logits)]  # [R, V]
+    logprobs = of.log_softmax(-1)
     chosen = torch.tensor([sampled.tokens[row] for row in wanted], device=logits.device)
     own = logprobs.gather(-1, chosen[:, None]).squeeze(-1).tolist()
-    tops = likeliest(logprobs, [draws[row].top for row in wanted])
+    tops = likeliest(of, logprobs, [draws[row].top for row in wanted])
     for row, logprob, top in zip(wanted, own, tops, strict=True):
         sampled.logprobs[row], sampled.tops[row] = logprob, top
     return sampled
 
 
-def likeliest(logprobs: Tensor, counts: Sequence[int]) -> list[Alternatives]:
+def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:
+    """The place of each of `tokens` `[R]` in its row of `[R, V]` by likelihood, from 1.
+
+    Of equals the lower id comes first. Counts, so that no row is sorted; a sum of integers is the same in any order.
+    """
+    tokens = tokens.to(logits.device)[:, None]  # [R, 1]
+    own = logits.gather(-1, tokens)
+    equal_before = (logits == own) & (torch.arange(logits.shape[-1], device=logits.device) < tokens)
+    ranks: list[int] = (1 + ((logits > own) | equal_before).sum(-1)).tolist()
+    return ranks
+
+
+def likeliest(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[Alternatives]:
     """The `counts[r]` likeliest tokens of each row of `[R, V]`, equals by ascending id; none that is ruled out."""
-    values, ids = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
-    rows = zip(counts, values.tolist(), ids.tolist(), strict=True)
-    ordered = [(count, sorted(zip(ids, values, strict=True), key=_likelier)) for count, values, ids in rows]
-    return [tuple(pair for pair in pairs[:count] if pair[1] > float("-inf")) for count, pairs in ordered]
+    width = min(max(counts) + 1, logits.shape[-1])  # one more: it shows whether the last one was chosen among equals
+    values, ids = logits.topk(width, dim=-1)
+    found = logprobs.gather(-1, ids).tolist()
+    tops: list[Alternatives] = []
+    for row, (count, of, at, theirs) in enumerate(zip(counts, values.tolist(), ids.tolist(), found, strict=True)):
+        if 0 < count < width and of[count] == of[count - 1] > -torch.inf:
+            order = logits[row].argsort(descending=True, stable=True)[:count]
+            pairs = list(zip(order.tolist(), logprobs[row, order].tolist(), strict=True))
+        else:
+            ordered = sorted(zip(of, at, theirs, strict=True), key=_likelier)[:count]
+            pairs = [(token, logprob) for _, token, logprob in ordered]
+        tops.append(tuple(pair for pair in pairs if pair[1] > -torch.inf))
+    return tops
 
 
-def _likelier(pair: tuple[int, float]) -> tuple[float, int]:
-    return -pair[1], pair[0]
+def _likelier(entry: tuple[float, int, float]) -> tuple[float, int]:
+    return -entry[0], entry[1]
 
 
 def _index(rows: Sequence[int], like: Tensor) -> Tensor:

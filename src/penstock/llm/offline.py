@@ -19,6 +19,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import ModelCard, ModelWork
 from penstock.contract.request import Ask, Prompt
 from penstock.engine import StepOutputs
+from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chats
 from penstock.llm.embeddings import (
     EmbeddingRequestOutput,
@@ -188,6 +189,24 @@ class LLM:
         first = found[: len(ours)] * (len(theirs) // len(ours))
         return [_scored(*pair) for pair in zip(first, found[len(ours) :], strict=True)]
 
+    def beam_search(
+        self, prompts: PromptLike | Sequence[PromptLike], params: BeamSearchParams, *, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt that a beam search finds; see `penstock.llm.beam_search`.
+
+        All beams of all prompts run as one batch. Cheap only with the prefix cache, which is on by default.
+
+        Raises:
+            RequestError: a prompt or parameter cannot be served.
+            EngineFault: it failed for a reason of ours.
+        """
+        searches = [BeamSearch(self._assembly.intake, prompt, params) for prompt in as_prompts(prompts)]
+        with tqdm(total=len(searches), desc="Searching", unit="prompt", disable=not use_tqdm) as bar:
+            while growing := [search for search in searches if not search.done]:
+                self._grow(growing)
+                bar.update(sum(search.done for search in growing))
+        return [search.output() for search in searches]
+
     def add_request(self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
 
@@ -230,6 +249,13 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _grow(self, searches: Sequence[BeamSearch]) -> None:
+        """Take every search a step on, all of them together."""
+        queries = [(query, search.query_params) for search in searches for query in search.queries()]
+        answers = iter(self._run([query for query, _ in queries], [params for _, params in queries], use_tqdm=False))
+        for search in searches:
+            search.advance([next(answers) for _ in search.queries()])
 
     def _run(
         self,
@@ -284,6 +310,7 @@ class LLM:
             sampling=params.spec(),
             stop=params.stop_rules(),
             grammar=params.grammar(),
+            best_of=params.best_of,
         )
         return applied(given, ask)
 

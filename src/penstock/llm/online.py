@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from penstock.contract.config import DEFAULT_MODEL
 from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
 from penstock.contract.request import Ask, Prompt
+from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chat
 from penstock.llm.embeddings import EmbeddingRequestOutput, embedding_spec, kept_tokens
 from penstock.llm.outputs import Answer, RequestOutput
@@ -39,7 +40,7 @@ class AsyncLLM:
 
     def generate(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Stream one request; each output is the request so far, the last one is `finished`.
 
         Leaving the loop early, or cancelling the task, aborts the request.
@@ -54,7 +55,7 @@ class AsyncLLM:
 
     async def _stream(
         self, given: Prompt | ChatRequest, params: SamplingParams, request_id: str
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         ask = Ask(
             request_id or uuid.uuid4().hex,
             prompt_of(given),
@@ -62,6 +63,7 @@ class AsyncLLM:
             sampling=params.spec(),
             stop=params.stop_rules(),
             grammar=params.grammar(),
+            best_of=params.best_of,
         )
         submission = await asyncio.to_thread(self._assembly.intake.resolve, applied(given, ask))
         answer = Answer(submission, params.logprobs is not None)
@@ -142,6 +144,28 @@ class AsyncLLM:
                 for output in outputs:
                     answer.add(output)
         return answer.embedding()
+
+    async def beam_search(self, prompt: PromptLike | Prompt, params: BeamSearchParams) -> BeamSearchOutput:
+        """The likeliest continuations of a prompt that a beam search finds; as `LLM.beam_search`, beside all else.
+
+        Cancelling the task aborts what is running of it.
+        """
+        given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
+        search = await asyncio.to_thread(BeamSearch, self._assembly.intake, given, params)
+        while not search.done:
+            queries = [asyncio.create_task(self._whole(query, search.query_params)) for query in search.queries()]
+            try:
+                search.advance(await asyncio.gather(*queries))
+            finally:
+                for query in queries:
+                    query.cancel()
+                await asyncio.gather(*queries, return_exceptions=True)
+        return search.output()
+
+    async def _whole(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        async with aclosing(self.generate(prompt, params)) as stream:
+            outputs = [output async for output in stream]
+        return outputs[-1]
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with finish reason `abort`. Unknown ids are no error."""

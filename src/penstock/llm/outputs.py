@@ -28,9 +28,14 @@ __all__ = ["Answer", "CompletionOutput", "Logprob", "RequestOutput"]
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log probability of a token under the model's raw distribution, and the token as text."""
+    """Log probability of a token under the model's raw distribution, and the token as text.
+
+    Attributes:
+        rank: its place among all tokens by likelihood, from 1.
+    """
 
     logprob: float
+    rank: int
     decoded_token: str
 
 
@@ -112,7 +117,7 @@ class Answer:
     def __init__(self, submission: Submission, wants_logprobs: bool = False) -> None:
         self._submission = submission
         self._wants_logprobs = wants_logprobs
-        self._choices = [_GrowingChoice() for _ in submission.requests]
+        self._choices = [_GrowingChoice() for _ in range(submission.answered)]
         self._usage = Usage()
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._vector: bytes | None = None
@@ -206,4 +211,4 @@ class Answer:
 
 def _logprobs(piece: TokenPiece) -> dict[int, Logprob]:
     """A token, then the alternatives to it."""
-    return {each.id: Logprob(each.logprob, each.text) for each in (piece, *piece.top)}
+    return {each.id: Logprob(each.logprob, each.rank, each.text) for each in (piece, *piece.top)}

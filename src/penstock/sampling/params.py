@@ -1,7 +1,7 @@
 """`SamplingParams`: how one request is sampled and when it stops, in vLLM's names and with vLLM's defaults.
 
-Holds no rule of its own but one (`min_tokens` may not exceed `max_tokens`): types, ranges, defaults and meanings are
-those of the files in `penstock.sampling.parameters`.
+Holds no rule of its own but two (`min_tokens` may not exceed `max_tokens`, nor `n` `best_of`): types, ranges, defaults
+and meanings are those of the files in `penstock.sampling.parameters`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class SamplingParams:
     """Validated sampling parameters. Equal meaning in equal form: numbers are floats or ints, lists are tuples.
 
     Attributes:
-        n: completions to generate from the one prompt.
+        n: completions to answer.
+        best_of: completions to generate, of which the n with the highest mean log probability are answered.
         temperature: 0 always takes the likeliest token.
         top_p: smallest set of likeliest tokens with at least this probability; 1 takes all.
         top_k: this many likeliest tokens; 0 or -1 takes all.
@@ -104,12 +105,15 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     repetition_detection: Mapping[str, int] | tuple[int, ...] | None = None
     structured_outputs: Grammar | Mapping[str, Any] | None = None
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
         for parameter in PARAMETERS:
             object.__setattr__(self, parameter.name, parameter.check(getattr(self, parameter.name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens})")
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidParameter("best_of", f"must be at least n ({self.n}), got {self.best_of}")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> SamplingParams:

@@ -155,7 +155,7 @@ def _delivery(exchange: Exchange, shape: Shape) -> Delivery:
 
 
 def _whole(exchange: Exchange, shape: WholeShape) -> WholeDelivery:
-    return WholeDelivery(shape, exchange.num_choices, exchange.timings)
+    return WholeDelivery(shape, exchange.num_choices, exchange.timings, exchange.prompt_logprobs)
 
 
 def _add_describing_routes(app: FastAPI, client: EngineClient, card: ModelCard) -> None:

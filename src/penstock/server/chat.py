@@ -27,6 +27,7 @@ from penstock.server.parameters import (
     read_terms,
     sampling_fields,
 )
+from penstock.server.prompt_logprobs import read_prompt_logprobs
 from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject
 from penstock.server.timings import TIMINGS
@@ -46,7 +47,7 @@ CHAT_FIELDS = (
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
     *COMMON_FIELDS,
-    *sampling_fields("logprobs", "prompt_logprobs"),
+    *sampling_fields("best_of", "logprobs"),
 )
 
 
@@ -65,13 +66,14 @@ def parse_chat(body: JsonObject, exchange_id: str, card: ModelCard, limits: Requ
     aliases |= response_format_alias(given)
     given["logprobs"] = _num_logprobs(given)
     terms = read_terms(given, {"max_tokens": None}, aliases, card, limits)
-    chat = read_chat_terms(given, card, limits)
+    chat, stream = read_chat_terms(given, card, limits), given.get("stream", False)
     return Exchange(
         id=exchange_id,
         asks=(chat.applied(terms.ask(exchange_id, chat.prompt)),),
-        stream=given.get("stream", False),
+        stream=stream,
         include_usage=check_stream_options(given),
         timings=given.get("timings", False),
+        prompt_logprobs=read_prompt_logprobs(terms.params, stream=stream, in_choices=False),
         aliases=aliases | chat.offer.aliases,
     )
 

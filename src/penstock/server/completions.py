@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import math
+from dataclasses import replace
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter, PromptTooLong
@@ -14,9 +15,10 @@ from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Us
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import Prompt, TextPrompt, TokenPrompt
+from penstock.sampling import SamplingParams
 from penstock.server.answers import finite_logprob, usage_object
 from penstock.server.exchange import Exchange
-from penstock.server.fields import BOOLEAN, INTEGER, NEUTRAL_COMPLETION, Field, Kind, join_path, read_fields
+from penstock.server.fields import BOOLEAN, NEUTRAL_COMPLETION, Field, Kind, join_path, read_fields
 from penstock.server.parameters import (
     COMMON_FIELDS,
     STREAM_OPTIONS,
@@ -26,6 +28,7 @@ from penstock.server.parameters import (
     read_terms,
     sampling_fields,
 )
+from penstock.server.prompt_logprobs import read_prompt_logprobs
 from penstock.server.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.server.strict_json import JsonObject
 from penstock.server.timings import TIMINGS
@@ -51,13 +54,12 @@ PROMPTS = Kind(
 
 COMPLETION_FIELDS = (
     Field("prompt", PROMPTS, "What to continue: text or token ids, one prompt or several."),
-    Field("best_of", INTEGER, "Must equal n: there is no choosing among more."),
     Field("echo", BOOLEAN, "Begin each choice with the prompt; with logprobs, its tokens have theirs too."),
     STREAM_OPTIONS,
     TIMINGS,
     RESPONSE_FORMAT,
     *COMMON_FIELDS,
-    *sampling_fields("prompt_logprobs"),
+    *sampling_fields(),
 )
 
 
@@ -69,30 +71,33 @@ def parse_completion(body: JsonObject, exchange_id: str, card: ModelCard, limits
     """
     check_model(body, card)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
-    _check_best_of(given)
-    if given.get("echo", False) and given.get("logprobs") is not None:
-        given["prompt_logprobs"] = given["logprobs"]
-    aliases = response_format_alias(given) | {"prompt_logprobs": "logprobs"}
-    terms = read_terms(given, {"max_tokens": 16}, aliases, card, limits)
+    aliases = response_format_alias(given)
+    terms, stream = read_terms(given, {"max_tokens": 16}, aliases, card, limits), given.get("stream", False)
     parts = split_prompts(given.get("prompt"), "prompt", limits.max_prompts)
     prompts = [read_prompt(part, path, card, limits) for path, part in parts]
-    if len(prompts) * terms.params.n > limits.max_sequences:
-        message = f"{len(prompts)} prompts times n = {terms.params.n} is more than {limits.max_sequences} sequences."
-        raise InvalidParameter("n", message)
+    _check_count(len(prompts), terms.params, limits)
+    if stream and terms.params.best_of not in (None, terms.params.n):
+        raise InvalidParameter("best_of", "best_of above n has no place in a stream: the best are known at the end.")
+    prompt_logprobs = read_prompt_logprobs(terms.params, stream=stream, in_choices=True)
+    if terms.echo and terms.params.logprobs is not None:
+        most = max(terms.params.logprobs, terms.params.prompt_logprobs or 0)
+        terms = replace(terms, params=replace(terms.params, prompt_logprobs=most))
     return Exchange(
         id=exchange_id,
         asks=tuple(terms.ask(f"{exchange_id}-{index}", prompt) for index, prompt in enumerate(prompts)),
-        stream=given.get("stream", False),
+        stream=stream,
         include_usage=check_stream_options(given),
         timings=given.get("timings", False),
+        prompt_logprobs=prompt_logprobs,
         aliases=aliases | {"messages": "prompt"},
     )
 
 
-def _check_best_of(given: JsonObject) -> None:
-    if "best_of" in given and given["best_of"] != given.get("n", 1):
-        message = "best_of is not supported beyond n: leave it out, or give it n's value."
-        raise InvalidParameter("best_of", message, code="unsupported_parameter")
+def _check_count(prompts: int, params: SamplingParams, limits: RequestLimits) -> None:
+    name, each = ("n", params.n) if params.best_of is None else ("best_of", params.best_of)
+    if prompts * each > limits.max_sequences:
+        message = f"{prompts} prompts times {name} = {each} is more than {limits.max_sequences} sequences."
+        raise InvalidParameter(name, message)
 
 
 def split_prompts(value: Any, field: str, most: int) -> list[tuple[str, Any]]:

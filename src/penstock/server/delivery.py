@@ -26,6 +26,7 @@ from penstock.server.connection import ClientLeft, while_connected
 from penstock.server.exchange import Exchange, Replies, Transcript
 from penstock.server.failures import ShuttingDown, error_object, error_response, json_response
 from penstock.server.observation import account_of
+from penstock.server.prompt_logprobs import PromptLogprobs, add_prompt_logprobs
 from penstock.server.strict_json import JsonObject, encode
 from penstock.server.timings import timings_object
 
@@ -123,10 +124,17 @@ class Delivery(Protocol):
 class WholeDelivery:
     """The answer in one JSON object."""
 
-    def __init__(self, shape: WholeShape, num_choices: int, timings: bool = False) -> None:
+    def __init__(
+        self,
+        shape: WholeShape,
+        num_choices: int,
+        timings: bool = False,
+        prompt_logprobs: PromptLogprobs | None = None,
+    ) -> None:
         self._shape = shape
         self._num_choices = num_choices
         self._timings = timings
+        self._prompt_logprobs = prompt_logprobs
 
     async def deliver(self, replies: Replies, outlet: Outlet) -> None:
         """Wait for everything, then send it."""
@@ -135,6 +143,9 @@ class WholeDelivery:
             async for output in stream:
                 transcript.take(output)
         answer = self._shape.whole(transcript.choices(), replies.usage)
+        if self._prompt_logprobs is not None:
+            prompts = [prompt for _, prompt in sorted(replies.prompts.items())]
+            add_prompt_logprobs(answer, self._prompt_logprobs, prompts)
         if self._timings:
             answer["timings"] = timings_object(replies.timings, replies.usage, self._num_choices)
         await outlet.respond(json_response(200, answer))

@@ -31,6 +31,7 @@ from penstock.contract.events import (
 from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.ports import EngineClient
 from penstock.contract.request import Ask
+from penstock.server.prompt_logprobs import PromptLogprobs
 
 __all__ = ["Exchange", "Replies", "Transcript"]
 
@@ -47,6 +48,7 @@ class Exchange:
         stream: whether to answer piece by piece.
         include_usage: whether a stream ends with a usage chunk.
         timings: whether the answer ends with its timings.
+        prompt_logprobs: what a whole answer holds of its prompts' log probabilities; None for nothing.
         aliases: parameter names that errors use -> the names that this caller used.
         prompt_fields: the same of `prompt`, one an ask, where each has its own.
         at_once: asks that are in the engine at the same time, or fewer where its queue is full; the others follow. 0
@@ -58,6 +60,7 @@ class Exchange:
     stream: bool = False
     include_usage: bool = False
     timings: bool = False
+    prompt_logprobs: PromptLogprobs | None = None
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
     prompt_fields: tuple[str, ...] = ()
     at_once: int = 0
@@ -82,6 +85,7 @@ class Replies:
         sent_tokens: tokens that have come through.
         finish_reasons: of the choices that have ended.
         vectors: of the prompts that are embedded, by their index; as `Embedding.vector`.
+        prompts: by the index of their ask, those that have come.
     """
 
     def __init__(self, client: EngineClient, exchange: Exchange) -> None:
@@ -90,6 +94,7 @@ class Replies:
         self.sent_tokens = 0
         self.finish_reasons: list[str] = []
         self.vectors: dict[int, bytes] = {}
+        self.prompts: dict[int, PromptTokens] = {}
         self._client = client
         self._exchange = exchange
 
@@ -105,8 +110,9 @@ class Replies:
             async for prompt, output in outputs:
                 match output:
                     case PromptTokens():
+                        self.prompts[prompt] = output
                         for choice in range(asks[prompt].n if asks[prompt].echo else 0):
-                            yield ChoiceDelta(prompt * asks[prompt].n + choice, output.text, output.tokens)
+                            yield _echoed(output, prompt * asks[prompt].n + choice, asks[prompt])
                     case Embedding(vector):
                         self.vectors[prompt] = vector
                     case ChoiceDelta() | ChoiceFinished():
@@ -135,6 +141,12 @@ class Replies:
             cached_tokens=self.usage.cached_tokens + usage.cached_tokens,
             reasoning_tokens=self.usage.reasoning_tokens + usage.reasoning_tokens,
         )
+
+
+def _echoed(prompt: PromptTokens, choice: int, ask: Ask) -> ChoiceDelta:
+    """The prompt as a choice's beginning, its tokens with as many alternatives as the generated ones have."""
+    count = ask.sampling.get("logprobs", 0)
+    return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
 
 
 def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta | ChoiceFinished:

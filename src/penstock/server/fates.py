@@ -48,11 +48,13 @@ _TEXT_ONLY = "The models served here read and write text only."
 _NO_TOOLS = "This server calls no tools of its own."
 _HOSTED = "Belongs to the other vendor's hosted service: accounts, regions, tiers, moderation."
 _USER_TEMPLATE = "Templates are programs: only the model's own is run."
+_LIBRARY_BEAMS = "Beam search is in the Python API: LLM.beam_search and AsyncLLM.beam_search."
 _AUTOMATIC_CACHE = "The prefix cache is automatic; what may be shared is said with cache_salt."
 
 REASONS = {
     "access_programs": _HOSTED,
     "audio": _TEXT_ONLY,
+    "best_of": "Only /v1/completions chooses among more than n.",
     "chat_template": _USER_TEMPLATE,
     "container": _HOSTED,
     "context_management": "Conversations are never shortened here; one that is too long is refused.",
@@ -61,8 +63,10 @@ REASONS = {
     "embed_dtype": "Vectors are float32.",
     "endianness": "Vectors in base64 are little-endian, on every machine.",
     "documents": "Put documents into the messages.",
+    "early_stopping": _LIBRARY_BEAMS,
     "image": _TEXT_ONLY,
     "inference_geo": _HOSTED,
+    "length_penalty": _LIBRARY_BEAMS,
     "max_tool_calls": _NO_TOOLS,
     "mcp_servers": _NO_TOOLS,
     "media_io_kwargs": _TEXT_ONLY,
@@ -83,6 +87,7 @@ REASONS = {
     "truncation": "Nothing is shortened silently: a conversation that is too long is refused.",
     "truncate_prompt_tokens": "Nothing is shortened silently: a prompt that is too long is refused.",
     "truncation_side": "Where truncate_prompt_tokens is honoured, it leaves off the end.",
+    "use_beam_search": _LIBRARY_BEAMS,
     "user_profile_id": _HOSTED,
     "web_search_options": _NO_TOOLS,
     "workspace_id": _HOSTED,

@@ -114,7 +114,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logprob_token_ids": (),
-    "prompt_logprobs": (),
     "request_id": (),
     "return_token_ids": (False,),
     "return_token_offsets": (False,),

@@ -14,6 +14,7 @@ from penstock.server.completions import PROMPT_SCHEMA, read_prompt
 from penstock.server.exchange import Exchange
 from penstock.server.fields import INTEGER, NEUTRAL_GENERATE, Field, Kind, read_fields
 from penstock.server.parameters import COMMON_FIELDS, check_model, max_tokens_alias, read_terms, sampling_fields
+from penstock.server.prompt_logprobs import read_prompt_logprobs
 from penstock.server.strict_json import JsonObject
 from penstock.server.timings import TIMINGS
 
@@ -26,7 +27,7 @@ GENERATE_FIELDS = (
     Field("max_new_tokens", INTEGER, "Another name of max_tokens."),
     TIMINGS,
     *COMMON_FIELDS,
-    *sampling_fields("logprobs", "logprobs_mode", "n", "prompt_logprobs"),
+    *sampling_fields("best_of", "logprobs", "logprobs_mode", "n"),
 )
 
 
@@ -51,6 +52,7 @@ def parse_generate(body: JsonObject, exchange_id: str, card: ModelCard, limits: 
         asks=(terms.ask(exchange_id, prompt),),
         stream=stream,
         timings=timings,
+        prompt_logprobs=read_prompt_logprobs(terms.params, stream=stream, in_choices=False),
         aliases=aliases | {"messages": "prompt"},
     )
 

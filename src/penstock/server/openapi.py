@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.server.fields import NEUTRAL_STREAM_OPTIONS, Field, Neutrals
 from penstock.server.parameters import STREAM_OPTIONS_FIELDS
+from penstock.server.prompt_logprobs import PROMPT_LOGPROBS_SCHEMA
 from penstock.server.strict_json import JsonObject
 
 __all__ = ["COMPONENTS", "answers", "reference", "request_body"]
@@ -85,11 +86,13 @@ _COMPLETION_CHOICE = _object(
         "logprobs": _nullable(_COMPLETION_LOGPROBS),
         "finish_reason": _FINISH,
         "stop_reason": _STOP_REASON,
-    }
+        "prompt_logprobs": PROMPT_LOGPROBS_SCHEMA,
+    },
+    optional=("prompt_logprobs",),
 )
 
 
-def _answer(kind: str, choice: JsonObject, usage: str = "Usage") -> JsonObject:
+def _answer(kind: str, choice: JsonObject, usage: str = "Usage", **optional: JsonObject) -> JsonObject:
     return _object(
         {
             "id": _STRING,
@@ -100,8 +103,9 @@ def _answer(kind: str, choice: JsonObject, usage: str = "Usage") -> JsonObject:
             "choices": _list(choice),
             "usage": reference(usage),
             "timings": reference("Timings"),
+            **optional,
         },
-        optional=("timings",),
+        optional=("timings", *optional),
     )
 
 
@@ -133,7 +137,7 @@ COMPONENTS: JsonObject = {
             "completion_tokens_details": _object({"reasoning_tokens": _INTEGER}),
         }
     ),
-    "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE, "ChatUsage"),
+    "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE, "ChatUsage", prompt_logprobs=PROMPT_LOGPROBS_SCHEMA),
     "Completion": _answer("text_completion", _COMPLETION_CHOICE),
     "Embeddings": _object(
         {
@@ -154,8 +158,14 @@ COMPONENTS: JsonObject = {
         }
     ),
     "Generated": _object(
-        {"text": _STRING, "finish_reason": _FINISH, "usage": reference("Usage"), "timings": reference("Timings")},
-        optional=("timings",),
+        {
+            "text": _STRING,
+            "finish_reason": _FINISH,
+            "usage": reference("Usage"),
+            "timings": reference("Timings"),
+            "prompt_logprobs": PROMPT_LOGPROBS_SCHEMA,
+        },
+        optional=("timings", "prompt_logprobs"),
     ),
     "Timings": _object(
         {

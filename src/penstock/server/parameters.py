@@ -85,6 +85,7 @@ class Terms:
             cache_salt=self.cache_salt,
             echo=self.echo,
             grammar=self.params.grammar(),
+            best_of=self.params.best_of,
         )
 
 

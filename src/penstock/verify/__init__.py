@@ -2,8 +2,8 @@
 
 from penstock.verify.episode import ScheduleCrashed
 from penstock.verify.extent import SMALL, Extent
-from penstock.verify.proof import profile, verify
+from penstock.verify.proof import open_subject, profile, verify
 from penstock.verify.report import Report
 from penstock.verify.subject import Subject
 
-__all__ = ["SMALL", "Extent", "Report", "ScheduleCrashed", "Subject", "profile", "verify"]
+__all__ = ["SMALL", "Extent", "Report", "ScheduleCrashed", "Subject", "open_subject", "profile", "verify"]

@@ -1,7 +1,7 @@
 """Comparing what a request came to with what it comes to alone.
 
-Decides what counts as the same: equal token ids, and log probabilities that are equal as floats. There is no tolerance
-anywhere.
+Decides what counts as the same: equal token ids, log probabilities that are equal as floats, and all else that a caller
+is told. There is no tolerance anywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ __all__ = ["Difference", "Mismatch", "Tally", "compare", "total"]
 
 Drawn = tuple[int, float]
 
+_BESIDE = ("tops", "ranks", "text", "end", "prompt")
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -24,12 +26,14 @@ class Difference:
     Attributes:
         at: index among the generated tokens.
         failure: why the request ended there; "" where it did not fail.
+        what: where no token differs, what does: tops, ranks, text, end or prompt.
     """
 
     at: int
     alone: Drawn | None
     here: Drawn | None
     failure: str
+    what: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Mismatch:
         """One line for people."""
         at = self.difference
         failed = f" ({at.failure})" if at.failure else ""
+        if at.what:
+            return f"request {self.request} in run {self.run}: the tokens are the same, but not its {at.what}{failed}"
         return (
             f"request {self.request} in run {self.run}, generated token {at.at}:"
             f" alone {_spell(at.alone)}, here {_spell(at.here)}{failed}"
@@ -64,6 +70,8 @@ class Tally:
         ids: places with another token id, a token too few or a token too many. One is followed by many, since what
             comes after it has another past.
         logprobs: places with the same id and another log probability.
+        others: requests with the same tokens and log probabilities, and other alternatives, ranks, text, end or prompt
+            scores.
         largest: largest difference of log probabilities, as long as the tokens so far are the same.
     """
 
@@ -72,11 +80,12 @@ class Tally:
     ids: int
     logprobs: int
     largest: float
+    others: int = 0
 
     @property
     def mismatches(self) -> int:
         """Places where anything differs."""
-        return self.ids + self.logprobs
+        return self.ids + self.logprobs + self.others
 
 
 def compare(alone: Outcome, here: Outcome) -> tuple[Tally, Difference | None]:
@@ -95,7 +104,10 @@ def compare(alone: Outcome, here: Outcome) -> tuple[Tally, Difference | None]:
         logprobs += 1
         if not ids:
             largest = max(largest, abs(expected[1] - got[1]))
-    return Tally(len(alone.tokens), int(first is not None), ids, logprobs, largest), first
+    other = next((name for name in _BESIDE if getattr(alone, name) != getattr(here, name)), "") if not first else ""
+    if other:
+        first = Difference(len(alone.tokens), None, None, here.failure, other)
+    return Tally(len(alone.tokens), int(first is not None), ids, logprobs, largest, int(bool(other))), first
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
@@ -107,6 +119,7 @@ def total(tallies: Iterable[Tally]) -> Tally:
         ids=sum(tally.ids for tally in each),
         logprobs=sum(tally.logprobs for tally in each),
         largest=max((tally.largest for tally in each), default=0.0),
+        others=sum(tally.others for tally in each),
     )
 
 

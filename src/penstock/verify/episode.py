@@ -1,7 +1,8 @@
 """Running: requests through the real scheduler and a runner, alone or by a schedule, and what came of them.
 
-Decides nothing about what is run or whether it is right. No HTTP, no text, no threads of its own. Every episode is
-recorded as it happens, as a trace that `penstock.core.trace` replays.
+Decides nothing about what is run or whether it is right. No HTTP, no threads of its own. What is generated is read as
+the engine reads it, so that stop strings end a sequence in the middle of others. Every episode is recorded as it
+happens, as a trace that `penstock.core.trace` replays.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from dataclasses import dataclass
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
-from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
+from penstock.contract.events import Finished, FinishReason, Generated, PromptScored, SeqEvent
+from penstock.contract.plan import Alternatives
 from penstock.contract.request import GenerateRequest
 from penstock.core import Scheduler
 from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
+from penstock.engine.choice import Choice
+from penstock.text import Tokenizer
 from penstock.verify.schedules import Arrival, Schedule
 from penstock.verify.subject import Subject
 
 __all__ = ["Episode", "Outcome", "ScheduleCrashed", "run_alone", "run_schedule"]
 
 OnFinished = Callable[[], object]
+
+PromptEntry = tuple[int, float, Alternatives, int]
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +50,25 @@ class ScheduleCrashed(EngineFault):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a request came to: its tokens, and the log probability of each under the raw distribution.
+    """What a request came to: its tokens, the log probability of each as the request wants it, and all that is told.
 
     Attributes:
         failure: why it could not go on; "" where it could.
+        tops: the likeliest tokens in place of each.
+        ranks: the place of each by likelihood.
+        text: what a caller would be given.
+        end: why it ended, in a word, and the stop string that did it.
+        prompt: (place, log probability, likeliest tokens, rank) of prompt tokens, where they were asked for.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     failure: str = ""
+    tops: tuple[Alternatives, ...] = ()
+    ranks: tuple[int, ...] = ()
+    text: str = ""
+    end: str = ""
+    prompt: tuple[PromptEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,45 @@ class Episode:
     trace: tuple[str, ...]
 
 
+class _Live:
+    """A request that is going on, and what came of it so far. Owned by the drive."""
+
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
+        self._choice = Choice(request.choice, request.stop, tokenizer)
+        self._drawn: list[Generated] = []
+        self._text: list[str] = []
+        self._prompt: dict[int, PromptEntry] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether a stop string ended it."""
+        return self._choice.ended
+
+    def score(self, event: PromptScored) -> None:
+        scores = zip(event.logprobs, event.tops, event.ranks, strict=True)
+        self._prompt |= {at: (at, *entry) for at, entry in enumerate(scores, start=event.start)}
+
+    def push(self, event: Generated) -> None:
+        self._drawn.append(event)
+        self._text.append(self._choice.push(event.token, event.logprob).text)
+
+    def outcome(self, finished: Finished | None) -> Outcome:
+        """What it came to; `finished` is None where a stop string ended it."""
+        reason = FinishReason.STOP if finished is None else finished.reason
+        if finished is not None:
+            self._text.append(self._choice.finish().text)
+        return Outcome(
+            tokens=tuple(each.token for each in self._drawn),
+            logprobs=tuple(each.logprob for each in self._drawn),
+            failure=finished.message if finished is not None and reason is FinishReason.ERROR else "",
+            tops=tuple(each.top for each in self._drawn),
+            ranks=tuple(each.rank for each in self._drawn),
+            text="".join(self._text),
+            end=f"{reason} {self._choice.matched}",
+            prompt=tuple(self._prompt[at] for at in sorted(self._prompt)),
+        )
+
+
 class _Drive:
     """A scheduler and a runner that are stepped and recorded. Owned by the function that made it.
 
@@ -84,19 +139,18 @@ class _Drive:
         self.trace = [encode_header(config)]
         self.outcomes: dict[str, Outcome] = {}
         self._runner = subject.make_runner(config)
-        self._drawn: dict[str, list[Generated]] = {}
+        self._tokenizer = subject.text.tokenizer
+        self._live: dict[str, _Live] = {}
 
     def submit(self, request: GenerateRequest) -> None:
         self.scheduler.submit(request)
         self.trace.append(encode_submit(request))
-        self._drawn[request.id] = []
+        self._live[request.id] = _Live(request, self._tokenizer)
 
     def abort(self, seq_id: str) -> None:
         """End a sequence if it is still going on."""
-        if seq_id in self._drawn:
-            self.trace.append(encode_abort(seq_id))
-            self.scheduler.abort(seq_id)
-            del self._drawn[seq_id]
+        if self._live.pop(seq_id, None) is not None:
+            self._drop(seq_id)
 
     def step(self) -> list[str]:
         """Plan, run and commit; returns who has finished. There must be work.
@@ -114,17 +168,31 @@ class _Drive:
 
     def _ends(self, event: SeqEvent) -> bool:
         """Note an event; true where it is its sequence's last."""
+        live = self._live.get(event.seq_id)
+        if live is None:  # it ended earlier in this very step, by a stop string
+            return False
         match event:
-            case Admitted() | PromptScored() | Embedded():
-                return False
-            case Generated(seq_id):
-                self._drawn[seq_id].append(event)
-                return False
-            case Finished(seq_id, reason, _, message):
-                drawn = self._drawn.pop(seq_id)
-                tokens, logprobs = tuple(each.token for each in drawn), tuple(each.logprob for each in drawn)
-                self.outcomes[seq_id] = Outcome(tokens, logprobs, message if reason is FinishReason.ERROR else "")
+            case PromptScored():
+                live.score(event)
+            case Generated():
+                live.push(event)
+                if live.ended:
+                    self._drop(event.seq_id)
+                    self._close(event.seq_id, live.outcome(None))
+                return live.ended
+            case Finished():
+                self._close(event.seq_id, live.outcome(event))
                 return True
+        return False
+
+    def _close(self, seq_id: str, outcome: Outcome) -> None:
+        del self._live[seq_id]
+        self.outcomes[seq_id] = outcome
+
+    def _drop(self, seq_id: str) -> None:
+        """End a sequence from outside, as the engine does."""
+        self.trace.append(encode_abort(seq_id))
+        self.scheduler.abort(seq_id)
 
 
 def run_alone(subject: Subject, request: GenerateRequest) -> Outcome:

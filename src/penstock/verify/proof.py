@@ -6,22 +6,27 @@ is judged depends on the seed, the extent and the subject, never on what was ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from penstock.app import find_model, load_model
+from penstock.app import LoadedModel, find_model, load_model, vocabulary_of
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import GenerateRequest
+from penstock.grammar import GrammarLibrary
+from penstock.text import open_text
 from penstock.verify.compare import Mismatch, compare, total
 from penstock.verify.episode import Episode, Outcome, run_alone, run_schedule
 from penstock.verify.extent import SMALL, Extent
+from penstock.verify.lexicon import Lexicon
 from penstock.verify.rehearsal import preempts
 from penstock.verify.report import Report, Verdict
 from penstock.verify.requests import draw_requests
 from penstock.verify.schedules import Schedule, draw_schedules
 from penstock.verify.subject import Subject
 
-__all__ = ["OnProgress", "profile", "verify"]
+__all__ = ["OnProgress", "open_subject", "profile", "verify"]
 
 OnProgress = Callable[[int, int], object]
 """Called with (requests run so far, requests to run in all)."""
@@ -40,10 +45,11 @@ def verify(subject: Subject, extent: Extent, served: EngineConfig, on_progress: 
         ConfigError: the extent does not fit the model's context.
         EngineFault: a request cannot be run even alone; a schedule crashed (then it is a `ScheduleCrashed`).
     """
+    lexicon = Lexicon.of(subject)
     requests = draw_requests(
         extent.requests,
         extent.seed,
-        vocab_size=subject.vocab_size,
+        lexicon,
         longest_prompt=extent.longest_prompt(subject.max_positions),
         new_tokens=extent.new_tokens,
     )
@@ -52,10 +58,10 @@ def verify(subject: Subject, extent: Extent, served: EngineConfig, on_progress: 
         extent.seed,
         requests,
         served,
-        vocab_size=subject.vocab_size,
+        lexicon=lexicon,
         threads=subject.threads,
         cache_root=subject.cache_root,
-        preempts=preempts,
+        preempts=partial(preempts, subject=subject),
     )
     advance = _counter(on_progress, len(requests) * (1 + sum(schedule.runs for schedule in schedules)))
     try:
@@ -79,7 +85,23 @@ def profile(served: EngineConfig, extent: Extent = SMALL, cache_dir: Path | None
         EngineFault: see `verify`.
     """
     loaded = load_model(served, find_model(served, cache_dir), _say_nothing)
-    return verify(Subject.of(loaded, served.threads), extent, served)
+    with open_subject(loaded, served) as subject:
+        return verify(subject, extent, served)
+
+
+@contextmanager
+def open_subject(loaded: LoadedModel, served: EngineConfig) -> Iterator[Subject]:
+    """A loaded model with its text and its grammars, which end with the block.
+
+    Raises:
+        SetupError: its tokenizer or chat template cannot be used.
+    """
+    text = open_text(loaded.files.text)
+    grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
+    try:
+        yield Subject.of(loaded, served.threads, text, grammars)
+    finally:
+        grammars.close()
 
 
 def _run_each_alone(

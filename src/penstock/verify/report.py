@@ -20,7 +20,7 @@ Cell = str | int
 
 _COLUMNS = (
     "schedule", "seqs", "chunk", "block", "blocks", "cache", "threads", "comers", "strangers",
-    "steps", "preempted", "hits", "bad requests", "bad ids", "bad logprobs", "largest",
+    "steps", "preempted", "hits", "bad requests", "bad ids", "bad logprobs", "bad others", "largest",
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ class Report:
             return f"exact: 0 mismatching tokens of {tally.tokens}, largest logprob difference 0"
         return (
             f"not exact: {tally.mismatches} mismatching tokens of {tally.tokens} ({tally.ids} ids,"
-            f" {tally.logprobs} logprobs), largest logprob difference {tally.largest:.3g}"
+            f" {tally.logprobs} logprobs, {tally.others} others), largest logprob difference {tally.largest:.3g}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _row(verdict: Verdict) -> Sequence[Cell]:
         schedule.index, config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.num_blocks,
         schedule.cache, schedule.threads, schedule.arrivals_in_words, len(schedule.strangers),
         verdict.steps, verdict.preemptions, verdict.hit_tokens,
-        tally.requests, tally.ids, tally.logprobs, f"{tally.largest:.3g}",
+        tally.requests, tally.ids, tally.logprobs, tally.others, f"{tally.largest:.3g}",
     )  # fmt: skip
 
 

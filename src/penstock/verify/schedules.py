@@ -13,7 +13,8 @@ from random import Random
 
 from penstock.contract.config import EngineConfig, SchedulerConfig
 from penstock.contract.request import GenerateRequest, StopRules
-from penstock.verify.requests import draw_prompt, draw_sampling, ragged
+from penstock.verify.lexicon import Lexicon
+from penstock.verify.requests import draw_params, draw_prompt, ragged
 
 __all__ = ["Arrival", "Schedule", "Stranger", "draw_schedules"]
 
@@ -88,7 +89,7 @@ def draw_schedules(
     requests: Sequence[GenerateRequest],
     served: EngineConfig,
     *,
-    vocab_size: int,
+    lexicon: Lexicon,
     threads: int,
     cache_root: bytes,
     preempts: Callable[[Schedule], bool],
@@ -100,7 +101,7 @@ def draw_schedules(
         seed: of all of them.
         requests: what they run.
         served: the operator's options.
-        vocab_size: for the prompts of strangers.
+        lexicon: for the prompts of strangers.
         threads: the operator's number; drawn schedules use others too.
         cache_root: names the model in block keys.
         preempts: whether a schedule will preempt. A tight one is drawn again until it does, so that preemption is
@@ -111,7 +112,7 @@ def draw_schedules(
         draw = Random(f"schedule/{seed}/{index}")  # noqa: S311 - a workload, not a secret
         traits = _deal(index, served)
         for _ in range(_ATTEMPTS):
-            drawn = _draw_schedule(draw, index, traits, requests, served, vocab_size, threads)
+            drawn = _draw_schedule(draw, index, traits, requests, served, lexicon, threads)
             schedule = replace(drawn, config=replace(drawn.config, cache_root=cache_root))
             if not schedule.tight or preempts(schedule):
                 break
@@ -125,10 +126,10 @@ def _draw_schedule(
     traits: _Traits,
     requests: Sequence[GenerateRequest],
     served: EngineConfig,
-    vocab_size: int,
+    lexicon: Lexicon,
     threads: int,
 ) -> Schedule:
-    strangers = _draw_strangers(draw, requests, vocab_size)
+    strangers = _draw_strangers(draw, requests, lexicon)
     everyone = [*requests, *(stranger.arrival.request for stranger in strangers)]
     config = _draw_config(draw, traits, everyone) if index else _served_config(served, everyone)
     return Schedule(
@@ -195,17 +196,17 @@ def _draw_arrivals(draw: Random, requests: Sequence[GenerateRequest]) -> tuple[A
     return tuple(Arrival(step, request) for step, request in zip(steps, shuffled, strict=True))
 
 
-def _draw_strangers(draw: Random, requests: Sequence[GenerateRequest], vocab_size: int) -> tuple[Stranger, ...]:
+def _draw_strangers(draw: Random, requests: Sequence[GenerateRequest], lexicon: Lexicon) -> tuple[Stranger, ...]:
     """One for every four requests, with prompts that begin like theirs: aborted before, in and after its prompt."""
     prompts = [request.prompt for request in requests]
     longest = max(requests, key=_most_tokens)
     strangers = []
     for index in range(1 + len(requests) // 4):
-        prompt = draw_prompt(draw, vocab_size, len(longest.prompt), prompts)
+        prompt = draw_prompt(draw, lexicon.vocab_size, len(longest.prompt), prompts)
         request = GenerateRequest(
             f"stranger/{index}",
             prompt,
-            sampling=draw_sampling(draw, vocab_size),
+            sampling=lexicon.resolve(draw_params(draw, lexicon, 1)),
             stop=StopRules(max_tokens=_most_tokens(longest) - len(prompt)),
         )
         arrival = Arrival(draw.randint(0, 2 * len(requests)), request)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.ports import Runner
+from penstock.contract.ports import Grammars, Runner
 from penstock.exec.device import compute_threads, set_threads
+from penstock.text import TextModel
 
 __all__ = ["Subject"]
 
@@ -27,6 +28,8 @@ class Subject:
         set_threads: choose the number of compute threads from the next step on.
         threads: how many there are unless a schedule says otherwise.
         cache_root: names the model in block keys.
+        text: how tokens are read.
+        grammars: what compiles forms of answers; None where the model is asked for none.
     """
 
     vocab_size: int
@@ -35,15 +38,17 @@ class Subject:
     set_threads: Callable[[int], object]
     threads: int
     cache_root: bytes
+    text: TextModel
+    grammars: Grammars | None = None
 
     @classmethod
-    def of(cls, loaded: LoadedModel, threads: int) -> Subject:
+    def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Subject:
         """A loaded model; `threads` is the option of that name, 0 for one a physical core."""
 
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = loaded.kv_store(config.num_blocks, config.block_size)
             kv.fill_with_nan()  # whoever reads what was never written shows it
-            return loaded.runner(kv, config.max_num_seqs, config.max_model_len)
+            return loaded.runner(kv, config.max_num_seqs, config.max_model_len, grammars)
 
         return cls(
             vocab_size=loaded.shape.vocab_size,
@@ -52,4 +57,6 @@ class Subject:
             set_threads=set_threads,
             threads=compute_threads(threads),
             cache_root=loaded.files.digest,
+            text=text,
+            grammars=grammars,
         )

@@ -1,0 +1,19 @@
+"""A token with what the model thought in its place, in the form that callers are told: with the bytes of each.
+
+Decides nothing; the one place where alternatives get their ranks, which is the order in which they came.
+"""
+
+from __future__ import annotations
+
+from penstock.contract.events import TokenPiece
+from penstock.contract.plan import Alternatives
+from penstock.text import Tokenizer
+
+__all__ = ["token_piece"]
+
+
+def token_piece(tokenizer: Tokenizer, token: int, logprob: float, top: Alternatives, rank: int) -> TokenPiece:
+    """`token`, and the tokens that were likeliest in its place."""
+    read = tokenizer.token_bytes
+    others = (TokenPiece(other, read(other), its, (), place) for place, (other, its) in enumerate(top, start=1))
+    return TokenPiece(token, read(token), logprob, tuple(others), rank)
