@@ -8,7 +8,8 @@ is missing; elsewhere, breadth first over one character of each class. All searc
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 
 from llguidance import LLMatcher
 
@@ -21,12 +22,19 @@ _NUMBER = b"0123456789-.eE+"
 _VALUES = b'"ntf[{'
 _FILLERS = b"a0A-:.@/ _TZ"
 _MARKS = b'"@.-:/ _,(){}[]'
+_CONTINUATIONS = b"\x80\xbf"  # one of them goes on with any character that is begun (RFC 3629, section 4)
 _MAX_PATH = 16384
 """Bytes; no document that needs more is begun."""
 _MAX_FILL = 1024
 """Characters that are put into one string to make it long enough."""
+_FEW = 8
+"""As many are tried one by one, for forms that repeat a group; more must be a mere length."""
 _LETTERS_SPELLED_OUT = 25
 """More of them are a class, such as a-z, of which two are tried."""
+_NEAR = 24
+"""Bytes at either end of a known ending, of which each is tried as its new beginning."""
+_GLIMPSE = 6
+"""Bytes of an ending that are tried before all of it is."""
 
 
 class JsonPlace:
@@ -78,6 +86,45 @@ class Closer:
             return self._breadth(matcher, _is_complete)
         return self._json(matcher.deep_copy(), place.copy())
 
+    def near(self, matcher: LLMatcher, place: JsonPlace | None, known: bytes, written: int) -> Iterator[bytes]:
+        """Texts that complete the document and end as `known` does, which was right `written` bytes ago.
+
+        Most of what changes an ending skips some of it, leaves half a character behind or has opened a string. The
+        `matcher` is left as it is.
+        """
+        pad = self._pad(matcher, place)
+        pads = [pad, pad + b'"'] if place is not None and place.inside else [pad]
+        starts = dict.fromkeys(
+            (written, 0, *range(_NEAR), *_structural(known), *range(len(known) - _NEAR, len(known) + 1))
+        )
+        for lead in pads:
+            for start in starts:
+                text = lead + known[start:]
+                if 0 <= start <= len(known) and self._completes(matcher, text):
+                    yield text
+
+    def _completes(self, matcher: LLMatcher, text: bytes) -> bool:
+        glimpse = self._speller.bytewise(text[:_GLIMPSE])
+        if matcher.validate_tokens(glimpse) < len(glimpse):
+            return False
+        ids = [*self._speller.bytewise(text), self._speller.eos[0]]
+        return len(ids) == 1 or matcher.validate_tokens(ids) == len(ids)
+
+    def _pad(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes:
+        """What completes a character of which the first bytes are written, or a JSON escape."""
+        if place is not None and place.escaped:
+            return b"n"
+        state, pad = matcher, b""
+        while byte := next((byte for byte in _CONTINUATIONS if self._may_come(state, byte)), 0):
+            state = state.deep_copy()
+            state.consume_token(self._speller.byte_ids[byte])
+            pad += bytes([byte])
+        return pad
+
+    def _may_come(self, matcher: LLMatcher, byte: int) -> bool:
+        id_ = self._speller.byte_ids.get(byte)
+        return id_ is not None and matcher.validate_tokens([id_]) == 1
+
     def _json(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
         path = bytearray()
         while not matcher.is_accepting():
@@ -122,13 +169,17 @@ class Closer:
         filler = self._first(matcher, _FILLERS)
         if filler is None:
             return None
-        ids, trial, count = self._speller.bytewise(filler), matcher.deep_copy(), 0
-        while count < _MAX_FILL and trial.validate_tokens(ids) == 1:
-            trial.consume_tokens(ids)
-            count += 1
-            if self._may_close(trial):
-                return filler * count
-        return None
+        id_, quote = self._speller.byte_ids[filler[0]], self._speller.byte_ids[0x22]
+        most = matcher.validate_tokens([id_] * _MAX_FILL)
+
+        def closes(count: int) -> bool:
+            return matcher.validate_tokens([*[id_] * count, quote]) == count + 1
+
+        small = next((count for count in range(1, min(most, _FEW) + 1) if closes(count)), None)
+        if small is not None:
+            return filler * small
+        count = bisect_left(range(most + 1), True, lo=min(_FEW, most), key=closes)  # once long enough, it stays so
+        return filler * count if count <= most and closes(count) else None
 
     def _may_close(self, matcher: LLMatcher) -> bool:
         return matcher.validate_tokens([self._speller.byte_ids[0x22]]) == 1
@@ -176,6 +227,11 @@ class Closer:
         others = sorted((b for b in allowed if b not in letters and b not in digits), key=_commonness)
         kept = letters if len(letters) <= _LETTERS_SPELLED_OUT else [letters[0], letters[-1]]
         return [bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *others[: self._most_marks])]
+
+
+def _structural(text: bytes) -> list[int]:
+    """Where the parts of JSON begin in `text`."""
+    return [at for at, byte in enumerate(text) if byte in b'"{}[],:']
 
 
 def _commonness(byte: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.ending import Ending
 from penstock.grammar.matcher import GuidedMatcher
 from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller, Vocabulary
@@ -80,7 +81,9 @@ class GrammarLibrary:
         speller = self._ready()
         place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
         fresh = self._compile(grammar, verdict.size)
-        return GuidedMatcher(fresh, speller, Closer(speller, SEARCHES), place, verdict.ending, room)
+        return GuidedMatcher(
+            fresh, speller, Closer(speller, SEARCHES), place, Ending.spelled(verdict.ending, speller), room
+        )
 
     def close(self) -> None:
         """End the compiling process."""
