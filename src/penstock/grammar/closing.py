@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 
 from llguidance import LLMatcher
 
+from penstock.grammar.ending import Ending
 from penstock.grammar.vocabulary import Speller
 
 __all__ = ["Closer", "JsonPlace"]
 
+_STRUCTURE = b'"{}[],:'
 _AFTER_VALUE = b"}],:"
 _NUMBER = b"0123456789-.eE+"
 _VALUES = b'"ntf[{'
@@ -68,10 +70,12 @@ class Closer:
 
     Args:
         searches: states that a breadth-first search may open.
+        hints: pieces of which a short document may be made, the shortest first.
     """
 
-    def __init__(self, speller: Speller, searches: int) -> None:
+    def __init__(self, speller: Speller, searches: int, hints: tuple[bytes, ...] = ()) -> None:
         self._speller = speller
+        self._hints = [hint for hint in hints if set(hint) <= speller.byte_ids.keys()]
         self._searches = searches
         self._most_marks = 48 if searches > 500 else 12  # the door searches wide, a running request narrow
 
@@ -86,29 +90,46 @@ class Closer:
             return self._breadth(matcher, _is_complete)
         return self._json(matcher.deep_copy(), place.copy())
 
-    def near(self, matcher: LLMatcher, place: JsonPlace | None, known: bytes, written: int) -> Iterator[bytes]:
-        """Texts that complete the document and end as `known` does, which was right `written` bytes ago.
+    def endings(
+        self, matcher: LLMatcher, place: JsonPlace | None, known: Ending, written: int, like: bytes = b""
+    ) -> Iterator[Ending]:
+        """Endings to try, the cheapest to find first: most of what is written changes little of an ending.
 
-        Most of what changes an ending skips some of it, leaves half a character behind or has opened a string. The
+        One was `known` `written` bytes ago; `like` is another document of the grammar: what it opens, it closes. The
         `matcher` is left as it is.
         """
-        pad = self._pad(matcher, place)
+        if written <= len(known.text):  # the head of what is known, in other words
+            cut = known.after(written, self._speller)
+            yield cut
+            yield Ending.spelled(cut.text, self._speller)  # the token that was cut took several others
+        yield known  # nothing was opened
+        for model, start in ((known.text, written), (like, 0)):
+            for text in self._near(matcher, place, model, start):
+                yield Ending.spelled(text, self._speller)
+        found = self.ending(matcher, place)
+        if found is not None:
+            yield Ending.spelled(found, self._speller)
+
+    def _near(self, matcher: LLMatcher, place: JsonPlace | None, model: bytes, written: int) -> Iterator[bytes]:
+        """Texts that complete the document and end as `model` does.
+
+        Most of what changes an ending skips some of it, leaves half a character behind or has opened a string.
+        """
+        pad, end = self._pad(matcher, place), len(model)
         pads = [pad, pad + b'"'] if place is not None and place.inside else [pad]
-        starts = dict.fromkeys(
-            (written, 0, *range(_NEAR), *_structural(known), *range(len(known) - _NEAR, len(known) + 1))
-        )
+        structural = (at for at, byte in enumerate(model) if byte in _STRUCTURE)
+        starts = dict.fromkeys((written, 0, *range(_NEAR), *structural, *range(end - _NEAR, end + 1)))
         for lead in pads:
             for start in starts:
-                text = lead + known[start:]
-                if 0 <= start <= len(known) and self._completes(matcher, text):
+                text = lead + model[start:]
+                if 0 <= start <= end and self._completes(matcher, text):
                     yield text
 
     def _completes(self, matcher: LLMatcher, text: bytes) -> bool:
         glimpse = self._speller.bytewise(text[:_GLIMPSE])
         if matcher.validate_tokens(glimpse) < len(glimpse):
             return False
-        ids = [*self._speller.bytewise(text), self._speller.eos[0]]
-        return len(ids) == 1 or matcher.validate_tokens(ids) == len(ids)
+        return self._speller.completes(matcher, self._speller.bytewise(text))
 
     def _pad(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes:
         """What completes a character of which the first bytes are written, or a JSON escape."""
@@ -193,10 +214,14 @@ class Closer:
         return next((bytes([byte]) for byte in candidates if matcher.validate_tokens([byte_ids[byte]]) == 1), None)
 
     def _breadth(self, matcher: LLMatcher, goal: Callable[[LLMatcher, bytes], bool]) -> bytes | None:
-        """The shortest text found that leads to `goal`.
+        """The shortest text found that leads to `goal`: a hint that does at once, or what a search finds.
 
         Of states at the same distance that allow the same tokens next, one is followed.
         """
+        for hint in self._hints:
+            after = self._after(matcher, hint)
+            if after is not None and goal(after, hint):
+                return hint
         heap: list[tuple[int, int, LLMatcher, bytes]] = [(0, 0, matcher.deep_copy(), b"")]
         seen: set[tuple[int, bytes]] = set()
         for opened in range(self._searches):
@@ -205,19 +230,27 @@ class Closer:
             _, _, state, path = heapq.heappop(heap)
             if goal(state, path):
                 return path
-            for step in self._steps(state):
-                after = state.deep_copy()
-                if not after.consume_tokens(self._speller.bytewise(step)):
+            for number, step in enumerate(self._steps(state)):
+                after = self._after(state, step)
+                if after is None:
                     continue
                 longer = path + step
                 looks = (len(longer), after.compute_bitmask())
                 if looks not in seen:
                     seen.add(looks)
-                    heapq.heappush(heap, (len(longer), opened * 256 + step[0], after, longer))
+                    heapq.heappush(heap, (len(longer), opened * 512 + number, after, longer))
         return None
 
+    def _after(self, matcher: LLMatcher, text: bytes) -> LLMatcher | None:
+        """Where the automaton is after `text`; None if that may not come."""
+        ids = self._speller.bytewise(text)
+        if matcher.validate_tokens(ids) < len(ids):
+            return None
+        after = matcher.deep_copy()
+        return after if after.consume_tokens(ids) else None
+
     def _steps(self, matcher: LLMatcher) -> list[bytes]:
-        """What may come next: forced bytes, or one byte of each class."""
+        """What may come next: forced bytes, or one byte of each class and every hint."""
         forced = self._forced(matcher)
         if forced:
             return [forced]
@@ -226,12 +259,8 @@ class Closer:
         digits = [byte for byte in allowed if bytes([byte]).isdigit()]
         others = sorted((b for b in allowed if b not in letters and b not in digits), key=_commonness)
         kept = letters if len(letters) <= _LETTERS_SPELLED_OUT else [letters[0], letters[-1]]
-        return [bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *others[: self._most_marks])]
-
-
-def _structural(text: bytes) -> list[int]:
-    """Where the parts of JSON begin in `text`."""
-    return [at for at, byte in enumerate(text) if byte in b'"{}[],:']
+        marks = others[: self._most_marks]
+        return [*(bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *marks)), *self._hints]
 
 
 def _commonness(byte: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ function of the grammar, the room and the tokens taken, so that a rebuilt matche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from llguidance import LLMatcher
 
@@ -84,32 +84,12 @@ class GuidedMatcher:
         known = self._ending
         if known.ids and known.ids[0] == token:  # the very way that is known: nothing to check
             return Ending(known.text[len(text) :], known.ids[1:])
-        return next(filter(self._fits, self._endings(text, place)), None)
-
-    def _endings(self, text: bytes, place: JsonPlace | None) -> Iterator[Ending]:
-        """Endings to try after `text`, the cheapest to find first."""
-        known = self._ending
-        if len(text) <= len(known.text):  # the text stood for the head of what is known
-            cut = known.after(len(text), self._speller)
-            yield cut
-            if len(cut.ids) + 1 >= self._room:  # a cut token takes more than one to spell
-                yield Ending.spelled(cut.text, self._speller)
-        yield known  # the text added something, and opened nothing
-        for like, written in ((known.text, len(text)), (self._document, 0)):
-            for near in self._closer.near(self._matcher, place, like, written):
-                yield Ending.spelled(near, self._speller)
-        found = self._closer.ending(self._matcher, place)
-        if found is not None:
-            yield Ending.spelled(found, self._speller)
+        endings = self._closer.endings(self._matcher, place, known, len(text), self._document)
+        return next(filter(self._fits, endings), None)
 
     def _fits(self, ending: Ending) -> bool:
         """Whether the document ends with `ending`, in the tokens that are left."""
-        ids = ending.ids
-        if len(ids) + 1 >= self._room:
-            return False
-        if not ids:  # an automaton that can only stop takes no token any more, not even this one
-            return bool(self._matcher.is_accepting())
-        return self._matcher.validate_tokens([*ids, self._speller.eos[0]]) == len(ids) + 1
+        return len(ending.ids) + 1 < self._room and self._speller.completes(self._matcher, ending.ids)
 
 
 def _only(ids: Iterable[int], width: int) -> bytes:
