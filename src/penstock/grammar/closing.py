@@ -35,6 +35,8 @@ _LETTERS_SPELLED_OUT = 25
 """More of them are a class, such as a-z, of which two are tried."""
 _NEAR = 24
 """Bytes at either end of a known ending, of which each is tried as its new beginning."""
+_MOST_RESTS = 48
+"""Bytes at the beginning of a hint of which each is tried as its beginning: some of it may be written already."""
 _GLIMPSE = 6
 """Bytes of an ending that are tried before all of it is."""
 
@@ -76,6 +78,8 @@ class Closer:
     def __init__(self, speller: Speller, searches: int, hints: tuple[bytes, ...] = ()) -> None:
         self._speller = speller
         self._hints = [hint for hint in hints if set(hint) <= speller.byte_ids.keys()]
+        rests = {hint[at:] for hint in self._hints for at in range(min(len(hint), _MOST_RESTS))}
+        self._rests = sorted(rests, key=lambda rest: (len(rest), rest))
         self._searches = searches
         self._most_marks = 48 if searches > 500 else 12  # the door searches wide, a running request narrow
 
@@ -214,14 +218,14 @@ class Closer:
         return next((bytes([byte]) for byte in candidates if matcher.validate_tokens([byte_ids[byte]]) == 1), None)
 
     def _breadth(self, matcher: LLMatcher, goal: Callable[[LLMatcher, bytes], bool]) -> bytes | None:
-        """The shortest text found that leads to `goal`: a hint that does at once, or what a search finds.
+        """The shortest text found that leads to `goal`: the end of a hint, or what a search finds.
 
         Of states at the same distance that allow the same tokens next, one is followed.
         """
-        for hint in self._hints:
-            after = self._after(matcher, hint)
-            if after is not None and goal(after, hint):
-                return hint
+        for rest in self._rests:
+            after = self._after(matcher, rest)
+            if after is not None and goal(after, rest):
+                return rest
         heap: list[tuple[int, int, LLMatcher, bytes]] = [(0, 0, matcher.deep_copy(), b"")]
         seen: set[tuple[int, bytes]] = set()
         for opened in range(self._searches):

@@ -56,7 +56,7 @@ class GuidedMatcher:
         """Go on past `token`; false, and nothing has changed, if the document could not be completed after it."""
         if token in self._speller.eos:
             return self._room >= 1 and self._matcher.is_accepting() and bool(self._matcher.consume_token(token))
-        if self._matcher.validate_tokens([token]) != 1 or not self._matcher.consume_token(token):
+        if self._matcher.try_consume_tokens([token]) != 1:
             return False
         text = self._speller.tokens[token]
         place = self._placed_after(text)
