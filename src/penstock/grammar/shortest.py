@@ -24,7 +24,7 @@ _FEW_TOKENS = 64
 """If no more may come, each is tried; else one of each class."""
 _BEAM = 40
 """States of a level that are opened."""
-_MOST_STATES = 2500
+_MOST_STATES = 1000
 _PLAIN = frozenset(b'aA0 {}[]":,.-_+@/\\')
 
 
