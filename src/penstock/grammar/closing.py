@@ -102,11 +102,13 @@ class Closer:
         One was `known` `written` bytes ago; `like` is another document of the grammar: what it opens, it closes. The
         `matcher` is left as it is.
         """
+        kept = place is not None and place.inside and known.text.startswith(b'"')  # a string that goes on
+        if kept:
+            yield known
         if written <= len(known.text):  # the head of what is known, in other words
-            cut = known.after(written, self._speller)
-            yield cut
-            yield Ending.spelled(cut.text, self._speller)  # the token that was cut took several others
-        yield known  # nothing was opened
+            yield known.after(written, self._speller)
+        if not kept:  # nothing was opened
+            yield known
         for model, start in ((known.text, written), (like, 0)):
             for text in self._near(matcher, place, model, start):
                 yield Ending.spelled(text, self._speller)
@@ -123,11 +125,12 @@ class Closer:
         pads = [pad, pad + b'"'] if place is not None and place.inside else [pad]
         structural = (at for at, byte in enumerate(model) if byte in _STRUCTURE)
         starts = dict.fromkeys((written, 0, *range(_NEAR), *structural, *range(end - _NEAR, end + 1)))
-        for lead in pads:
-            for start in starts:
-                text = lead + model[start:]
-                if 0 <= start <= end and self._completes(matcher, text):
-                    yield text
+        first: dict[bytes, bool] = {}
+        for text in (lead + model[start:] for lead in pads for start in starts if 0 <= start <= end):
+            if text[:1] not in first:
+                first[text[:1]] = not text or self._may_come(matcher, text[0])
+            if first[text[:1]] and self._completes(matcher, text):
+                yield text
 
     def _completes(self, matcher: LLMatcher, text: bytes) -> bool:
         glimpse = self._speller.bytewise(text[:_GLIMPSE])

@@ -60,7 +60,7 @@ class GuidedMatcher:
             return False
         text = self._speller.tokens[token]
         place = self._placed_after(text)
-        ending = self._ending_after(token, text, place)
+        ending = self._ending_after(text, place)
         if ending is None:
             self._matcher.rollback(1)
             return False
@@ -79,11 +79,13 @@ class GuidedMatcher:
         place.read(text)
         return place
 
-    def _ending_after(self, token: int, text: bytes, place: JsonPlace | None) -> Ending | None:
-        """What completes the document after `token`, which stands for `text`, in the tokens that are left then."""
+    def _ending_after(self, text: bytes, place: JsonPlace | None) -> Ending | None:
+        """What completes the document after `text`, in the tokens that are left then."""
         known = self._ending
-        if known.ids and known.ids[0] == token:  # the very way that is known: nothing to check
-            return Ending(known.text[len(text) :], known.ids[1:])
+        if known.text.startswith(text):  # a step on the way that is known: nothing to check but the room
+            rest = known.after(len(text), self._speller)
+            if len(rest.ids) + 1 < self._room:
+                return rest
         endings = self._closer.endings(self._matcher, place, known, len(text), self._document)
         return next(filter(self._fits, endings), None)
 
