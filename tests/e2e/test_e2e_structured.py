@@ -72,10 +72,75 @@ def test_hot_answers_are_valid_and_the_same_alone_batched_and_preempted(llm, def
     assert tokens_of(squeezed) == tokens_of(together)
 
 
-def test_conflicts_are_refused_at_the_door(llm):
-    for field in ({"ignore_eos": True}, {"min_tokens": 3}):
-        with pytest.raises(InvalidParameter) as refused:
-            llm.generate("x", SamplingParams(structured_outputs={"choice": ["a"]}, **field), use_tqdm=False)
-        assert refused.value.param == next(iter(field))
+@pytest.mark.parametrize(
+    "field",
+    [{"ignore_eos": True}, {"min_tokens": 3}, {"allowed_token_ids": [1, 2]}, {"bad_words": ["red"]}],
+    ids=lambda field: next(iter(field)),
+)
+def test_conflicts_are_refused_at_the_door(llm, field):
+    with pytest.raises(InvalidParameter, match="contradicts structured_outputs") as refused:
+        llm.generate("x", SamplingParams(structured_outputs={"choice": ["a"]}, **field), use_tqdm=False)
+    assert refused.value.param == next(iter(field))
+
+
+def test_a_room_that_no_document_fits_is_refused_at_the_door(llm):
     with pytest.raises(InvalidParameter, match="only 3 may be generated"):
         llm.generate("x", SamplingParams(structured_outputs={"json": PERSON}, max_tokens=3), use_tqdm=False)
+
+
+def biased(token_ids, by: float) -> dict:
+    return {"logit_bias": dict.fromkeys(token_ids, by)}
+
+
+def test_no_other_parameter_leads_out_of_the_grammar_or_past_its_end(llm):
+    """What shifts, filters or punishes tokens does so among those that the grammar allows."""
+    text = llm._assembly.intake._text
+    ends, quotes = sorted(text.eos_token_ids), list(text.tokenizer.encode('"}{:,'))
+    fields = [
+        biased(ends, 100.0),  # an end is no more likely than the grammar allows
+        biased(ends, -100.0),  # and comes in time even so
+        biased(quotes, -100.0),
+        biased(quotes, 100.0),
+        {"repetition_penalty": 2.0, "presence_penalty": 2.0, "frequency_penalty": 2.0},
+        {"top_k": 1},
+        {"top_p": 0.01},
+        {"min_p": 1.0},
+        {"top_n_sigma": 0.1},
+        {"typical_p": 0.1},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+        {"dry_multiplier": 5.0, "dry_allowed_length": 1},
+        {"temperature": 0.0},
+        {"logprobs": 5, "logprobs_mode": "processed_logprobs"},
+    ]
+    schema = PERSON | {"properties": PERSON["properties"] | {"name": {"type": "string", "minLength": 8}}}
+    params = [
+        SamplingParams(**{"temperature": 1.5, "seed": 3, "max_tokens": 60} | field, structured_outputs={"json": schema})
+        for field in fields
+    ]
+    for output, field in zip(llm.generate(["Someone:"] * len(params), params, use_tqdm=False), fields, strict=True):
+        answer = output.outputs[0]
+        assert answer.finish_reason == "stop", (field, answer)
+        jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
+
+
+@pytest.mark.parametrize("expression", [".*foo", "[a-z]*z", "(.*x.*){3}", "[^\\n]*(end|fin)[.!]"])
+def test_a_literal_behind_a_wildcard_is_reached_in_time(llm, expression):
+    params = [
+        SamplingParams(temperature=1.5, seed=seed, max_tokens=16, structured_outputs={"regex": expression})
+        for seed in range(4)
+    ]
+    for output in llm.generate(["Once"] * 4, params, use_tqdm=False):
+        assert re.fullmatch(expression, output.outputs[0].text)
+        assert output.outputs[0].finish_reason == "stop"
+
+
+def test_forced_text_is_spelled_as_the_model_spells_it(llm):
+    """Not a byte a token: `{"name": ` takes a handful of tokens."""
+    form = {"json": {"type": "object", "properties": {"description": {"type": "integer"}}, "required": ["description"]}}
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=form)
+    answer = llm.generate("A JSON object with a description:", params, use_tqdm=False)[0].outputs[0]
+    head = answer.text[: answer.text.index(":")]
+    assert head.replace(" ", "") == '{"description"'
+    tokenizer = llm._assembly.intake._text.tokenizer
+    spelled = [tokenizer.decode(answer.token_ids[:count], skip_special_tokens=False) for count in range(12)]
+    assert next(count for count, text in enumerate(spelled) if ":" in text) <= 6

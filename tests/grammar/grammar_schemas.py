@@ -1,9 +1,12 @@
-"""Three hundred JSON schemas of growing difficulty, the same every time."""
+"""Three hundred JSON schemas of growing difficulty, of which no two have one form; the same every time."""
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
+
+from grammar_records import RECORDS
 
 LEAVES: list[dict[str, Any]] = [
     {"type": "string"},
@@ -35,42 +38,46 @@ LEAVES: list[dict[str, Any]] = [
     {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 40}]},
 ]
 NAMES = ["id", "name", "value", "tags", "größe", "first name", "a", 'b"c', "x/y"]
-RECURSIVE: list[dict[str, Any]] = [
-    {
-        "$ref": "#/$defs/tree",
-        "$defs": {
-            "tree": {
-                "type": "object",
-                "properties": {"v": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
-                "required": ["v", "kids"],
-                "additionalProperties": False,
-            }
-        },
-    },
-    {
-        "$ref": "#/definitions/list",
-        "definitions": {
-            "list": {
-                "anyOf": [
-                    {"type": "null"},
-                    {
-                        "type": "object",
-                        "properties": {"head": {"type": "string"}, "tail": {"$ref": "#/definitions/list"}},
-                        "required": ["head", "tail"],
-                        "additionalProperties": False,
-                    },
-                ]
-            }
-        },
-    },
-]
 
 
 def schemas(count: int = 300) -> list[dict[str, Any]]:
-    """The first are single values; the later ones nest up to five deep."""
-    rng = random.Random(20260)
-    plain = [*LEAVES, *RECURSIVE]
-    return [*plain, *(_nested(rng, 1 + 4 * index // count) for index in range(count - len(plain)))]
+    """The first are single values, then come records; the last are built at random and nest up to five deep.
+
+    No two are of one form: they differ in more than names, numbers, texts and the order of their keywords.
+    """
+    rng, made = random.Random(20260), {form(schema): schema for schema in (*LEAVES, *RECORDS)}
+    while len(made) < count:
+        schema = _nested(rng, 1 + 4 * len(made) // count)
+        made.setdefault(form(schema), schema)
+    return list(made.values())
+
+
+def form(schema: Any) -> str:
+    """What is left of a schema without its names, numbers and texts: its keywords, types, formats and nesting."""
+    return json.dumps(_form(schema), sort_keys=True)
+
+
+def _form(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema if isinstance(schema, bool) else None
+    return {keyword: _form_of(keyword, value) for keyword, value in schema.items()}
+
+
+def _form_of(keyword: str, value: Any) -> Any:
+    match keyword, value:
+        case (("type" | "format"), _):
+            return value
+        case "pattern", _:
+            return "".join(sorted({character for character in value if not character.isalnum()}))
+        case (("properties" | "patternProperties" | "$defs" | "definitions"), dict()):
+            return sorted(json.dumps(_form(inner), sort_keys=True) for inner in value.values())
+        case (("anyOf" | "oneOf" | "allOf" | "prefixItems"), list()):
+            return [_form(inner) for inner in value]
+        case (("enum" | "required"), list()):
+            return sorted(type(entry).__name__ for entry in value)
+        case (("items" | "additionalProperties"), _):
+            return _form(value)
+    return type(value).__name__
 
 
 def _nested(rng: random.Random, depth: int) -> dict[str, Any]:

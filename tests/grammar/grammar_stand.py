@@ -52,8 +52,8 @@ class JudgedHere:
     def __init__(self, speller: Speller) -> None:
         self._speller = speller
 
-    def judge(self, grammar: Grammar) -> Verdict:
-        return judge(grammar, self._speller)
+    def judge(self, grammar: Grammar, tight: bool = False) -> Verdict:
+        return judge(grammar, self._speller, tight)
 
     def close(self) -> None:
         """Nothing to end."""

@@ -12,7 +12,7 @@ than one of several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from penstock.kernels.native_sampler import choose
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
-__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "ranks_of", "sample"]
+__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "ranks_of", "sample", "score_again"]
 
 _STAGES = dict(STAGES)  # in the order in which they run
 
@@ -132,19 +132,15 @@ def sample(
     draws: Sequence[Draw],
     positions: Sequence[int],
     look: Look = _see_nothing,
-    masks: Mapping[int, Tensor] | None = None,
 ) -> Sampled:
     """Choose one token for each row.
 
     Args:
-        logits: `[S, V]` float32; changed only in rows that have a mask: what a mask rules out becomes -inf.
+        logits: `[S, V]` float32; not changed.
         draws: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
         look: shows rows, by their index, to the stages that must know more of them.
-        masks: by row, `[V]` bool on the host: the tokens that the row may choose; rows without an entry are free.
     """
-    for row, mask in (masks or {}).items():
-        logits[row].masked_fill_(~mask[: logits.shape[-1]].to(logits.device), -torch.inf)
     if not native.available() or logits.device.type != "cpu":
         return _sample_in_torch(logits, draws, positions, look)
     compiled = [row for row, draw in enumerate(draws) if draw.compiles]
@@ -205,6 +201,15 @@ def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[
     host = torch.stack((tokens.double(), logprobs.double(), failed.double())).tolist()
     sampled = _without_places([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
     return _with_places(_with_places(sampled, logits, draws, raw), staged, draws, processed)
+
+
+def score_again(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    """Report the tokens of `rows` with log probabilities and ranks under other `logits`, `[len(rows), V]`; in place."""
+    part = Sampled(*([column[row] for row in rows] for column in sampled))
+    part = _with_tops(part, logits, [draws[row] for row in rows], range(len(rows)))
+    ranks = ranks_of(logits, torch.tensor(part.tokens))
+    for at, row in enumerate(rows):
+        sampled.logprobs[row], sampled.tops[row], sampled.ranks[row] = part.logprobs[at], part.tops[at], ranks[at]
 
 
 def _draw(staged: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Tensor:

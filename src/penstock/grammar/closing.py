@@ -8,25 +8,37 @@ is missing; elsewhere, breadth first over one character of each class. All searc
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 
 from llguidance import LLMatcher
 
+from penstock.grammar.ending import Ending
 from penstock.grammar.vocabulary import Speller
 
 __all__ = ["Closer", "JsonPlace"]
 
+_STRUCTURE = b'"{}[],:'
 _AFTER_VALUE = b"}],:"
 _NUMBER = b"0123456789-.eE+"
 _VALUES = b'"ntf[{'
 _FILLERS = b"a0A-:.@/ _TZ"
 _MARKS = b'"@.-:/ _,(){}[]'
+_CONTINUATIONS = b"\x80\xbf"  # one of them goes on with any character that is begun (RFC 3629, section 4)
 _MAX_PATH = 16384
 """Bytes; no document that needs more is begun."""
 _MAX_FILL = 1024
 """Characters that are put into one string to make it long enough."""
+_FEW = 8
+"""As many are tried one by one, for forms that repeat a group; more must be a mere length."""
 _LETTERS_SPELLED_OUT = 25
 """More of them are a class, such as a-z, of which two are tried."""
+_NEAR = 24
+"""Bytes at either end of a known ending, of which each is tried as its new beginning."""
+_MOST_RESTS = 48
+"""Bytes at the beginning of a hint of which each is tried as its beginning: some of it may be written already."""
+_GLIMPSE = 6
+"""Bytes of an ending that are tried before all of it is."""
 
 
 class JsonPlace:
@@ -60,10 +72,14 @@ class Closer:
 
     Args:
         searches: states that a breadth-first search may open.
+        hints: pieces of which a short document may be made, the shortest first.
     """
 
-    def __init__(self, speller: Speller, searches: int) -> None:
+    def __init__(self, speller: Speller, searches: int, hints: tuple[bytes, ...] = ()) -> None:
         self._speller = speller
+        self._hints = [hint for hint in hints if set(hint) <= speller.byte_ids.keys()]
+        rests = {hint[at:] for hint in self._hints for at in range(min(len(hint), _MOST_RESTS))}
+        self._rests = sorted(rests, key=lambda rest: (len(rest), rest))
         self._searches = searches
         self._most_marks = 48 if searches > 500 else 12  # the door searches wide, a running request narrow
 
@@ -77,6 +93,65 @@ class Closer:
         if place is None:
             return self._breadth(matcher, _is_complete)
         return self._json(matcher.deep_copy(), place.copy())
+
+    def endings(
+        self, matcher: LLMatcher, place: JsonPlace | None, known: Ending, written: int, like: bytes = b""
+    ) -> Iterator[Ending]:
+        """Endings to try, the cheapest to find first: most of what is written changes little of an ending.
+
+        One was `known` `written` bytes ago; `like` is another document of the grammar: what it opens, it closes. The
+        `matcher` is left as it is.
+        """
+        kept = place is not None and place.inside and known.text.startswith(b'"')  # a string that goes on
+        if kept:
+            yield known
+        if written <= len(known.text):  # the head of what is known, in other words
+            yield known.after(written, self._speller)
+        if not kept:  # nothing was opened
+            yield known
+        for model, start in ((known.text, written), (like, 0)):
+            for text in self._near(matcher, place, model, start):
+                yield Ending.spelled(text, self._speller)
+        found = self.ending(matcher, place)
+        if found is not None:
+            yield Ending.spelled(found, self._speller)
+
+    def _near(self, matcher: LLMatcher, place: JsonPlace | None, model: bytes, written: int) -> Iterator[bytes]:
+        """Texts that complete the document and end as `model` does.
+
+        Most of what changes an ending skips some of it, leaves half a character behind or has opened a string.
+        """
+        pad, end = self._pad(matcher, place), len(model)
+        pads = [pad, pad + b'"'] if place is not None and place.inside else [pad]
+        structural = (at for at, byte in enumerate(model) if byte in _STRUCTURE)
+        starts = dict.fromkeys((written, 0, *range(_NEAR), *structural, *range(end - _NEAR, end + 1)))
+        first: dict[bytes, bool] = {}
+        for text in (lead + model[start:] for lead in pads for start in starts if 0 <= start <= end):
+            if text[:1] not in first:
+                first[text[:1]] = not text or self._may_come(matcher, text[0])
+            if first[text[:1]] and self._completes(matcher, text):
+                yield text
+
+    def _completes(self, matcher: LLMatcher, text: bytes) -> bool:
+        glimpse = self._speller.bytewise(text[:_GLIMPSE])
+        if matcher.validate_tokens(glimpse) < len(glimpse):
+            return False
+        return self._speller.completes(matcher, self._speller.bytewise(text))
+
+    def _pad(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes:
+        """What completes a character of which the first bytes are written, or a JSON escape."""
+        if place is not None and place.escaped:
+            return b"n"
+        state, pad = matcher, b""
+        while byte := next((byte for byte in _CONTINUATIONS if self._may_come(state, byte)), 0):
+            state = state.deep_copy()
+            state.consume_token(self._speller.byte_ids[byte])
+            pad += bytes([byte])
+        return pad
+
+    def _may_come(self, matcher: LLMatcher, byte: int) -> bool:
+        id_ = self._speller.byte_ids.get(byte)
+        return id_ is not None and matcher.validate_tokens([id_]) == 1
 
     def _json(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
         path = bytearray()
@@ -122,13 +197,17 @@ class Closer:
         filler = self._first(matcher, _FILLERS)
         if filler is None:
             return None
-        ids, trial, count = self._speller.bytewise(filler), matcher.deep_copy(), 0
-        while count < _MAX_FILL and trial.validate_tokens(ids) == 1:
-            trial.consume_tokens(ids)
-            count += 1
-            if self._may_close(trial):
-                return filler * count
-        return None
+        id_, quote = self._speller.byte_ids[filler[0]], self._speller.byte_ids[0x22]
+        most = matcher.validate_tokens([id_] * _MAX_FILL)
+
+        def closes(count: int) -> bool:
+            return matcher.validate_tokens([*[id_] * count, quote]) == count + 1
+
+        small = next((count for count in range(1, min(most, _FEW) + 1) if closes(count)), None)
+        if small is not None:
+            return filler * small
+        count = bisect_left(range(most + 1), True, lo=min(_FEW, most), key=closes)  # once long enough, it stays so
+        return filler * count if count <= most and closes(count) else None
 
     def _may_close(self, matcher: LLMatcher) -> bool:
         return matcher.validate_tokens([self._speller.byte_ids[0x22]]) == 1
@@ -142,10 +221,14 @@ class Closer:
         return next((bytes([byte]) for byte in candidates if matcher.validate_tokens([byte_ids[byte]]) == 1), None)
 
     def _breadth(self, matcher: LLMatcher, goal: Callable[[LLMatcher, bytes], bool]) -> bytes | None:
-        """The shortest text found that leads to `goal`.
+        """The shortest text found that leads to `goal`: the end of a hint, or what a search finds.
 
         Of states at the same distance that allow the same tokens next, one is followed.
         """
+        for rest in self._rests:
+            after = self._after(matcher, rest)
+            if after is not None and goal(after, rest):
+                return rest
         heap: list[tuple[int, int, LLMatcher, bytes]] = [(0, 0, matcher.deep_copy(), b"")]
         seen: set[tuple[int, bytes]] = set()
         for opened in range(self._searches):
@@ -154,19 +237,27 @@ class Closer:
             _, _, state, path = heapq.heappop(heap)
             if goal(state, path):
                 return path
-            for step in self._steps(state):
-                after = state.deep_copy()
-                if not after.consume_tokens(self._speller.bytewise(step)):
+            for number, step in enumerate(self._steps(state)):
+                after = self._after(state, step)
+                if after is None:
                     continue
                 longer = path + step
                 looks = (len(longer), after.compute_bitmask())
                 if looks not in seen:
                     seen.add(looks)
-                    heapq.heappush(heap, (len(longer), opened * 256 + step[0], after, longer))
+                    heapq.heappush(heap, (len(longer), opened * 512 + number, after, longer))
         return None
 
+    def _after(self, matcher: LLMatcher, text: bytes) -> LLMatcher | None:
+        """Where the automaton is after `text`; None if that may not come."""
+        ids = self._speller.bytewise(text)
+        if matcher.validate_tokens(ids) < len(ids):
+            return None
+        after = matcher.deep_copy()
+        return after if after.consume_tokens(ids) else None
+
     def _steps(self, matcher: LLMatcher) -> list[bytes]:
-        """What may come next: forced bytes, or one byte of each class."""
+        """What may come next: forced bytes, or one byte of each class and every hint."""
         forced = self._forced(matcher)
         if forced:
             return [forced]
@@ -175,7 +266,8 @@ class Closer:
         digits = [byte for byte in allowed if bytes([byte]).isdigit()]
         others = sorted((b for b in allowed if b not in letters and b not in digits), key=_commonness)
         kept = letters if len(letters) <= _LETTERS_SPELLED_OUT else [letters[0], letters[-1]]
-        return [bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *others[: self._most_marks])]
+        marks = others[: self._most_marks]
+        return [*(bytes([byte]) for byte in (*kept, *digits[:1], *digits[9:], *marks)), *self._hints]
 
 
 def _commonness(byte: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """From a `Grammar` to an automaton: what is handed to llguidance, and within which limits.
 
-Decides the JSON whitespace (at most one space where JSON allows any: endless whitespace is no document) and the limits
-on the automaton. Deterministic: the same grammar gives the same automaton in every process.
+Decides the JSON whitespace (at most one space where JSON allows any: endless whitespace is no document), that forced
+text may be spelled in any way, and the limits on the automaton. Deterministic: the same grammar gives the same
+automaton in every process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["compile_grammar"]
 
 _FIELD = "structured_outputs"
+_FREE_SPELLING = '%llguidance {"no_forcing": true}'
 _JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_flexible": True,
     "whitespace_pattern": " ?",
@@ -48,16 +50,22 @@ def _limits() -> LLParserLimits:
 
 
 def _definition(grammar: Grammar) -> str:
+    """In Lark, with forced text left to the model to spell: it would be masked to one spelling, byte by byte."""
+    return f"{_FREE_SPELLING}\n{_rules(grammar)}"
+
+
+def _rules(grammar: Grammar) -> str:
     match grammar.kind:
         case GrammarKind.JSON:
-            return LLMatcher.grammar_from_json_schema(json.dumps(read_schema(grammar.source)), overrides=_JSON_OPTIONS)
+            return f"start: %json {json.dumps(read_schema(grammar.source) | {'x-guidance': _JSON_OPTIONS})}"
         case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
+            rules: str = json.loads(LLMatcher.grammar_from_regex(grammar.source))["grammars"][0]["lark_grammar"]
+            return rules
         case GrammarKind.CHOICE:
             texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.source))
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+            return "start: " + " | ".join(texts)
         case GrammarKind.GRAMMAR:
-            return LLMatcher.grammar_from_lark(_lark(grammar.source))
+            return _lark(grammar.source)
 
 
 def _lark(source: str) -> str:

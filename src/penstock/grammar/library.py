@@ -18,6 +18,8 @@ from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.ending import Ending
+from penstock.grammar.hints import hints_of
 from penstock.grammar.matcher import GuidedMatcher
 from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller, Vocabulary
@@ -51,7 +53,7 @@ class GrammarLibrary:
         self._lock = threading.RLock()
         self._speller: Speller | None = None
         self._worker: WorkerClient | None = None
-        self._verdicts: OrderedDict[Grammar, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[Grammar, bool], Verdict] = OrderedDict()
         self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._size = 0
 
@@ -65,7 +67,7 @@ class GrammarLibrary:
         verdict = self._verdict(grammar)
         if verdict.error:
             raise InvalidParameter("structured_outputs", verdict.error, code=verdict.code)
-        need = len(self._ready().spell(verdict.ending)) + 1
+        need = len(self._start(grammar, room).ids) + 1
         if need > room:
             message = (
                 f"the shortest document found takes {need} tokens, its end token included; only {room} may be generated"
@@ -80,7 +82,8 @@ class GrammarLibrary:
         speller = self._ready()
         place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
         fresh = self._compile(grammar, verdict.size)
-        return GuidedMatcher(fresh, speller, Closer(speller, SEARCHES), place, verdict.ending, room)
+        closer = Closer(speller, SEARCHES, hints_of(grammar))
+        return GuidedMatcher(fresh, speller, closer, place, self._start(grammar, room), room)
 
     def close(self) -> None:
         """End the compiling process."""
@@ -89,23 +92,34 @@ class GrammarLibrary:
                 self._worker.close()
                 self._worker = None
 
+    def _start(self, grammar: Grammar, room: int) -> Ending:
+        """A document of a grammar that compiles: the one with the fewest tokens where another does not fit `room`.
+
+        Which one it is depends on the two alone, so that an answer that is started again goes the same way.
+        """
+        verdict = self._verdict(grammar)
+        if len(verdict.ending.ids) < room:
+            return verdict.ending
+        tight = self._verdict(grammar, tight=True)
+        return verdict.ending if tight.error else tight.ending  # it took too long to find
+
     def _ready(self) -> Speller:
         with self._lock:
             if self._speller is None:
                 self._speller = Speller(self._vocabulary())
             return self._speller
 
-    def _verdict(self, grammar: Grammar) -> Verdict:
+    def _verdict(self, grammar: Grammar, tight: bool = False) -> Verdict:
         self._ready()
         with self._lock:  # one compiles at a time: a crowd of offenders takes one process's worth of the machine
-            known = self._verdicts.get(grammar)
+            known = self._verdicts.get((grammar, tight))
             if known is None:
                 if self._worker is None:
                     self._worker = WorkerClient(self._vocabulary())
-                known = self._verdicts[grammar] = self._worker.judge(grammar)
+                known = self._verdicts[grammar, tight] = self._worker.judge(grammar, tight)
                 if len(self._verdicts) > MAX_VERDICTS:
                     self._verdicts.popitem(last=False)
-            self._verdicts.move_to_end(grammar)
+            self._verdicts.move_to_end((grammar, tight))
             return known
 
     def _compile(self, grammar: Grammar, size: int) -> LLMatcher:

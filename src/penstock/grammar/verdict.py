@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from penstock.grammar.ending import Ending
+
 __all__ = ["Verdict"]
 
 
@@ -16,18 +18,20 @@ class Verdict:
         error: why it is refused, for the caller; "" if it is taken.
         code: the error's machine-readable word.
         ending_text: a whole document of the grammar, the shortest that was found, in Latin-1: a character a byte.
+        ids: the tokens that spell it.
         size: bytes of memory that compiling took.
     """
 
     error: str = ""
     code: str = "invalid_value"
     ending_text: str = ""
+    ids: tuple[int, ...] = ()
     size: int = 0
 
     @property
-    def ending(self) -> bytes:
-        """The document's bytes."""
-        return self.ending_text.encode("latin-1")
+    def ending(self) -> Ending:
+        """The document."""
+        return Ending(self.ending_text.encode("latin-1"), self.ids)
 
     def line(self) -> bytes:
         """As sent."""
@@ -36,4 +40,5 @@ class Verdict:
     @classmethod
     def read(cls, line: bytes) -> Verdict:
         """As received."""
-        return cls(**json.loads(line))
+        given = json.loads(line)
+        return cls(**given | {"ids": tuple(given["ids"])})

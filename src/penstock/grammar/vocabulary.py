@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llguidance import LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from penstock.contract.errors import InvalidParameter
 
@@ -66,6 +66,12 @@ class Speller:
     def bytewise(self, text: bytes) -> list[int]:
         """One token id a byte. Raises KeyError if the vocabulary has no token for a byte."""
         return [self.byte_ids[byte] for byte in text]
+
+    def completes(self, matcher: LLMatcher, ids: Sequence[int]) -> bool:
+        """Whether a document is complete after `ids`; the `matcher` is left as it is."""
+        if not ids:  # an automaton that can only stop takes no token any more, not even this one
+            return bool(matcher.is_accepting())
+        return bool(matcher.validate_tokens([*ids, self.eos[0]]) == len(ids) + 1)
 
 
 class _Source:

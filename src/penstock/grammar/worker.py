@@ -13,10 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLMatcher
+
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.ending import Ending
+from penstock.grammar.hints import hints_of
+from penstock.grammar.shortest import ShortestSearch
 from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller, Vocabulary
 
@@ -27,6 +32,8 @@ MEMORY_BYTES = 512 * 1024 * 1024
 """Beyond what the process needs for its vocabulary."""
 SEARCHES = 2000
 """States that the search for the shortest document may open."""
+TIGHT_SEARCHES = 12
+"""States that the search for the fewest tokens may open to end one of its own."""
 LEAST_SIZE = 64 * 1024
 
 
@@ -39,25 +46,32 @@ def main() -> None:
     for line in sys.stdin:
         given: dict[str, Any] = json.loads(line)
         _limit_time()
-        verdict = judge(Grammar(GrammarKind(given["kind"]), given["source"]), speller)
+        verdict = judge(Grammar(GrammarKind(given["kind"]), given["source"]), speller, given["tight"])
         sys.stdout.buffer.write(verdict.line())
         sys.stdout.buffer.flush()
 
 
-def judge(grammar: Grammar, speller: Speller) -> Verdict:
-    """Compile, and look for the shortest document."""
+def judge(grammar: Grammar, speller: Speller, tight: bool = False) -> Verdict:
+    """Compile, and look for a short document; if `tight`, for the one with the fewest tokens, which takes longer."""
     before = _memory()
     try:
         matcher = compile_grammar(grammar, speller)
     except InvalidParameter as error:
         return Verdict(error=error.message, code=error.code)
-    place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
-    ending = Closer(speller, SEARCHES).ending(matcher, place)
-    ids = None if ending is None else [*speller.spell(ending), speller.eos[0]]
-    if ending is None or ids is None or matcher.validate_tokens(ids) != len(ids):
+    is_json, hints = grammar.kind is GrammarKind.JSON, hints_of(grammar)
+    text = Closer(speller, SEARCHES, hints).ending(matcher, JsonPlace() if is_json else None)
+    ending = None if text is None else Ending.spelled(text, speller)
+    if ending is not None and tight:
+        closer = Closer(speller, TIGHT_SEARCHES, hints)
+        ending = ShortestSearch(speller).shortest(matcher, closer, is_json, ending)
+    if ending is None or not _is_document(matcher, (*ending.ids, speller.eos[0])):
         return Verdict(error="no document of this grammar was found: it allows none, or only very long ones")
     size = max(_memory() - before, len(grammar.source) * 16, LEAST_SIZE)
-    return Verdict(ending_text=ending.decode("latin-1"), size=size)
+    return Verdict(ending_text=ending.text.decode("latin-1"), ids=ending.ids, size=size)
+
+
+def _is_document(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:
+    return bool(matcher.validate_tokens(list(ids)) == len(ids))
 
 
 def _memory() -> int:

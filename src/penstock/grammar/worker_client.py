@@ -38,9 +38,9 @@ class WorkerClient:
         """The process's id; 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
-    def judge(self, grammar: Grammar) -> Verdict:
-        """What the process says; that it is too costly, if it does not say."""
-        line = json.dumps({"kind": grammar.kind, "source": grammar.source}).encode() + b"\n"
+    def judge(self, grammar: Grammar, tight: bool = False) -> Verdict:
+        """What the process says (see `worker.judge`); that it is too costly, if it does not say."""
+        line = json.dumps({"kind": grammar.kind, "source": grammar.source, "tight": tight}).encode() + b"\n"
         process = self._running()
         answer = self._asked(process, line)
         if not answer.endswith(b"\n"):

@@ -1,0 +1,99 @@
+"""The outline of a text that is being written: what of it can matter to what may follow.
+
+Decides which two texts are taken for one in a search: names and numbers of members stay, free contents of strings,
+numbers and what is closed do not. It is a guess, and a search that uses it compares the automata's masks as well.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+__all__ = ["Freedom", "Outline", "class_text"]
+
+_CLOSED = b"\x00"
+_FREE = b"\x01"
+
+
+class Freedom(enum.Enum):
+    """How much may be written somewhere."""
+
+    LITTLE = "a few tokens: what is chosen is a choice"
+    SOME = "a class of characters"
+    MUCH = "almost anything"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Of one text.
+
+    Attributes:
+        json: whether the text is JSON; of other texts only the classes of characters are forgotten.
+        open: the outlines of the containers that are open, the outermost first; the last is being written.
+        string: what the open string holds; None outside.
+        escaped: whether an escape is open in it.
+        free: whether something in it was free.
+    """
+
+    json: bool
+    open: tuple[bytes, ...] = (b"",)
+    string: bytes | None = None
+    escaped: bool = False
+    free: bool = False
+
+    def after(self, text: bytes, freedom: Freedom) -> Outline:
+        """The outline once `text` was written where there was that `freedom`."""
+        if not self.json:
+            return replace(self, open=(self.open[0] + _blurred(text, freedom),))
+        if self.string is not None and not (self.escaped or b'"' in text or b"\\" in text):
+            free = self.free or freedom is not Freedom.LITTLE
+            return replace(self, string=self.string + _blurred(text, freedom), free=free)
+        outline = self
+        for at in range(len(text)):
+            outline = outline._after(text[at : at + 1], freedom)
+        return outline
+
+    def _after(self, byte: bytes, freedom: Freedom) -> Outline:
+        if self.string is not None:
+            return self._in_string(self.string, byte, freedom)
+        if byte == b'"':
+            return replace(self, string=b"", free=False)
+        if byte in b"{[":
+            return replace(self, open=(*self.open, byte))
+        if byte in b"}]" and len(self.open) > 1:
+            *outer, around, _ = self.open
+            return replace(self, open=(*outer, around + _CLOSED))
+        if byte == b" ":
+            return self
+        *outer, last = self.open
+        if byte == b",":
+            last = last.rstrip(b"0123456789.eE+-truefalsn")
+        return replace(self, open=(*outer, last + byte))
+
+    def _in_string(self, string: bytes, byte: bytes, freedom: Freedom) -> Outline:
+        free = self.free or freedom is not Freedom.LITTLE
+        if byte == b'"' and not self.escaped:
+            *outer, last = self.open
+            return replace(self, open=(*outer, last + b'"' + (_FREE if self.free else string)), string=None, free=False)
+        escaped = byte == b"\\" and not self.escaped
+        return replace(self, string=string + _blurred(byte, freedom), escaped=escaped, free=free)
+
+
+def _blurred(text: bytes, freedom: Freedom) -> bytes:
+    match freedom:
+        case Freedom.LITTLE:
+            return text
+        case Freedom.SOME:
+            return class_text(text)
+        case Freedom.MUCH:
+            return _FREE * len(text)
+
+
+_CLASSES = bytes.maketrans(
+    b"123456789BCDEFGHIJKLMNOPQRSTUVWXYZbcdefghijklmnopqrstuvwxyz", b"0" * 9 + b"A" * 25 + b"a" * 25
+)
+
+
+def class_text(text: bytes) -> bytes:
+    """`text` with every digit as 0, every large letter as A and every small one as a."""
+    return text.translate(_CLASSES)

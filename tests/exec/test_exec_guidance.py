@@ -1,0 +1,154 @@
+"""Masks in the runner: what guided rows choose, what is said of it, and that nothing else is touched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.contract.errors import EngineFault
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.contract.plan import Admit, Row
+from penstock.contract.sampling import SamplingSpec
+from penstock.exec.guidance import Guidance
+from penstock.exec.sampler import Draw, sample
+
+WIDTH = 83  # no multiple of eight
+GRAMMAR = Grammar(GrammarKind.REGEX, "x")
+
+
+class Listed:
+    """A matcher that allows some tokens and accepts fewer of them."""
+
+    def __init__(self, allowed: set[int], refused: set[int] = frozenset(), broken: bool = False) -> None:
+        self.allowed, self.refused, self.broken, self.taken = allowed, refused, broken, []
+
+    def mask(self) -> bytes:
+        if self.broken:
+            raise EngineFault("too complex")
+        bits = sum(1 << id_ for id_ in self.allowed)
+        return bits.to_bytes((WIDTH + 7) // 8, "little")
+
+    def take(self, token: int) -> bool:
+        if token in self.refused:
+            return False
+        self.taken.append(token)
+        return True
+
+    def closing(self) -> int:
+        return min(self.allowed - self.refused)
+
+
+class Given:
+    """Grammars that hand out the matchers of a test, in order."""
+
+    def __init__(self, matchers) -> None:
+        self._matchers = iter(matchers)
+
+    def check(self, grammar: Grammar, room: int) -> None:
+        """All are served."""
+
+    def matcher(self, grammar: Grammar, room: int) -> Listed:
+        return next(self._matchers)
+
+
+def guided(matchers) -> tuple[Guidance, list[Row]]:
+    """A guidance with a slot a matcher, None for a row without a grammar, and the rows of a step."""
+    guidance = Guidance(Given([one for one in matchers if one is not None]))
+    spec = SamplingSpec((("temperature", 0),))
+    for slot, one in enumerate(matchers):
+        grammar = None if one is None else GRAMMAR
+        guidance.admit(Admit(slot, f"s{slot}", (1, 2), (0,), 0, spec, 0, grammar=grammar, room=9, prompt_tokens=2))
+    return guidance, [Row(slot, 1, 1, (), True) for slot in range(len(matchers))]
+
+
+def draw(**fields) -> Draw:
+    return Draw.of(SamplingSpec(tuple(sorted(({"seed": 7, "logprobs": 3} | fields).items()))), 0)
+
+
+def logits_of(count: int) -> torch.Tensor:
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(5))
+
+
+def look(rows):
+    raise AssertionError(f"no stage here looks at rows {rows}")
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_raw_logprobs_of_a_guided_row_are_the_models_own(temperature):
+    guidance, rows = guided([Listed({3, 9, 40, 82}), None])
+    logits, draws = logits_of(2), [draw(temperature=temperature)] * 2
+    own = logits.log_softmax(-1)
+    sampled = guidance.sample(logits.clone(), draws, [2, 2], guidance.begin(rows), look)
+    assert sampled.tokens[0] in (3, 9, 40, 82)
+    for row in range(2):
+        assert sampled.logprobs[row] == pytest.approx(float(own[row, sampled.tokens[row]]), abs=1e-5)
+        best = own[row].topk(3)
+        assert [id_ for id_, _ in sampled.tops[row]] == best.indices.tolist()
+        assert [value for _, value in sampled.tops[row]] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_processed_logprobs_of_a_guided_row_are_those_of_what_it_may_choose():
+    allowed = [3, 9, 40, 82]
+    guidance, rows = guided([Listed(set(allowed))])
+    logits = logits_of(1)
+    masked = logits[0, allowed].log_softmax(-1)
+    draws = [draw(temperature=1.0, logprobs=10, logprobs_mode="processed_logprobs")]
+    sampled = guidance.sample(logits.clone(), draws, [2], guidance.begin(rows), look)
+    assert {id_ for id_, _ in sampled.tops[0]} == set(allowed)
+    assert sampled.logprobs[0] == pytest.approx(float(masked[allowed.index(sampled.tokens[0])]), abs=1e-5)
+
+
+def test_rows_without_a_grammar_choose_as_if_alone():
+    logits, draws = logits_of(5), [draw(temperature=0.9)] * 5
+    free = sample(logits.clone(), draws, [2] * 5)
+    guidance, rows = guided([None, Listed({1, 2}), None, Listed({5}), None])
+    mixed = guidance.sample(logits.clone(), draws, [2] * 5, guidance.begin(rows), look)
+    for row in (0, 2, 4):
+        assert [column[row] for column in mixed] == [column[row] for column in free]
+    assert mixed.tokens[3] == 5
+    assert mixed.tokens[1] in (1, 2)
+
+
+def test_a_choice_that_cannot_be_completed_is_struck_out_and_the_row_chooses_again():
+    logits = logits_of(1)
+    order = logits[0].argsort(descending=True).tolist()
+    matcher = Listed(set(order[:6]), refused=set(order[:3]))
+    guidance, rows = guided([matcher])
+    sampled = guidance.sample(logits.clone(), [draw(temperature=0)], [2], guidance.begin(rows), look)
+    assert matcher.taken == sampled.tokens == [order[3]]
+
+
+def test_after_many_refusals_the_known_ending_is_taken():
+    logits = logits_of(1)
+    order = logits[0].argsort(descending=True).tolist()
+    matcher = Listed(set(order), refused=set(order[:-1]))
+    guidance, rows = guided([matcher])
+    sampled = guidance.sample(logits.clone(), [draw(temperature=1.0)], [2], guidance.begin(rows), look)
+    assert matcher.taken == sampled.tokens == [order[-1]]
+    assert sampled.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[0, order[-1]]), abs=1e-5)
+
+
+def test_masks_are_those_of_this_step_when_rows_move():
+    one, two = Listed({4}), Listed({70})
+    guidance, rows = guided([one, two])
+    for order in (rows, rows[::-1], rows[1:], rows):
+        one.allowed, two.allowed = two.allowed, one.allowed
+        draws, positions = [draw(temperature=0)] * len(order), [2] * len(order)
+        sampled = guidance.sample(logits_of(len(order)), draws, positions, guidance.begin(order), look)
+        assert sampled.tokens == [min((one, two)[row.slot].allowed) for row in order]
+
+
+def test_a_matcher_that_breaks_ends_its_row_alone():
+    guidance, rows = guided([Listed({4}), Listed(set(), broken=True), Listed({6})])
+    draws = [draw(temperature=0)] * 3
+    sampled = guidance.sample(logits_of(3), draws, [2] * 3, guidance.begin(rows), look)
+    assert sampled.failed == [False, True, False]
+    assert [sampled.tokens[0], sampled.tokens[2]] == [4, 6]
+
+
+def test_a_row_that_is_not_finite_fails_although_its_mask_would_hide_it():
+    guidance, rows = guided([Listed({4}), Listed({5})])
+    logits = logits_of(2)
+    logits[0, 60] = float("nan")
+    sampled = guidance.sample(logits, [draw(temperature=0)] * 2, [2] * 2, guidance.begin(rows), look)
+    assert sampled.failed == [True, False]

@@ -1,0 +1,58 @@
+"""The three hundred schemas on the default model, hot, with as little room as will do and with more."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from grammar_schemas import schemas
+from test_grammar_schemas import CHECKED, FORMATS
+
+from penstock import LLM, SamplingParams
+from penstock.contract.errors import InvalidParameter
+
+pytestmark = pytest.mark.model
+
+SCHEMAS = schemas()
+
+
+@pytest.fixture(scope="module")
+def llm(default_model):
+    with LLM(str(default_model), kv_cache_memory=200_000_000, max_num_seqs=32) as llm:
+        yield llm
+
+
+def hot(schema: dict, room: int, seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.5, seed=seed, max_tokens=room, structured_outputs={"json": schema})
+
+
+def fewest_tokens(llm, schema: dict) -> int:
+    """What the refusal of a request with too little room says."""
+    with pytest.raises(InvalidParameter, match="shortest document found takes") as refused:
+        llm.generate("x", hot(schema, 1, 0), use_tqdm=False)
+    assert refused.value.param == "max_tokens"
+    return int(refused.value.message.split("takes ")[1].split()[0])
+
+
+def assert_all_valid(llm, asked: list[dict]) -> None:
+    for schema in asked:
+        room = fewest_tokens(llm, schema)
+        with pytest.raises(InvalidParameter):
+            llm.generate("x", hot(schema, room - 1, 0), use_tqdm=False)
+        params = [hot(schema, room, 1), hot(schema, room + 3, 2), hot(schema, room + 40, 3)]
+        prompts = [f"A document of the schema {json.dumps(schema)[:200]}:"] * len(params)
+        for output, its in zip(llm.generate(prompts, params, use_tqdm=False), params, strict=True):
+            answer = output.outputs[0]
+            assert answer.finish_reason == "stop", (schema, answer.text)
+            assert len(answer.token_ids) <= its.max_tokens
+            CHECKED(schema, format_checker=FORMATS).validate(json.loads(answer.text))
+
+
+def test_documents_of_every_tenth_schema_are_whole_and_valid(llm):
+    assert_all_valid(llm, SCHEMAS[4::10])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("part", range(10))
+def test_documents_of_all_schemas_are_whole_and_valid(llm, part):
+    assert_all_valid(llm, SCHEMAS[part::10])
