@@ -158,6 +158,19 @@ class Gate:
         self.allow(100_000)
 
 
+class NotedLoop(EngineLoop):
+    """The engine's loop, which remembers whom it was asked to abort."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.aborted: list[str] = []
+
+    def abort(self, ask_id: str) -> None:
+        """As the loop's."""
+        super().abort(ask_id)
+        self.aborted.append(ask_id)
+
+
 @dataclass(frozen=True)
 class GatedServer:
     """A real HTTP server, the real engine and scheduler, and a fake runner behind a gate."""
@@ -165,11 +178,17 @@ class GatedServer:
     url: str
     stand: Stand
     gate: Gate
-    loop: EngineLoop
+    loop: NotedLoop
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that happens in another thread."""
-        wait_until(condition)
+    def step_until(self, condition: Callable[[], bool], most: int) -> None:
+        """Let step after step happen until something is so."""
+        for _ in range(most):
+            if condition():
+                return
+            before = self.loop.health().steps
+            self.gate.allow(1)
+            wait_until(lambda before=before: self.loop.health().steps > before)
+        assert condition(), f"not so after {most} steps"
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """A request that waits for its whole answer."""
@@ -202,7 +221,7 @@ def gated(max_queued: int = 64, **scheduler: Any) -> Iterator[GatedServer]:
         return gates[0]
 
     stand = build(around=around, **scheduler)
-    loop = EngineLoop(stand.engine, Ticks(), max_queued)
+    loop = NotedLoop(stand.engine, Ticks(), max_queued)
     loop.start()
     try:
         with listening(LocalClient(stand.intake, loop), stand.card) as url:
