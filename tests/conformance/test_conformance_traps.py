@@ -446,9 +446,9 @@ def test_trap_18_a_head_that_cannot_fit_neither_blocks_smaller_ones_for_ever_nor
         max_num_batched_tokens=32,
     )
     gates[0].open()
-    stand.submit("abcdefgh", max_tokens=30, seed=1)  # goes on for a while, and leaves no room for the head
+    stand.submit("abcdefghijkl", max_tokens=30, seed=1)  # goes on for a while, and leaves no room for the head
     stand.step()
-    head = stand.submit("z" * 40, max_tokens=8, seed=2)
+    head = stand.submit("z" * 52, max_tokens=8, seed=2)
     for count in range(200):
         if finishes_of(stand.outputs[head]):
             break
