@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from served import Served
 
 TESTS = Path(__file__).parent
-for folder in ("models", "server", "engine", "e2e"):  # rooms whose tests lend something to others
+for folder in ("models", "server", "engine", "e2e", "conformance"):  # rooms whose tests lend something to others
     sys.path.insert(0, str(TESTS / folder))
 
 
