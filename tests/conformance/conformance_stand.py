@@ -17,7 +17,7 @@ import httpx
 from engine_stand import Stand, build
 
 from penstock.contract.config import DEFAULT_MODEL, ServerConfig
-from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.contract.limits import DEFAULT_LIMITS, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import EngineClient
@@ -29,6 +29,7 @@ from penstock.sim.fake_runner import FakeRunner
 MODEL = DEFAULT_MODEL
 PARIS = [{"role": "user", "content": "What is the capital of France?"}]
 PATIENCE = 30.0  # seconds; tests may be stopped for a while on a busy machine
+UNHURRIED = ServerLimits(header_seconds=PATIENCE)
 
 WEATHER = {
     "type": "function",
@@ -238,7 +239,8 @@ def gated(max_queued: int = 64, **scheduler: Any) -> Iterator[GatedServer]:
 def listening(client: EngineClient, card: ModelCard) -> Iterator[str]:
     """The application over an engine, on a free port, in a thread."""
     ready: list[str] = []
-    server = Server(create_app(client, card, DEFAULT_LIMITS), ServerConfig(port=0), ready.append, 1)
+    app = create_app(client, card, DEFAULT_LIMITS)
+    server = Server(app, ServerConfig(port=0), ready.append, 1, UNHURRIED)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
     try:

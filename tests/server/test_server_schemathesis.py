@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 import requests
-from conformance_stand import gated
+from conformance_stand import UNHURRIED, gated
 from scripted_engine import ScriptedEngine, delta, finished, stop
 
 from conftest import CARD, running
@@ -18,11 +18,11 @@ from penstock.server.fates import ENDPOINTS
 
 pytestmark = pytest.mark.deep
 
-EXAMPLES = 12
+EXAMPLES = 200
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 SECONDS = 60.0  # far more than any answer takes, but a hang is found
 WITH_BODY = frozenset(ENDPOINTS)
-ANSWERED = ("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /tokenize", "GET /metrics")
+ANSWERED = ("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /generate", "GET /metrics")
 
 
 def every_choice(ask):
@@ -35,7 +35,7 @@ def every_choice(ask):
 @pytest.fixture(params=["scripted", "real"])
 def url(request):
     if request.param == "scripted":
-        with running(ScriptedEngine(script=every_choice), card=CARD) as url:
+        with running(ScriptedEngine(script=every_choice), card=CARD, server_limits=UNHURRIED) as url:
             yield url
     else:
         with gated(max_model_len=64, max_queued=1024) as server:
