@@ -22,7 +22,7 @@ EXAMPLES = 200
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 SECONDS = 60.0  # far more than any answer takes, but a hang is found
 WITH_BODY = frozenset(ENDPOINTS)
-ANSWERED = ("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /generate", "GET /metrics")
+ANSWERED = ("POST /v1/completions", "POST /v1/responses", "POST /generate", "GET /metrics")
 
 
 def every_choice(ask):
