@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, Choice
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
 from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.ports import Runner
 from penstock.contract.request import Ask, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import Scheduler
@@ -59,6 +61,7 @@ class Stand:
     text: TextModel
     clock: SimClock
     config: SchedulerConfig
+    card: ModelCard
     outputs: dict[str, list[Output]] = field(default_factory=dict)
     ids: itertools.count = field(default_factory=itertools.count)
 
@@ -112,8 +115,15 @@ class Unhurried:
 
 
 def build(
-    *, pause: float = 0.0, record: Path | None = None, num_blocks: int = 64, block_size: int = 4, **scheduler
+    *,
+    pause: float = 0.0,
+    around: Callable[[FakeRunner], Runner] | None = None,
+    record: Path | None = None,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    **scheduler,
 ) -> Stand:
+    """The parts, joined; `around` may put another runner around the fake one."""
     config = SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -122,10 +132,11 @@ def build(
     text, clock = text_model(), SimClock()
     runner = FakeRunner(config, vocab_size=len(VOCABULARY), clock=clock)
     recorder = Recorder(record, config) if record else NoRecorder()
-    engine = Engine(Scheduler(config), Unhurried(runner, pause) if pause else runner, text, recorder)
+    driven = around(runner) if around else Unhurried(runner, pause) if pause else runner
+    engine = Engine(Scheduler(config), driven, text, recorder)
     card = ModelCard("stand", 0, config.max_model_len, len(VOCABULARY), True)
     intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy)
-    return Stand(engine, intake, runner, text, clock, config)
+    return Stand(engine, intake, runner, text, clock, config, card)
 
 
 def text_of(outputs: list[Output], choice: int = 0) -> str:

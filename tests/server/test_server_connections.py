@@ -50,6 +50,7 @@ def test_headers_that_do_not_come_end_the_connection(bounded, sent):
         assert 0.4 < time.monotonic() - began < 4
     assert answer.startswith(b"HTTP/1.1 408")
     assert b'"code":"request_timeout"' in answer
+    assert b"\r\nx-request-id: req-" in answer
 
 
 def test_headers_that_drip_do_not_win_time(bounded):

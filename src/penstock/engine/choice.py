@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.contract.events import ChoiceDelta, FinishReason, TokenPiece
@@ -39,6 +40,7 @@ class Choice:
         tokenizer: Tokenizer,
         reader: ReplyReader | None = None,
         seq_id: str = "",
+        prompt: Sequence[int] = (),
     ) -> None:
         self.index = index
         self.generated = 0
@@ -48,7 +50,8 @@ class Choice:
         self._named = reader is not None and reader.rules.tool_use is ToolUse.NAMED
         self._parser = reader.parser(seq_id) if reader is not None else None
         self._reasoning_starts: list[int] = []  # where each token began that may be reasoning
-        self._detokenizer = Detokenizer(tokenizer, spelled=reader.spelled if reader is not None else frozenset())
+        spelled: frozenset[int] = reader.spelled if reader is not None else frozenset()
+        self._detokenizer = Detokenizer(tokenizer, spelled=spelled, prompt=prompt)
         self._scanner = StopStrings(rules.strings, include=rules.include_stop_string)
         self._pending: deque[_Pending] = deque()
         self._decoded = 0  # characters decoded so far

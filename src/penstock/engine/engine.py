@@ -162,7 +162,7 @@ class Engine:
                 self._drop(seq_id)
             raise
         tokenizer, reader = self._text.tokenizer, submission.reader
-        choices = [Choice(r.choice, r.stop, tokenizer, reader, r.id) for r in submission.requests]
+        choices = [Choice(r.choice, r.stop, tokenizer, reader, r.id, r.prompt) for r in submission.requests]
         ask = _LiveAsk(submission, choices)
         if PromptEcho.wanted(submission):
             ask.echo = PromptEcho(submission, self._text.tokenizer)

@@ -6,11 +6,12 @@ Decides when it is complete; until then, whatever other choices bring is held ba
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from penstock.contract.events import Output, PromptScored, PromptTokens, TokenPiece
 from penstock.engine.intake import Submission
 from penstock.engine.token_pieces import token_piece
-from penstock.text import Tokenizer
+from penstock.text import Detokenizer, Tokenizer
 
 __all__ = ["PromptEcho"]
 
@@ -51,8 +52,12 @@ class PromptEcho:
         read, prompt = self._tokenizer.token_bytes, self._submission.requests[0].prompt
         unscored = (TokenPiece(token, read(token), math.nan) for token in prompt)
         tokens = tuple(self._scores.get(at, piece) for at, piece in enumerate(unscored))
-        text = self._submission.prompt_text or self._tokenizer.decode(prompt, skip_special_tokens=False)
-        return PromptTokens(text, tokens)
+        return PromptTokens(self._submission.prompt_text or self._decoded(prompt), tokens)
+
+    def _decoded(self, prompt: Sequence[int]) -> str:
+        """The prompt's whole characters; one that it only begins is told by the choices, which may complete it."""
+        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        return text[:-1] if Detokenizer(self._tokenizer, prompt=prompt).unfinished else text
 
 
 def _is_scored(submission: Submission) -> bool:

@@ -8,6 +8,7 @@ OpenAI error object as well. Knows no routes.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from functools import partial
 from typing import Any
 
@@ -126,7 +127,8 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()  # in the middle of another answer: nothing can be said
             return
         response = error_response(error)
-        headers = [*response.raw_headers, (b"connection", b"close")]
+        request_id = f"req-{secrets.token_hex(16)}".encode()
+        headers = [*response.raw_headers, (b"x-request-id", request_id), (b"connection", b"close")]
         for event in (
             h11.Response(status_code=response.status_code, headers=headers),
             h11.Data(data=bytes(response.body)),

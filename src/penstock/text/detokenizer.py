@@ -6,18 +6,21 @@ turn into U+FFFD as the Unicode standard advises (section 3.9, substitution of m
 
 Does not know stop strings. Invariant: all pushes and the flush, joined, are the UTF-8 decoding of the tokens' bytes.
 The tokens are read as a continuation: a leading space that the model wrote stays, also the first of all, unlike in
-`Tokenizer.decode`, which takes its ids for a whole text and drops SentencePiece's dummy prefix.
+`Tokenizer.decode`, which takes its ids for a whole text and drops SentencePiece's dummy prefix. A character that the
+prompt began belongs to the text that completes it.
 """
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
+_REACH = 3  # an unfinished character has at most three bytes, so it began at most three tokens ago
 
 
 class Detokenizer:
@@ -26,17 +29,30 @@ class Detokenizer:
     Args:
         skip_special_tokens: leave control tokens out of the text instead of spelling them.
         spelled: control tokens that are spelled all the same.
+        prompt: what the tokens continue; only its last ones are looked at.
     """
 
     __slots__ = ("_decoder", "_skip_special_tokens", "_spelled", "_tokenizer")
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, spelled: frozenset[int] = frozenset()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        spelled: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
     ) -> None:
         self._spelled = spelled
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = _UTF8(errors="replace")
+        for token_id in prompt[-_REACH:]:
+            self._decoder.decode(tokenizer.token_bytes(token_id))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last bytes begin a character that is not complete."""
+        return bool(self._decoder.getstate()[0])
 
     def push(self, token_id: int) -> str:
         """Take one more token; the characters that it completed, "" while a character is incomplete."""
