@@ -21,6 +21,7 @@ from mkdocs.structure.pages import Page
 DOCS = ROOT / "docs"
 LANGUAGES = {".py": "python", ".md": "markdown", ".toml": "toml", "": "make"}
 DECISIONS = "adr/"
+SOURCE_SETTINGS = "search:\n  exclude: true\nhide:\n  - toc\n"
 BAR = r"\|"
 BARRED_CODE = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 
@@ -81,8 +82,9 @@ def _address(place: Path) -> str:
 def _source_page(place: Path) -> str:
     text = place.read_text(encoding="utf-8")
     ticks = "`" * max(3, 1 + max(map(len, re.findall(r"`{3,}", text)), default=0))
-    head = f"---\ntitle: {place.name}\nsearch:\n  exclude: true\n---\n\n# {place.relative_to(ROOT).as_posix()}\n\n"
-    return f'{head}{ticks} {{ .{LANGUAGES[place.suffix]} linenums="1" }}\n{text.rstrip()}\n{ticks}\n'
+    opening = f'{ticks} {{ .{LANGUAGES[place.suffix]} linenums="1" }}'
+    title = place.relative_to(ROOT).as_posix()
+    return f"---\n{SOURCE_SETTINGS}---\n\n# {title}\n\n{opening}\n{text.rstrip()}\n{ticks}\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs' own)

@@ -79,16 +79,22 @@ def _options(command: click.Command, title: str) -> list[click.Option]:
 
 
 def _table(options: Iterable[click.Option]) -> str:
-    rows = [f"| {_spelled(option)} | {_default(option)} | {_cell(option.help or '')} |\n" for option in options]
+    rows = [f"| {_spelled(option)} | {_default(option)} | {_meaning(option)} |\n" for option in options]
     return "".join(["| option | default | meaning |\n|---|---|---|\n", *rows])
 
 
 def _spelled(option: click.Option) -> str:
     """Every name of an option, and what it takes: `-i`, `--input FILE`."""
     names = sorted([*option.opts, *option.secondary_opts], key=lambda name: name.startswith("--"))
-    if not option.is_flag:
+    if not option.is_flag and not isinstance(option.type, click.Choice):
         names[-1] += f" {option.make_metavar(click.Context(click.Command('any'))).removesuffix(' RANGE')}"
     return _cell(", ".join(f"`{name}`" for name in names))
+
+
+def _meaning(option: click.Option) -> str:
+    choices = option.type.choices if isinstance(option.type, click.Choice) else ()
+    said = f"One of {_listed([f'`{choice}`' for choice in choices])}. " if choices else ""
+    return _cell(said + (option.help or ""))
 
 
 def _default(option: click.Option) -> str:
