@@ -86,7 +86,8 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 
 
 def _code(text: str) -> str:
-    return f"```python\n{text}\n```\n\n"
+    quoted = text.replace("'", '"')  # as the project's formatter writes strings
+    return f"```py\n{quoted}\n```\n\n"
 
 
 def _docstring(node: ast.ClassDef | Function) -> str:

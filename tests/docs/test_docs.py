@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def checker():
-    spec = importlib.util.spec_from_file_location("docs_check", ROOT / "docs" / "check.py")
+def loaded(script: Path):
+    spec = importlib.util.spec_from_file_location(f"docs_{script.stem}", script)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def checker():
+    return loaded(ROOT / "docs" / "check.py")
 
 
 def test_every_link_leads_somewhere_and_every_name_exists():
@@ -44,6 +50,52 @@ def test_every_dependency_has_its_line():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     page = (ROOT / "docs" / "dependencies.md").read_text()
     extras = project["optional-dependencies"]
-    for requirement in [*project["dependencies"], *extras["hub"], *extras["bench"], *extras["test"], *extras["check"]]:
+    for requirement in [
+        *project["dependencies"],
+        *extras["hub"],
+        *extras["bench"],
+        *extras["test"],
+        *extras["check"],
+        *extras["docs"],
+    ]:
         name = requirement.split(">")[0].removeprefix("types-").lower()
         assert name in page.lower(), name
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "docs").glob("write_*.py")), ids=lambda script: script.stem)
+def test_generated_pages_say_what_the_code_says(script):
+    """`make docs-pages` writes them again."""
+    writer = loaded(script)
+    assert writer.PAGE.read_text(encoding="utf-8") == writer.page()
+
+
+def test_anchors_paths_and_targets_that_do_not_exist_are_found(tmp_path, monkeypatch):
+    check = checker()
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    (tmp_path / "Makefile").write_text("serve: it\n")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `title`, twice\n\n## POST /v1/x\n\n# A title twice\n\n"
+        "[a](#a-title-twice) [b](#a-title-twice_1) [c](#post-v1x)\n"
+        "[d](page.md#none) `docs/` `docs/none.py` `make serve` `make none`\n\n```\n[e](none) `make none`\n```\n"
+    )
+    assert list(check.problems(page)) == [
+        "page.md: page.md has no heading #none",
+        "page.md: there is no docs/none.py",
+        "page.md: the Makefile has no target none",
+    ]
+
+
+def test_a_page_that_the_navigation_forgets_is_found(tmp_path, monkeypatch):
+    check = checker()
+    assert list(check.navigation_problems()) == []
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    (tmp_path / "docs" / "adr").mkdir(parents=True)
+    for name in ("a.md", "b.md", "adr/1.md"):
+        (tmp_path / "docs" / name).touch()
+    (tmp_path / "mkdocs.yml").write_text("nav:\n  - A: a.md\n  # - B: b.md\n  - C: c.md\n  - adr/\n")
+    assert list(check.navigation_problems()) == [
+        "mkdocs.yml: the navigation does not show b.md",
+        "mkdocs.yml: there is no docs/c.md",
+    ]
