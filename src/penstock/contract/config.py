@@ -83,7 +83,8 @@ class EngineConfig:
 
     model: str = _option(
         DEFAULT_MODEL,
-        "A name that `penstock models` lists, a directory in Hugging Face layout, a .gguf file, or org/name on the hub.",
+        "A name that `penstock models` lists, a directory in Hugging Face layout, a .gguf file, or org/name on the"
+        " Hugging Face hub.",
     )
     served_model_name: str = _option("", "The name that clients ask for; by default the model's own.")
     dtype: str = _option(
