@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+RECORD = re.compile(r"\((\.\./bench/results/[^)]+\.json)\)")
+FORMS = (
+    ("the 4-bit file", "penstock (file)", "penstock file"),
+    ("`int8`", "penstock (int8)", "penstock int8"),
+    ("`none` (bfloat16)", "penstock (bf16)", "penstock none, bfloat16"),
+)
 
 
 def loaded(script: Path):
@@ -99,3 +107,19 @@ def test_a_page_that_the_navigation_forgets_is_found(tmp_path, monkeypatch):
         "mkdocs.yml: the navigation does not show b.md",
         "mkdocs.yml: there is no docs/c.md",
     ]
+
+
+def test_the_figures_of_the_tuning_page_are_those_of_the_records_that_it_links():
+    page = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
+    compare, quality = (json.loads((ROOT / "docs" / path).read_text(encoding="utf-8")) for path in RECORD.findall(page))
+    speeds = {
+        each["name"]: [(round(r["decode_tok_s"]), round(r["prefill_tok_s"])) for r in each["rows"]]
+        for each in compare["contenders"]
+    }
+    costs = {each["name"]: each for each in quality["rows"]}
+    for shown, ours, measured in FORMS:
+        decode, prefill = ([f"{value:,}" for value in values] for values in zip(*speeds[ours], strict=True))
+        assert f"| {shown} | {' / '.join(decode)} | {' / '.join(prefill)} |" in page
+        row = costs[measured]
+        figures = f"{row['weight_bytes'] / 1e6:.0f} MB | {row['kl_mean']:.4f} | {100 * row['same_top']:.1f} %"
+        assert f"| {shown} | {figures} |" in page
