@@ -9,7 +9,7 @@ EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyp
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 
-.PHONY: help serve test test-deep test-page check format bench docs-check clean
+.PHONY: help serve test test-deep test-page check format bench docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,17 @@ bench: $(VENV)/.installed ## Measure this machine's offline throughput with the 
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/penstock bench batch $(MODEL) $(ARGS)
 
+docs: $(VENV)/.installed-docs ## Build the documentation site into build/site; a warning is an error
+	@$(BIN)/python docs/check.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(VENV)/.installed-docs ## Show the documentation on 127.0.0.1:8100 while you write it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8100
+
+docs-pages: $(VENV)/.installed ## Write the generated pages of the documentation again
+	@for script in docs/write_*.py; do $(BIN)/python $$script || exit; done
+
 docs-check: $(VENV)/.installed-check ## Check that the documents name what exists
 	@$(BIN)/python docs/check.py
 
@@ -69,6 +80,11 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(VENV)/.installed-page-test: $(VENV)/.installed-test
 	@echo "Installing what the tests of the page need (the browser itself comes from your system) ..."
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) page-test)
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Installing what the documentation site needs ..."
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) docs)
 	@touch $@
 
 $(VENV)/.installed-check: $(VENV)/.installed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.server.fates import table
+from penstock.server.fates import table as page
 
 PAGE = Path(__file__).parent / "api-fields.md"
 
 if __name__ == "__main__":
-    PAGE.write_text(table(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

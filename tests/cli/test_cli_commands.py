@@ -252,3 +252,21 @@ def test_the_examples_run(default_model: Path, example):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("### request") == (4 if example == "online.py" else 3)
     assert ("Hello, world!" in done.stdout) == (example == "online.py")
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "generate", "run-batch", "bench batch", "bench quality", "verify"]
+)
+def test_help_says_what_model_may_be_and_has_its_own_options_before_the_shared_ones(command):
+    from click.testing import CliRunner
+
+    from penstock.cli import penstock as commands
+
+    shown = CliRunner().invoke(commands, [*command.split(), "--help"], prog_name="penstock").output
+    assert shown.startswith(f"Usage: penstock {command} [OPTIONS] [MODEL]\n")
+    headings = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings[:2] == ["Model:", "Options:"]
+    assert set(headings[2:]) <= {"Sampling:", "Engine:", "Server:"}
+    assert shown.index("--help", shown.index("Options:")) < shown.index("Engine:") < shown.index("--threads")
+    assert ".gguf" in shown
+    assert shown.count("MODEL  ") == 1

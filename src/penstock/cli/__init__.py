@@ -47,13 +47,17 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="penstock")
 def penstock() -> None:
-    """Penstock: an LLM inference engine and server."""
+    """Penstock: an LLM inference engine and server.
+
+    `penstock serve` fetches a small model and serves it; then open http://127.0.0.1:8000. What a command takes is said
+    by `penstock COMMAND --help`.
+    """
 
 
 def main() -> None:
     """Run the command line and exit with its code; users' mistakes are one line, not a traceback."""
     try:
-        code = penstock.main(standalone_mode=False)
+        code = penstock.main(prog_name="penstock", standalone_mode=False)
     except click.ClickException as mistake:
         mistake.show()
         sys.exit(2)

@@ -19,6 +19,7 @@ from penstock.bench.peer_install import install_peer
 from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.options import build_configs, config_options
+from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError
 
@@ -34,7 +35,7 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
-    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs; medians are reported."
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each size; medians are reported."
 )
 LIMITS = click.option(
     "--limits/--no-limits",
@@ -58,7 +59,7 @@ command.add_command(bench_serve.command)
 command.add_command(bench_kernels.command)
 
 
-@command.command("batch")
+@command.command("batch", cls=SectionedCommand)
 @STREAMS
 @_several("--prompt-tokens", "prompt_tokens", (128,), "Length of each prompt.")
 @_several("--new-tokens", "new_tokens", (128,), "Tokens generated for each.", least=2)
@@ -108,20 +109,21 @@ def batch_command(
     report(batch.batch_table(rows), record, target)
 
 
-@command.command("compare")
+@command.command("compare", cls=SectionedCommand)
 @click.option(
     "--peer",
     "names",
     multiple=True,
-    help=f"One of {', '.join(peers.PEERS)}; llama.cpp:Q8_0, openvino-genai:int8 and the like convert the model first."
-    " May be given several times; by default all that are installed.",
+    help=f"An engine to compare with: {', '.join(peers.PEERS)}; llama.cpp:Q8_0, openvino-genai:int8 and the like"
+    " convert the model first. May be given several times; by default all that are installed.",
 )
 @click.option(
     "--ours",
     "precisions",
     multiple=True,
     type=click.Choice(QUANTIZATIONS),
-    help="A --quantization to take part with, in place of that one. May be given several times.",
+    help="A --quantization with which Penstock takes part, instead of one run with --quantization. May be given several"
+    " times.",
 )
 @click.option(
     "--peers-dir", type=click.Path(path_type=Path, file_okay=False), help="Where peers are; by default in the cache."

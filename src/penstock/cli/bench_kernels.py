@@ -20,9 +20,23 @@ NAMES = ("linear", "gated", "attention", "rope", "norm", "activation", "sampler"
 
 
 @click.command("kernels")
-@click.option("--kernel", "names", multiple=True, type=click.Choice(NAMES), help="One of them; may be given again.")
-@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="0 takes one a physical core.")
-@click.option("--isa", default="", help="The instruction set, as the start report names it; by default the best.")
+@click.option(
+    "--kernel",
+    "names",
+    multiple=True,
+    type=click.Choice(NAMES),
+    help="A kernel to measure. May be given several times; by default all.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Compute threads; 0 takes one per physical core.",
+)
+@click.option(
+    "--isa", default="", help="The instruction set, such as avx2; by default the best that this processor has."
+)
 @json_option
 def command(names: tuple[str, ...], threads: int, isa: str, target: Path | None) -> None:
     """Measure each compiled kernel in bytes and operations a second, beside the machine's own limits."""

@@ -18,6 +18,7 @@ from penstock.bench.peer_install import install_peer
 from penstock.bench.peers import Absent
 from penstock.cli.bench_report import json_option, report
 from penstock.cli.options import build_configs, config_options
+from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault
 
@@ -44,7 +45,7 @@ _LEFT_OUT = frozenset(
 )
 
 
-@click.command("quality")
+@click.command("quality", cls=SectionedCommand)
 @click.option(
     "--quantization",
     "forms",

@@ -35,7 +35,7 @@ __all__ = ["command"]
     help="completions sends token ids, so that lengths are exact; chat sends a message of as many letters.",
 )
 @click.option("--num-prompts", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
-@click.option("--rate", type=float, default=0.0, help="Requests a second; without it all are sent at once.")
+@click.option("--rate", type=float, default=0.0, help="Requests sent a second; without it all are sent at once.")
 @click.option("--poisson", is_flag=True, help="Random arrivals with the mean --rate, instead of equal gaps.")
 @click.option("--concurrency", type=click.IntRange(0), default=0, help="Most requests under way at once; 0: no limit.")
 @click.option("--prompt-tokens", default="128", show_default=True, help="Length of prompts, or a range such as 64:256.")
@@ -70,7 +70,7 @@ __all__ = ["command"]
     show_default=True,
     help="Prompts are random token ids below it.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals, lengths and contents.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals, lengths and contents.")
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
@@ -78,10 +78,18 @@ __all__ = ["command"]
     help="Ask for exactly --new-tokens; servers that do not know ignore_eos may refuse it.",
 )
 @click.option(
-    "--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Requests sent before, uncounted."
+    "--warm-up",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Requests sent before the measurement, not counted.",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Of a request, s."
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds after which a request has failed.",
 )
 @click.option("--api-key", default="", help="Sent as a bearer token.")
 @click.option(

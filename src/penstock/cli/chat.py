@@ -10,6 +10,7 @@ import click
 
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
+from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import RequestError
 from penstock.contract.request import ChatPrompt, Message
@@ -47,7 +48,7 @@ class Conversation:
         self._turns += [Message("user", question), Message("assistant", answer)]
 
 
-@click.command("chat")
+@click.command("chat", cls=SectionedCommand)
 @click.option("--system", default="", help="System prompt.")
 @sampling_options(leave_out=frozenset({"best_of", "logprobs_mode", "prompt_logprobs"}), max_tokens=None)
 @config_options(EngineConfig)

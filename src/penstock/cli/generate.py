@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
+from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
 from penstock.contract.request import Prompt
@@ -30,7 +31,7 @@ READ_AHEAD = 1024
 """Prompts queued at once: enough to keep every slot busy, few enough for files of any length."""
 
 
-@click.command("generate")
+@click.command("generate", cls=SectionedCommand)
 @click.option("--prompt", "-p", "text", help="The prompt; '-' reads it from standard input.")
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
 @click.option(

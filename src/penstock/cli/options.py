@@ -15,13 +15,15 @@ from typing import Any
 import click
 import yaml
 
-from penstock.contract.config import DEFAULT_MODEL
+from penstock.cli.sections import SectionedOption, model_argument
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 
 __all__ = ["build_configs", "config_options"]
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 BYTE_FIELDS = frozenset({"kv_cache_memory"})
+METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL"}
 
 
 class ByteSize(click.ParamType[int]):
@@ -46,29 +48,45 @@ def config_options(*classes: type, leave_out: frozenset[str] = frozenset({"model
         for config in reversed(classes):
             for field in reversed(fields(config)):
                 if field.name not in leave_out:
-                    command = _option(field)(command)
-        command = click.argument("model", default=DEFAULT_MODEL, metavar=f"[MODEL={DEFAULT_MODEL}]")(command)
+                    command = _option(field, "Engine" if config is EngineConfig else "Server")(command)
+        command = model_argument(command)
         return click.option(
             "--config",
             "config_file",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="A YAML file of these options (dashes or underscores); flags given here win.",
+            help="Read options from this YAML file, a line each, such as `max-num-seqs: 8`; flags given here win.",
         )(command)
 
     return decorate
 
 
-def _option(field: Field[Any]) -> Callable[[Any], Any]:
+def _option(field: Field[Any], section: str) -> Callable[[Any], Any]:
     flag = "--" + field.name.replace("_", "-")
     help_text = field.metadata["help"]
     if isinstance(field.default, bool):
         return click.option(
-            f"{flag}/--no-{flag[2:]}", field.name, default=field.default, show_default=True, help=help_text
+            f"{flag}/--no-{flag[2:]}",
+            field.name,
+            default=field.default,
+            show_default=True,
+            help=help_text,
+            cls=SectionedOption,
+            section=section,
         )
     choices = field.metadata["choices"]
     kind: Any = click.Choice(choices) if choices else ByteSize() if field.name in BYTE_FIELDS else type(field.default)
     shown = field.default != ""
-    return click.option(flag, field.name, type=kind, default=field.default, show_default=shown, help=help_text)
+    return click.option(
+        flag,
+        field.name,
+        type=kind,
+        default=field.default,
+        show_default=shown,
+        metavar=METAVARS.get(field.name),
+        help=help_text,
+        cls=SectionedOption,
+        section=section,
+    )
 
 
 def build_configs(context: click.Context, *classes: type) -> list[Any]:

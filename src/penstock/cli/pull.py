@@ -12,9 +12,13 @@ __all__ = ["command"]
 
 
 @click.command("pull")
-@click.argument("model", default=DEFAULT_MODEL, metavar=f"[MODEL={DEFAULT_MODEL}]")
+@click.argument("model", default=DEFAULT_MODEL, metavar="[MODEL]")
 def command(model: str) -> None:
-    """Fetch MODEL (a catalogue name or org/name), verify it, and say where it is. Quick when it is there already."""
+    """Fetch MODEL, verify it, and say where it is; quick when it is there already.
+
+    MODEL is a name that `penstock models` lists, or org/name on the Hugging Face hub (needs the extra penstock[hub]);
+    by default smollm2-135m-instruct.
+    """
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull
 

@@ -12,12 +12,13 @@ import click
 from tqdm import tqdm
 
 from penstock.cli.options import build_configs, config_options
+from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 
 __all__ = ["command"]
 
 
-@click.command("run-batch")
+@click.command("run-batch", cls=SectionedCommand)
 @click.option(
     "--input",
     "-i",

@@ -8,9 +8,12 @@ from typing import Any
 
 import click
 
+from penstock.cli.sections import SectionedOption
 from penstock.sampling import PARAMETERS, Parameter, SamplingParams
 
 __all__ = ["sampling_options", "sampling_params"]
+
+SECTION = "Sampling"
 
 
 class JsonObject(click.ParamType[dict[str, Any]]):
@@ -58,7 +61,15 @@ def _option(parameter: Parameter, default: Any) -> Callable[[Any], Any]:
     flag = "--" + parameter.name.replace("_", "-")
     kind, several = _json_type(parameter.json_schema())
     if kind == "boolean":
-        return click.option(flag, parameter.name, is_flag=True, default=default, help=parameter.doc)
+        return click.option(
+            flag,
+            parameter.name,
+            is_flag=True,
+            default=default,
+            help=parameter.doc,
+            cls=SectionedOption,
+            section=SECTION,
+        )
     return click.option(
         flag,
         parameter.name,
@@ -67,6 +78,8 @@ def _option(parameter: Parameter, default: Any) -> Callable[[Any], Any]:
         multiple=several,
         show_default=default is not None and not several,
         help=parameter.doc + (" May be given several times." if several else ""),
+        cls=SectionedOption,
+        section=SECTION,
     )
 
 

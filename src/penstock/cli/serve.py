@@ -7,12 +7,17 @@ import os
 import click
 
 from penstock.cli.options import build_configs, config_options
+from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig, ServerConfig
 
 __all__ = ["command"]
 
 
-@click.command("serve", help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model.")
+@click.command(
+    "serve",
+    cls=SectionedCommand,
+    help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model.",
+)
 @config_options(EngineConfig, ServerConfig)
 @click.pass_context
 def command(context: click.Context, /, **_: object) -> None:

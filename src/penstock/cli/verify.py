@@ -14,6 +14,7 @@ import click
 from tqdm import tqdm
 
 from penstock.cli.options import build_configs, config_options
+from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.version import __version__
@@ -39,10 +40,10 @@ _LEFT_OUT = frozenset(
 )
 
 
-@click.command("verify")
-@click.option("--requests", type=click.IntRange(1), default=32, show_default=True, help="Sequences to draw.")
+@click.command("verify", cls=SectionedCommand)
+@click.option("--requests", type=click.IntRange(1), default=32, show_default=True, help="Random requests to make.")
 @click.option("--schedules", type=click.IntRange(1), default=8, show_default=True, help="Ways to run them together.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the requests and schedules.")
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(1),

@@ -82,7 +82,9 @@ class EngineConfig:
     """What the operator chose for the engine; everything else is read from the model."""
 
     model: str = _option(
-        DEFAULT_MODEL, "A catalogue name, a Hugging Face directory, a .gguf file, or org/name on the Hugging Face hub."
+        DEFAULT_MODEL,
+        "A name that `penstock models` lists, a directory in Hugging Face layout, a .gguf file, or org/name on the"
+        " Hugging Face hub.",
     )
     served_model_name: str = _option("", "The name that clients ask for; by default the model's own.")
     dtype: str = _option(
@@ -90,13 +92,13 @@ class EngineConfig:
     )
     quantization: str = _option(
         "auto",
-        "How the weights are kept: none in dtype, file as the file's own quantised blocks, int8 and int4 quantised on"
+        "How the weights are kept: none in --dtype, file as the file's own quantised blocks, int8 and int4 quantised on"
         " load; auto takes file where the file is quantised, else none. All but none multiply with int8 activations:"
         " less memory and more speed for some accuracy.",
         QUANTIZATIONS,
     )
     device: str = _option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
-    threads: int = _option(0, "Compute threads on the CPU; 0 takes one a physical core.")
+    threads: int = _option(0, "Compute threads on the CPU; 0 takes one per physical core.")
     max_model_len: int = _option(
         0,
         "Most tokens of one request, prompt and output together; 0: the model's context, or what fits the KV cache.",
@@ -163,7 +165,7 @@ class ServerConfig:
     port: int = _option(8000, "Port to listen on; 0 takes a free one and prints it.")
     api_key_file: str = _option(
         "",
-        "File of API keys, one a line; `admin KEY` marks one that may use the admin routes. PENSTOCK_API_KEY and"
+        "File of API keys, one per line; `admin KEY` marks one that may use the admin routes. PENSTOCK_API_KEY and"
         " PENSTOCK_ADMIN_KEY in the environment add one each. Without any key only this machine is served.",
     )
     allowed_hosts: str = _option(
@@ -186,10 +188,10 @@ class ServerConfig:
     max_connections: int = _option(DEFAULT_SERVER_LIMITS.max_connections, "Connections at once; more are answered 429.")
     log_format: str = _option("text", "How log lines are written to standard error.", LOG_FORMATS)
     log_requests: bool = _option(
-        False, "Log one line a request: id, route, status, tokens, timings; never text of a prompt or an answer."
+        False, "Log one line per request: id, route, status, tokens, timings; never text of a prompt or an answer."
     )
     otlp_traces_endpoint: str = _option(
-        "", "Send an OpenTelemetry span a request to this OTLP/HTTP URL; needs the extra penstock[otel]."
+        "", "Send an OpenTelemetry span per request to this OTLP/HTTP URL; needs the extra penstock[otel]."
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,118 @@
+"""What the site adds to the documents: pages of source, so that a link into the tree leads to the line it names.
+
+A hook of mkdocs (mkdocs.yml names it). The documents link to files beside `docs/` by relative paths, which is what an
+editor and a code host follow; here every such file becomes a page below `source/`, or is copied where it is no text to
+read. Also puts the decision records into the navigation, so that a new one needs no second entry.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from check import FENCE, LINK, ROOT, code_name, defined_names, documents, names_code
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+DOCS = ROOT / "docs"
+LANGUAGES = {".py": "python", ".md": "markdown", ".toml": "toml", "": "make"}
+DECISIONS = "adr/"
+SOURCE_SETTINGS = "search:\n  exclude: true\nhide:\n  - toc\n"
+BAR = r"\|"
+BARRED_CODE = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the decision records where the navigation says `adr/`."""
+    records = sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / DECISIONS).glob("[0-9]*.md"))
+    config.nav = _expanded(config.nav, {DECISIONS: ["adr/README.md", *records]})
+    return config
+
+
+def _expanded(nav: Any, entries: dict[str, list[str]]) -> Any:
+    match nav:
+        case dict():
+            return {title: _expanded(entry, entries) for title, entry in nav.items()}
+        case list():
+            return [_expanded(entry, entries) for entry in nav]
+        case _:
+            return entries.get(nav, nav)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for every file of the tree that a document links to."""
+    for place in sorted(_linked_files()):
+        address = _address(place)
+        if place.suffix in LANGUAGES:
+            files.append(File.generated(config, address, content=_source_page(place)))
+        else:
+            files.append(File.generated(config, address, abs_src_path=str(place)))
+    return files
+
+
+def _linked_files() -> set[Path]:
+    found = set()
+    for document in documents():
+        if document.is_relative_to(DOCS):
+            for match in LINK.finditer(FENCE.sub("", document.read_text(encoding="utf-8"))):
+                place = _place(document, match["target"])
+                if place is not None:
+                    found.add(place)
+    return found
+
+
+def _place(document: Path, target: str) -> Path | None:
+    """The file of the tree outside `docs/` that a link leads to; None where it leads elsewhere."""
+    if re.match(r"[a-z]+:|#", target):
+        return None
+    place = (document.parent / target.partition("#")[0]).resolve()
+    return place if place.is_file() and not place.is_relative_to(DOCS) else None
+
+
+def _address(place: Path) -> str:
+    """Where a file of the tree stands on the site."""
+    address = f"source/{place.relative_to(ROOT).as_posix()}"
+    return f"{address}.md" if place.suffix in LANGUAGES else address
+
+
+def _source_page(place: Path) -> str:
+    text = place.read_text(encoding="utf-8")
+    ticks = "`" * max(3, 1 + max(map(len, re.findall(r"`{3,}", text)), default=0))
+    opening = f'{ticks} {{ .{LANGUAGES[place.suffix]} linenums="1" }}'
+    title = place.relative_to(ROOT).as_posix()
+    return f"---\n{SOURCE_SETTINGS}---\n\n# {title}\n\n{opening}\n{text.rstrip()}\n{ticks}\n"
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs' own)
+    """Lead links into the tree to their pages, at the line of what they name; and show bars in tables as bars."""
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+    markdown = BARRED_CODE.sub(_barred, markdown)
+    document = DOCS / page.file.src_uri
+    parts, end = [], 0
+    for fence in FENCE.finditer(markdown):
+        parts += [_relinked(markdown[end : fence.start()], document), fence[0]]
+        end = fence.end()
+    return "".join([*parts, _relinked(markdown[end:], document)])
+
+
+def _barred(match: re.Match[str]) -> str:
+    """Code with bars in it as markup: a code host wants them escaped in a table, Python-Markdown shows the escape."""
+    return f"<code>{escape(match[1].replace(BAR, '|')).replace('|', '&#124;')}</code>"
+
+
+def _relinked(text: str, document: Path) -> str:
+    return LINK.sub(lambda match: _link(match, document), text)
+
+
+def _link(match: re.Match[str], document: Path) -> str:
+    place = _place(document, match["target"])
+    if place is None:
+        return match[0]
+    target = os.path.relpath(DOCS / _address(place), document.parent)
+    line = defined_names(place)[code_name(match["text"])] if names_code(match["text"], place) else 0
+    return f"[{match['text']}]({target}{f'#__codelineno-0-{line}' if line else ''})"

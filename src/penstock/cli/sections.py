@@ -1,0 +1,53 @@
+"""How the help of a command is laid out: what MODEL may be, then its own options, then those it shares with others.
+
+Decides headings and their order alone. Knows no option: each says in which section it stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.contract.config import DEFAULT_MODEL, EngineConfig, option_help
+
+__all__ = ["OWN", "SectionedCommand", "SectionedOption", "model_argument", "section_of"]
+
+OWN = "Options"
+"""The section of a command's own options, which comes first."""
+
+
+class SectionedOption(click.Option):
+    """An option that stands below a heading."""
+
+    def __init__(self, *names: Any, section: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+
+def section_of(parameter: click.Parameter) -> str:
+    """The heading below which an option stands."""
+    return parameter.section if isinstance(parameter, SectionedOption) else OWN
+
+
+class SectionedCommand(click.Command):
+    """A command whose help has its options below headings, in the order of their declaration."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write MODEL, where the command takes one, and every option in its section."""
+        if any(parameter.name == "model" and isinstance(parameter, click.Argument) for parameter in self.params):
+            with formatter.section("Model"):
+                formatter.write_dl([("MODEL", f"{option_help(EngineConfig, 'model')}  [default: {DEFAULT_MODEL}]")])
+        sections: dict[str, list[tuple[str, str]]] = {OWN: []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):  # newer clicks describe arguments too
+                sections.setdefault(section_of(parameter), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def model_argument(command: Any) -> Any:
+    """Give a command its MODEL, which is the default model when left out."""
+    return click.argument("model", default=DEFAULT_MODEL, metavar="[MODEL]")(command)
