@@ -77,6 +77,15 @@ constexpr int64_t value_bytes(const KvCache& cache) {
     return value_codes(cache) + value_groups(cache) * kGroupPositions * int64_t(sizeof(float));
 }
 
+constexpr int64_t element_bytes(KvElement element) {
+    return element == KvElement::f32 ? 4 : element == KvElement::bf16 ? 2 : 1;
+}
+// Words of a packed key, the one with the scale of int8 included.
+constexpr int64_t key_words(const KvCache& cache) {
+    const int64_t a_word = int64_t(sizeof(uint32_t)) / element_bytes(cache.element);
+    return (cache.head_dim + a_word - 1) / a_word + (cache.element == KvElement::int8 ? 1 : 0);
+}
+
 constexpr int32_t kMostHeadDim = 256;
 constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...
 constexpr int32_t kTileRows = 24;  // a tile: this many (query, head) pairs that share their keys and values

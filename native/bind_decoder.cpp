@@ -34,13 +34,12 @@ ConstRows norm_of(const Vector& vector) {
     return vector_of(vector);
 }
 
-Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs, bool fine = false) {
+Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs) {
     const auto [kind, given_outputs, given_inputs, address, bias, bias_element] = weight;
     check_sizes(outputs, inputs);
     require(given_outputs == outputs && given_inputs == inputs, "a weight does not have the sizes of its place");
     require(address != 0, "weight must be given");
-    return {kind_of(kind), outputs, inputs, pointer<uint8_t>(address), vector_of({bias, bias_element}),
-            fine && kind_of(kind) == Kind::q4};
+    return {kind_of(kind), outputs, inputs, pointer<uint8_t>(address), vector_of({bias, bias_element})};
 }
 
 void make_plan(DecoderPlan* place, int64_t hidden, int64_t inner, int q_heads, int kv_heads, int head_dim, float eps,
@@ -60,7 +59,7 @@ void add_layer(DecoderPlan& plan, const Vector& attention_norm, const Weight& qk
                const Vector& k_norm, const Weight& output, const Vector& mlp_norm, const Weight& gate_up,
                const Weight& down) {
     plan.layers.push_back({norm_of(attention_norm), norm_of(mlp_norm), vector_of(q_norm), vector_of(k_norm),
-                           projection_of(qkv, plan.qkv_width(), plan.hidden, /*fine=*/true),
+                           projection_of(qkv, plan.qkv_width(), plan.hidden),
                            projection_of(output, plan.hidden, plan.q_width()),
                            projection_of(gate_up, 2 * plan.inner, plan.hidden),
                            projection_of(down, plan.hidden, plan.inner)});

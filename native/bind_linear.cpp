@@ -35,7 +35,7 @@ LookupKernel lookup_kernel(Kind kind) {
 
 void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t rows, uintptr_t x,
             int64_t x_stride, int x_element, uintptr_t bias, int bias_element, uintptr_t residual, int64_t residual_stride,
-            int residual_element, uintptr_t out, int64_t out_stride, int out_element, bool gated, bool fine,
+            int residual_element, uintptr_t out, int64_t out_stride, int out_element, bool gated,
             uintptr_t scratch, int64_t scratch_bytes) {
     const Kind kind = kind_of(kind_number);
     check_sizes(outputs, inputs);
@@ -52,9 +52,7 @@ void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, 
         {pointer<void>(out), out_stride, element_of(out_element)},
         pointer<uint8_t>(scratch),
         gated,
-        fine,
     };
-    require(!fine || kind == Kind::q4, "fine activations must meet weights of kind q4");
     require(!gated || (outputs % (2 * kPanel) == 0 && residual == 0),
             "outputs of a gated product must be a multiple of 32, without a residual");
     check_rows(call.x.data, x_stride, rows, inputs, "x must be given, with rows at least `inputs` apart");
@@ -64,7 +62,7 @@ void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, 
             "rows of residual must be at least `outputs` apart");
     // Rows that are bfloat16 pairs already are read where they lie.
     const bool in_place = kind == Kind::bf16 && call.x.element == Element::bf16 && inputs % 2 == 0;
-    require(in_place || (scratch != 0 && scratch % 64 == 0 && scratch_bytes >= rows * scratch_stride(kind, inputs, fine)),
+    require(in_place || (scratch != 0 && scratch % 64 == 0 && scratch_bytes >= rows * scratch_stride(kind, inputs)),
             "scratch must be aligned to 64 bytes and have room for every row");
     nb::gil_scoped_release released;
     linear_kernel(kernels(), kind)(call, pool());
@@ -138,9 +136,9 @@ void bind_linear(nb::module_& module) {
         "Bytes of a packed weight.");
     module.def(
         "scratch_bytes",
-        [](int kind, int64_t inputs, bool fine) {
+        [](int kind, int64_t inputs) {
             check_sizes(1, inputs);
-            return scratch_stride(kind_of(kind), inputs, fine);
+            return scratch_stride(kind_of(kind), inputs);
         },
         "Bytes of scratch that linear() needs for each row.");
 }

@@ -23,7 +23,7 @@ int64_t linear_scratch(const DecoderPlan& plan) {
     int64_t most = 0;
     for (const DecoderLayer& layer : plan.layers) {
         for (const Projection* of : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-            most = std::max(most, scratch_stride(of->kind, of->inputs, of->fine));
+            most = std::max(most, scratch_stride(of->kind, of->inputs));
         }
     }
     return most;
@@ -67,7 +67,7 @@ struct Run {
     void project(const Projection& by, const Rows& x, const ConstRows& residual, const Rows& out) const {
         const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
                               by.weight,   by.bias,    residual,  out,     step.scratch + at.linear,
-                              false,       by.fine};
+                              false};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 
@@ -75,7 +75,7 @@ struct Run {
     void project_gated(const Projection& by, const Rows& x, const Rows& out) const {
         const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
                               by.weight,   by.bias,    {},        out,     step.scratch + at.linear,
-                              true,        by.fine};
+                              true};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 

@@ -24,7 +24,6 @@ struct Projection {
     int64_t inputs;
     const uint8_t* weight;  // packed
     ConstRows bias;
-    bool fine;
 };
 
 struct DecoderLayer {

@@ -9,8 +9,7 @@
 //
 // Codes are unsigned and activations signed, which is what VNNI multiplies; signed weights are stored 128 too high and
 // the kernels take 128 times the row's sum off again. All integer sums are exact, so every instruction set agrees on
-// them. Nibbles are Codes of 4 bits, for which some machines have a shorter way; a NibbleSum holds one group of 32, and
-// goes on from 256 times an earlier one where activations have two bytes.
+// them. Nibbles are Codes of 4 bits, for which some machines have a shorter way; a NibbleSum holds one group of 32.
 #pragma once
 
 #include "simd.h"
@@ -38,7 +37,6 @@ struct i32x16 {
 };
 PENSTOCK_INLINE i32x16 broadcast_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 PENSTOCK_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
-PENSTOCK_INLINE i32x16 times_256(i32x16 a) { return {_mm512_slli_epi32(a.v, 8)}; }
 PENSTOCK_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 PENSTOCK_INLINE f32x16 load_f16(const uint8_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -56,9 +54,7 @@ PENSTOCK_INLINE Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(
 using Nibbles = Codes;
 using NibbleSum = i32x16;
 PENSTOCK_INLINE NibbleSum no_nibbles() { return broadcast_i32(0); }
-PENSTOCK_INLINE NibbleSum resumed(i32x16 before) { return times_256(before); }
 PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) { return sum; }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum, i32x16) { return sum; }
 PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const __m512i both = _mm512_loadu_si512(p);
     low.v = _mm512_and_si512(both, _mm512_set1_epi8(15));
@@ -118,9 +114,7 @@ struct NibbleSum {
     __m512i v;
 };
 PENSTOCK_INLINE NibbleSum no_nibbles() { return {_mm512_setzero_si512()}; }
-PENSTOCK_INLINE NibbleSum resumed(i32x16) { return no_nibbles(); }
 PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) { return {_mm512_madd_epi16(sum.v, _mm512_set1_epi16(1))}; }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum, i32x16 before) { return add(times_256(before), concluded(sum)); }
 PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const __m512i both = _mm512_loadu_si512(p);
     low.v = _mm512_and_si512(both, _mm512_set1_epi8(15));
@@ -139,7 +133,6 @@ PENSTOCK_INLINE i32x16 broadcast_i32(int32_t x) { return {_mm256_set1_epi32(x), 
 PENSTOCK_INLINE i32x16 add(i32x16 a, i32x16 b) {
     return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
 }
-PENSTOCK_INLINE i32x16 times_256(i32x16 a) { return {_mm256_slli_epi32(a.low, 8), _mm256_slli_epi32(a.high, 8)}; }
 PENSTOCK_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 PENSTOCK_INLINE f32x16 load_f16(const uint8_t* p) {
     const __m128i* halves = reinterpret_cast<const __m128i*>(p);
@@ -186,12 +179,10 @@ struct NibbleSum {
     __m256i low, high;
 };
 PENSTOCK_INLINE NibbleSum no_nibbles() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-PENSTOCK_INLINE NibbleSum resumed(i32x16) { return no_nibbles(); }
 PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(sum.low, one), _mm256_madd_epi16(sum.high, one)};
 }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum, i32x16 before) { return add(times_256(before), concluded(sum)); }
 PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const __m256i* halves = reinterpret_cast<const __m256i*>(p);
     const __m256i first = _mm256_loadu_si256(halves), second = _mm256_loadu_si256(halves + 1);
@@ -215,10 +206,6 @@ PENSTOCK_INLINE i32x16 broadcast_i32(int32_t x) {
     for (int i = 0; i < kLanes; i++) result.lane[i] = x;
     return result;
 }
-PENSTOCK_INLINE i32x16 times_256(i32x16 a) {
-    for (int i = 0; i < kLanes; i++) a.lane[i] *= 256;
-    return a;
-}
 PENSTOCK_INLINE f32x16 to_f32(i32x16 a) {
     return each([&](int i) { return float(a.lane[i]); });
 }
@@ -240,9 +227,7 @@ PENSTOCK_INLINE Codes load_codes(const uint8_t* p) {
 using Nibbles = Codes;
 using NibbleSum = i32x16;
 PENSTOCK_INLINE NibbleSum no_nibbles() { return broadcast_i32(0); }
-PENSTOCK_INLINE NibbleSum resumed(i32x16 before) { return times_256(before); }
 PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) { return sum; }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum, i32x16) { return sum; }
 PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     for (int i = 0; i < 64; i++) {
         low.byte[i] = p[i] & 15;

@@ -36,14 +36,13 @@ constexpr int64_t packed_bytes(Kind kind, int64_t outputs, int64_t inputs) {
 
 // Bytes of scratch for one row. bf16: the row rounded to bfloat16, filled up to an even number. The others:
 //
-//     | inputs as int8, filled up with zeros to whole groups | scale of each share, fp32 | offset of each share |
+//     | high bytes of the inputs, zeros up to whole groups | low bytes | scales | offsets | more offsets | fine? |
 //
-// where a share, the inputs with one scale, is a group for q4 and half a group for q8: the finer the weights are, the
-// more it matters how activations are rounded. Fine activations have 16 bits: high bytes of all inputs, then low bytes.
-constexpr int64_t shares_of_a_group(Kind kind) { return kind == Kind::q8 ? 2 : 1; }
-constexpr int64_t scratch_stride(Kind kind, int64_t inputs, bool fine) {
+// the last four of 4 bytes a group, of 4, of 4, and of one bit (quantized_rows.h).
+constexpr int64_t fine_words(int64_t inputs) { return divide_up(groups_of(inputs), 32); }
+constexpr int64_t scratch_stride(Kind kind, int64_t inputs) {
     if (kind == Kind::bf16) return round_up(inputs * 2, 64);
-    return round_up(groups_of(inputs) * ((fine ? 2 : 1) * kGroup + 8 * shares_of_a_group(kind)), 64);
+    return round_up(groups_of(inputs) * (2 * kGroup + 3 * 4) + fine_words(inputs) * 4, 64);
 }
 
 }  // namespace penstock

@@ -52,7 +52,7 @@ struct LinearBf16 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], pair);
             }
         }
-        finish_tile<R, P>(call, row, panel, sum);
+        TileSums<R, P>(sum).finish_tile(call, row, panel);
     }
 };
 
@@ -70,7 +70,7 @@ inline void linear_bf16(const LinearCall& call, Pool& pool) {
         return split_tiles(LinearBf16{call, static_cast<const bf16*>(call.x.data), call.x.stride}, call, pool);
     }
     bf16* rounded = reinterpret_cast<bf16*>(call.scratch);
-    const int64_t stride = scratch_stride(Kind::bf16, call.inputs, false) / 2;
+    const int64_t stride = scratch_stride(Kind::bf16, call.inputs) / 2;
     each_row(call.rows, call.inputs, pool,
              [&](int64_t row) { round_row(call.x, row, call.inputs, rounded + row * stride); });
     split_tiles(LinearBf16{call, rounded, stride}, call, pool);

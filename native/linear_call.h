@@ -42,7 +42,6 @@ struct LinearCall {
     Rows out;
     uint8_t* scratch;  // rows * scratch_stride() bytes on a cache line; undefined before and after
     bool gated;
-    bool fine;  // q4 only: activations meet the weights with 16 bits, not 8
 
     int64_t columns() const { return gated ? outputs / 2 : outputs; }  // of out
 };

@@ -1,5 +1,5 @@
 // Linear with 4-bit weights in groups of 32 inputs, each with a scale and a minimum, and activations quantised alike, to
-// 8 bits or finely to 16: then high bytes meet the weights first, and the sum goes on, times 256, with the low ones.
+// 8 bits or, where they are outliers, to 16.
 //
 // The packed weight, panel after panel of 16 outputs; a panel is its groups one after the other, each
 //
@@ -10,7 +10,8 @@
 // A weight is code * scale + minimum, as in GGUF's Q4_1; Q4_0 is the case minimum = -8 * scale. (ggml-common.h,
 // `block_q4_0` and `block_q4_1`.)
 //
-// Order of a sum: groups ascending; in each, first scale times the exact integer sum, then the minimum's share.
+// Order of a sum: groups ascending; in each, first scale times the exact integer sum of high bytes, then the minimum's
+// share. Then scale / 256 times the exact sums of low bytes, groups ascending.
 #pragma once
 
 #include "dot_lanes.h"
@@ -19,7 +20,6 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-template <bool kFine>
 struct LinearQ4 {
 #if defined(PENSTOCK_ISA_AVX512_BF16)
     static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
@@ -39,41 +39,31 @@ struct LinearQ4 {
         const int64_t ahead = distance_ahead<P>(call, bytes);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
-        const int8_t* codes = x.codes(row);
+        const int8_t* codes = x.high(row);
         const float *scales = x.scales(row), *offsets = x.offsets(row);
-        const int64_t stride = x.stride, floats = x.stride / 4, bytes_apart = x.codes_bytes();
+        const int64_t stride = x.stride, floats = x.stride / 4;
         f32x16 total[R][P];
         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) total[r][p] = zero();
         }
         for (int64_t g = 0; g < x.groups; g++) {
             const int64_t group = g * kQ4Group;
-            i32x16 whole[R][P];  // exact sums of the group
-            PENSTOCK_UNROLL for (int part = 0; part < (kFine ? 2 : 1); part++) {  // high bytes, then low ones
-                NibbleSum sum[R][P];
-                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                        sum[r][p] = part == 0 ? no_nibbles() : resumed(whole[r][p]);
-                    }
-                }
-                PENSTOCK_UNROLL for (int c = 0; c < 4; c++) {
-                    Nibbles low[P], high[P];
-                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                        const uint8_t* at = weight[p] + group + c * 64;
-                        load_nibbles(at, low[p], high[p]);
-                        if (part == 0) fetch_ahead<P>(at + ahead);
-                    }
-                    PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                        const int8_t* eight = codes + part * bytes_apart + r * stride + g * kGroup + c * 8;
-                        const auto first = load_nibble_quad(eight), second = load_nibble_quad(eight + 4);
-                        PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                            sum[r][p] = dot(dot(sum[r][p], low[p], first), high[p], second);
-                        }
-                    }
+            NibbleSum sum[R][P];
+            PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = no_nibbles();
+            }
+            PENSTOCK_UNROLL for (int c = 0; c < 4; c++) {
+                Nibbles low[P], high[P];
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                    const uint8_t* at = weight[p] + group + c * 64;
+                    load_nibbles(at, low[p], high[p]);
+                    fetch_ahead<P>(at + ahead);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                    const int8_t* eight = codes + r * stride + g * kGroup + c * 8;
+                    const auto first = load_nibble_quad(eight), second = load_nibble_quad(eight + 4);
                     PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                        whole[r][p] = part == 0 ? concluded(sum[r][p]) : concluded(sum[r][p], whole[r][p]);
+                        sum[r][p] = dot(dot(sum[r][p], low[p], first), high[p], second);
                     }
                 }
             }
@@ -83,23 +73,48 @@ struct LinearQ4 {
                 const f32x16 scale = load_f16(at), minimum = load_f16(at + 32);
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const f32x16 both = mul(scale, broadcast(scales[r * floats + g]));
-                    total[r][p] = fma(to_f32(whole[r][p]), both, total[r][p]);
+                    total[r][p] = fma(to_f32(concluded(sum[r][p])), both, total[r][p]);
                     total[r][p] = fma(minimum, broadcast(offsets[r * floats + g]), total[r][p]);
                 }
             }
         }
-        finish_tile<R, P>(call, row, panel, total);
+        TileSums<R, P> sums(total);
+        add_low_bytes(weight, row, sums);
+        sums.finish_tile(call, row, panel);
+    }
+
+    // Few groups have low bytes. Not part of the tile's own loop, which needs every register.
+    template <int R, int P>
+    PENSTOCK_NOINLINE void add_low_bytes(const uint8_t* const (&weight)[P], int64_t row, TileSums<R, P>& sums) const {
+        for (int r = 0; r < R; r++) {
+            x.each_fine(row + r, [&](int64_t g) {
+                const int8_t* codes = x.high(row + r) + x.low_after_high() + g * kGroup;
+                for (int p = 0; p < P; p++) {
+                    const uint8_t* group = weight[p] + g * kQ4Group;
+                    NibbleSum sum = no_nibbles();
+                    for (int c = 0; c < 4; c++) {
+                        Nibbles low, high;
+                        load_nibbles(group + c * 64, low, high);
+                        sum = dot(sum, low, load_nibble_quad(codes + c * 8));
+                        sum = dot(sum, high, load_nibble_quad(codes + c * 8 + 4));
+                    }
+                    const f32x16 scale = mul(load_f16(group + 256), broadcast(x.scales(row + r)[g] * (1.0f / 256)));
+                    store(sums.at(r, p), fma(to_f32(concluded(sum)), scale, load(sums.at(r, p))));
+                }
+            });
+        }
     }
 };
 
 inline void linear_q4(const LinearCall& call, Pool& pool) {
     const QuantizedRows x = quantized_rows(call, Kind::q4);
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
-        float* offsets = x.offsets(row);  // what the activations of a group stand for, all together
-        const auto note = [=](int64_t group, float scale, int32_t sum) { offsets[group] = scale * float(sum); };
-        call.fine ? quantize_row_finely(call, x, row, note) : quantize_row<Kind::q4>(call, x, row, note);
+        float* offsets = x.offsets(row);
+        quantize_row(call, x, row, [=](int64_t group, float scale, ByteSums sums) {
+            offsets[group] = scale * (float(sums.high) + float(sums.low) * (1.0f / 256));
+        });
     });
-    call.fine ? split_tiles(LinearQ4<true>{call, x}, call, pool) : split_tiles(LinearQ4<false>{call, x}, call, pool);
+    split_tiles(LinearQ4{call, x}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

@@ -1,13 +1,13 @@
-// Linear with 8-bit weights in groups of 32 inputs, each with a scale (GGUF's Q8_0), and activations quantised in shares
-// of 16.
+// Linear with 8-bit weights in groups of 32 inputs, each with a scale (GGUF's Q8_0), and activations quantised alike, to
+// 8 bits or, where they are outliers, to 16.
 //
 // The packed weight, panel after panel of 16 outputs; a panel is its groups one after the other, each
 //
 //     | 8 x 64 bytes: part c holds, for o0 to o15, the codes of k = 4c to 4c + 3, 128 above the weight |
 //     | scales of o0..o15, fp16 |                                                       544 bytes = 8.5 cache lines
 //
-// A weight is (code - 128) * scale. (ggml-common.h, `block_q8_0`.) Order of a sum: shares
-// ascending; of each the exact integer sum, times both scales.
+// A weight is (code - 128) * scale. (ggml-common.h, `block_q8_0`.) Order of a sum: as in
+// linear_q4.h, but for the minima.
 #pragma once
 
 #include "dot_lanes.h"
@@ -35,7 +35,7 @@ struct LinearQ8 {
         const int64_t ahead = distance_ahead<P>(call, bytes);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
-        const int8_t* codes = x.codes(row);
+        const int8_t* codes = x.high(row);
         const float* scales = x.scales(row);
         const int32_t* offsets = x.whole_offsets(row);
         const int64_t stride = x.stride, words = x.stride / 4;
@@ -45,35 +45,53 @@ struct LinearQ8 {
         }
         for (int64_t g = 0; g < x.groups; g++) {
             const int64_t group = g * kQ8Group;
-            f32x16 scale[P];
-            PENSTOCK_UNROLL for (int p = 0; p < P; p++) scale[p] = load_f16(weight[p] + group + 512);
-            PENSTOCK_UNROLL for (int half = 0; half < 2; half++) {
-                i32x16 sum[R][P];
-                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                    const i32x16 offset = broadcast_i32(offsets[r * words + 2 * g + half]);
-                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
-                }
-                PENSTOCK_UNROLL for (int c = 4 * half; c < 4 * half + 4; c++) {
-                    Codes w[P];
-                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                        const uint8_t* at = weight[p] + group + c * 64;
-                        w[p] = load_codes(at);
-                        fetch_ahead<P>(at + ahead);
-                    }
-                    PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                        const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
-                        PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], quad);
-                    }
+            i32x16 sum[R][P];
+            PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                const i32x16 offset = broadcast_i32(offsets[r * words + g]);
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
+            }
+            PENSTOCK_UNROLL for (int c = 0; c < 8; c++) {
+                Codes w[P];
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                    const uint8_t* at = weight[p] + group + c * 64;
+                    w[p] = load_codes(at);
+                    fetch_ahead<P>(at + ahead);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                    const f32x16 share = broadcast(scales[r * words + 2 * g + half]);
-                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                        total[r][p] = fma(to_f32(sum[r][p]), mul(scale[p], share), total[r][p]);
-                    }
+                    const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
+                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], quad);
+                }
+            }
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                const f32x16 scale = load_f16(weight[p] + group + 512);
+                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                    const f32x16 both = mul(scale, broadcast(scales[r * words + g]));
+                    total[r][p] = fma(to_f32(sum[r][p]), both, total[r][p]);
                 }
             }
         }
-        finish_tile<R, P>(call, row, panel, total);
+        TileSums<R, P> sums(total);
+        add_low_bytes(weight, row, sums);
+        sums.finish_tile(call, row, panel);
+    }
+
+    // As in linear_q4.h.
+    template <int R, int P>
+    PENSTOCK_NOINLINE void add_low_bytes(const uint8_t* const (&weight)[P], int64_t row, TileSums<R, P>& sums) const {
+        for (int r = 0; r < R; r++) {
+            x.each_fine(row + r, [&](int64_t g) {
+                const int8_t* codes = x.high(row + r) + x.low_after_high() + g * kGroup;
+                for (int p = 0; p < P; p++) {
+                    const uint8_t* group = weight[p] + g * kQ8Group;
+                    i32x16 sum = broadcast_i32(x.whole_offsets(row + r)[x.groups + g]);
+                    for (int c = 0; c < 8; c++) {
+                        sum = dot(sum, load_codes(group + c * 64), load_quad(codes + c * 4));
+                    }
+                    const f32x16 scale = mul(load_f16(group + 512), broadcast(x.scales(row + r)[g] * (1.0f / 256)));
+                    store(sums.at(r, p), fma(to_f32(sum), scale, load(sums.at(r, p))));
+                }
+            });
+        }
     }
 };
 
@@ -81,7 +99,10 @@ inline void linear_q8(const LinearCall& call, Pool& pool) {
     const QuantizedRows x = quantized_rows(call, Kind::q8);
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
         int32_t* offsets = x.whole_offsets(row);
-        quantize_row<Kind::q8>(call, x, row, [=](int64_t share, float, int32_t sum) { offsets[share] = -128 * sum; });
+        quantize_row(call, x, row, [=](int64_t group, float, ByteSums sums) {
+            offsets[group] = -128 * sums.high;
+            offsets[x.groups + group] = -128 * sums.low;
+        });
     });
     split_tiles(LinearQ8{call, x}, call, pool);
 }

@@ -99,14 +99,23 @@ PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, 
     }
 }
 
+// The sums of a tile on their way out of registers.
 template <int R, int P>
-PENSTOCK_INLINE void finish_tile(const LinearCall& call, int64_t row, int64_t panel, const f32x16 (&sum)[R][P]) {
-    alignas(64) float done[R * P * kLanes];
-    PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-        PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(done + (r * P + p) * kLanes, sum[r][p]);
+struct alignas(64) TileSums {
+    float sums[R * P * kLanes];
+
+    PENSTOCK_INLINE explicit TileSums(const f32x16 (&sum)[R][P]) {
+        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(at(r, p), sum[r][p]);
+        }
     }
-    (P > 1 && call.gated ? finish_gated : finish)(call, row, R, panel, P, done);
-}
+
+    PENSTOCK_INLINE float* at(int r, int p) { return sums + (r * P + p) * kLanes; }
+
+    PENSTOCK_INLINE void finish_tile(const LinearCall& call, int64_t row, int64_t panel) const {
+        (P > 1 && call.gated ? finish_gated : finish)(call, row, R, panel, P, sums);
+    }
+};
 
 template <int R, int P, class Kernel>
 void walk_rows(const Kernel& kernel, int64_t row, int64_t last, int64_t panel) {

@@ -1,9 +1,13 @@
-// Activations as int8: each share of each row (16 or 32 inputs, see layout.h) on its own scale, so that no row depends on
-// its neighbours.
+// Activations as integers: each group of 32 inputs of each row on its own scale, so that no row depends on its neighbours.
 //
-// x = scale * code with code = nearest(x * (127 / m)), ties to even, and scale = m / 127, m being the largest
-// magnitude; a fine code goes to 32512 = 127 * 256, and is kept as 256 * high byte + low byte, both signed. Where m is below 2^-100 the scale is 0; where it is infinite or NaN the scale is NaN, and with it every
-// output of the row. The scratch that holds this is drawn in layout.h.
+// x = scale * code with code = nearest(x * (127 / m)), ties to even, and scale = m / 127, m being the largest magnitude
+// of the group. That is fine enough for most groups; but a few channels of a language model are far larger than all
+// others (Dettmers et al. 2022), and their neighbours would lose their meaning in steps of that size. So a group is fine
+// where m^2 > kOutlier times the mean of the row's m^2: then codes go to 32512 = 127 * 256 and are kept as 256 * high
+// byte + low byte, both signed. Kernels add up the high bytes of all groups, and then the low ones of fine groups.
+//
+// Where m is below 2^-80 the scale is 0; where it is infinite or NaN the scale is NaN, and with it every output of the
+// row. The scratch that holds this is drawn in layout.h.
 #pragma once
 
 #include "linear_tiles.h"
@@ -11,40 +15,57 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
+constexpr float kOutlier = 8.0f;
+
 struct QuantizedRows {
     uint8_t* scratch;
     int64_t stride;  // bytes
     int64_t groups;
-    int64_t shares;  // of the row
-    bool fine;
 
-    const int8_t* codes(int64_t row) const { return reinterpret_cast<const int8_t*>(scratch + row * stride); }
-    int64_t codes_bytes() const { return groups * kGroup; }  // how far low bytes are from high ones
-    float* scales(int64_t row) const {
-        return reinterpret_cast<float*>(scratch + row * stride + (fine ? 2 : 1) * codes_bytes());
+    int8_t* high(int64_t row) const { return reinterpret_cast<int8_t*>(scratch + row * stride); }
+    int64_t low_after_high() const { return groups * kGroup; }
+    // What a high byte stands for; a low one for 1 / 256 of it.
+    float* scales(int64_t row) const { return reinterpret_cast<float*>(scratch + row * stride + 2 * groups * kGroup); }
+    // What the kernel adds for the part of the weight that all inputs share: in q4 what the activations of a group
+    // stand for, all together; in q8 -128 times the sum of the high bytes and, after all of those, of the low ones.
+    float* offsets(int64_t row) const { return scales(row) + groups; }
+    int32_t* whole_offsets(int64_t row) const { return reinterpret_cast<int32_t*>(scales(row) + groups); }
+    // Bit g % 32 of word g / 32: whether group g is fine.
+    uint32_t* fine(int64_t row) const { return reinterpret_cast<uint32_t*>(scales(row) + 3 * groups); }
+    int64_t words() const { return divide_up(groups, 32); }
+
+    // Calls visit(group) for each that is fine, ascending.
+    template <class Visit>
+    PENSTOCK_INLINE void each_fine(int64_t row, const Visit& visit) const {
+        for (int64_t word = 0; word < words(); word++) {
+            uint32_t left = fine(row)[word];
+            for (int64_t g = word * 32; left != 0; g++, left >>= 1) {
+                if (left & 1) visit(g);
+            }
+        }
     }
-    // What the kernel adds for the part of the weight that all inputs share. Its meaning is the kernel's.
-    float* offsets(int64_t row) const { return scales(row) + shares; }
-    int32_t* whole_offsets(int64_t row) const { return reinterpret_cast<int32_t*>(scales(row) + shares); }
 };
 
 inline QuantizedRows quantized_rows(const LinearCall& call, Kind kind) {
-    const int64_t groups = groups_of(call.inputs);
-    const int64_t stride = scratch_stride(kind, call.inputs, call.fine);
-    return {call.scratch, stride, groups, groups * shares_of_a_group(kind), call.fine};
+    return {call.scratch, scratch_stride(kind, call.inputs), groups_of(call.inputs)};
 }
 
 struct Scale {
-    float forward;  // from codes to numbers
-    float inverse;
+    float forward;  // from high bytes to numbers
+    float inverse;  // from numbers to codes
 };
 
-inline Scale scale_for(uint32_t largest_magnitude, float most = 127.0f) {
+inline Scale scale_for(uint32_t largest_magnitude, bool fine) {
     const float largest = float_of(largest_magnitude);
     if (largest_magnitude >= 0x7f800000u) return {float_of(0x7fc00000u), 0.0f};
-    if (largest < 0x1p-100f) return {0.0f, 0.0f};
-    return {largest / most, most / largest};
+    if (largest < 0x1p-80f) return {0.0f, 0.0f};  // far enough from what is subnormal
+    return {largest / 127.0f, (fine ? 127.0f * 256 : 127.0f) / largest};
 }
+
+// Sums of the bytes of a group.
+struct ByteSums {
+    int32_t high, low;
+};
 
 // One group of a row, zeros beyond its end.
 PENSTOCK_INLINE void load_group(const ConstRows& x, int64_t row, int64_t k, int64_t inputs, float* to) {
@@ -55,18 +76,17 @@ PENSTOCK_INLINE void load_group(const ConstRows& x, int64_t row, int64_t k, int6
 }
 
 // Bits of the largest magnitude: as integers they are ordered like the numbers, with infinity and then NaN on top.
-template <int share>
 PENSTOCK_INLINE uint32_t largest_magnitude(const float* numbers) {
 #if defined(PENSTOCK_AVX512)
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i largest = _mm512_and_si512(_mm512_loadu_si512(numbers), magnitude);
-    for (int i = kLanes; i < share; i += kLanes) {
+    for (int i = kLanes; i < kGroup; i += kLanes) {
         largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_loadu_si512(numbers + i), magnitude));
     }
     return _mm512_reduce_max_epu32(largest);
 #else
     uint32_t largest = 0;
-    for (int i = 0; i < share; i++) {
+    for (int i = 0; i < kGroup; i++) {
         const uint32_t magnitude = bits_of(numbers[i]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
@@ -74,12 +94,11 @@ PENSTOCK_INLINE uint32_t largest_magnitude(const float* numbers) {
 #endif
 }
 
-// Codes of a share, and their sum. Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
-template <int share>
+// Codes of a group, and their sum. Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
 PENSTOCK_INLINE int32_t encode(const float* numbers, float inverse, int8_t* to) {
 #if defined(PENSTOCK_AVX512)
     __m512i sum = _mm512_setzero_si512();
-    for (int i = 0; i < share; i += kLanes) {
+    for (int i = 0; i < kGroup; i += kLanes) {
         const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(numbers + i), _mm512_set1_ps(inverse)));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(code));
         sum = _mm512_add_epi32(sum, code);
@@ -87,7 +106,7 @@ PENSTOCK_INLINE int32_t encode(const float* numbers, float inverse, int8_t* to) 
     return _mm512_reduce_add_epi32(sum);
 #else
     int32_t sum = 0;
-    for (int i = 0; i < share; i++) {
+    for (int i = 0; i < kGroup; i++) {
         const int32_t code = int32_t(bits_of(numbers[i] * inverse + 12582912.0f)) - 0x4b400000;
         to[i] = int8_t(code);
         sum += int8_t(code);
@@ -96,60 +115,61 @@ PENSTOCK_INLINE int32_t encode(const float* numbers, float inverse, int8_t* to) 
 #endif
 }
 
-// The same for fine codes of a whole group.
-PENSTOCK_INLINE int32_t encode_fine(const float* numbers, float inverse, int8_t* high, int8_t* low) {
+// The same for codes of two bytes.
+PENSTOCK_INLINE ByteSums encode_fine(const float* numbers, float inverse, int8_t* high, int8_t* low) {
 #if defined(PENSTOCK_AVX512)
-    __m512i sum = _mm512_setzero_si512();
+    __m512i sum = _mm512_setzero_si512(), upper_sum = _mm512_setzero_si512();
     for (int i = 0; i < kGroup; i += kLanes) {
         const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(numbers + i), _mm512_set1_ps(inverse)));
         const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(128)), 8);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(upper));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(low + i), _mm512_cvtepi32_epi8(code));  // code - 256 * upper
         sum = _mm512_add_epi32(sum, code);
+        upper_sum = _mm512_add_epi32(upper_sum, upper);
     }
-    return _mm512_reduce_add_epi32(sum);
+    const int32_t whole = _mm512_reduce_add_epi32(sum), upper = _mm512_reduce_add_epi32(upper_sum);
+    return {upper, whole - 256 * upper};
 #else
-    int32_t sum = 0;
+    ByteSums sums{0, 0};
     for (int i = 0; i < kGroup; i++) {
         const int32_t code = int32_t(bits_of(numbers[i] * inverse + 12582912.0f)) - 0x4b400000;
         const int32_t upper = (code + 128) >> 8;
         high[i] = int8_t(upper);
         low[i] = int8_t(code - 256 * upper);
-        sum += code;
+        sums.high += upper;
+        sums.low += code - 256 * upper;
     }
-    return sum;
+    return sums;
 #endif
 }
 
-// Calls note(share, its scale, the sum of its codes) for each, in ascending order.
-template <Kind kind, class Note>
-void quantize_row(const LinearCall& call, const QuantizedRows& to, int64_t row, const Note& note) {
-    constexpr int shares = int(shares_of_a_group(kind)), share = int(kGroup) / shares;
-    float group[kGroup];
-    int8_t* codes = reinterpret_cast<int8_t*>(to.scratch + row * to.stride);
-    for (int64_t g = 0; g < to.groups; g++) {
-        load_group(call.x, row, g * kGroup, call.inputs, group);
-        PENSTOCK_UNROLL for (int s = 0; s < shares; s++) {
-            const Scale scale = scale_for(largest_magnitude<share>(group + s * share));
-            const int32_t sum = encode<share>(group + s * share, scale.inverse, codes + g * kGroup + s * share);
-            to.scales(row)[g * shares + s] = scale.forward;
-            note(g * shares + s, scale.forward, sum);
-        }
-    }
-}
-
-// The same with fine codes and one share a group.
+// Calls note(group, its scale, the sums of its bytes) for each, in ascending order.
 template <class Note>
-void quantize_row_finely(const LinearCall& call, const QuantizedRows& to, int64_t row, const Note& note) {
+void quantize_row(const LinearCall& call, const QuantizedRows& to, int64_t row, const Note& note) {
     float group[kGroup];
-    int8_t* codes = reinterpret_cast<int8_t*>(to.scratch + row * to.stride);
+    float* scales = to.scales(row);
+    float squares = 0.0f;
     for (int64_t g = 0; g < to.groups; g++) {
         load_group(call.x, row, g * kGroup, call.inputs, group);
-        const Scale scale = scale_for(largest_magnitude<kGroup>(group), 32512.0f);
-        int8_t* high = codes + g * kGroup;
-        const int32_t sum = encode_fine(group, scale.inverse, high, high + to.codes_bytes());
-        to.scales(row)[g] = scale.forward;
-        note(g, scale.forward, sum);
+        scales[g] = float_of(largest_magnitude(group));  // for the moment
+        squares += scales[g] * scales[g];
+    }
+    memset(to.fine(row), 0, size_t(to.words()) * sizeof(uint32_t));
+    const float bound = kOutlier * squares / float(to.groups);
+    for (int64_t g = 0; g < to.groups; g++) {
+        load_group(call.x, row, g * kGroup, call.inputs, group);
+        const bool fine = scales[g] * scales[g] > bound;
+        const Scale scale = scale_for(bits_of(scales[g]), fine);
+        int8_t *high = to.high(row) + g * kGroup, *low = high + to.low_after_high();
+        ByteSums sums{0, 0};
+        if (fine) {
+            sums = encode_fine(group, scale.inverse, high, low);
+        } else {
+            sums.high = encode(group, scale.inverse, high);
+        }
+        scales[g] = scale.forward;
+        to.fine(row)[g / 32] |= uint32_t{fine} << g % 32;
+        note(g, scale.forward, sums);
     }
 }
 

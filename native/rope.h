@@ -113,10 +113,35 @@ PENSTOCK_INLINE void store_token(const RotaryCall& call, int64_t token) {
     }
 }
 
+// Asks for the memory that a token's key and value will take. A packed key has each of its words on another line, and
+// stores that miss would leave one after the other.
+PENSTOCK_INLINE void fetch_places(const KvCache& cache, int64_t slot) {
+    const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+    const uint8_t* keys = static_cast<const uint8_t*>(cache.keys);
+    const uint8_t* values = static_cast<const uint8_t*>(cache.values);
+    if (cache.packed_keys) {
+        const int64_t words = cache.kv_heads * key_words(cache), apart = cache.block_size * int64_t(sizeof(uint32_t));
+        const uint8_t* at = keys + block * words * apart + offset * int64_t(sizeof(uint32_t));
+        for (int64_t w = 0; w < words; w++) PENSTOCK_PREFETCH_WRITE(at + w * apart);
+    }
+    if (cache.element == KvElement::int8) {
+        const int64_t group = offset / kGroupPositions * kGroupPositions * cache.head_dim;
+        for (int head = 0; head < cache.kv_heads; head++) {
+            const uint8_t* at = values + (block * cache.kv_heads + head) * value_bytes(cache);
+            for (int64_t i = 0; i < kGroupPositions * cache.head_dim; i += 64) PENSTOCK_PREFETCH_WRITE(at + group + i);
+            PENSTOCK_PREFETCH_WRITE(at + value_codes(cache) + offset * int64_t(sizeof(float)));
+        }
+        return;
+    }
+    const int64_t bytes = cache.kv_heads * cache.head_dim * element_bytes(cache.element);
+    for (int64_t i = 0; i < bytes; i += 64) PENSTOCK_PREFETCH_WRITE(values + slot * bytes + i);
+}
+
 inline void rotate_and_store(const RotaryCall& call, Pool& pool) {
     const int dim = call.cache.head_dim;
     run_rows(pool, call.tokens, int64_t(dim) * (call.q_heads + 2 * call.cache.kv_heads), [&](int64_t token) {
         alignas(64) float x[kMostHeadDim];
+        if (call.k.data) fetch_places(call.cache, call.write_slots[token]);  // they come while queries are turned
         for (int head = 0; call.q.data && head < call.q_heads; head++) {
             turn_head(call, call.q, call.q_norm, token, head, x);
             Rows out = call.q_out;

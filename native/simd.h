@@ -52,9 +52,11 @@
 #define PENSTOCK_UNROLL _Pragma("GCC unroll 16")
 #define PENSTOCK_PREFETCH(p) __builtin_prefetch(p)
 #define PENSTOCK_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)  // into the second cache: many more may be on their way
+#define PENSTOCK_PREFETCH_WRITE(p) __builtin_prefetch(p, 1, 3)
 #else
 #define PENSTOCK_INLINE inline
 #define PENSTOCK_UNROLL
+#define PENSTOCK_PREFETCH_WRITE(p) ((void)(p))
 #define PENSTOCK_PREFETCH(p) ((void)(p))
 #define PENSTOCK_PREFETCH_FAR(p) ((void)(p))
 #endif

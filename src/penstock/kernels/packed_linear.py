@@ -5,9 +5,10 @@ element over the inputs in one order, so a row's bits depend neither on the othe
 Without them the same products come from torch, unpacked at every call: a reference, slow and without that promise.
 
 What is computed, for every kind: sums in float32 (exact integers where weights and activations are integers), plus
-bias, plus residual, rounded once. Activations meet bfloat16 weights as bfloat16, and groups as int8: with one scale for
-each row and group of 32 where weights have 4 bits, for each half of that where they have 8. Fine ones have 16 bits. A
-row with an infinite or NaN activation gives NaN where activations are quantised; no other row is touched.
+bias, plus residual, rounded once. Activations meet bfloat16 weights as bfloat16, and groups as integers with one scale
+for each row and group of 32: of 8 bits, or of 16 where the group's largest magnitude is far above the row's usual ones
+(native/quantized_rows.h). A row with an infinite or NaN activation gives NaN where activations are quantised; no other
+row is touched.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from penstock.kernels.packed_layout import GROUP
 from penstock.kernels.packed_weight import ELEMENTS, SMALLEST, UNPACK, PackedKind, PackedWeight, unpack
 from penstock.kernels.scratch import Scratch
 
+OUTLIER = 8.0
+"""A group has 16 bits where the square of its largest magnitude is above this many times the row's mean of them."""
+
 __all__ = ["embedding_rows", "gates", "packed_gated_linear", "packed_linear", "packed_linear_reference"]
 
 
@@ -29,8 +33,6 @@ def packed_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    *,
-    fine: bool = False,
 ) -> Tensor:
     """`x @ weight.T + bias + residual`.
 
@@ -40,7 +42,6 @@ def packed_linear(
         bias: `[N]`, float32 or bfloat16, contiguous; or None.
         residual: `[T, N]`, float32 or bfloat16, rows may be strided; or None.
         out_dtype: float32 or bfloat16; None is that of `x`.
-        fine: 4-bit weights meet activations of 16 bits, not 8: nearly twice the time where products are the limit.
 
     Returns:
         `[T, N]`, contiguous, owned by the caller.
@@ -51,9 +52,9 @@ def packed_linear(
     out_dtype = out_dtype or x.dtype
     _check_operands(x, weight, bias, residual, out_dtype)
     if native.module is None:
-        return packed_linear_reference(x, weight, bias, residual, out_dtype, fine=fine)
+        return packed_linear_reference(x, weight, bias, residual, out_dtype)
     out = torch.empty(len(x), weight.outputs, dtype=out_dtype)
-    _run(x, weight, bias, residual, out, gated=False, fine=fine)
+    _run(x, weight, bias, residual, out, gated=False)
     return out
 
 
@@ -90,12 +91,10 @@ def _run(
     out: Tensor,
     *,
     gated: bool,
-    fine: bool = False,
 ) -> None:
     """The compiled kernel, on operands that were checked."""
     rows = len(x)
-    each = native.module.scratch_bytes(weight.kind, weight.inputs, True) if fine else weight.scratch_bytes
-    scratch_bytes = rows * each
+    scratch_bytes = rows * weight.scratch_bytes
     native.module.linear(
         weight.kind,
         weight.outputs,
@@ -114,7 +113,6 @@ def _run(
         out.shape[1],
         ELEMENTS[out.dtype],
         gated,
-        fine,
         _scratch.address_of(scratch_bytes),
         scratch_bytes,
     )
@@ -158,11 +156,9 @@ def packed_linear_reference(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    *,
-    fine: bool = False,
 ) -> Tensor:
     """What `packed_linear` computes, in torch; equal up to the rounding of float32 sums."""
-    out = _as_multiplied(x, weight.kind, 32512.0 if fine else 127.0) @ unpack(weight).T
+    out = _as_multiplied(x, weight.kind) @ unpack(weight).T
     if bias is not None:
         out = out + bias.float()
     if residual is not None:
@@ -170,16 +166,18 @@ def packed_linear_reference(
     return out.to(out_dtype or x.dtype)
 
 
-def _as_multiplied(x: Tensor, kind: PackedKind, most: float = 127.0) -> Tensor:
-    """Activations as they meet weights of this kind: rounded to bfloat16, or to codes up to `most` and back."""
+def _as_multiplied(x: Tensor, kind: PackedKind) -> Tensor:
+    """Activations as they meet weights of this kind: rounded to bfloat16, or to codes of 8 or 16 bits and back."""
     if kind is PackedKind.BF16:
         return x.bfloat16().float()
-    inputs, share = x.shape[1], GROUP // 2 if kind is PackedKind.Q8 else GROUP
-    numbers = torch.nn.functional.pad(x.float(), (0, -inputs % share)).unflatten(1, (-1, share))  # [T, shares, share]
+    inputs = x.shape[1]
+    numbers = torch.nn.functional.pad(x.float(), (0, -inputs % GROUP)).unflatten(1, (-1, GROUP))  # [T, groups, GROUP]
     largest = numbers.abs().amax(dim=2, keepdim=True)
+    fine = largest.square() > OUTLIER * largest.square().mean(dim=1, keepdim=True)
+    most = torch.where(fine, 32512.0, 127.0)
     zero = largest < SMALLEST
     scale = (largest / most).masked_fill(zero, 0.0).masked_fill(~torch.isfinite(largest), torch.nan)
-    inverse = (torch.full_like(largest, most) / largest).masked_fill(zero, 0.0)  # most / tensor would round twice
+    inverse = (most / largest).masked_fill(zero, 0.0)
     return ((numbers * inverse).round() * scale).flatten(1)[:, :inputs]
 
 

@@ -38,7 +38,7 @@ MAX_INPUTS = 65536
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """The compiled kernels' numbers for dtypes."""
 
-SMALLEST = 2.0**-100
+SMALLEST = 2.0**-80
 """Numbers to be quantised whose largest magnitude is below this are taken for zeros."""
 
 
@@ -73,7 +73,7 @@ class PackedWeight:
 
 def _packed(kind: PackedKind, outputs: int, inputs: int, data: Tensor) -> PackedWeight:
     return PackedWeight(
-        kind, outputs, inputs, data, 0 if native.module is None else native.module.scratch_bytes(kind, inputs, False)
+        kind, outputs, inputs, data, 0 if native.module is None else native.module.scratch_bytes(kind, inputs)
     )
 
 
