@@ -140,14 +140,23 @@ def test_trap_03_choices_interleave_by_index_and_each_has_its_own_end(chat):
 def test_trap_04_a_stop_in_text_held_back_cuts_tokens_and_log_probabilities_too(complete, stream):
     asked = {"prompt": COUNTING, "max_tokens": 24, "logprobs": 1}
     [free] = whole_text(complete(**asked))
-    at = free["text"].index(b"ven, ei")  # begins within one token and ends within another
-    asked |= {"stop": ["ven, ei", "ven, eighteen"]}
+    at, stop = _across_tokens(free["text"].decode(), free["logprobs"]["text_offset"])
+    asked |= {"stop": [stop, f"{stop} and more"]}
     [cut] = joined_text(complete(**asked, stream=True)) if stream else whole_text(complete(**asked))
     assert cut["text"] == free["text"][:at]
-    assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", "ven, ei")
+    assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
     kept = [index for index, offset in enumerate(free["logprobs"]["text_offset"]) if offset < at]
     for name, values in cut["logprobs"].items():
         assert values == free["logprobs"][name][: len(kept)], name
+
+
+def _across_tokens(text, offsets):
+    """Where a string begins within one token, to end within another, and that string, which has not come before."""
+    for first, middle, last in zip(offsets[2:], offsets[3:], offsets[4:], strict=False):
+        stop = text[first + 1 : last + 1]
+        if middle - first > 1 and last > middle and text.index(stop) == first + 1:
+            return first + 1, stop
+    raise AssertionError(f"no such string in {text!r}")
 
 
 def test_trap_05_usage_comes_although_every_choice_has_ended_or_the_answer_fails():

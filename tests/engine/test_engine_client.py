@@ -117,6 +117,27 @@ async def test_abort_by_id_ends_the_stream_with_its_reason():
         assert tokens_of(await blocker) == bench.expected("hello", 120)
 
 
+async def test_an_ask_aborted_while_its_prompt_is_read_ends_like_any_other():
+    async with serving() as (bench, client):
+        one = stand.ask("early", bench.text, "hello", max_tokens=120)
+        resolve, reading, may_go_on = bench.intake.resolve, threading.Event(), threading.Event()
+
+        def slowly(ask):
+            reading.set()
+            assert may_go_on.wait(5)
+            return resolve(ask)
+
+        bench.intake.resolve = slowly
+        answer = asyncio.create_task(collect(client, one))
+        assert await asyncio.to_thread(reading.wait, 5)
+        await client.abort("early")
+        may_go_on.set()
+        [finish] = finishes_of(await answer)
+        assert finish.reason is FinishReason.ABORT
+        bench.intake.resolve = resolve
+        assert tokens_of(await collect(client, one)) == bench.expected("hello", 120)  # forgotten: the id is free again
+
+
 async def test_a_slow_reader_gets_everything_in_few_pieces():
     async with serving() as (bench, client):
         stream = client.generate(stand.ask("slow", bench.text, "hello", max_tokens=100))

@@ -107,7 +107,7 @@ def test_a_form_and_a_call_that_must_be_made_contradict_each_other():
 
 
 def test_an_answer_comes_apart_and_can_be_sent_back():
-    submission = Submission("id", (GenerateRequest("id/0", (1,)),), "")
+    submission = Submission("id", (GenerateRequest("id/0", (1,)),), "", answered=1)
     answer = Answer(submission, wants_logprobs=False)
     answer.add(ChoiceDelta(0, "", (), reasoning="hm"))
     answer.add(ChoiceDelta(0, "I ", ()))
@@ -127,7 +127,7 @@ def test_an_answer_comes_apart_and_can_be_sent_back():
 
 
 def test_an_answer_in_words_is_a_plain_message():
-    answer = Answer(Submission("id", (GenerateRequest("id/0", (1,)),), ""), wants_logprobs=False)
+    answer = Answer(Submission("id", (GenerateRequest("id/0", (1,)),), "", answered=1), wants_logprobs=False)
     answer.add(ChoiceDelta(0, "Hi", ()))
     assert answer.output().outputs[0].message == {"role": "assistant", "content": "Hi"}
 

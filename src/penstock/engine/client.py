@@ -31,10 +31,19 @@ class LocalClient:
     def __init__(self, intake: Intake, loop: EngineLoop) -> None:
         self._intake = intake
         self._loop = loop
+        self._arriving: set[str] = set()  # asks that are being resolved, which the engine does not know yet
+        self._left_early: set[str] = set()  # those of them that were aborted meanwhile
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Output, None]:
         """See `EngineClient.generate`."""
-        submission = await asyncio.to_thread(self._intake.resolve, ask)
+        self._arriving.add(ask.id)
+        try:
+            submission = await asyncio.to_thread(self._intake.resolve, ask)
+        except BaseException:
+            self._left_early.discard(ask.id)
+            raise
+        finally:
+            self._arriving.discard(ask.id)
         async with aclosing(self.stream(submission)) as stream:
             async for outputs in stream:
                 for output in outputs:
@@ -44,6 +53,9 @@ class LocalClient:
         """Submit and yield, each time, all that has come since the last."""
         mailbox = Mailbox()
         self._loop.submit(submission, Reader(mailbox, asyncio.get_running_loop()))
+        if submission.id in self._left_early:
+            self._left_early.discard(submission.id)
+            self._loop.abort(submission.id)
         try:
             while not mailbox.drained:
                 yield await mailbox.take()
@@ -53,7 +65,10 @@ class LocalClient:
 
     async def abort(self, ask_id: str) -> None:
         """See `EngineClient.abort`."""
-        self._loop.abort(ask_id)
+        if ask_id in self._arriving:
+            self._left_early.add(ask_id)
+        else:
+            self._loop.abort(ask_id)
 
     def health(self) -> Health:
         """See `EngineClient.health`."""
