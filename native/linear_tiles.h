@@ -132,6 +132,9 @@ void walk_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t pan
         for (; panel < last_panel; panel++) walk_rows<Few, 1>(kernel, row, last_row, panel);
     }
     for (; last_panel - panel >= P; panel += P) walk_rows<R, P>(kernel, row, last_row, panel);
+    if constexpr (P > 2) {
+        for (; last_panel - panel >= 2; panel += 2) walk_rows<R, 2>(kernel, row, last_row, panel);
+    }
     for (; panel < last_panel; panel++) walk_rows<Few, 1>(kernel, row, last_row, panel);
 }
 
@@ -145,7 +148,7 @@ void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64
         for (; panel < last_panel; panel++) walk_rows<Few, 2>(kernel, row, last_row, panel);
     }
     for (; last_panel - panel >= P / 2; panel += P / 2) walk_rows<R, P>(kernel, row, last_row, panel);
-    for (; panel < last_panel; panel++) walk_rows<Few, 2>(kernel, row, last_row, panel);
+    for (; panel < last_panel; panel++) walk_rows<R, 2>(kernel, row, last_row, panel);
 }
 
 // Splits the outputs among the threads, and the rows too where there are too few outputs to go round. A few tasks a
@@ -171,7 +174,7 @@ void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
 // Runs `convert(row)` for each row: on the caller alone where there is little to do.
 template <class Convert>
 void each_row(int64_t rows, int64_t inputs, Pool& pool, const Convert& convert) {
-    constexpr int64_t kLeastElements = 1 << 14;
+    constexpr int64_t kLeastElements = 1 << 13;
     const int64_t tasks = larger(1, smaller(smaller(rows, pool.threads() * 2), rows * inputs / kLeastElements));
     const int64_t rows_each = divide_up(rows, tasks);
     pool.run(int(divide_up(rows, rows_each)), [&](int task) {

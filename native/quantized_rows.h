@@ -59,7 +59,7 @@ inline Scale scale_for(uint32_t largest_magnitude, bool fine) {
     const float largest = float_of(largest_magnitude);
     if (largest_magnitude >= 0x7f800000u) return {float_of(0x7fc00000u), 0.0f};
     if (largest < 0x1p-80f) return {0.0f, 0.0f};  // far enough from what is subnormal
-    return {largest / 127.0f, (fine ? 127.0f * 256 : 127.0f) / largest};
+    return {largest * (1.0f / 127), (fine ? 127.0f * 256 : 127.0f) / largest};
 }
 
 // Sums of the bytes of a group.
@@ -67,12 +67,14 @@ struct ByteSums {
     int32_t high, low;
 };
 
-// One group of a row, zeros beyond its end.
-PENSTOCK_INLINE void load_group(const ConstRows& x, int64_t row, int64_t k, int64_t inputs, float* to) {
+// One group of a row, zeros beyond its end: where it lies, or copied to `room`.
+PENSTOCK_INLINE const float* group_of(const ConstRows& x, int64_t row, int64_t k, int64_t inputs, float* room) {
+    if (x.element == Element::f32 && inputs - k >= kGroup) return static_cast<const float*>(x.data) + row * x.stride + k;
     for (int half = 0; half < kGroup; half += kLanes) {
         const int64_t left = larger(0, smaller(kLanes, inputs - k - half));
-        store(to + half, left ? load_elements(x, row, k + half, int(left)) : zero());
+        store(room + half, left ? load_elements(x, row, k + half, int(left)) : zero());
     }
+    return room;
 }
 
 // Bits of the largest magnitude: as integers they are ordered like the numbers, with infinity and then NaN on top.
@@ -146,18 +148,17 @@ PENSTOCK_INLINE ByteSums encode_fine(const float* numbers, float inverse, int8_t
 // Calls note(group, its scale, the sums of its bytes) for each, in ascending order.
 template <class Note>
 void quantize_row(const LinearCall& call, const QuantizedRows& to, int64_t row, const Note& note) {
-    float group[kGroup];
+    float room[kGroup];
     float* scales = to.scales(row);
     float squares = 0.0f;
     for (int64_t g = 0; g < to.groups; g++) {
-        load_group(call.x, row, g * kGroup, call.inputs, group);
-        scales[g] = float_of(largest_magnitude(group));  // for the moment
+        scales[g] = float_of(largest_magnitude(group_of(call.x, row, g * kGroup, call.inputs, room)));  // for now
         squares += scales[g] * scales[g];
     }
     memset(to.fine(row), 0, size_t(to.words()) * sizeof(uint32_t));
     const float bound = kOutlier * squares / float(to.groups);
     for (int64_t g = 0; g < to.groups; g++) {
-        load_group(call.x, row, g * kGroup, call.inputs, group);
+        const float* group = group_of(call.x, row, g * kGroup, call.inputs, room);
         const bool fine = scales[g] * scales[g] > bound;
         const Scale scale = scale_for(bits_of(scales[g]), fine);
         int8_t *high = to.high(row) + g * kGroup, *low = high + to.low_after_high();
