@@ -16,6 +16,10 @@ from penstock.contract.errors import InvalidParameter
 
 __all__ = ["Speller", "Vocabulary"]
 
+_RUNS = ("[a-z ]{1,4}", "[a-z ]{1,8}", "[a-z ]{1,16}", "[a-z ]+", "[A-Za-z ]{1,16}", "[A-Za-z ]+")
+"""Token classes whose masks are precomputed, beside those of JSON strings: where an expression takes all of a class,
+as in counted runs of letters, they are not walked token by token. A mask has the same bits with or without them."""
+
 _PARTS = re.compile(rb"[\x00-\x7f]+|[\x80-\xff]+")
 
 
@@ -54,6 +58,7 @@ class Speller:
             TokenizerWrapper(_Source(vocabulary, self.byte_ids)),
             n_vocab=len(vocabulary.tokens),
             eos_token=list(vocabulary.eos),
+            slices=[*LLTokenizer.general_slices(), *_RUNS],
         )
 
     def spell(self, text: bytes) -> list[int]:
