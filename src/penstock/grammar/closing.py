@@ -23,6 +23,8 @@ _AFTER_VALUE = b"}],:"
 _NUMBER = b"0123456789-.eE+"
 _VALUES = b'"ntf[{'
 _FILLERS = b"a0A-:.@/ _TZ"
+_MENDS = b"a0"
+"""One of them mends most of what lacks one more character, as an e-mail address does behind a dot."""
 _MARKS = b'"@.-:/ _,(){}[]'
 _CONTINUATIONS = b"\x80\xbf"  # one of them goes on with any character that is begun (RFC 3629, section 4)
 _MAX_PATH = 16384
@@ -119,14 +121,17 @@ class Closer:
     def _near(self, matcher: LLMatcher, place: JsonPlace | None, model: bytes, written: int) -> Iterator[bytes]:
         """Texts that complete the document and end as `model` does.
 
-        Most of what changes an ending skips some of it, leaves half a character behind or has opened a string.
+        Most of what changes an ending skips some of it, leaves half a character behind, has opened a string or asks for
+        one more character.
         """
         pad, end = self._pad(matcher, place), len(model)
         pads = [pad, pad + b'"'] if place is not None and place.inside else [pad]
         structural = (at for at, byte in enumerate(model) if byte in _STRUCTURE)
         starts = dict.fromkeys((written, 0, *range(_NEAR), *structural, *range(end - _NEAR, end + 1)))
         first: dict[bytes, bool] = {}
-        for text in (lead + model[start:] for lead in pads for start in starts if 0 <= start <= end):
+        heads = [(lead, start) for lead in pads for start in starts]
+        heads += [(bytes([mend]), start) for mend in _MENDS for start in (written, 0)]
+        for text in (lead + model[start:] for lead, start in heads if 0 <= start <= end):
             if text[:1] not in first:
                 first[text[:1]] = not text or self._may_come(matcher, text[0])
             if first[text[:1]] and self._completes(matcher, text):
