@@ -134,23 +134,27 @@ class SlotTables:
 
     def batch(self, rows: Sequence[Row], device: torch.device) -> ForwardBatch:
         """The tensors for `rows`, at least one, all of them already taken note of."""
-        slots = np.array([row.slot for row in rows])
-        starts = np.array([row.start for row in rows])
-        counts = np.array([row.count for row in rows])
-        ends = np.cumsum(counts)
-        slot_of = np.repeat(slots, counts)  # [T]
-        positions = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])  # [T]
-        block, offset = np.divmod(positions, self._block_size)
+        # Every operation counts here: beside a small model, a step of one row is a few milliseconds.
+        slots, starts, counts = np.array([(row.slot, row.start, row.count) for row in rows]).T
+        q_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        counts.cumsum(out=q_start[1:])
+        ends = q_start[1:]
+        slot_of, positions = slots, starts.copy()  # [T]
+        if ends[-1] > len(rows):  # not just one token a row
+            slot_of = slots.repeat(counts)
+            positions = (starts - ends + counts).repeat(counts) + np.arange(ends[-1])
+        block = positions // self._block_size
+        write_slots = self._blocks[slot_of, block] * np.int64(self._block_size) + (positions - block * self._block_size)
         kv_len = starts + counts
         width = -(-int(kv_len.max()) // self._block_size)
         return ForwardBatch(
             token_ids=_tensor(self._tokens[slot_of, positions], device),
             positions=_tensor(positions, device),
-            write_slots=_tensor(self._blocks[slot_of, block].astype(np.int64) * self._block_size + offset, device),
-            q_start=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
+            write_slots=_tensor(write_slots, device),
+            q_start=torch.from_numpy(q_start),
             kv_len=torch.from_numpy(kv_len.astype(np.int32)),
             block_table=_tensor(self._blocks[slots, :width], device),
-            sample_rows=_tensor(ends[[row.sample for row in rows]] - 1, device),
+            sample_rows=_tensor(ends[[row.sample for row in rows]] - np.int64(1), device),
         )
 
     def _append_blocks(self, slot: int, blocks: tuple[int, ...]) -> None:
@@ -162,4 +166,5 @@ class SlotTables:
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

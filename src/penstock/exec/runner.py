@@ -125,7 +125,9 @@ class TorchRunner:
         pooled = self._pools.take(rows, batch.q_start, hidden)
         if not sampling:
             return NOTHING, prompts, pooled
-        logits = self._model.logits(hidden[batch.sample_rows])  # [S, V]
+        if len(sampling) < len(hidden):
+            hidden = hidden[batch.sample_rows]
+        logits = self._model.logits(hidden)  # [S, V]
         draws = [self._slots.draw(row.slot) for row in sampling]
         slots = [row.slot for row in sampling]
         positions = [row.start + row.count for row in sampling]

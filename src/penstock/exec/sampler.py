@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -49,9 +49,11 @@ Look = Callable[[Sequence[int]], RowViews]
 """What some of the rows are; asked for only where a stage must know."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """How one sequence chooses its tokens: its sampling parameters, made ready once at admission.
+
+    Equal only to itself: what is worked out for a batch of rows is found again while it is the same batch.
 
     Attributes:
         greedy: always the likeliest token; then only stages before temperature are used, and no seed is read.
@@ -143,13 +145,13 @@ def sample(
     """
     if not native.available() or logits.device.type != "cpu":
         return _sample_in_torch(logits, draws, positions, look)
-    compiled = [row for row, draw in enumerate(draws) if draw.compiles]
+    compiled = _rows_that_compile(tuple(draws))
     if len(compiled) == len(draws):
         return _sample_compiled(logits, draws, positions)
     others = [row for row, draw in enumerate(draws) if not draw.compiles]
     outcomes: dict[int, tuple[int, float, bool, Alternatives, int]] = {}
     if compiled:
-        part = _sample_compiled(logits[compiled], *_pick(compiled, draws, positions))
+        part = _sample_compiled(logits[list(compiled)], *_pick(compiled, draws, positions))
         outcomes |= zip(compiled, zip(*part, strict=True), strict=True)
     part = _sample_in_torch(
         logits[others], *_pick(others, draws, positions), lambda rows: look([others[row] for row in rows])
@@ -165,22 +167,28 @@ def _pick(rows: Sequence[int], draws: Sequence[Draw], positions: Sequence[int]) 
 
 def _sample_compiled(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
     """`sample`, for rows whose stages are `_COMPILED`."""
+    drawn = [
+        0.0 if draw.greedy else uniform(draw.seed, draw.choice, at) for draw, at in zip(draws, positions, strict=True)
+    ]
+    chosen = choose(logits, **_columns(tuple(draws)), uniform=torch.tensor(drawn, dtype=torch.float64))
+    sampled = _without_places(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
+    return _with_places(sampled, logits, draws, [row for row, draw in enumerate(draws) if draw.wants_logprob])
+
+
+@lru_cache(maxsize=16)
+def _rows_that_compile(draws: tuple[Draw, ...]) -> tuple[int, ...]:
+    return tuple(row for row, draw in enumerate(draws) if draw.compiles)
+
+
+@lru_cache(maxsize=16)
+def _columns(draws: tuple[Draw, ...]) -> dict[str, Tensor]:
+    """What the compiled call is told of the rows, but for where they are; never changed."""
     values = [{"temperature": 0.0} if draw.greedy else dict(draw.stages) for draw in draws]
     columns = {
         name: torch.tensor([given.get(name, neutral) for given in values], dtype=dtype)
         for name, (dtype, neutral) in _COLUMNS.items()
     }
-    drawn = [
-        0.0 if draw.greedy else uniform(draw.seed, draw.choice, at) for draw, at in zip(draws, positions, strict=True)
-    ]
-    chosen = choose(
-        logits,
-        **columns,
-        uniform=torch.tensor(drawn, dtype=torch.float64),
-        wants_logprob=torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool),
-    )
-    sampled = _without_places(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
-    return _with_places(sampled, logits, draws, [row for row, draw in enumerate(draws) if draw.wants_logprob])
+    return columns | {"wants_logprob": torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool)}
 
 
 def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], look: Look) -> Sampled:
