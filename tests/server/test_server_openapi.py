@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from penstock.server.chat import CHAT_FIELDS
 from penstock.server.fields import NEUTRAL_CHAT
@@ -113,3 +114,71 @@ def test_requests_are_described_field_by_field_and_closed(document):
     temperature = schema["properties"]["temperature"]
     assert temperature["default"] == 1.0
     assert {"type": "number", "minimum": 0.0, "maximum": 2.0} in temperature["anyOf"]
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+HI = {"role": "user", "content": "Hi"}
+CALLED, USED = {"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "content": [USE]}
+
+
+def chat(*messages: dict, **more: object) -> tuple[str, dict]:
+    return "/v1/chat/completions", {"messages": list(messages)} | more
+
+
+def turns(*messages: dict, **more: object) -> tuple[str, dict]:
+    return "/v1/messages", {"messages": list(messages), "max_tokens": 5} | more
+
+
+def accepted(served, document: dict, path: str, body: dict) -> tuple[bool, bool]:
+    """Whether the document allows the body, and whether the server does."""
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = {"model": served.http.get("/v1/models").json()["data"][0]["id"]} | body
+    return Draft202012Validator(schema).is_valid(body), served.http.post(path, json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        chat(HI),
+        chat(HI | {"name": None, "tool_calls": None, "reasoning": None}, max_tokens=None),
+        chat(HI, CALLED, {"role": "tool", "content": "1", "tool_call_id": "a"}),
+        chat(HI, CALLED | {"content": None, "reasoning": "hm"}, HI),
+        turns(HI, system=None),
+        turns(HI, USED, {"role": "user", "content": [RESULT, {"type": "text", "text": "Well?"}]}),
+        turns(HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, USE]}, HI),
+        ("/tokenize", {"prompt": "Hi", "messages": None}),
+    ],
+)
+def test_what_the_document_allows_is_accepted(served, document, path, body):
+    assert accepted(served, document, path, body) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": None}),
+        ("/v1/completions", {"prompt": None}),
+        ("/v1/embeddings", {"input": None}),
+        ("/v1/responses", {"input": None}),
+        ("/detokenize", {"tokens": None}),
+        ("/abort_requests", {"request_ids": None}),
+        chat({"role": "user"}),
+        chat({"role": "user", "content": None}),
+        chat({"role": "assistant"}),
+        chat({"role": "assistant", "content": None, "tool_calls": []}),
+        chat(HI | {"tool_calls": [CALL]}),
+        chat(HI | {"reasoning_content": "hm"}),
+        chat(HI, CALLED, {"role": "tool", "content": "1"}),
+        chat(HI, CALLED, {"role": "tool", "tool_call_id": "a"}),
+        chat({"role": "assistant", "content": "Hi", "tool_call_id": "a"}),
+        turns(HI, max_tokens=None),
+        turns({"role": "user", "content": [USE]}),
+        turns(HI, {"role": "assistant", "content": [RESULT]}),
+        turns({"role": "system", "content": [RESULT]}),
+        turns({"role": "user", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}]}),
+    ],
+)
+def test_what_the_document_forbids_is_refused(served, document, path, body):
+    assert accepted(served, document, path, body) == (False, False)

@@ -14,6 +14,7 @@ from conformance_stand import UNHURRIED, gated
 from scripted_engine import HELLO, ScriptedEngine, delta, finished, stop
 
 from conftest import CARD, running
+from penstock.contract.events import PromptTokens, TokenPiece
 from penstock.server.fates import ENDPOINTS
 
 pytestmark = pytest.mark.deep
@@ -26,10 +27,12 @@ ANSWERED = ("POST /v1/completions", "POST /v1/responses", "POST /generate", "GET
 
 
 def every_choice(ask):
-    """An answer with as many choices as were asked for, or a vector."""
+    """An answer with as many choices as were asked for, the prompt first where it is asked for; or a vector."""
     if ask.embedding is not None:
         yield from HELLO(ask)
         return
+    if ask.echo or ask.sampling.has("prompt_logprobs"):
+        yield PromptTokens("Hi", (TokenPiece(5, b"H", float("nan")), TokenPiece(6, b"i", -2.0)))
     for choice in range(ask.n):
         yield from (delta("Hi", choice), stop(choice))
     yield finished()

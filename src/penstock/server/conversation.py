@@ -61,21 +61,42 @@ _CALL = {
     "additionalProperties": False,
 }
 _OPTIONAL_TEXT = {"type": ["string", "null"]}
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "role": {"type": "string", "enum": list(ROLES)},
-        "content": {
-            "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}, {"type": "null"}]
-        },
+_NULL = {"type": "null"}
+_TEXT_SCHEMA = {"type": "string"}
+_CONTENT_SCHEMAS = [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_PART, "minItems": 1}]
+
+
+def _message_schema(roles: Sequence[str], required: Sequence[str], **own: JsonObject) -> JsonObject:
+    """A message of these roles: what is theirs alone is in `own`; null is the same as leaving it out."""
+    shared: JsonObject = {
+        "role": {"enum": list(roles)},
+        "content": {"anyOf": _CONTENT_SCHEMAS},
         "name": _OPTIONAL_TEXT,
-        "tool_calls": {"type": ["array", "null"], "items": _CALL},
-        "tool_call_id": _OPTIONAL_TEXT,
-        "reasoning_content": _OPTIONAL_TEXT,
-        "reasoning": _OPTIONAL_TEXT,
-    },
-    "required": ["role"],
-    "additionalProperties": False,
+    }
+    return {
+        "type": "object",
+        "properties": shared | dict.fromkeys(_ONLY_FOR, _NULL) | own,
+        "required": ["role", *required],
+        "additionalProperties": False,
+    }
+
+
+_THOUGHTS: JsonObject = {"reasoning_content": _OPTIONAL_TEXT, "reasoning": _OPTIONAL_TEXT}
+_MESSAGE = {
+    "anyOf": [
+        _message_schema(["system", "developer", "user"], ["content"]),
+        _message_schema(
+            ["assistant"], ["content"], tool_calls={"type": ["array", "null"], "items": _CALL}, **_THOUGHTS
+        ),
+        _message_schema(
+            ["assistant"],
+            ["tool_calls"],
+            content={"anyOf": [*_CONTENT_SCHEMAS, _NULL]},
+            tool_calls={"type": "array", "items": _CALL, "minItems": 1},
+            **_THOUGHTS,
+        ),
+        _message_schema(["tool"], ["content", "tool_call_id"], tool_call_id=_TEXT_SCHEMA),
+    ]
 }
 MESSAGES = Kind(
     "a list of messages",

@@ -8,7 +8,7 @@ and called is one turn, and each tool's result is a turn of its own, in the orde
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,23 +42,33 @@ def _block_schema(kind: str, required: dict[str, Any], optional: dict[str, Any],
 _STRING = {"type": "string"}
 _TEXT_BLOCK = _block_schema("text", {"text": _STRING}, {})
 _TEXT_OR_BLOCKS = {"anyOf": [_STRING, {"type": "array", "items": _TEXT_BLOCK, "minItems": 1}]}
-_BLOCK_SCHEMAS = [
-    _TEXT_BLOCK,
-    _block_schema("tool_use", {"id": _STRING, "name": _STRING, "input": {"type": "object"}}, {}),
-    _block_schema(
+_BLOCK_SCHEMAS = {
+    "text": _TEXT_BLOCK,
+    "tool_use": _block_schema("tool_use", {"id": _STRING, "name": _STRING, "input": {"type": "object"}}, {}),
+    "tool_result": _block_schema(
         "tool_result", {"tool_use_id": _STRING}, {"content": _TEXT_OR_BLOCKS, "is_error": {"type": "boolean"}}
     ),
-    _block_schema("thinking", {"thinking": _STRING, "signature": _STRING}, {}, cached=False),
-]
-_TURN_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": ["user", "assistant", "system"]},
-        "content": {"anyOf": [_STRING, {"type": "array", "items": {"anyOf": _BLOCK_SCHEMAS}, "minItems": 1}]},
-    },
-    "required": ["role", "content"],
-    "additionalProperties": False,
+    "thinking": _block_schema("thinking", {"thinking": _STRING, "signature": _STRING}, {}, cached=False),
 }
+_ROLES = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking"),
+    "system": ("text",),
+}
+"""Who may say what."""
+
+
+def _turn_schema(role: str, kinds: Sequence[str]) -> JsonObject:
+    blocks = {"type": "array", "items": {"anyOf": [_BLOCK_SCHEMAS[kind] for kind in kinds]}, "minItems": 1}
+    return {
+        "type": "object",
+        "properties": {"role": {"const": role}, "content": {"anyOf": [_STRING, blocks]}},
+        "required": ["role", "content"],
+        "additionalProperties": False,
+    }
+
+
+_TURN_SCHEMA = {"anyOf": [_turn_schema(role, kinds) for role, kinds in _ROLES.items()]}
 
 TURNS = Kind(
     "a list of messages", {"type": "array", "items": _TURN_SCHEMA, "minItems": 1}, lambda value: isinstance(value, list)
@@ -109,13 +119,6 @@ _NEUTRALS: dict[str, Neutrals] = {
     "tool_use": {"caller": ({"type": "direct"},), "toolset_name": ()},
     "tool_result": {"toolset_name": ()},
 }
-_ROLES = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use", "thinking"),
-    "system": ("text",),
-}
-"""Who may say what."""
-
 _TURN_FIELDS = (Field("role", TEXT, "Who speaks."), Field("content", BLOCKS, "What is said."))
 _CACHE_FIELDS = (Field("type", TEXT, "Always ephemeral."), Field("ttl", TEXT, "5m or 1h."))
 

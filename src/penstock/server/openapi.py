@@ -303,8 +303,7 @@ _STATUSES = {
 
 def request_body(fields: Sequence[Field], neutrals: Neutrals, *required: str) -> JsonObject:
     """The OpenAPI request body for a table of fields, some of which must be there."""
-    schema = _closed_object(fields, neutrals)
-    schema["required"] = list(required)
+    schema = _closed_object(fields, neutrals, required)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
@@ -320,21 +319,27 @@ def answers(name: str, *statuses: int, stream: str = "", error: str = "Error") -
     return result
 
 
-def _closed_object(fields: Sequence[Field], neutrals: Neutrals) -> JsonObject:
-    properties = {field.name: _property(field) for field in fields}
+def _closed_object(fields: Sequence[Field], neutrals: Neutrals, required: Sequence[str] = ()) -> JsonObject:
+    properties = {field.name: _property(field, field.name in required) for field in fields}
     for name, values in neutrals.items():
         properties[name] = {
             "enum": [*values, None],
             "description": "Not supported: accepted at its neutral value only.",
         }
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
 
 
-def _property(field: Field) -> JsonObject:
+def _property(field: Field, required: bool) -> JsonObject:
+    """A field's schema; null is the same as leaving it out, so one that must be there may not be null."""
     schema = field.kind.schema
     if field.name == "stream_options":
         schema = _closed_object(STREAM_OPTIONS_FIELDS, NEUTRAL_STREAM_OPTIONS)
-    if field.name not in ("messages", "prompt"):
+    if not required:
         schema = _nullable({key: value for key, value in schema.items() if key not in ("default", "description")})
     default = field.kind.schema.get("default")
     return schema | {"description": field.doc} | ({} if default is None else {"default": default})
