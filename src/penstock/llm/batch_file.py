@@ -208,8 +208,11 @@ class _Run:
                     await room.acquire()
                     task = tasks.create_task(self._one(number, raw))
                     task.add_done_callback(lambda _: room.release())
-        except* PenstockError as errors:
-            raise errors.exceptions[0] from None
+        except ExceptionGroup as group:  # no `except*`: what it raises some versions of Python wrap in a group again
+            ours, others = group.split(PenstockError)
+            if ours is None or others is not None:
+                raise
+            raise ours.exceptions[0] from None
 
     async def _one(self, number: int, raw: bytes) -> None:
         if number in self._answered.lines:  # an earlier run has said what is wrong with it
