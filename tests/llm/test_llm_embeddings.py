@@ -111,6 +111,10 @@ async def test_many_at_once_and_an_abort(default_model, exact):
     async with AsyncLLM(str(default_model), kv_cache_memory=60_000_000) as llm:
         found = await asyncio.gather(*(llm.embed(text) for text in TEXTS))
         assert [each.outputs.embedding for each in found] == expected
+        apart = exact.score(TEXTS[0], TEXTS, use_tqdm=False)
+        assert [each.outputs for each in await llm.score(TEXTS[0], TEXTS)] == [each.outputs for each in apart]
+        with pytest.raises(InvalidParameter, match="queries"):
+            await llm.score(TEXTS[:2], TEXTS)
         long = asyncio.create_task(llm.embed([7] * 1500, request_id="long"))
         while not llm.health().running:
             await asyncio.sleep(0.002)

@@ -18,9 +18,11 @@ __all__ = [
     "EmbeddingRequestOutput",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "check_pairs",
     "cosine",
     "embedding_spec",
     "kept_tokens",
+    "scores",
 ]
 
 
@@ -94,6 +96,32 @@ def kept_tokens(truncate_prompt_tokens: int | None, longest: int) -> int:
     if most != -1 and most < 1:
         raise InvalidParameter("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")
     return longest if most == -1 else most
+
+
+def check_pairs(queries: int, documents: int) -> None:
+    """Refuse counts that make no pairs: one query meets every document, or each its own.
+
+    Raises:
+        InvalidParameter: there are several queries, and not as many documents.
+    """
+    if queries not in (1, documents):
+        raise InvalidParameter("queries", f"must be 1, or as many as there are documents; {queries} are not")
+
+
+def scores(
+    queries: Sequence[EmbeddingRequestOutput], documents: Sequence[EmbeddingRequestOutput]
+) -> list[ScoringRequestOutput]:
+    """Each document beside its query, or beside the only one."""
+    pairs = zip(queries if len(queries) == len(documents) else [*queries] * len(documents), documents, strict=True)
+    return [
+        ScoringRequestOutput(
+            request_id=document.request_id,
+            outputs=ScoringOutput(cosine(query.outputs.embedding, document.outputs.embedding)),
+            prompt_token_ids=query.prompt_token_ids + document.prompt_token_ids,
+            num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
+        )
+        for query, document in pairs
+    ]
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:

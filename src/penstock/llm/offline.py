@@ -23,11 +23,11 @@ from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchPar
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chats
 from penstock.llm.embeddings import (
     EmbeddingRequestOutput,
-    ScoringOutput,
     ScoringRequestOutput,
-    cosine,
+    check_pairs,
     embedding_spec,
     kept_tokens,
+    scores,
 )
 from penstock.llm.outputs import Answer, RequestOutput
 from penstock.llm.prompts import Conversation, PromptLike, as_prompt, as_prompts
@@ -181,13 +181,11 @@ class LLM:
             RequestError: as for `embed`.
         """
         ours, theirs = as_prompts(queries), as_prompts(documents)
-        if len(ours) not in (1, len(theirs)):
-            raise InvalidParameter("queries", f"must be 1, or as many as there are documents; {len(ours)} are not")
+        check_pairs(len(ours), len(theirs))
         spec = embedding_spec(pooling, True, None)
         order = self._queue_all((Ask(str(next(self._ids)), one, embedding=spec), False) for one in (*ours, *theirs))
         found = [answer.embedding() for answer in self._finish_all(order, "Scoring", use_tqdm)]
-        first = found[: len(ours)] * (len(theirs) // len(ours))
-        return [_scored(*pair) for pair in zip(first, found[len(ours) :], strict=True)]
+        return scores(found[: len(ours)], found[len(ours) :])
 
     def beam_search(
         self, prompts: PromptLike | Sequence[PromptLike], params: BeamSearchParams, *, use_tqdm: bool = True
@@ -339,12 +337,3 @@ def _one_for_each(given: SamplingParams | Sequence[SamplingParams] | None, count
     if len(given) != count:
         raise InvalidParameter("sampling_params", f"has {len(given)} entries for {count} prompts")
     return given
-
-
-def _scored(query: EmbeddingRequestOutput, document: EmbeddingRequestOutput) -> ScoringRequestOutput:
-    return ScoringRequestOutput(
-        request_id=document.request_id,
-        outputs=ScoringOutput(cosine(query.outputs.embedding, document.outputs.embedding)),
-        prompt_token_ids=query.prompt_token_ids + document.prompt_token_ids,
-        num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
-    )

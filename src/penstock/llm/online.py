@@ -17,9 +17,16 @@ from penstock.contract.ports import Health
 from penstock.contract.request import Ask, Prompt
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chat
-from penstock.llm.embeddings import EmbeddingRequestOutput, embedding_spec, kept_tokens
+from penstock.llm.embeddings import (
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+    check_pairs,
+    embedding_spec,
+    kept_tokens,
+    scores,
+)
 from penstock.llm.outputs import Answer, RequestOutput
-from penstock.llm.prompts import Conversation, PromptLike, as_prompt
+from penstock.llm.prompts import Conversation, PromptLike, as_prompt, as_prompts
 from penstock.sampling import SamplingParams
 
 __all__ = ["AsyncLLM"]
@@ -144,6 +151,30 @@ class AsyncLLM:
                 for output in outputs:
                     answer.add(output)
         return answer.embedding()
+
+    async def score(
+        self,
+        queries: PromptLike | Sequence[PromptLike],
+        documents: PromptLike | Sequence[PromptLike],
+        *,
+        pooling: str = "mean",
+    ) -> list[ScoringRequestOutput]:
+        """How alike texts are; as `LLM.score`, beside all else. Cancelling the task aborts what is running of it.
+
+        Raises:
+            InvalidParameter: there are several queries, and not as many documents.
+            RequestError, Overloaded, EngineFault: as for `embed`.
+        """
+        ours, theirs = as_prompts(queries), as_prompts(documents)
+        check_pairs(len(ours), len(theirs))
+        tasks = [asyncio.create_task(self.embed(one, pooling=pooling)) for one in (*ours, *theirs)]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return scores(found[: len(ours)], found[len(ours) :])
 
     async def beam_search(self, prompt: PromptLike | Prompt, params: BeamSearchParams) -> BeamSearchOutput:
         """The likeliest continuations of a prompt that a beam search finds; as `LLM.beam_search`, beside all else.
