@@ -25,6 +25,7 @@ struct LinearBf16 {
 #else
     static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
 #endif
+    static constexpr bool kEvenTiles = true;  // 32 rows as 6, 6, 5, 5, 5, 5 take 4 % less time than as 6 * 5 + 2
     const LinearCall& call;
     const bf16* x;
     int64_t x_stride;
@@ -45,7 +46,7 @@ struct LinearBf16 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + k * 64;
                 w[p] = load_weight_pairs(at);
-                fetch_ahead<P>(at + ahead);
+                fetch_ahead<P == 1>(at + ahead);
             }
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 const Pair pair = load_pair(rows + r * x_stride + 2 * k);

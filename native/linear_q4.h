@@ -30,6 +30,7 @@ struct LinearQ4 {
 #else
     static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
 #endif
+    static constexpr bool kEvenTiles = false;
     const LinearCall& call;
     QuantizedRows x;
 
@@ -57,7 +58,7 @@ struct LinearQ4 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;
                     load_nibbles(at, low[p], high[p]);
-                    fetch_ahead<P>(at + ahead);
+                    fetch_ahead<P == 1>(at + ahead);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const int8_t* eight = codes + r * stride + g * kGroup + c * 8;
@@ -69,7 +70,7 @@ struct LinearQ4 {
             }
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + group + 256;
-                fetch_ahead<P>(at + ahead);
+                fetch_ahead<P == 1>(at + ahead);
                 const f32x16 scale = load_f16(at), minimum = load_f16(at + 32);
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const f32x16 both = mul(scale, broadcast(scales[r * floats + g]));

@@ -26,6 +26,7 @@ struct LinearQ8 {
 #else
     static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
 #endif
+    static constexpr bool kEvenTiles = false;
     const LinearCall& call;
     QuantizedRows x;
 
@@ -55,7 +56,7 @@ struct LinearQ8 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;
                     w[p] = load_codes(at);
-                    fetch_ahead<P>(at + ahead);
+                    fetch_ahead<true>(at + ahead);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
