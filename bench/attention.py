@@ -26,7 +26,7 @@ BLOCK_SIZE = 16
 def seconds_a_step(streams: int, context: int, dtype: torch.dtype, rounds: int) -> list[float]:
     """Times of `rounds` decode steps' attention, all layers, of so many streams of one length."""
     each = -(-context // BLOCK_SIZE)
-    kv = KVStore(SHAPE, streams * each, BLOCK_SIZE, dtype, torch.device("cpu"), packed_keys=True)
+    kv = KVStore(SHAPE, streams * each, BLOCK_SIZE, dtype, torch.device("cpu"), packed=True)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(0)
     generator = torch.Generator().manual_seed(0)

@@ -12,6 +12,11 @@
 //         top       = max score,  weight[p] = exp(score[p] - top)
 //         sum       = weights added up in 16 lanes (p mod 16, ascending), then across lanes
 //         mixed[d]  = sum over p ascending of weight[p] * v[p][d]                one accumulator an element
+//
+// With AVX512-BF16 and a bfloat16 cache, d and p go by pairs, whose products are added at once: then the scaled query
+// is rounded to bfloat16, and so is each weight, before it is added to `sum` too. A position without its neighbour (the
+// last of an odd number) has 0 for it.
+//
 //     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
 //
 // Int8 keys and values (attention_call.h) differ in the products only: the query is rounded to int16 on a scale of its
@@ -26,6 +31,7 @@
 
 #include "attention_call.h"
 #include "int8_lanes.h"
+#include "layout.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -46,7 +52,7 @@ constexpr int kScoreRows = 2, kScoreGroups = 2, kMixRows = 2, kMixVectors = 2;
 constexpr int kScoreRows = 1, kScoreGroups = 2, kMixRows = 1, kMixVectors = 2;
 #endif
 
-// AVX512-BF16 multiplies pairs of bfloat16 and adds both products: the packed keys as they lie.
+// AVX512-BF16 multiplies pairs of bfloat16 and adds both products: packed keys and values as they lie.
 #if defined(PENSTOCK_ISA_AVX512_BF16)
 constexpr bool kHasPairProduct = true;
 #else
@@ -68,8 +74,10 @@ struct TileMemory {
     alignas(64) float mixed[kTileRows * kMostHeadDim];     // of the chunk
     alignas(64) float result[kTileRows * kMostHeadDim];    // of all chunks so far
     float top[kTileRows], sum[kTileRows];
-    alignas(64) uint32_t keys[kMostHeadDim * kPiece];  // where keys do not lie packed in runs of 16: a piece of them
-    const void* value[kChunk];                         // where each position's values lie
+    alignas(64) bf16 rounded[kTileRows * kChunk];          // weights for the pair product
+    // Keys that do not lie packed in runs of 16, or values that do not lie in words of positions: a piece of them.
+    alignas(64) uint32_t gathered[kMostHeadDim * kPiece];
+    const void* value[kChunk];  // where the words of each group of values lie; a group is the positions of a word
     // Of int8: scales; where a position stands among the groups that `value` names; weights in that order, and theirs.
     alignas(64) float value_scale[kChunk];
     int16_t place[kChunk];
@@ -217,7 +225,7 @@ PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& sp
         if (runs) {
             const int64_t block = call.block_table[span.row * call.table_width + first / size];
             piece.group[g] = packed + (block * cache.kv_heads + span.kv_head) * words * size + first % size;
-        } else if (cache.packed_keys) {
+        } else if (cache.packed) {
             for (int i = 0; i < kLanes; i++) {
                 const int64_t slot = slot_of(call, span.row, first + i < end ? first + i : end - 1);
                 const int64_t block = slot / size * cache.kv_heads + span.kv_head;
@@ -369,8 +377,21 @@ PENSTOCK_INLINE void score_piece(const TileMemory& memory, const KeyPiece& piece
 
 // ---- weights ------------------------------------------------------------------------------------------------------
 
-// Scores [0, seen) become weights; lanes beyond become 0, which is exp(-inf).
-PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum, Ahead& ahead) {
+// Rounded to bfloat16 at `p`; returns what that stands for.
+PENSTOCK_INLINE f32x16 round_to(bf16* p, f32x16 weight) {
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+    const __m256i half = narrow(weight);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
+    return widen(half);
+#else
+    store(p, weight);
+    return load(p);
+#endif
+}
+
+// Scores [0, seen) become weights; lanes beyond become 0, which is exp(-inf). With kPairs they go to `rounded`.
+template <bool kPairs>
+PENSTOCK_INLINE void weigh(float* scores, bf16* rounded, int seen, float& top, float& sum, Ahead& ahead) {
     f32x16 most = broadcast(kMinusInfinity);
     for (int p = 0; p < seen; p += kLanes) {
         f32x16 score = load(scores + p);
@@ -384,8 +405,12 @@ PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum, Ahea
     f32x16 total = zero();
     for (int p = 0; p < seen; p += kLanes) {
         for (int line = 0; line < 4; line++) ahead.fetch();  // there is room for it beside the exponentials
-        const f32x16 weight = exp(sub(load(scores + p), broadcast(top)));
-        store(scores + p, weight);
+        f32x16 weight = exp(sub(load(scores + p), broadcast(top)));
+        if (kPairs) {
+            weight = round_to(rounded + p, weight);
+        } else {
+            store(scores + p, weight);
+        }
         total = add(total, weight);
     }
     sum = reduce_add(total);
@@ -393,18 +418,68 @@ PENSTOCK_INLINE void weigh(float* scores, int seen, float& top, float& sum, Ahea
 
 // ---- values -------------------------------------------------------------------------------------------------------
 
-// Where the values of positions [start, start + count) lie, block by block.
+// Whether the words of values lie in the cache as they are multiplied: each with the same element of neighbours.
 template <typename T>
-PENSTOCK_INLINE void find_values(const AttentionCall& call, const TileSpan& span, int start, int count,
-                                 const void** value) {
-    const int size = call.cache.block_size;
-    const int64_t row = int64_t(call.cache.kv_heads) * call.cache.head_dim;
-    const T* values = static_cast<const T*>(call.cache.values) + int64_t(span.kv_head) * call.cache.head_dim;
+PENSTOCK_INLINE bool lie_in_words(const KvCache& cache) {
+    return kPerWord<T> == 1 || (cache.packed && cache.block_size % kPerWord<T> == 0);
+}
+
+// The values of one position: element d at `of[d * apart]`.
+template <typename T>
+struct Values {
+    const T* of;
+    int64_t apart;
+};
+
+template <typename T>
+PENSTOCK_INLINE Values<T> values_of(const AttentionCall& call, const TileSpan& span, int64_t block, int offset) {
+    const KvCache& cache = call.cache;
+    const T* values = static_cast<const T*>(cache.values);
+    if (!cache.packed) {
+        const int64_t slot = block * cache.block_size + offset;
+        return {values + (slot * cache.kv_heads + span.kv_head) * cache.head_dim, 1};
+    }
+    constexpr int w = kPerWord<T>;
+    const int64_t group = (block * cache.kv_heads + span.kv_head) * value_groups(cache) + offset / w;
+    return {values + group * cache.head_dim * w + offset % w, w};
+}
+
+// Where the words of positions [start, start + count) lie in the cache, block by block. Returns how many groups.
+template <typename T>
+PENSTOCK_INLINE int find_values(const AttentionCall& call, const TileSpan& span, int start, int count,
+                                const void** value) {
+    constexpr int w = kPerWord<T>;
+    const KvCache& cache = call.cache;
+    const int size = cache.block_size;
+    const int64_t row = int64_t(cache.head_dim) * (cache.packed ? w : cache.kv_heads);
     const int32_t* block = call.block_table + span.row * call.table_width + start / size;
-    int offset = start % size;
+    int offset = start % size, groups = 0;
     for (int p = 0; p < count; block++, offset = 0) {
-        const T* at = values + (int64_t(*block) * size + offset) * row;
-        for (; offset < size && p < count; offset++, p++, at += row) value[p] = at;
+        const T* at = values_of<T>(call, span, *block, offset).of;
+        for (; offset < size && p < count; offset += w, p += w, at += row) value[groups++] = at;
+    }
+    return groups;
+}
+
+// The words of positions [begin, end) of a chunk, gathered from wherever they lie; 0 beyond the end.
+template <typename T>
+PENSTOCK_INLINE void gather_values(const AttentionCall& call, const TileSpan& span, int start, int begin, int end,
+                                   TileMemory& memory) {
+    constexpr int w = kPerWord<T>;
+    const int dim = call.cache.head_dim, size = call.cache.block_size;
+    T* to = reinterpret_cast<T*>(memory.gathered);
+    for (int p = begin; p < end; p += w, to += dim * w) {
+        memory.value[p / w] = to;
+        for (int i = 0; i < w; i++) {
+            if (p + i >= end) {
+                for (int d = 0; d < dim; d++) to[d * w + i] = T{};
+                continue;
+            }
+            const int at = start + p + i;
+            const int32_t block = call.block_table[span.row * call.table_width + at / size];
+            const Values<T> values = values_of<T>(call, span, block, at % size);
+            for (int d = 0; d < dim; d++) to[d * w + i] = values.of[d * values.apart];
+        }
     }
 }
 
@@ -531,48 +606,61 @@ PENSTOCK_INLINE void mix_int8(TileMemory& memory, int dim, int from, int count, 
     mix_int8_rest<kMixRows>(memory, m, count - m, groups, dim, ahead);
 }
 
-// Whether values are taken apart into even and odd elements, which is quicker than widening them in order. Of each 32
-// columns that a full tile has, `mixed` then holds the even ones first; `put_in_order` undoes it at the end.
-template <typename T>
-constexpr bool kPartsPairs = sizeof(T) == 2;
-
-PENSTOCK_INLINE void put_in_order(const float* parted, int dim, float* result) {
-    const int whole = dim / (kMixVectors * kLanes) * (kMixVectors * kLanes);
-    for (int d = 0; d < whole; d += 2 * kLanes) {
-        for (int i = 0; i < kLanes; i++) {
-            result[d + 2 * i] = parted[d + i];
-            result[d + 2 * i + 1] = parted[d + kLanes + i];
-        }
-    }
-    for (int d = whole; d < dim; d += kLanes) store(result + d, load(parted + d));
-}
-
-// mixed[m][column .. column + 16 * kVectors) += weights of positions [begin, end) times their values.
-template <typename T, int kRows, int kVectors, bool kTail>
-PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, const float* weights, int begin, int end,
-                              float* mixed, Ahead& ahead) {
+// mixed[m][column .. column + 16 * kVectors) += weights of the groups [begin, end) times their values. With kOdd only
+// the first position of a group counts: the other was not written yet, or is not this pair's to see.
+template <typename T, int kRows, int kVectors, bool kTail, bool kOdd>
+PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, const float* weights,
+                              [[maybe_unused]] const bf16* rounded, int begin, int end, float* mixed, Ahead& ahead) {
     f32x16 sum[kRows][kVectors];
     PENSTOCK_UNROLL
     for (int m = 0; m < kRows; m++) {
         PENSTOCK_UNROLL
         for (int v = 0; v < kVectors; v++) sum[m][v] = load(mixed + m * kMostHeadDim + column + v * kLanes);
     }
-    for (int p = begin; p < end; p++) {
-        const T* row = static_cast<const T*>(value[p]) + column;
-        for (int line = 0; line < kVectors * kLanes * int(sizeof(T)); line += kCacheLine) ahead.fetch();
-        f32x16 x[kVectors];
-        PENSTOCK_UNROLL
-        for (int v = 0; v < kVectors; v++) {
-            if constexpr (kPartsPairs<T> && kVectors == kMixVectors) {
-                if (v % 2 == 0) load_pairs(row + v * kLanes, x[v], x[v + 1]);
-            } else {
-                x[v] = kTail && v == kVectors - 1 ? load(row + v * kLanes, tail) : load(row + v * kLanes);
-            }
-        }
-        PENSTOCK_UNROLL
-        for (int v = 0; v < kVectors; v++) {
+    for (int g = begin; g < end; g++) {
+        const uint32_t* row = static_cast<const uint32_t*>(value[g]) + column;
+        for (int v = 0; v < kVectors; v++) ahead.fetch();
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+        if constexpr (kPerWord<T> == 2) {
+            __m512i words[kVectors];
             PENSTOCK_UNROLL
-            for (int m = 0; m < kRows; m++) sum[m][v] = fma(broadcast(weights[m * kChunk + p]), x[v], sum[m][v]);
+            for (int v = 0; v < kVectors; v++) {
+                words[v] = kTail ? _mm512_maskz_loadu_epi32(__mmask16(first_lanes(tail)), row) :
+                                   _mm512_loadu_si512(row + v * kLanes);
+                if (kOdd) words[v] = _mm512_and_si512(words[v], _mm512_set1_epi32(0xffff));
+            }
+            PENSTOCK_UNROLL
+            for (int m = 0; m < kRows; m++) {
+                uint32_t both;
+                memcpy(&both, rounded + m * kChunk + 2 * g, sizeof both);
+                const __m512bh pair = __m512bh(_mm512_set1_epi32(int(both)));
+                PENSTOCK_UNROLL
+                for (int v = 0; v < kVectors; v++) {
+                    sum[m][v].v = _mm512_dpbf16_ps(sum[m][v].v, pair, __m512bh(words[v]));
+                }
+            }
+            continue;
+        }
+#endif
+        PENSTOCK_UNROLL
+        for (int v = 0; v < kVectors; v++) {
+            alignas(64) uint32_t words[kLanes] = {};
+            const uint32_t* from = row + v * kLanes;
+            if (kTail) from = static_cast<const uint32_t*>(memcpy(words, from, size_t(tail) * sizeof(uint32_t)));
+            if constexpr (kPerWord<T> == 1) {
+                const f32x16 x = load(reinterpret_cast<const float*>(from));
+                PENSTOCK_UNROLL
+                for (int m = 0; m < kRows; m++) sum[m][v] = fma(broadcast(weights[m * kChunk + g]), x, sum[m][v]);
+            } else {
+                f32x16 first, second;
+                load_pairs(reinterpret_cast<const bf16*>(from), first, second);
+                PENSTOCK_UNROLL
+                for (int m = 0; m < kRows; m++) {
+                    const float* of = weights + m * kChunk + 2 * g;
+                    sum[m][v] = fma(broadcast(of[0]), first, sum[m][v]);
+                    if (!kOdd) sum[m][v] = fma(broadcast(of[1]), second, sum[m][v]);
+                }
+            }
         }
     }
     PENSTOCK_UNROLL
@@ -582,51 +670,60 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
     }
 }
 
-template <typename T, int kRows>
-PENSTOCK_INLINE void mix_rows(const void* const* value, int dim, const float* weights, int begin, int end, float* mixed,
-                              Ahead& ahead) {
+// All columns, for pairs from m on.
+template <typename T, int kRows, bool kOdd>
+PENSTOCK_INLINE void mix_rows(TileMemory& memory, int dim, int m, int begin, int end, Ahead& ahead) {
+    const void* const* value = memory.value;
+    const float* weights = memory.scores + m * kChunk;
+    const bf16* rounded = memory.rounded + m * kChunk;
+    float* mixed = memory.mixed + m * kMostHeadDim;
     int column = 0;
     for (; column + kMixVectors * kLanes <= dim; column += kMixVectors * kLanes) {
-        mix_tile<T, kRows, kMixVectors, false>(value, column, 0, weights, begin, end, mixed, ahead);
+        mix_tile<T, kRows, kMixVectors, false, kOdd>(value, column, 0, weights, rounded, begin, end, mixed, ahead);
     }
     for (; column + kLanes <= dim; column += kLanes) {
-        mix_tile<T, kRows, 1, false>(value, column, 0, weights, begin, end, mixed, ahead);
+        mix_tile<T, kRows, 1, false, kOdd>(value, column, 0, weights, rounded, begin, end, mixed, ahead);
     }
-    if (column < dim) mix_tile<T, kRows, 1, true>(value, column, dim - column, weights, begin, end, mixed, ahead);
+    if (column < dim) {
+        mix_tile<T, kRows, 1, true, kOdd>(value, column, dim - column, weights, rounded, begin, end, mixed, ahead);
+    }
 }
 
-// Pairs [m, m + kRows): the positions that all of them see together, then what each one sees beyond.
+// Pairs [m, m + kRows) and positions [begin, end): the groups that all of them see whole, then what each sees beyond.
 template <typename T, int kRows>
-PENSTOCK_INLINE void mix_together(TileMemory& memory, int dim, int m, const int* seen, Ahead& ahead) {
-    const float* weights = memory.scores + m * kChunk;
-    float* mixed = memory.mixed + m * kMostHeadDim;
-    mix_rows<T, kRows>(memory.value, dim, weights, 0, seen[m], mixed, ahead);
-    for (int i = 1; i < kRows; i++) {
-        if (seen[m + i] > seen[m]) {
-            mix_rows<T, 1>(memory.value, dim, weights + i * kChunk, seen[m], seen[m + i], mixed + i * kMostHeadDim,
-                           ahead);
-        }
+PENSTOCK_INLINE void mix_together(TileMemory& memory, int dim, int m, const int* seen, int begin, int end,
+                                  Ahead& ahead) {
+    constexpr int w = kPerWord<T>;
+    const auto last = [&](int i) { return seen[m + i] < end ? seen[m + i] : end; };  // ascending
+    const int first = begin / w, common = last(0) / w > first ? last(0) / w : first;
+    mix_rows<T, kRows, false>(memory, dim, m, first, common, ahead);
+    for (int i = 0; i < kRows; i++) {
+        const int whole = last(i) / w;
+        if (whole > common) mix_rows<T, 1, false>(memory, dim, m + i, common, whole, ahead);
+        if (w == 2 && last(i) % 2 && last(i) > begin) mix_rows<T, 1, true>(memory, dim, m + i, whole, whole + 1, ahead);
     }
 }
 
 // Pairs [m, m + rest), rest < kBound.
 template <typename T, int kBound>
-PENSTOCK_INLINE void mix_rest(TileMemory& memory, int dim, int m, int rest, const int* seen, Ahead& ahead) {
+PENSTOCK_INLINE void mix_rest(TileMemory& memory, int dim, int m, int rest, const int* seen, int begin, int end,
+                              Ahead& ahead) {
     if constexpr (kBound > 1) {
         if (rest == kBound - 1) {
-            mix_together<T, kBound - 1>(memory, dim, m, seen, ahead);
+            mix_together<T, kBound - 1>(memory, dim, m, seen, begin, end, ahead);
         } else {
-            mix_rest<T, kBound - 1>(memory, dim, m, rest, seen, ahead);
+            mix_rest<T, kBound - 1>(memory, dim, m, rest, seen, begin, end, ahead);
         }
     }
 }
 
+// Pairs [from, count) and those of the positions [begin, end) that they see.
 template <typename T>
-PENSTOCK_INLINE void mix(TileMemory& memory, int dim, int from, int count, const int* seen,
+PENSTOCK_INLINE void mix(TileMemory& memory, int dim, int from, int count, const int* seen, int begin, int end,
                          Ahead& ahead) {
     int m = from;
-    for (; m + kMixRows <= count; m += kMixRows) mix_together<T, kMixRows>(memory, dim, m, seen, ahead);
-    mix_rest<T, kMixRows>(memory, dim, m, count - m, seen, ahead);
+    for (; m + kMixRows <= count; m += kMixRows) mix_together<T, kMixRows>(memory, dim, m, seen, begin, end, ahead);
+    mix_rest<T, kMixRows>(memory, dim, m, count - m, seen, begin, end, ahead);
 }
 
 // ---- chunks -------------------------------------------------------------------------------------------------------
@@ -644,9 +741,10 @@ PENSTOCK_INLINE void fold(float& top, float& sum, float* result, float next_top,
 }
 
 // The part of chunk `chunk` in each pair of the tile: `top`, `sum` and `mixed`. Returns the first pair that sees some.
+// `next_span` is the tile that the same thread has next, if it has one.
 template <typename T, bool kPairs>
-int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, TileMemory& memory, float* top,
-                                 float* sum) {
+int attend_chunk(const AttentionCall& call, const TileSpan& span, const TileSpan* next_span, int chunk,
+                 TileMemory& memory, float* top, float* sum) {
     const KvCache& cache = call.cache;
     const int start = chunk * kChunk, dim = cache.head_dim, words = words_of<T>(cache.head_dim);
     int seen[kTileRows] = {};  // positions of this chunk, ascending with the pair
@@ -657,58 +755,62 @@ int attend_chunk(const AttentionCall& call, const TileSpan& span, int chunk, Til
         if (before <= 0) from = m + 1;
     }
     const int most = seen[span.count - 1];
-    int rows_of_values = most;
+    int groups_of_values = 0;  // 0 where they are to be gathered
     if constexpr (kIsInt8<T>) {
-        rows_of_values = find_value_groups(call, span, start, most, memory);
-    } else {
-        find_values<T>(call, span, start, most, memory.value);
+        groups_of_values = find_value_groups(call, span, start, most, memory);
+    } else if (lie_in_words<T>(cache)) {
+        groups_of_values = find_values<T>(call, span, start, most, memory.value);
     }
     Ahead ahead;
     ahead.value = memory.value;
-    ahead.row_bytes = dim * (kIsInt8<T> ? kGroupPositions : int(sizeof(T)));
-    KeyPiece piece = find_keys<T>(call, span, start, groups_in(most), start + most, memory.keys);
+    ahead.row_bytes = dim * int(sizeof(uint32_t));
+    KeyPiece piece = find_keys<T>(call, span, start, groups_in(most), start + most, memory.gathered);
     for (int begin = 0; begin < most; begin += kPiece) {
         const int groups = groups_in(most - begin), groups_after = groups_in(most - begin - kPiece);
         KeyPiece next{};
         if (cache.runs_of_keys()) {
-            next = find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
+            next = find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.gathered);
             ahead.aim(next, groups_after, words);
         }
-        constexpr int kFirst = kIsInt8<T> ? kPiece / kGroupPositions : kPiece;
-        ahead.values = groups_after == 0 ? kFirst < rows_of_values ? kFirst : rows_of_values : 0;
+        constexpr int kFirst = kPiece / kPerWord<T>;
+        ahead.values = groups_after == 0 ? kFirst < groups_of_values ? kFirst : groups_of_values : 0;
         int first = from;  // pairs before it see nothing of this piece
         while (seen[first] <= begin) first++;
         score_piece<T, kPairs>(memory, piece, groups, words, first, span.count, memory.scores + begin, ahead);
         if (groups_after == 0) break;
         piece = cache.runs_of_keys()
                     ? next
-                    : find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.keys);
+                    : find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.gathered);
     }
-    ahead.values = rows_of_values;
+    ahead.values = groups_of_values;
     if constexpr (kIsInt8<T>) load_value_scales(call, span, start, most, memory.value_scale);
     for (int m = from; m < span.count; m++) {
         float* weights = memory.scores + m * kChunk;
-        weigh(weights, seen[m], top[m], sum[m], ahead);
+        weigh<kPairs>(weights, memory.rounded + m * kChunk, seen[m], top[m], sum[m], ahead);
         if constexpr (kIsInt8<T>) {
-            encode_weights(call, m, seen[m], rows_of_values, memory);
+            encode_weights(call, m, seen[m], groups_of_values, memory);
             continue;
         }
         memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
     }
-    if (cache.runs_of_keys()) {  // then the keys of the next chunk, or those that the next head begins with
-        TileSpan after = span;
-        int begin = start + kChunk, left = call.kv_len[span.row] - begin;
-        if (left <= 0 && span.kv_head + 1 < cache.kv_heads) {
-            after.kv_head++;
-            begin = 0;
-            left = call.kv_len[span.row];
-        }
-        ahead.aim(find_keys<T>(call, after, begin, groups_in(left), begin + left, memory.keys), groups_in(left), words);
+    if (cache.runs_of_keys()) {  // then the keys of the next chunk, or those that the next tile begins with
+        const bool last = start + kChunk >= call.kv_len[span.row];
+        const TileSpan& after = last && next_span ? *next_span : span;
+        const int begin = last && next_span ? 0 : start + kChunk, left = call.kv_len[after.row] - begin;
+        ahead.aim(find_keys<T>(call, after, begin, groups_in(left), begin + left, memory.gathered), groups_in(left),
+                  words);
     }
     if constexpr (kIsInt8<T>) {
-        mix_int8(memory, dim, from, span.count, rows_of_values, ahead);
+        mix_int8(memory, dim, from, span.count, groups_of_values, ahead);
+    } else if (groups_of_values > 0) {
+        mix<T>(memory, dim, from, span.count, seen, 0, most, ahead);
     } else {
-        mix<T>(memory, dim, from, span.count, seen, ahead);
+        constexpr int kAtOnce = kPiece * kPerWord<T>;
+        for (int begin = 0; begin < most; begin += kAtOnce) {
+            const int end = begin + kAtOnce < most ? begin + kAtOnce : most;
+            gather_values<T>(call, span, start, begin, end, memory);
+            mix<T>(memory, dim, from, span.count, seen, begin, end, ahead);
+        }
     }
     return from;
 }
@@ -718,11 +820,6 @@ PENSTOCK_INLINE void write_result(const AttentionCall& call, const TileSpan& spa
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim, index = span.first + m;
     const int64_t token = call.q_start[span.row] + index / group;
     const int64_t at = token * call.out.stride + (span.kv_head * group + index % group) * int64_t(dim);
-    alignas(64) float in_order[kMostHeadDim];
-    if (call.cache.element == KvElement::bf16) {
-        put_in_order(result, dim, in_order);
-        result = in_order;
-    }
     for (int d = 0; d < dim; d += kLanes) {
         const f32x16 out = div(load(result + d), broadcast(sum));
         if (call.out.element == Element::bf16) {
@@ -738,12 +835,12 @@ PENSTOCK_INLINE int chunks_of(const AttentionCall& call, const TileSpan& span) {
 }
 
 template <typename Q, typename T, bool kPairs>
-void attend_tile(const AttentionCall& call, const TileSpan& span) {
+void attend_tile(const AttentionCall& call, const TileSpan& span, const TileSpan* next_span) {
     TileMemory memory;
     load_queries<Q, T, kPairs>(call, span, memory);
     float top[kTileRows], sum[kTileRows];
     for (int chunk = 0, chunks = chunks_of(call, span); chunk < chunks; chunk++) {
-        const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, top, sum);
+        const int from = attend_chunk<T, kPairs>(call, span, next_span, chunk, memory, top, sum);
         for (int m = from; m < span.count; m++) {
             float* result = memory.result + m * kMostHeadDim;
             const float* mixed = memory.mixed + m * kMostHeadDim;
@@ -774,7 +871,7 @@ void attend_part(const AttentionCall& call, const TileSpan& span, int chunk, flo
     load_queries<Q, T, kPairs>(call, span, memory);
     const int dim = call.cache.head_dim;
     float* tops = part + kTileRows * dim;
-    const int from = attend_chunk<T, kPairs>(call, span, chunk, memory, tops, tops + kTileRows);
+    const int from = attend_chunk<T, kPairs>(call, span, nullptr, chunk, memory, tops, tops + kTileRows);
     for (int m = from; m < span.count; m++) {
         memcpy(part + m * dim, memory.mixed + m * kMostHeadDim, size_t(dim) * sizeof(float));
     }
@@ -843,7 +940,22 @@ void attend_all(const AttentionCall& call, Pool& pool) {
                            attention_scratch_to_split(call.rows, tiles, call.cache.head_dim, longest);
     const auto span_of = [&](int64_t tile) { return find_tile(call, starts, tile / heads, int(tile % heads)); };
     if (!split) {
-        run_all(pool, tiles, [&](int64_t tile) { attend_tile<Q, T, kPairs>(call, span_of(tile)); });
+        // Neighbours by one thread, which then knows what it will need next; all heads of a row lie side by side. The
+        // last ones first: of a prompt those see most.
+        constexpr int64_t kTasksAThread = 4;
+        const int64_t each = tiles >= kTasksAThread * heads * pool.threads()
+                                 ? divide_up(tiles / heads, kTasksAThread * pool.threads()) * heads
+                                 : 1;
+        run_all(pool, divide_up(tiles, each), [&](int64_t task) {
+            const int64_t first = (divide_up(tiles, each) - 1 - task) * each;
+            const int64_t end = first + each < tiles ? first + each : tiles;
+            TileSpan span = span_of(first);
+            for (int64_t tile = first; tile < end; tile++) {
+                const TileSpan next = span_of(tile + 1 < end ? tile + 1 : tile);
+                attend_tile<Q, T, kPairs>(call, span, tile + 1 < end ? &next : nullptr);
+                span = next;
+            }
+        });
         return;
     }
     float* parts = reinterpret_cast<float*>(call.scratch + attention_scratch(call.rows));

@@ -1,25 +1,27 @@
 // What the attention kernels are told: plain pointers and sizes. Nothing here is owned, and the caller has checked it.
 //
-// The cache of a layer is an array of blocks, found through block tables. Values lie as they come,
+// The cache of a layer is an array of blocks, found through block tables. Keys and values lie in one of two ways:
 //
-//     values [num_blocks][block_size][kv_heads][head_dim]
+//     natural  both    [num_blocks][block_size][kv_heads][head_dim]
+//     packed   keys    [num_blocks][kv_heads][words][block_size]  words of 32 bits, words = divide_up(head_dim, w)
+//              values  [num_blocks][kv_heads][groups][head_dim]   words of 32 bits, groups = divide_up(block_size, w)
 //
-// and keys in one of two ways:
+// A word holds w numbers, 2 of bf16 or 1 of fp32: of keys, neighbours of one key (an odd head_dim is filled up with 0);
+// of values, the same element of neighbouring positions.
 //
-//     natural  [num_blocks][block_size][kv_heads][head_dim]
-//     packed   [num_blocks][kv_heads][words][block_size] words of 32 bits, words = divide_up(head_dim, w):
-//              a word holds w neighbours of one key, 2 of bf16 or 1 of fp32 (an odd head_dim is filled up with 0),
+//     keys    word 0   k0[0] k0[1] | k1[0] k1[1] | k2[0] k2[1] | ...     positions 0, 1, 2, ... of the block
+//             word 1   k0[2] k0[3] | k1[2] k1[3] | ...
+//     values  group 0  v0[0] v1[0] | v0[1] v1[1] | v0[2] v1[2] | ...     elements 0, 1, 2, ... of positions 0 and 1
+//             group 1  v2[0] v3[0] | v2[1] v3[1] | ...
 //
-//              word 0      k0[0] k0[1] | k1[0] k1[1] | k2[0] k2[1] | ...     positions 0, 1, 2, ... of the block
-//              word 1      k0[2] k0[3] | k1[2] k1[3] | ...
-//
-// A score is a sum over head_dim. With packed keys a vector holds the same word of 16 positions, so that 16 scores grow
-// in 16 lanes; natural keys have to be transposed first. Attention is quickest with packed keys and blocks of a
-// multiple of 16 positions; it gives the same bits for all layouts.
+// A score is a sum over head_dim: with packed keys a vector holds the same word of 16 positions, so that 16 scores grow
+// in 16 lanes. What is mixed of values is a sum over positions: 16 elements grow in 16 lanes. And what one head needs of
+// a block lies in one piece, which memory gives sooner than many. Attention is quickest with a packed cache and blocks
+// of a multiple of 16 positions; it gives the same bits for both layouts and all sizes of blocks.
 //
 // Int8 keys and values have a scale of their own for each position and head, an fp32, in the block beside the codes:
 //
-//     keys    packed as above with w = 4, and one word more, which is the scale: words = divide_up(head_dim, 4) + 1
+//     keys    packed with w = 4, and one word more, which is the scale: words = divide_up(head_dim, 4) + 1
 //     values  [num_blocks][kv_heads] of { int8 [groups][head_dim][4], fp32 [groups][4] },
 //             groups = divide_up(block_size, 4): a word holds the same element of 4 neighbouring positions, so that 16
 //             elements of a mix of values grow in 16 lanes. Positions stand in a word in the order 0, 2, 1, 3: a shift
@@ -39,13 +41,13 @@ struct KvCache {
     void* keys;
     void* values;
     KvElement element;  // of both
-    bool packed_keys;   // always with int8
+    bool packed;        // always with int8
     int32_t block_size;
     int32_t kv_heads;
     int32_t head_dim;
 
     // Whether the words of 16 neighbouring positions are neighbours.
-    constexpr bool runs_of_keys() const { return packed_keys && block_size % 16 == 0; }
+    constexpr bool runs_of_keys() const { return packed && block_size % 16 == 0; }
 };
 
 // Row r holds the last q_start[r + 1] - q_start[r] of the kv_len[r] positions of one sequence; each sees the positions
@@ -67,23 +69,28 @@ struct AttentionCall {
     size_t scratch_bytes;
 };
 
-// Groups of 4 positions in a block of int8 values; bytes of one head's values of a block, and of their codes alone.
-constexpr int32_t kGroupPositions = 4;
-constexpr int64_t value_groups(const KvCache& cache) {
-    return (int64_t(cache.block_size) + kGroupPositions - 1) / kGroupPositions;
-}
-constexpr int64_t value_codes(const KvCache& cache) { return value_groups(cache) * kGroupPositions * cache.head_dim; }
-constexpr int64_t value_bytes(const KvCache& cache) {
-    return value_codes(cache) + value_groups(cache) * kGroupPositions * int64_t(sizeof(float));
-}
-
 constexpr int64_t element_bytes(KvElement element) {
     return element == KvElement::f32 ? 4 : element == KvElement::bf16 ? 2 : 1;
 }
+constexpr int64_t per_word(KvElement element) { return int64_t(sizeof(uint32_t)) / element_bytes(element); }
+
 // Words of a packed key, the one with the scale of int8 included.
 constexpr int64_t key_words(const KvCache& cache) {
-    const int64_t a_word = int64_t(sizeof(uint32_t)) / element_bytes(cache.element);
-    return (cache.head_dim + a_word - 1) / a_word + (cache.element == KvElement::int8 ? 1 : 0);
+    const int64_t w = per_word(cache.element);
+    return (cache.head_dim + w - 1) / w + (cache.element == KvElement::int8 ? 1 : 0);
+}
+
+// Groups of packed values in a block.
+constexpr int64_t value_groups(const KvCache& cache) {
+    const int64_t w = per_word(cache.element);
+    return (cache.block_size + w - 1) / w;
+}
+
+// Of int8 values: positions of a group; bytes of one head's codes in a block, and of these with their scales.
+constexpr int32_t kGroupPositions = 4;
+constexpr int64_t value_codes(const KvCache& cache) { return value_groups(cache) * kGroupPositions * cache.head_dim; }
+constexpr int64_t value_bytes(const KvCache& cache) {
+    return value_codes(cache) + value_groups(cache) * kGroupPositions * int64_t(sizeof(float));
 }
 
 constexpr int32_t kMostHeadDim = 256;

@@ -34,11 +34,11 @@ bool fits(const AnyRows& rows, int64_t count, int64_t width) {
 // ---- attention ------------------------------------------------------------------------------------------------------
 
 void attention(uintptr_t q, int64_t q_stride, int q_element, uintptr_t out, int64_t out_stride, int out_element,
-               int64_t tokens, int q_heads, uintptr_t keys, uintptr_t values, int kv_element, bool packed_keys,
+               int64_t tokens, int q_heads, uintptr_t keys, uintptr_t values, int kv_element, bool packed,
                int64_t num_blocks, int block_size, int kv_heads, int head_dim, int rows, uintptr_t q_start,
                uintptr_t kv_len, uintptr_t block_table, int64_t table_width, float scale, uintptr_t scratch,
                int64_t scratch_bytes) {
-    const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed_keys,
+    const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed,
                         block_size,          kv_heads,              head_dim};
     const AttentionCall call{read(q, q_stride, q_element),
                              written(out, out_stride, out_element),
@@ -79,11 +79,11 @@ int64_t attention_scratch_bytes(int rows, int64_t tokens, int q_heads, int kv_he
 void rotate_and_store(int64_t tokens, int q_heads, int kv_heads, int head_dim, uintptr_t q, int64_t q_stride,
                       int q_element, uintptr_t q_out, int64_t q_out_stride, int q_out_element, uintptr_t k,
                       int64_t k_stride, int k_element, uintptr_t v, int64_t v_stride, int v_element, uintptr_t keys,
-                      uintptr_t values, int kv_element, bool packed_keys, int64_t num_blocks, int block_size,
+                      uintptr_t values, int kv_element, bool packed, int64_t num_blocks, int block_size,
                       uintptr_t write_slots, uintptr_t positions, int64_t num_positions, uintptr_t cos,
                       uintptr_t sin, uintptr_t q_norm, int q_norm_element, uintptr_t k_norm, int k_norm_element,
                       float eps) {
-    const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed_keys,
+    const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed,
                         block_size,          kv_heads,              head_dim};
     const RotaryCall call{tokens,
                           read(q, q_stride, q_element),

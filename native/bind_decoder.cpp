@@ -84,10 +84,10 @@ void check_caches(const DecoderStep& step, const DecoderPlan& plan, const std::v
 
 void run(const DecoderPlan& plan, int64_t tokens, uintptr_t stream, uintptr_t out, int out_element,
          uintptr_t positions, uintptr_t write_slots, const std::vector<uintptr_t>& keys, const std::vector<uintptr_t>& values,
-         int kv_element, bool packed_keys, int64_t num_blocks, int block_size, int rows, uintptr_t q_start,
+         int kv_element, bool packed, int64_t num_blocks, int block_size, int rows, uintptr_t q_start,
          uintptr_t kv_len, uintptr_t block_table, int64_t table_width, float scale, uintptr_t scratch,
          int64_t scratch_bytes) {
-    const KvCache cache{nullptr,    nullptr,       kv_element_of(kv_element), packed_keys,
+    const KvCache cache{nullptr,    nullptr,       kv_element_of(kv_element), packed,
                         block_size, plan.kv_heads, plan.head_dim};
     const DecoderStep step{tokens,
                            pointer<float>(stream),

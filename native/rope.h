@@ -51,7 +51,7 @@ PENSTOCK_INLINE void scatter_key(const KvCache& cache, int64_t slot, int head, c
 template <typename T>
 PENSTOCK_INLINE void store_key(const KvCache& cache, int64_t slot, int head, const float* x) {
     const int dim = cache.head_dim;
-    if (!cache.packed_keys) {
+    if (!cache.packed) {
         T* key = static_cast<T*>(cache.keys) + (slot * cache.kv_heads + head) * dim;
         for (int d = 0; d < dim; d += kLanes) store_at(key, d, dim, load(x + d));
         return;
@@ -80,8 +80,18 @@ PENSTOCK_INLINE void store_value(const KvCache& cache, int64_t slot, int head, c
     ConstRows view = from;
     view.data = static_cast<const uint8_t*>(from.data) +
                 int64_t(head) * dim * (from.element == Element::f32 ? sizeof(float) : sizeof(bf16));
-    T* value = static_cast<T*>(cache.values) + (slot * cache.kv_heads + head) * dim;
+    if (!cache.packed) {
+        T* value = static_cast<T*>(cache.values) + (slot * cache.kv_heads + head) * dim;
+        for (int d = 0; d < dim; d += kLanes) store_at(value, d, dim, load_row(view, token, d, dim));
+        return;
+    }
+    constexpr int each = int(sizeof(uint32_t) / sizeof(T));
+    const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+    alignas(64) T value[kMostHeadDim];
     for (int d = 0; d < dim; d += kLanes) store_at(value, d, dim, load_row(view, token, d, dim));
+    const int64_t group = (block * cache.kv_heads + head) * value_groups(cache) + offset / each;
+    T* to = static_cast<T*>(cache.values) + group * dim * each + offset % each;  // its neighbour may be written meanwhile
+    for (int d = 0; d < dim; d++) to[d * each] = value[d];
 }
 
 template <>
@@ -119,17 +129,19 @@ PENSTOCK_INLINE void fetch_places(const KvCache& cache, int64_t slot) {
     const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
     const uint8_t* keys = static_cast<const uint8_t*>(cache.keys);
     const uint8_t* values = static_cast<const uint8_t*>(cache.values);
-    if (cache.packed_keys) {
+    if (cache.packed) {
         const int64_t words = cache.kv_heads * key_words(cache), apart = cache.block_size * int64_t(sizeof(uint32_t));
         const uint8_t* at = keys + block * words * apart + offset * int64_t(sizeof(uint32_t));
         for (int64_t w = 0; w < words; w++) PENSTOCK_PREFETCH_WRITE(at + w * apart);
     }
-    if (cache.element == KvElement::int8) {
-        const int64_t group = offset / kGroupPositions * kGroupPositions * cache.head_dim;
+    if (cache.packed) {
+        const bool scaled = cache.element == KvElement::int8;
+        const int64_t a_group = cache.head_dim * int64_t(sizeof(uint32_t)), at = offset / per_word(cache.element) * a_group;
+        const int64_t a_head = scaled ? value_bytes(cache) : value_groups(cache) * a_group;
         for (int head = 0; head < cache.kv_heads; head++) {
-            const uint8_t* at = values + (block * cache.kv_heads + head) * value_bytes(cache);
-            for (int64_t i = 0; i < kGroupPositions * cache.head_dim; i += 64) PENSTOCK_PREFETCH_WRITE(at + group + i);
-            PENSTOCK_PREFETCH_WRITE(at + value_codes(cache) + offset * int64_t(sizeof(float)));
+            const uint8_t* of = values + (block * cache.kv_heads + head) * a_head;
+            for (int64_t i = 0; i < a_group; i += 64) PENSTOCK_PREFETCH_WRITE(of + at + i);
+            if (scaled) PENSTOCK_PREFETCH_WRITE(of + value_codes(cache) + offset * int64_t(sizeof(float)));
         }
         return;
     }

@@ -39,7 +39,7 @@ from penstock.exec.kv_store import (
     block_bytes,
     blocks_for,
     resolve_kv_dtype,
-    serves_packed_keys,
+    serves_packed,
 )
 from penstock.exec.runner import TorchRunner
 from penstock.grammar import GrammarLibrary, Vocabulary
@@ -132,8 +132,8 @@ class LoadedModel:
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
-        packed_keys = serves_packed_keys(self.shape, self.kv_dtype, self.device, block_size)
-        return KVStore(self.shape, num_blocks, block_size, self.kv_dtype, self.device, packed_keys=packed_keys)
+        packed = serves_packed(self.shape, self.kv_dtype, self.device, block_size)
+        return KVStore(self.shape, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
 
     def runner(
         self, kv: KVStore, max_num_seqs: int, max_model_len: int, grammars: Grammars | None = None

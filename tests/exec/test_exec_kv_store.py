@@ -53,10 +53,13 @@ def test_a_store_can_be_filled_with_nan():
             assert (cache if dtype != torch.int8 else cache.view(torch.float32)).isnan().all()
 
 
-def test_packed_keys_take_as_much_and_blocks_come_first():
-    store = KVStore(SHAPE, 2, 16, torch.bfloat16, torch.device("cpu"), packed_keys=True)
+def test_a_packed_cache_takes_as_much_and_blocks_come_first():
+    store = KVStore(SHAPE, 2, 16, torch.bfloat16, torch.device("cpu"), packed=True)
     assert store.keys[3].shape == (2, 3, 32, 16, 2)
-    assert store.keys[3].nbytes == store.values[3].nbytes
+    assert store.values[3].shape == (2, 3, 8, 64, 2)
+    assert (
+        store.keys[3].nbytes + store.values[3].nbytes == 2 * block_bytes(SHAPE, 16, torch.bfloat16) // SHAPE.num_layers
+    )
     with store.borrowed_block(1):
         before = store.keys[3][0].view(torch.int16).clone()
         store.keys[3][1] = 7.0

@@ -19,6 +19,7 @@ from penstock.kernels.native_attention import (
     int8_keys_shape,
     int8_values_shape,
     packed_keys_shape,
+    packed_values_shape,
     rotate_and_write,
     write_kv,
 )
@@ -69,11 +70,19 @@ def empty_cache(num_blocks, block_size, kv_heads, dim, dtype, packed):
     if dtype == INT8:
         shapes = int8_keys_shape(*natural), int8_values_shape(*natural)
     else:
-        shapes = packed_keys_shape(*natural, dtype) if packed else natural, natural
+        shapes = natural, natural
+        if packed:
+            shapes = packed_keys_shape(*natural, dtype), packed_values_shape(*natural, dtype)
     caches = [torch.empty(shape, dtype=dtype) for shape in shapes]
     for cache in caches:
         cache.view(torch.uint8).fill_(255)
     return caches
+
+
+def in_natural_order(keys, values, block_size, dim):
+    """A packed cache as `[num_blocks, block_size, Hkv, D]`."""
+    keys = keys.permute(0, 3, 1, 2, 4).flatten(3)[..., :dim]
+    return keys, values.permute(0, 2, 4, 1, 3).flatten(1, 2)[:, :block_size]
 
 
 class Case:
@@ -191,7 +200,7 @@ def test_bits_do_not_depend_on_threads(lengths, counts, dtype):
         assert all(map(torch.equal, case.attend(), alone)), threads
 
 
-@pytest.mark.parametrize("dtype", [F32, INT8])
+@pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 def test_a_later_position_cannot_reach_an_earlier_one(dtype):
     case = Case([300], [300], 6, 2, 64, 16, dtype, True)
     before = case.attend()[0]
@@ -274,15 +283,10 @@ def test_writing_is_the_reference_in_both_layouts(dim, dtype):
     expected = [torch.zeros(3, 5, 2, dim, dtype=dtype) for _ in range(2)]
     paged_attention.write_kv(*expected, k, v, slots)
     for packed in (False, True):
-        cache = (
-            torch.zeros(packed_keys_shape(3, 5, 2, dim, dtype), dtype=dtype)
-            if packed
-            else torch.zeros(3, 5, 2, dim, dtype=dtype)
-        )
-        values = torch.zeros(3, 5, 2, dim, dtype=dtype)
-        write_kv(cache.zero_(), values, k, v, slots)
-        natural = cache.permute(0, 3, 1, 2, 4).reshape(3, 5, 2, -1)[..., :dim] if packed else cache
-        assert torch.equal(natural.nan_to_num(7.0), expected[0].nan_to_num(7.0))
+        cache = [held.zero_() for held in empty_cache(3, 5, 2, dim, dtype, packed)]
+        write_kv(*cache, k, v, slots)
+        keys, values = in_natural_order(*cache, 5, dim) if packed else cache
+        assert torch.equal(keys.nan_to_num(7.0), expected[0].nan_to_num(7.0))
         assert torch.equal(values, expected[1])
 
 
@@ -335,14 +339,13 @@ def test_rotation_norm_and_storing_in_one_pass_are_those_of_the_references(dim, 
     cos, sin = angles.cos(), angles.sin()
     turned = [rope.rotate(x, cos[positions], sin[positions]) for x in (nq, nk)]
     paged_attention.write_kv(*expected, turned[1], v, slots)
-    cache = torch.zeros(packed_keys_shape(3, 4, 2, dim, F32)) if packed else torch.zeros(3, 4, 2, dim)
-    values = torch.zeros(3, 4, 2, dim)
+    cache = [held.zero_() for held in empty_cache(3, 4, 2, dim, F32, packed)]
     norms = {"q_norm": weights[0], "k_norm": weights[1], "eps": 1e-6} if normed else {}
-    out = rotate_and_write(q, k, v, positions, cos, sin, cache.zero_(), values, slots, **norms)
-    natural = cache.permute(0, 3, 1, 2, 4).reshape(3, 4, 2, dim) if packed else cache
+    out = rotate_and_write(q, k, v, positions, cos, sin, *cache, slots, **norms)
+    keys, values = in_natural_order(*cache, 4, dim) if packed else cache
     tolerance = {"atol": 3e-6, "rtol": 2e-6} if normed else {"atol": 0, "rtol": 0}
     torch.testing.assert_close(out, turned[0], **tolerance)
-    torch.testing.assert_close(natural, expected[0], **tolerance)
+    torch.testing.assert_close(keys, expected[0], **tolerance)
     assert torch.equal(values, expected[1])
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.bench.limits import Limits
 from penstock.kernels import native, native_peak
-from penstock.kernels.native_attention import packed_keys_shape, paged_attention, rotate_and_write
+from penstock.kernels.native_attention import packed_keys_shape, packed_values_shape, paged_attention, rotate_and_write
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.native_rows import rms_norm, silu_and_mul
 from penstock.kernels.native_sampler import choose
@@ -207,7 +207,7 @@ class _Cache:
         last = torch.arange(CONTEXT - new_tokens, CONTEXT)
         return cls(
             keys=torch.randn(packed_keys_shape(*shape, torch.bfloat16)).bfloat16(),
-            values=torch.randn(shape).bfloat16(),
+            values=torch.randn(packed_values_shape(*shape, torch.bfloat16)).bfloat16(),
             block_table=blocks.int(),
             kv_len=torch.full((sequences,), CONTEXT, dtype=torch.int32),
             q_start=torch.arange(sequences + 1, dtype=torch.int32) * new_tokens,

@@ -19,10 +19,16 @@ from torch import Tensor
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
 from penstock.kernels import native
-from penstock.kernels.native_attention import MAX_HEAD_DIM, int8_keys_shape, int8_values_shape, packed_keys_shape
+from penstock.kernels.native_attention import (
+    MAX_HEAD_DIM,
+    int8_keys_shape,
+    int8_values_shape,
+    packed_keys_shape,
+    packed_values_shape,
+)
 from penstock.kernels.weight_memory import large_block
 
-__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "resolve_kv_dtype", "serves_packed_keys"]
+__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "resolve_kv_dtype", "serves_packed"]
 
 _CACHE_LINE = 64  # bytes
 
@@ -69,8 +75,8 @@ def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: tor
     return budget_bytes // each
 
 
-def serves_packed_keys(shape: ModelShape, dtype: torch.dtype, device: torch.device, block_size: int) -> bool:
-    """Whether the attention that will run here reads packed keys, and is quicker with them."""
+def serves_packed(shape: ModelShape, dtype: torch.dtype, device: torch.device, block_size: int) -> bool:
+    """Whether the attention that will run here reads a packed cache, and is quicker with it."""
     compiled = native.available() and dtype == torch.bfloat16 and device.type == "cpu"
     # An odd head_dim would be filled up, and take more memory than `block_bytes` says.
     return compiled and shape.head_dim <= MAX_HEAD_DIM and shape.head_dim % 2 == 0 and block_size % 16 == 0
@@ -81,12 +87,12 @@ class KVStore:
 
     Attributes:
         keys: one `[num_blocks, block_size, Hkv, D]` a layer, undefined until written; the operating system finds the
-            memory as blocks are first used, in large pages where it has them. With `packed_keys`, which only the
-            compiled attention reads, one `[num_blocks, Hkv, words, block_size, w]`: see
-            `kernels.native_attention.packed_keys_shape`.
-        values: one `[num_blocks, block_size, Hkv, D]` a layer.
+            memory as blocks are first used, in large pages where it has them.
+        values: the same.
 
-    With `dtype` int8 both have the shapes of `kernels.native_attention.int8_keys_shape` and `int8_values_shape`.
+    With `packed`, which only the compiled attention reads, both have the shapes of `packed_keys_shape` and
+    `packed_values_shape` in `kernels.native_attention`; with `dtype` int8 those of `int8_keys_shape` and
+    `int8_values_shape`.
     """
 
     def __init__(
@@ -97,17 +103,19 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        packed_keys: bool = False,
+        packed: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        key_size: tuple[int, ...] = packed_keys_shape(*size, dtype) if packed_keys else size
+        key_size: tuple[int, ...] = size
         value_size: tuple[int, ...] = size
         if dtype == torch.int8:
             key_size, value_size = int8_keys_shape(*size), int8_values_shape(*size)
+        elif packed:
+            key_size, value_size = packed_keys_shape(*size, dtype), packed_values_shape(*size, dtype)
         self.keys = _caches(shape.num_layers, key_size, dtype, device)
         self.values = _caches(shape.num_layers, value_size, dtype, device)
 

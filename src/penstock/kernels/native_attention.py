@@ -3,9 +3,9 @@
 Decides how tensors are handed over as addresses; the arithmetic and its order are in `native/attention.h`. Takes
 float32 and bfloat16 on the CPU, head_dim up to 256.
 
-Keys may lie in one of two layouts, told apart by their number of dimensions: natural, `[num_blocks, block_size, Hkv,
-D]`, or packed, `[num_blocks, Hkv, words, block_size, w]` (see `packed_keys_shape`), which spares attention a
-transposition. Both give the same bits, and so do all block sizes, batches, chunks of a prompt and numbers of threads.
+A cache may lie in one of two layouts, told apart by their number of dimensions: natural, `[num_blocks, block_size, Hkv,
+D]`, or packed (see `packed_keys_shape` and `packed_values_shape`), as attention multiplies it. Both give the same bits,
+and so do all block sizes, batches, chunks of a prompt and numbers of threads.
 
 A cache may also be int8 (see `int8_keys_shape` and `int8_values_shape`): each position's key and value of each head is
 rounded when it is stored, on a scale of its own that lies in the block beside it. Attention reads what was stored, that
@@ -25,6 +25,7 @@ __all__ = [
     "int8_keys_shape",
     "int8_values_shape",
     "packed_keys_shape",
+    "packed_values_shape",
     "paged_attention",
     "rotate_and_write",
     "vector",
@@ -50,6 +51,18 @@ def packed_keys_shape(
     return num_blocks, num_kv_heads, -(-head_dim // each), block_size, each
 
 
+def packed_values_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[int, int, int, int, int]:
+    """The shape `[num_blocks, Hkv, groups, D, w]` of a cache of values in the packed layout.
+
+    A word is 32 bits: the same element of `w` neighbouring positions, 2 of bfloat16 or 1 of float32; an odd
+    `block_size` is filled up. So what one head needs of a block lies in one piece.
+    """
+    each = 4 // dtype.itemsize
+    return num_blocks, num_kv_heads, -(-block_size // each), head_dim, each
+
+
 def int8_keys_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
 ) -> tuple[int, int, int, int, int]:
@@ -70,7 +83,7 @@ def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
-    """`penstock.kernels.paged_attention.write_kv`, for both layouts of keys.
+    """`penstock.kernels.paged_attention.write_kv`, for both layouts.
 
     Raises:
         ValueError: shapes, dtypes or slots do not fit; nothing was written then.
@@ -108,8 +121,8 @@ def rotate_and_write(
         positions: `[T]` int64, rows of the tables.
         cos: `[P, D/2]` float32.
         sin: `[P, D/2]` float32.
-        k_cache: as for `write_kv`, beside `v_cache`.
-        v_cache: `[num_blocks, block_size, Hkv, D]`.
+        k_cache: as for `write_kv`, beside `v_cache`, both in one of the layouts.
+        v_cache: as `k_cache`.
         write_slots: `[T]` int64, all different.
         q_norm: `[D]` weights of an RMS norm of each query head, or None.
         k_norm: the same of key heads.
@@ -148,14 +161,15 @@ def paged_attention(
     block_table: Tensor,
     scale: float,
 ) -> Tensor:
-    """`penstock.kernels.paged_attention.paged_attention`, for both layouts of keys.
+    """`penstock.kernels.paged_attention.paged_attention`, for both layouts.
 
     Raises:
         ValueError: shapes, dtypes or the rows' description do not fit, or the table names a block that does not exist.
     """
     native = required()
     count, q_heads, dim = q.shape
-    heads, num_rows = v_cache.shape[1 if v_cache.dtype == torch.int8 else 2], len(kv_len)
+    natural = v_cache.dim() == 4 and v_cache.dtype != torch.int8
+    heads, num_rows = v_cache.shape[2 if natural else 1], len(kv_len)
     if block_table.dim() != 2 or len(block_table) != num_rows:
         raise ValueError(f"block_table must be [{num_rows}, M], not {tuple(block_table.shape)}")
     table = vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel())
@@ -179,23 +193,25 @@ def cache_address(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tup
     Raises:
         ValueError: a shape or dtype does not fit.
     """
+    packed = k_cache.dim() == 5
+    if k_cache.dim() < 4:
+        raise ValueError(f"k_cache must have four or five dimensions, not {tuple(k_cache.shape)}")
+    size = (len(k_cache), k_cache.shape[3 if packed else 1], heads, dim)
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] = (size, size)
     if v_cache.dtype == torch.int8:
-        size = (*k_cache.shape[:1], *k_cache.shape[3:4], heads, dim)
-        if len(size) != 4:
-            raise ValueError(f"k_cache must be int8 of five dimensions, not {tuple(k_cache.shape)}")
-        keys, values, code = (int8_keys_shape(*size),), int8_values_shape(*size), _INT8
+        shapes, code = (int8_keys_shape(*size), int8_values_shape(*size)), _INT8
     else:
-        size = (*v_cache.shape[:2], heads, dim)
-        keys, values, code = (size, packed_keys_shape(*size, v_cache.dtype)), size, element("v_cache", v_cache)
-    if v_cache.shape != values:
-        raise ValueError(f"v_cache must be {values} for {heads} heads of {dim}, not {tuple(v_cache.shape)}")
-    if k_cache.shape not in keys:
-        raise ValueError(f"k_cache must be {' or '.join(map(str, keys))}, not {tuple(k_cache.shape)}")
+        code = element("v_cache", v_cache)
+        if packed:
+            shapes = packed_keys_shape(*size, v_cache.dtype), packed_values_shape(*size, v_cache.dtype)
+    for name, cache, shape in zip(("k_cache", "v_cache"), (k_cache, v_cache), shapes, strict=True):
+        if cache.shape != shape:
+            raise ValueError(f"{name} must be {shape} for {heads} heads of {dim}, not {tuple(cache.shape)}")
     if v_cache.device.type != "cpu" or k_cache.device != v_cache.device:
         raise ValueError(f"k_cache and v_cache must be on the CPU, not {k_cache.device} and {v_cache.device}")
     if k_cache.dtype != v_cache.dtype or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous and of one dtype")
-    return k_cache.data_ptr(), v_cache.data_ptr(), code, k_cache.dim() == 5, *size[:2]
+    return k_cache.data_ptr(), v_cache.data_ptr(), code, packed, *size[:2]
 
 
 def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
