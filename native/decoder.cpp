@@ -1,7 +1,9 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <atomic>
 
+#include "parts.h"
 #include "pool.h"
 #include "rows_call.h"
 
@@ -12,6 +14,8 @@ namespace {
 //
 //     | normed [T][hidden] | wide [T][qkv or gates and ups] | inner [T][queries or gated] | mixed [T][heads * dim] |
 //     | of the linear kernels | of attention |
+//
+// Where a step is split, each part has all but the last of them to itself, one part after the other.
 //
 // What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into a quantised one is fp32, and
 // is rounded once, to int8.
@@ -29,6 +33,8 @@ int64_t linear_scratch(const DecoderPlan& plan) {
     return most;
 }
 
+constexpr int64_t kLostByRounding = 4 * 64;  // bytes at most, for each part: the areas of all parts together are larger by it
+
 Areas areas(const DecoderPlan& plan, int64_t tokens) {
     const auto rows = [&](int64_t width) { return round_up(tokens * width * int64_t(sizeof(float)), 64); };
     Areas at{};
@@ -40,19 +46,26 @@ Areas areas(const DecoderPlan& plan, int64_t tokens) {
     return at;
 }
 
-// The kernels of one step, told what they have in common.
+Rows from_token(const Rows& rows, int64_t token) {
+    const int64_t bytes = token * rows.stride * int64_t(rows.element == Element::f32 ? sizeof(float) : sizeof(uint16_t));
+    return {static_cast<uint8_t*>(rows.data) + bytes, rows.stride, rows.element};
+}
+
+// The kernels of one step for one part of it, told what they have in common.
 struct Run {
     const DecoderPlan& plan;
     const DecoderStep& step;
     const KernelTable& kernels;
     Pool& pool;
+    const Part& part;
+    uint8_t* scratch;
     Areas at;
 
     // Rows on their way through `by`, in or out.
     Rows rows(int64_t offset, int64_t width, const Projection& by) const {
-        return {step.scratch + offset, width, by.kind == Kind::bf16 ? Element::bf16 : Element::f32};
+        return {scratch + offset, width, by.kind == Kind::bf16 ? Element::bf16 : Element::f32};
     }
-    Rows stream() const { return {step.stream, plan.hidden, Element::f32}; }
+    Rows stream() const { return from_token({step.stream, plan.hidden, Element::f32}, part.token); }
 
     static ConstRows read(const Rows& rows) { return {rows.data, rows.stride, rows.element}; }
     static ConstRows columns_from(const Rows& rows, int64_t column) {
@@ -61,20 +74,20 @@ struct Run {
     }
 
     void norm(const ConstRows& weight, const Rows& out) const {
-        kernels.rms_norm({step.tokens, plan.hidden, stream(), {}, weight, {}, plan.eps, out}, pool);
+        kernels.rms_norm({part.tokens, plan.hidden, stream(), {}, weight, {}, plan.eps, out}, pool);
     }
 
     void project(const Projection& by, const Rows& x, const ConstRows& residual, const Rows& out) const {
-        const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
-                              by.weight,   by.bias,    residual,  out,     step.scratch + at.linear,
+        const LinearCall call{part.tokens, by.outputs, by.inputs, read(x),
+                              by.weight,   by.bias,    residual,  out,     scratch + at.linear,
                               false};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 
     // silu(gates) * ups of what `by` makes of x
     void project_gated(const Projection& by, const Rows& x, const Rows& out) const {
-        const LinearCall call{step.tokens, by.outputs, by.inputs, read(x),
-                              by.weight,   by.bias,    {},        out,     step.scratch + at.linear,
+        const LinearCall call{part.tokens, by.outputs, by.inputs, read(x),
+                              by.weight,   by.bias,    {},        out,     scratch + at.linear,
                               true};
         linear_kernel(kernels, by.kind)(call, pool);
     }
@@ -82,20 +95,25 @@ struct Run {
     // stream += by(x)
     void add(const Projection& by, const Rows& x) const { project(by, x, read(stream()), stream()); }
 
-    void attend(const DecoderLayer& layer, const KvCache& cache) const {
+    // Calls stored() once the keys and values of this part lie in the cache, and goes on when it returns.
+    template <class Stored>
+    void attend(const DecoderLayer& layer, const KvCache& cache, const Stored& stored) const {
         const Rows normed = rows(0, plan.hidden, layer.qkv);
-        const Rows qkv{step.scratch + at.wide, plan.qkv_width(), Element::bf16};  // as keys and values are kept
+        const Rows qkv{scratch + at.wide, plan.qkv_width(), Element::bf16};  // as keys and values are kept
         const Rows q = rows(at.inner, plan.q_width(), layer.qkv), mixed = rows(at.mixed, plan.q_width(), layer.output);
         norm(layer.attention_norm, normed);
         project(layer.qkv, normed, {}, qkv);
         const ConstRows k = columns_from(qkv, plan.q_width());
         const ConstRows v = columns_from(qkv, plan.q_width() + int64_t(plan.kv_heads) * plan.head_dim);
-        kernels.rotate_and_store({step.tokens, read(qkv), k, v, q, cache, plan.q_heads, step.write_slots,
-                                  step.positions, plan.cos, plan.sin, layer.q_norm, layer.k_norm, plan.eps},
+        kernels.rotate_and_store({part.tokens, read(qkv), k, v, q, cache, plan.q_heads, step.write_slots + part.token,
+                                  step.positions + part.token, plan.cos, plan.sin, layer.q_norm, layer.k_norm, plan.eps},
                                  pool);
-        kernels.attention({read(q), mixed, cache, plan.q_heads, step.rows, step.q_start, step.kv_len, step.block_table,
-                           step.table_width, step.scale, step.scratch + at.attention,
-                           size_t(step.scratch_bytes - at.attention)},
+        stored();
+        // `q_start` counts the tokens of the step from its first.
+        const Rows step_q = from_token(q, -part.token), step_mixed = from_token(mixed, -part.token);
+        kernels.attention({read(step_q), step_mixed, cache, plan.q_heads, part.rows, part.q_start, part.kv_len,
+                           step.block_table + part.row * step.table_width, step.table_width, step.scale,
+                           part.attention_scratch, size_t(part.attention_scratch_bytes)},
                           pool);
         add(layer.output, mixed);
     }
@@ -108,29 +126,76 @@ struct Run {
         } else {
             const Rows gate_up = rows(at.wide, 2 * plan.inner, layer.gate_up);
             project(layer.gate_up, normed, {}, gate_up);
-            kernels.silu_and_mul({step.tokens, plan.inner, read(gate_up), gated}, pool);
+            kernels.silu_and_mul({part.tokens, plan.inner, read(gate_up), gated}, pool);
         }
         add(layer.down, gated);
     }
+
+    template <class Stored>
+    void layer(size_t i, const Stored& stored) const {
+        KvCache cache = step.cache;
+        cache.keys = reinterpret_cast<void*>(step.keys[i]);
+        cache.values = reinterpret_cast<void*>(step.values[i]);
+        attend(plan.layers[i], cache, stored);
+        mlp(plan.layers[i]);
+    }
+
+    void last_norm() const { norm(plan.norm, from_token(step.out, part.token)); }
 };
+
+// Each part by a thread of its own, on a pool of one.
+void run_parts(const DecoderPlan& plan, const DecoderStep& step, const KernelTable& kernels, Pool& pool,
+               const Part* parts) {
+    const int count = pool.threads();
+    const int64_t layers = int64_t(plan.layers.size()), apart = layers_apart(plan);
+    uint8_t* scratch[kMostParts];
+    std::atomic<int64_t> stored[kMostParts], done[kMostParts];  // layers
+    for (int i = 0; i < count; i++) {
+        scratch[i] = i == 0 ? step.scratch : scratch[i - 1] + areas(plan, parts[i - 1].tokens).attention;
+        stored[i].store(0, std::memory_order_relaxed);
+        done[i].store(INT64_MAX, std::memory_order_relaxed);  // before it begins and after its end nobody waits for it
+    }
+    pool.run(count, [&](int mine) {
+        Pool alone(1);
+        const Part& part = parts[mine];
+        const Run run{plan, step, kernels, alone, part, scratch[mine], areas(plan, part.tokens)};
+        for (int64_t i = 0; i < layers; i++) {
+            done[mine].store(i, std::memory_order_relaxed);
+            for (int other = 0; other < count; other++) {
+                while (done[other].load(std::memory_order_relaxed) < i - apart) relax();
+            }
+            run.layer(size_t(i), [&] {
+                stored[mine].store(i + 1, std::memory_order_release);
+                for (int earlier = part.waits_for; earlier < mine; earlier++) {
+                    while (stored[earlier].load(std::memory_order_acquire) <= i) relax();
+                }
+            });
+        }
+        done[mine].store(INT64_MAX, std::memory_order_relaxed);
+        run.last_norm();
+    });
+}
 
 }  // namespace
 
 int64_t decoder_scratch(const DecoderPlan& plan, int64_t tokens, int32_t rows, int32_t longest, int threads) {
-    return areas(plan, tokens).attention + int64_t(attention_scratch_wanted(rows, tokens, plan.q_heads, plan.kv_heads,
-                                                                            plan.head_dim, longest, threads));
+    const int64_t together = int64_t(attention_scratch_wanted(rows, tokens, plan.q_heads, plan.kv_heads, plan.head_dim,
+                                                              longest, threads));
+    const int64_t apart = threads == 1 ? 0 : threads * kLostByRounding + parts_scratch(rows, threads);
+    return areas(plan, tokens).attention + std::max(together, apart);
 }
 
 void run_decoder(const DecoderPlan& plan, const DecoderStep& step, const KernelTable& kernels, Pool& pool) {
-    const Run run{plan, step, kernels, pool, areas(plan, step.tokens)};
-    for (size_t i = 0; i < plan.layers.size(); i++) {
-        KvCache cache = step.cache;
-        cache.keys = reinterpret_cast<void*>(step.keys[i]);
-        cache.values = reinterpret_cast<void*>(step.values[i]);
-        run.attend(plan.layers[i], cache);
-        run.mlp(plan.layers[i]);
+    const Areas at = areas(plan, step.tokens);
+    const int64_t lost = pool.threads() * kLostByRounding, bytes = step.scratch_bytes - at.attention;
+    Part parts[kMostParts];
+    if (split_step(plan, step, pool.threads(), step.scratch + at.attention + lost, bytes - lost, parts)) {
+        return run_parts(plan, step, kernels, pool, parts);
     }
-    run.norm(plan.norm, step.out);
+    const Part whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + at.attention, bytes};
+    const Run run{plan, step, kernels, pool, whole, step.scratch, at};
+    for (size_t i = 0; i < plan.layers.size(); i++) run.layer(i, [] {});
+    run.last_norm();
 }
 
 }  // namespace penstock

@@ -18,14 +18,6 @@ std::uint64_t ticket(std::uint64_t generation, int tasks) {
 int next_task(std::uint64_t ticket) { return static_cast<int>(ticket & 0xffff); }
 bool has_task(std::uint64_t ticket) { return (ticket & 0xffff) < ((ticket >> 16) & 0xffff); }
 
-void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
 // Spins until `done()` or until the time is up; says which.
 template <class Done>
 bool spin(const Done& done) {
@@ -33,7 +25,7 @@ bool spin(const Done& done) {
     do {
         for (int i = 0; i < kPausesBetweenLooksAtTheClock; i++) {
             if (done()) return true;
-            pause();
+            relax();
         }
     } while (std::chrono::steady_clock::now() < until);
     return done();

@@ -14,6 +14,15 @@
 
 namespace penstock {
 
+// What a thread does while it spins.
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
 class Pool {
 public:
     using Call = void (*)(const void* context, int task);

@@ -79,12 +79,12 @@ class Bench:
 
     model: Decoder
     block_size: int = 16
-    packed_keys: bool = True
+    packed: bool = True
     hidden_caches: bool = False
     cache_dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
-        self.kv = KVStore(self.model.shape, 96, self.block_size, self.cache_dtype, CPU, packed_keys=self.packed_keys)
+        self.kv = KVStore(self.model.shape, 96, self.block_size, self.cache_dtype, CPU, packed=self.packed)
         self.kv.fill_with_nan()
         self.tables = SlotTables(8, 512, self.block_size)
         self.used = 0
@@ -183,7 +183,7 @@ def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, varian
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, packing, cache_dtype):
     model = model_of(family, variant, packing)
     alone = [whole(model, length, cache_dtype=cache_dtype) for length in LENGTHS]
-    together = Bench(model, block_size=5, packed_keys=False, cache_dtype=cache_dtype)
+    together = Bench(model, block_size=5, packed=False, cache_dtype=cache_dtype)
     for slot, length in enumerate(LENGTHS):
         together.admit(slot, prompt_of(model, length))
     native.set_threads(3)
@@ -198,6 +198,22 @@ def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, packing
     third = chunked.step((0, 299, 1, True), (1, 36, 1, True))
     assert torch.equal(torch.cat((first[0], second[1], third[0])), alone[2])
     assert torch.equal(torch.cat((first[1], second[0], third[1])), alone[0])
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("packed", [False, True])
+def test_bits_do_not_depend_on_which_thread_takes_which_part(packed, cache_dtype):
+    model = model_of("qwen3", "wide_heads_tied", Packing.INT8)
+    lengths = (301, 3, 64, 1, 90)  # cut in the middle of a prompt, of a block and of a pair of positions
+    results = []
+    for threads in (1, 2, 3, 8, 16):
+        native.set_threads(threads)
+        for _ in range(3):
+            bench = Bench(model, packed=packed, cache_dtype=cache_dtype)
+            for slot, length in enumerate(lengths):
+                bench.admit(slot, prompt_of(model, length))
+            results.append(torch.cat(bench.step(*((slot, 0, length, True) for slot, length in enumerate(lengths)))))
+    assert all(torch.equal(got, results[0]) for got in results[1:])
 
 
 def test_every_instruction_set_computes_nearly_the_same():
@@ -247,7 +263,7 @@ BAD = {
     "layers": ("layers", lambda a: a.update(keys=a["keys"][:-1])),
     "shape of keys": ("k_cache must be", lambda a: a.update(keys=[k[..., :1] for k in a["keys"]])),
     "mixed layouts": (
-        "alike",
+        "must be",
         lambda a: a.update(
             keys=[*a["keys"][:-1], torch.empty(96, 16, 2, 20, dtype=torch.bfloat16)],
         ),
@@ -259,7 +275,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
-    kv = KVStore(model.shape, 96, 16, torch.bfloat16, CPU, packed_keys=True)
+    kv = KVStore(model.shape, 96, 16, torch.bfloat16, CPU, packed=True)
     for held in (*kv.keys, *kv.values):
         held.fill_(3.0)
     step = {
