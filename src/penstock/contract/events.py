@@ -185,9 +185,11 @@ class ChoiceDelta:
 
     def parts(self) -> tuple[ChoiceDelta, ...]:
         """The same in parts that hold one piece of a call at most: text and reasoning first."""
+        if not self.calls:  # nearly every delta; a copy of each would be a tenth of what streaming it costs
+            return (self,)
         spoken = replace(self, calls=())
         calls = tuple(ChoiceDelta(self.choice, "", (), calls=(piece,)) for piece in self.calls)
-        return calls if spoken.empty and calls else (spoken, *calls)
+        return calls if spoken.empty else (spoken, *calls)
 
     def then(self, later: ChoiceDelta) -> ChoiceDelta:
         """This one and the next of the same choice as one."""

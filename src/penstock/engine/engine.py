@@ -258,13 +258,14 @@ class Engine:
         ask, choice = owner
         try:
             match event:
+                case Generated():  # nearly every event
+                    generated = self._generated(ask, choice, event)
+                    return generated if ask.echo is None else self._after_prompt(ask, generated)
                 case Admitted():
                     self._note_admission(ask, choice, event)
                     return self._after_prompt(ask, [])
                 case PromptScored():
                     return self._scored(ask, event)
-                case Generated():
-                    return self._after_prompt(ask, self._generated(ask, choice, event))
                 case Embedded():
                     self.meter.embedded(event.seq_id)
                     return [(ask.submission.id, Embedding(event.vector))]

@@ -15,5 +15,7 @@ __all__ = ["token_piece"]
 def token_piece(tokenizer: Tokenizer, token: int, logprob: float, top: Alternatives, rank: int) -> TokenPiece:
     """`token`, and the tokens that were likeliest in its place."""
     read = tokenizer.token_bytes
+    if not top:  # nearly every token
+        return TokenPiece(token, read(token), logprob, (), rank)
     others = (TokenPiece(other, read(other), its, (), place) for place, (other, its) in enumerate(top, start=1))
     return TokenPiece(token, read(token), logprob, tuple(others), rank)
