@@ -170,6 +170,10 @@ class ChoiceDelta:
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
     released. Joined over a choice, texts and tokens are the whole completion; where the ask has it taken apart
     (`ReplyRules`), texts, reasoning and calls are, and the tokens come as they are generated, beside any of them.
+
+    Attributes:
+        reasoning_tokens: how many more of the choice's tokens so far, from the first on, are now known to be reasoning,
+            its tags included. Added up, they are final with the first text behind the reasoning.
     """
 
     choice: int
@@ -177,6 +181,7 @@ class ChoiceDelta:
     tokens: tuple[TokenPiece, ...]
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
+    reasoning_tokens: int = 0
 
     @property
     def empty(self) -> bool:
@@ -197,6 +202,7 @@ class ChoiceDelta:
             self.tokens + later.tokens,
             self.reasoning + later.reasoning,
             self.calls + later.calls,
+            self.reasoning_tokens + later.reasoning_tokens,
         )
 
 

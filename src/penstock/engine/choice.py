@@ -50,6 +50,8 @@ class Choice:
         self._named = reader is not None and reader.rules.tool_use is ToolUse.NAMED
         self._parser = reader.parser(seq_id) if reader is not None else None
         self._reasoning_starts: list[int] = []  # where each token began that may be reasoning
+        self._told_tokens = 0
+        self._told_reasoning = 0
         spelled: frozenset[int] = reader.spelled if reader is not None else frozenset()
         self._detokenizer = Detokenizer(tokenizer, spelled=spelled, prompt=prompt)
         self._scanner = StopStrings(rules.strings, include=rules.include_stop_string)
@@ -114,11 +116,18 @@ class Choice:
         if self._parser is None:
             return ChoiceDelta(self.index, text, tokens)
         piece = self._parser.push(text)
-        delta = ChoiceDelta(self.index, piece.text, tokens, piece.reasoning, piece.calls)
+        count = self._newly_reasoning(tokens)
+        delta = ChoiceDelta(self.index, piece.text, tokens, piece.reasoning, piece.calls, count)
         if not last:
             return delta
         rest = self._parser.finish()
         return delta.then(ChoiceDelta(self.index, rest.text, (), rest.reasoning, rest.calls))
+
+    def _newly_reasoning(self, tokens: Sequence[TokenPiece]) -> int:
+        """How many of the tokens let out, these included, turn out to be reasoning that were not known to be."""
+        self._told_tokens += len(tokens)
+        before, self._told_reasoning = self._told_reasoning, min(self.reasoning_tokens, self._told_tokens)
+        return self._told_reasoning - before
 
     def _take_written(self) -> tuple[TokenPiece, ...]:
         taken = []

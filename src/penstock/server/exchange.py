@@ -271,4 +271,5 @@ def _joined(choice: int, deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         tuple(chain.from_iterable(delta.tokens for delta in deltas)),
         "".join(delta.reasoning for delta in deltas),
         tuple(chain.from_iterable(delta.calls for delta in deltas)),
+        sum(delta.reasoning_tokens for delta in deltas),
     )

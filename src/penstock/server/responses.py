@@ -52,7 +52,8 @@ class Responses:
         response_id = "resp_" + secrets.token_hex(16)
         parsed = await self._serving.read(request, lambda body: self._parse(body, response_id, caller))
         exchange = caller.bind(parsed.exchange)
-        script = ResponseScript(self._head(parsed), _Keeper(self.store, parsed, caller.name).keep)
+        keeper = _Keeper(self.store, parsed, caller.name)
+        script = ResponseScript(self._head(parsed), keeper.keep, logprobs=parsed.logprobs)
         if parsed.background:
             body = script.begin()
             self._start(Replies(self._serving.client, exchange), script)
