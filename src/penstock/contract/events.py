@@ -114,6 +114,8 @@ class TokenPiece:
         top: the likeliest tokens in its place, likeliest first, as many as were asked for.
         rank: its place among all tokens by likelihood, from 1; of equally likely ones the lower id comes first. 0 when
             not asked for.
+        start: how many characters stand before it in the text that it is part of: its choice's, or the prompt's. One of
+            several tokens that write a character begins where that does. 0 in alternatives.
     """
 
     id: int
@@ -121,6 +123,7 @@ class TokenPiece:
     logprob: float
     top: tuple[TokenPiece, ...] = ()
     rank: int = 0
+    start: int = 0
 
     def with_top(self, count: int) -> TokenPiece:
         """The same with `count` alternatives at most."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from penstock.contract.events import ChoiceDelta, FinishReason, TokenPiece
 from penstock.contract.plan import Alternatives
@@ -20,14 +19,6 @@ from penstock.engine.token_pieces import token_piece
 from penstock.text import Detokenizer, ReplyReader, StopStrings, Tokenizer
 
 __all__ = ["Choice"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A token not let out yet, and where its text begins in the text of the choice."""
-
-    piece: TokenPiece
-    start: int
 
 
 class Choice:
@@ -55,7 +46,7 @@ class Choice:
         spelled: frozenset[int] = reader.spelled if reader is not None else frozenset()
         self._detokenizer = Detokenizer(tokenizer, spelled=spelled, prompt=prompt)
         self._scanner = StopStrings(rules.strings, include=rules.include_stop_string)
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[TokenPiece] = deque()  # not let out yet
         self._decoded = 0  # characters decoded so far
         self._released = 0  # characters let out so far
 
@@ -78,8 +69,7 @@ class Choice:
         """Take the next token. After this, `ended` says whether it ended the choice."""
         if self._parser is not None and not self._parser.reasoning_over:
             self._reasoning_starts.append(self._decoded)
-        piece = token_piece(self._tokenizer, token, logprob, top, rank)
-        self._pending.append(_Pending(piece, self._decoded))
+        self._pending.append(token_piece(self._tokenizer, token, logprob, top, rank, self._decoded))
         text = self._detokenizer.push(token)
         self._decoded += len(text)
         self.generated += 1
@@ -132,10 +122,10 @@ class Choice:
     def _take_written(self) -> tuple[TokenPiece, ...]:
         taken = []
         while self._pending and self._pending[0].start < self._released:
-            taken.append(self._pending.popleft().piece)
+            taken.append(self._pending.popleft())
         return tuple(taken)
 
     def _take_all(self) -> tuple[TokenPiece, ...]:
-        taken = tuple(entry.piece for entry in self._pending)
+        taken = tuple(self._pending)
         self._pending.clear()
         return taken

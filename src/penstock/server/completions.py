@@ -5,7 +5,6 @@ Decides the prompt's four spellings and the endpoint's defaults (16 tokens, as O
 
 from __future__ import annotations
 
-import codecs
 import math
 from dataclasses import replace
 from typing import Any
@@ -151,7 +150,7 @@ def check_token_ids(value: list[Any], path: str, card: ModelCard) -> None:
 
 
 class CompletionShape:
-    """OpenAI's `text_completion`, whole or in pieces. One instance an answer: it counts `text_offset` on."""
+    """OpenAI's `text_completion`, whole or in pieces. One instance an answer."""
 
     def __init__(self, exchange_id: str, model: str, created: int, logprobs: bool) -> None:
         self._head = {
@@ -162,7 +161,6 @@ class CompletionShape:
             "system_fingerprint": None,
         }
         self._logprobs = logprobs
-        self._offsets: dict[int, _Offsets] = {}
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The whole `text_completion`."""
@@ -201,10 +199,9 @@ class CompletionShape:
         return {"index": delta.choice, "text": delta.text, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs_object(self, delta: ChoiceDelta) -> JsonObject:
-        offsets = self._offsets.setdefault(delta.choice, _Offsets())
         tops = [_top_object(token) for token in delta.tokens]
         return {
-            "text_offset": [offsets.advance(token) for token in delta.tokens],
+            "text_offset": [token.start for token in delta.tokens],
             "token_logprobs": [_token_logprob(token) for token in delta.tokens],
             "tokens": [token.text for token in delta.tokens],
             "top_logprobs": tops if any(token.top for token in delta.tokens) else None,
@@ -224,16 +221,3 @@ def _top_object(token: TokenPiece) -> JsonObject | None:
     for each in (*token.top, token):
         texts.setdefault(each.text, finite_logprob(each.logprob))
     return texts
-
-
-class _Offsets:
-    """Where each token of one choice starts, in characters; one of several tokens counts when it is complete."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._offset = 0
-
-    def advance(self, token: TokenPiece) -> int:
-        start = self._offset
-        self._offset += len(self._decoder.decode(token.bytes))
-        return start

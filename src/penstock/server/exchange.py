@@ -117,7 +117,9 @@ class Replies:
                         self.vectors[prompt] = vector
                     case ChoiceDelta() | ChoiceFinished():
                         self._note(output)
-                        yield _renumbered(output, prompt * asks[prompt].n)
+                        begun = asks[prompt].echo and prompt in self.prompts  # an abort may come before the prompt
+                        said = _behind(self.prompts[prompt], output) if begun else output
+                        yield _renumbered(said, prompt * asks[prompt].n)
                     case AskFinished():
                         unfinished -= 1
                         self._add(output.usage, output.timings)
@@ -147,6 +149,13 @@ def _echoed(prompt: PromptTokens, choice: int, ask: Ask) -> ChoiceDelta:
     """The prompt as a choice's beginning, its tokens with as many alternatives as the generated ones have."""
     count = ask.sampling.get("logprobs", 0)
     return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
+
+
+def _behind(prompt: PromptTokens, output: ChoiceDelta | ChoiceFinished) -> ChoiceDelta | ChoiceFinished:
+    """`output` of a choice that begins with the prompt."""
+    if isinstance(output, ChoiceFinished):
+        return output
+    return replace(output, tokens=tuple(replace(each, start=each.start + len(prompt.text)) for each in output.tokens))
 
 
 def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta | ChoiceFinished:
