@@ -141,7 +141,9 @@ class Guidance:
     def begin(self, sampling: Sequence[Row]) -> Begun | None:
         """Start to compute the masks of the guided rows among `sampling`; None if there is nobody to watch."""
         rows = [index for index, row in enumerate(sampling) if row.slot in self._matchers]
-        thinking = [(index, row.slot) for index, row in enumerate(sampling) if row.slot in self._thinking]
+        thinking: list[tuple[int, int]] = []
+        if self._thinking:
+            thinking = [(index, row.slot) for index, row in enumerate(sampling) if row.slot in self._thinking]
         if not rows and not thinking:
             return None
         slots = [sampling[index].slot for index in rows]
