@@ -44,10 +44,11 @@ __all__ = [
 ]
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _IDS]}
+_ONE_PROMPT: list[JsonObject] = [{"type": "string"}, _IDS]
+PROMPT_SCHEMA = {"anyOf": _ONE_PROMPT}
 PROMPTS = Kind(
     "a string, a list of strings, a list of token ids, or a list of lists of token ids",
-    {"anyOf": [*PROMPT_SCHEMA["anyOf"], {"type": "array", "items": PROMPT_SCHEMA, "minItems": 1}]},
+    {"anyOf": [*_ONE_PROMPT, *({"type": "array", "items": each, "minItems": 1} for each in _ONE_PROMPT)]},
     lambda value: isinstance(value, str | list),
 )
 

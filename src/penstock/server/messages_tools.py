@@ -35,25 +35,34 @@ _TOOL_SCHEMA = {
     "required": ["name", "input_schema"],
     "additionalProperties": False,
 }
+
+
+def _kind_schema(kinds: Sequence[str], required: Sequence[str] = (), **own: JsonObject) -> JsonObject:
+    """An object whose `type` is one of these words, and what belongs to them alone."""
+    word: JsonObject = {"const": kinds[0]} if len(kinds) == 1 else {"enum": list(kinds)}
+    return {
+        "type": "object",
+        "properties": {"type": word} | own,
+        "required": ["type", *required],
+        "additionalProperties": False,
+    }
+
+
+_PARALLEL: JsonObject = {"type": ["boolean", "null"]}
 _CHOICE_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["auto", "any", "tool", "none"]},
-        "name": {"type": "string"},
-        "disable_parallel_tool_use": {"type": "boolean"},
-    },
-    "required": ["type"],
-    "additionalProperties": False,
+    "anyOf": [
+        _kind_schema(["auto", "any", "none"], name={"type": "null"}, disable_parallel_tool_use=_PARALLEL),
+        _kind_schema(["tool"], ["name"], name=NAME_SCHEMA, disable_parallel_tool_use=_PARALLEL),
+    ]
 }
+_DISPLAY: JsonObject = {"enum": ["summarized", "omitted", None]}
+_BUDGET: JsonObject = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1}
 _THINKING_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["enabled", "adaptive", "disabled"]},
-        "budget_tokens": {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1},
-        "display": {"enum": ["summarized", "omitted", None]},
-    },
-    "required": ["type"],
-    "additionalProperties": False,
+    "anyOf": [
+        _kind_schema(["enabled"], budget_tokens=_BUDGET, display=_DISPLAY),
+        _kind_schema(["adaptive"], budget_tokens={"type": "null"}, display=_DISPLAY),
+        _kind_schema(["disabled"], budget_tokens={"type": "null"}, display=_DISPLAY),
+    ]
 }
 MESSAGE_TOOL_FIELDS = (
     Field(

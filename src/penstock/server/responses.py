@@ -21,6 +21,7 @@ from penstock.server.caller import Caller, caller_of
 from penstock.server.delivery import Delivery, EngineResponse, Outlet, WholeDelivery, log_failure
 from penstock.server.exchange import Replies, Transcript
 from penstock.server.failures import error_object, json_response
+from penstock.server.fitted_fields import fitted
 from penstock.server.named_events import NamedEventDelivery
 from penstock.server.openapi import answers, request_body
 from penstock.server.response_store import ResponseStore, StoredResponse
@@ -172,7 +173,7 @@ def _no_query(request: Request) -> None:
 def add_routes(app: FastAPI, serving: Serving) -> None:
     """`POST /v1/responses`, `GET` and `DELETE /v1/responses/{response_id}`, and its `POST .../cancel`."""
     responses = Responses(serving)
-    extra = request_body(RESPONSES_FIELDS, NEUTRAL_RESPONSES, "input")
+    extra = request_body(fitted(RESPONSES_FIELDS, serving.card), NEUTRAL_RESPONSES, "input")
     described = answers("Response", stream="text/event-stream")
     found = answers("Response", 400, 401, 403, 404)
 
