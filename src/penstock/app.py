@@ -22,7 +22,7 @@ from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard, ModelShape, ModelWork
-from penstock.contract.ports import Grammars
+from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
 from penstock.exec.device import (
@@ -45,7 +45,7 @@ from penstock.exec.runner import TorchRunner
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.nn.work import work_of
-from penstock.text import TextModel, open_text
+from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.locate import default_cache_dir
@@ -136,10 +136,18 @@ class LoadedModel:
         return KVStore(self.shape, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
 
     def runner(
-        self, kv: KVStore, max_num_seqs: int, max_model_len: int, grammars: Grammars | None = None
+        self,
+        kv: KVStore,
+        max_num_seqs: int,
+        max_model_len: int,
+        grammars: Grammars | None = None,
+        budgets: ThinkingBudgets | None = None,
     ) -> TorchRunner:
-        """A runner over a store of this model's; without `grammars` it cannot be given guided sequences."""
-        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), grammars)
+        """A runner over a store of this model's.
+
+        Without `grammars` it cannot be given guided sequences, nor without `budgets` such that think by a budget.
+        """
+        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), grammars, budgets)
 
 
 def engine_config(**options: Any) -> EngineConfig:
@@ -173,7 +181,7 @@ def assemble(
     text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     loaded = load_model(config, files, say)
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
-    runner, memory = _build_runner(config, loaded, grammars)
+    runner, memory = _build_runner(config, loaded, grammars, text)
     card = ModelCard(
         name=config.served_model_name or files.name,
         created=int(time.time()),
@@ -230,12 +238,15 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes)
 
 
-def _build_runner(config: EngineConfig, loaded: LoadedModel, grammars: Grammars) -> tuple[TorchRunner, MemoryReport]:
+def _build_runner(
+    config: EngineConfig, loaded: LoadedModel, grammars: Grammars, text: TextModel
+) -> tuple[TorchRunner, MemoryReport]:
     """Size the KV cache from what memory is left now, and warm up."""
     shape, dtype, block_size = loaded.shape, loaded.kv_dtype, config.block_size
     num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), shape, block_size, dtype)
     max_model_len = _max_model_len(config, shape, num_blocks * block_size)
-    runner = loaded.runner(loaded.kv_store(num_blocks, block_size), config.max_num_seqs, max_model_len, grammars)
+    kv, budgets = loaded.kv_store(num_blocks, block_size), ReasoningBudgets(text)
+    runner = loaded.runner(kv, config.max_num_seqs, max_model_len, grammars, budgets)
     runner.warm_up()
     kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from engine_stand import Stand, build
+from engine_stand import Scoring, Stand, build
 
 from penstock.contract.config import DEFAULT_MODEL, ServerConfig
 from penstock.contract.limits import DEFAULT_LIMITS, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.ports import EngineClient
+from penstock.contract.ports import EngineClient, Runner
 from penstock.engine import EngineLoop, LocalClient
 from penstock.server import create_app
 from penstock.server.run import Server
@@ -139,7 +139,7 @@ def counted(usage: Any) -> tuple[int, int]:
 class Gate:
     """A runner that computes a step when the test lets it. Shared by the engine's thread and the test's."""
 
-    def __init__(self, runner: FakeRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self.plans: list[StepPlan] = []
         self._runner = runner
         self._permits = threading.Semaphore(0)
@@ -218,7 +218,7 @@ def gated(max_queued: int = 64, **scheduler: Any) -> Iterator[GatedServer]:
     gates: list[Gate] = []
 
     def around(runner: FakeRunner) -> Gate:
-        gates.append(Gate(runner))
+        gates.append(Gate(Scoring(runner)))
         return gates[0]
 
     stand = build(around=around, **scheduler)

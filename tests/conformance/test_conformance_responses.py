@@ -38,6 +38,27 @@ def test_a_streamed_response_is_the_whole_one_byte_for_byte(client, limit):
     )
 
 
+def test_logprobs_are_those_of_chat(client):
+    terms = {"model": MODEL, "temperature": 0, "top_logprobs": 3}
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": QUESTION}], max_completion_tokens=12, logprobs=True, **terms
+    )
+    expected = [each.model_dump() for each in chat.choices[0].logprobs.content]
+    asked = terms | {"input": QUESTION, "max_output_tokens": 12, "include": ["message.output_text.logprobs"]}
+    [message] = client.responses.create(**asked).output
+    assert [each.model_dump() for each in message.content[0].logprobs] == expected
+    streamed = [
+        (each.token, each.logprob, [(top.token, top.logprob) for top in each.top_logprobs])
+        for event in client.responses.create(**asked, stream=True)
+        if event.type == "response.output_text.delta"
+        for each in event.logprobs
+    ]
+    assert streamed == [
+        (each["token"], each["logprob"], [(top["token"], top["logprob"]) for top in each["top_logprobs"]])
+        for each in expected
+    ]
+
+
 def test_the_events_open_and_close_in_pairs(client):
     kinds = [event.type for event in client.responses.create(**ASKED, stream=True)]
     assert kinds[:4] == [

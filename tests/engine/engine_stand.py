@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, Output
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import PromptScores, StepPlan, StepResult
 from penstock.contract.ports import Runner
 from penstock.contract.request import Ask, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
@@ -112,6 +112,24 @@ class Unhurried:
     def run(self, plan: StepPlan) -> StepResult:
         time.sleep(self._pause)
         return self._runner.run(plan)
+
+
+class Scoring:
+    """A fake runner, with scores for every prompt token that a row predicts: minus its index."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner = runner
+        self._prompts: dict[int, int] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._prompts |= {a.slot: a.prompt_tokens * a.sampling.has("prompt_logprobs") for a in plan.admits}
+        prompts = []
+        for row in plan.rows:
+            places = range(row.start + 1, min(row.start + row.count + 1, self._prompts.get(row.slot, 0)))
+            if places:
+                scores = tuple(-float(place) for place in places)
+                prompts.append(PromptScores(row.slot, places[0], scores, (((2, -0.5),),) * len(scores), tuple(places)))
+        return replace(self._runner.run(plan), prompts=tuple(prompts))
 
 
 def build(

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
-from engine_stand import build
+from engine_stand import Scoring, build
 
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, PromptTokens
-from penstock.contract.plan import PromptScores
 from penstock.contract.request import Ask, StopRules, TextPrompt
 from penstock.contract.sampling import SamplingSpec
 
 PROMPT = "the quick brown fox jumps"
-
-
-class Scoring:
-    """The stand's runner, with scores for every prompt token that a row predicts: minus its index."""
-
-    def __init__(self, runner):
-        self._runner = runner
-        self._prompts = {}
-
-    def run(self, plan):
-        self._prompts |= {a.slot: a.prompt_tokens for a in plan.admits if a.sampling.has("prompt_logprobs")}
-        prompts = []
-        for row in plan.rows:
-            places = range(row.start + 1, min(row.start + row.count + 1, self._prompts.get(row.slot, 0)))
-            if places:
-                scores = tuple(-float(place) for place in places)
-                prompts.append(PromptScores(row.slot, places[0], scores, (((2, -0.5),),) * len(scores), tuple(places)))
-        return replace(self._runner.run(plan), prompts=tuple(prompts))
 
 
 def answered(*, echo=False, scores=False, n=1, prompt=PROMPT, others=0, **scheduler):

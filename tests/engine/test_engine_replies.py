@@ -135,6 +135,22 @@ def test_without_rules_the_same_answer_is_text_without_its_control_tokens():
     assert terminal_of(outputs).usage.reasoning_tokens == 0
 
 
+@pytest.mark.parametrize("use", [ReasoningUse.SPLIT, ReasoningUse.HIDDEN])
+@pytest.mark.parametrize(
+    "script",
+    [LOOKED, [*"<think>hm</think>ok", "<|end|>"], [*" <thin ", "<|end|>"], [*"<think>hm</th", "<|end|>"]],
+)
+def test_deltas_say_how_many_tokens_are_reasoning_at_the_latest_when_text_follows(script, use):
+    outputs = answer(script, ReplyRules(use, ToolUse.AUTO))
+    known, told = 0, 0
+    for each in deltas(outputs):
+        known, told = known + each.reasoning_tokens, told + len(each.tokens)
+        assert known <= told
+        if each.text:
+            assert known == terminal_of(outputs).usage.reasoning_tokens
+    assert known == terminal_of(outputs).usage.reasoning_tokens
+
+
 def test_hidden_reasoning_is_counted_but_not_told():
     outputs = answer(LOOKED, ReplyRules(ReasoningUse.HIDDEN, ToolUse.AUTO))
     assert (reasoning_of(outputs), text_of(outputs)) == ("", "I look.")

@@ -9,6 +9,7 @@ from penstock.contract.errors import EngineFault
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.plan import Admit, Row
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.thinking import ThinkingBudget
 from penstock.exec.guidance import Guidance
 from penstock.exec.sampler import Draw, sample
 
@@ -152,3 +153,95 @@ def test_a_row_that_is_not_finite_fails_although_its_mask_would_hide_it():
     logits[0, 60] = float("nan")
     sampled = guidance.sample(logits, [draw(temperature=0)] * 2, [2] * 2, guidance.begin(rows), look)
     assert sampled.failed == [True, False]
+
+
+class Counted:
+    """Reasoning that is closed by tokens 4 and 70 once its budget is used up."""
+
+    def __init__(self, budget: ThinkingBudget, prompt) -> None:
+        self.left, self.closing, self.prompt = budget.tokens, [4, 70], tuple(prompt)
+
+    @property
+    def over(self) -> bool:
+        return not self.closing
+
+    @property
+    def due(self) -> int | None:
+        return None if self.left else self.closing[0]
+
+    def take(self, token: int) -> None:
+        if self.left:
+            self.left -= 1
+        else:
+            assert token == self.closing.pop(0)
+
+
+class Budgets:
+    """Hands out what counts, and keeps it."""
+
+    def __init__(self) -> None:
+        self.begun: list[Counted] = []
+
+    def begin(self, budget: ThinkingBudget, prompt) -> Counted:
+        self.begun.append(Counted(budget, prompt))
+        return self.begun[-1]
+
+
+def admitted(slot: int, budget: int | None, tokens=(1, 2), grammar: Grammar | None = None) -> Admit:
+    thinking = None if budget is None else ThinkingBudget(budget)
+    spec = SamplingSpec((("temperature", 0),))
+    return Admit(
+        slot, f"s{slot}", tokens, (0,), 0, spec, 0, prompt_tokens=2, room=9, grammar=grammar, thinking=thinking
+    )
+
+
+def step(guidance: Guidance, slots: list[int], draws: list[Draw], logits: torch.Tensor):
+    rows = [Row(slot, 1, 1, (), True) for slot in slots]
+    return guidance.sample(logits.clone(), draws, [2] * len(rows), guidance.begin(rows), look)
+
+
+def test_a_used_up_budget_leaves_one_token_and_the_other_rows_alone():
+    logits, draws = logits_of(4), [draw(temperature=0.9)] * 4
+    free, own = sample(logits.clone(), draws, [2] * 4), logits.log_softmax(-1)
+    guidance = Guidance(Given([Listed({9})]), Budgets())
+    for slot, (budget, grammar) in enumerate([(1, None), (None, None), (None, GRAMMAR), (0, None)]):
+        guidance.admit(admitted(slot, budget, grammar=grammar))
+    told = [step(guidance, [0, 1, 2, 3], draws, logits) for _ in range(4)]
+    assert [one.tokens[0] for one in told] == [free.tokens[0], 4, 70, free.tokens[0]]
+    assert [one.tokens[3] for one in told] == [4, 70, free.tokens[3], free.tokens[3]]
+    assert [one.tokens[2] for one in told] == [9] * 4
+    for one in told:
+        assert [column[1] for column in one] == [column[1] for column in free]
+    assert told[1].logprobs[0] == pytest.approx(float(own[0, 4]), abs=1e-5)
+    assert [id_ for id_, _ in told[1].tops[0]] == own[0].topk(3).indices.tolist()
+
+
+def test_a_row_is_not_watched_any_more_when_its_reasoning_is_over():
+    guidance = Guidance(None, Budgets())
+    guidance.admit(admitted(0, 0))
+    for token in (4, 70):
+        assert step(guidance, [0], [draw(temperature=0)], logits_of(1)).tokens == [token]
+    assert guidance.begin([Row(0, 1, 1, (), True)]) is None
+    guidance.admit(admitted(1, 3))
+    guidance.release(1)
+    assert guidance.begin([Row(1, 1, 1, (), True)]) is None
+
+
+def test_after_a_preemption_a_budget_stands_where_it_stood():
+    budgets = Budgets()
+    guidance = Guidance(None, budgets)
+    guidance.admit(admitted(0, 2, tokens=(1, 2, 30, 31, 4)))
+    assert budgets.begun[0].prompt == (1, 2)
+    assert step(guidance, [0], [draw(temperature=1.0)], logits_of(1)).tokens == [70]
+    guidance.admit(admitted(1, 1, tokens=(1, 2, 30, 4, 70, 9)))
+    assert guidance.begin([Row(1, 1, 1, (), True)]) is None
+
+
+def test_a_row_that_is_not_finite_fails_although_its_token_is_due():
+    guidance = Guidance(None, Budgets())
+    guidance.admit(admitted(0, 0))
+    guidance.admit(admitted(1, 0))
+    logits = logits_of(2)
+    logits[0, 60] = float("nan")
+    sampled = step(guidance, [0, 1], [draw(temperature=0)] * 2, logits)
+    assert (sampled.failed, sampled.tokens[1]) == ([True, False], 4)

@@ -29,7 +29,7 @@ def test_every_parameter_lives_in_the_file_of_its_name_and_all_are_found():
     files = subprocess.run(["ls", folder], capture_output=True, text=True, check=True).stdout.split()
     names = sorted(file.removesuffix(".py") for file in files if file.endswith(".py") and not file.startswith("_"))
     assert [parameter.name for parameter in PARAMETERS] == names
-    assert len(names) == 34
+    assert len(names) == 35
 
 
 def test_every_parameter_has_its_field_with_the_same_default_and_no_field_is_without_one():

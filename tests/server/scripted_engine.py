@@ -47,9 +47,11 @@ Step = Output | Wait | Until | Exception
 Script = Callable[[Ask], Iterable[Step]]
 
 
-def delta(text: str, choice: int = 0, token: int = 7, logprob: float = -0.5, raw: bytes | None = None) -> ChoiceDelta:
+def delta(
+    text: str, choice: int = 0, token: int = 7, logprob: float = -0.5, raw: bytes | None = None, start: int = 0
+) -> ChoiceDelta:
     """One token's worth of text."""
-    return ChoiceDelta(choice, text, (TokenPiece(token, text.encode() if raw is None else raw, logprob),))
+    return ChoiceDelta(choice, text, (TokenPiece(token, text.encode() if raw is None else raw, logprob, start=start),))
 
 
 def stop(choice: int = 0, by: str | int | None = None) -> ChoiceFinished:
@@ -80,7 +82,7 @@ def HELLO(ask: Ask) -> Iterable[Step]:
     """What is said unless a test says otherwise."""
     if ask.embedding is not None:
         return vector(0.6, -0.8), stop(), finished(completion=0)
-    return delta("Hel"), delta("lo"), stop(), finished()
+    return delta("Hel"), delta("lo", start=3), stop(), finished()
 
 
 HEALTHY = Health(alive=True, reason="", running=1, waiting=2, free_blocks=30, total_blocks=40, steps=9)

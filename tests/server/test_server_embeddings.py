@@ -10,7 +10,7 @@ import openai
 import pytest
 from scripted_engine import ScriptedEngine, Until, Wait, always, failed, finished, stop, vector
 
-from conftest import CARD, running
+from conftest import CARD, LIMITS, running
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import EngineDead, Overloaded, PromptTooLong
 from penstock.contract.events import AskFinished, ChoiceFinished, FinishReason, Usage
@@ -193,6 +193,53 @@ def test_an_input_that_the_queue_has_no_room_for_waits_for_another(served):
     answer = embed(served, input=["x"] * 20).json()
     assert [item["embedding"][0] for item in answer["data"]] == [float(i) for i in range(20)]
     assert refused
+
+
+def test_what_was_computed_is_not_lost_when_others_fill_the_queue(served, monkeypatch):
+    """Twice, at the beginning and later, everything that is left is refused; nothing is embedded twice for that."""
+    monkeypatch.setattr("penstock.server.exchange.PAUSE_SECONDS", 0.01)
+    done: list[str] = []
+    refusals: list[str] = []
+
+    def full_now_and_then(ask):
+        if len(done) in (2, 15) and len(refusals) < (30 if len(done) == 2 else 60):
+            refusals.append(ask.id)
+            return (Overloaded("Full.", retry_after=9),)
+        done.append(ask.id)
+        return numbered(ask)
+
+    served.engine.script = full_now_and_then
+    answer = embed(served, input=["x"] * 30)
+    assert answer.status_code == 200
+    assert [item["embedding"][0] for item in answer.json()["data"]] == [float(i) for i in range(30)]
+    assert len(refusals) == 60
+    assert len(done) == len(set(done)) == 30
+
+
+def test_after_a_full_queue_as_many_are_in_the_engine_as_before(served, monkeypatch):
+    monkeypatch.setattr("penstock.server.exchange.PAUSE_SECONDS", 0.01)
+    most, refusals = 0, 0
+
+    def full_for_a_while(ask):
+        nonlocal most, refusals
+        if not ask.id.endswith("-0") and refusals < 20:
+            refusals += 1
+            return (Overloaded("Full."),)
+        most = max(most, len(served.engine.live))
+        return Wait(0.02), *numbered(ask)
+
+    served.engine.script = full_for_a_while
+    assert embed(served, input=["x"] * 40).status_code == 200
+    assert most == LIMITS.max_sequences
+
+
+def test_a_request_waits_for_room_no_longer_than_its_time(served):
+    def full_after_one(ask):
+        return numbered(ask) if ask.id.endswith("-0") else (Overloaded("Full."),)
+
+    with running(ScriptedEngine(script=full_after_one), access=Access(request_seconds=0.3)) as url:
+        answer = served.http.post(url + "/v1/embeddings", json={"input": ["a", "b"]})
+    assert answer.status_code == 504
 
 
 def test_a_queue_that_has_no_room_for_any_input_is_a_429(served):

@@ -252,7 +252,8 @@ def test_a_model_thinks_when_it_is_asked_to(card, thinking, variables, use):
     [
         (CARD, {"thinking": {"type": "enabled"}}, "thinking"),
         (ALWAYS, {"thinking": {"type": "disabled"}}, "thinking"),
-        (THINKER, {"thinking": {"type": "enabled", "budget_tokens": 8}}, "thinking.budget_tokens"),
+        (THINKER, {"thinking": {"type": "adaptive", "budget_tokens": 8}}, "thinking.budget_tokens"),
+        (THINKER, {"thinking": {"type": "disabled", "budget_tokens": 8}}, "thinking.budget_tokens"),
         (THINKER, {"output_config": {"effort": "high"}}, "output_config.effort"),
     ],
 )
@@ -367,9 +368,18 @@ def test_what_the_engine_refuses_of_a_tool_is_named_in_anthropics_words(served, 
     assert answer.json()["error"]["message"] == "tools.0.input_schema: a $ref leads nowhere."
 
 
-def test_with_compat_a_budget_that_cannot_be_kept_is_left_out_and_listed():
+@pytest.mark.parametrize("budget", [1, 8, 9, 2000, None])
+def test_a_budget_bounds_the_reasoning(budget):
+    thinking = {"type": "enabled", "budget_tokens": budget}
+    assert parsed(THINKER, thinking=thinking).thinking_token_budget == budget
+    with pytest.raises(InvalidParameter) as caught:
+        parsed(THINKER, thinking=thinking | {"budget_tokens": 2**31})
+    assert caught.value.param == "thinking.budget_tokens"
+
+
+def test_with_compat_a_budget_where_it_does_not_belong_is_left_out_and_listed():
     engine = ScriptedEngine(script=TWO_CALLS)
-    thinking = {"type": "enabled", "budget_tokens": 8}
+    thinking = {"type": "adaptive", "budget_tokens": 8}
     with (
         running(engine, card=THINKER, access=Access(compat=True)) as url,
         anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,

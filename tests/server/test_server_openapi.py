@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import httpx
 import pytest
 from jsonschema import Draft202012Validator
+from scripted_engine import ScriptedEngine
 
+from conftest import CARD, running
 from penstock.server.chat import CHAT_FIELDS
 from penstock.server.fields import NEUTRAL_CHAT
 
@@ -120,6 +125,7 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
 USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "a"}
 HI = {"role": "user", "content": "Hi"}
+LOOK = {"name": "look", "input_schema": {"type": "object"}}
 CALLED, USED = {"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "content": [USE]}
 
 
@@ -134,8 +140,26 @@ def turns(*messages: dict, **more: object) -> tuple[str, dict]:
 def accepted(served, document: dict, path: str, body: dict) -> tuple[bool, bool]:
     """Whether the document allows the body, and whether the server does."""
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    body = {"model": served.http.get("/v1/models").json()["data"][0]["id"]} | body
+    body = {"model": CARD.name} | body
     return Draft202012Validator(schema).is_valid(body), served.http.post(path, json=body).status_code == 200
+
+
+def test_a_document_tells_how_its_model_can_be_told_to_think():
+    card = replace(CARD, thinks=True, template_variables=frozenset({"enable_thinking", "reasoning_effort"}))
+    with running(ScriptedEngine(), card=card) as url, httpx.Client(base_url=url) as http:
+        document = http.get("/openapi.json").json()
+
+        def allowed(path: str, **fields: object) -> bool:
+            schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            body = {"messages": [HI], "max_tokens": 9, "model": card.name} | fields
+            valid = Draft202012Validator(schema).is_valid(body)
+            assert valid == (http.post(path, json=body).status_code == 200)
+            return valid
+
+        assert allowed("/v1/messages", thinking={"type": "enabled", "budget_tokens": 4})
+        assert allowed("/v1/messages", output_config={"effort": "high"})
+        assert allowed("/v1/chat/completions", reasoning_effort="high")
+        assert not allowed("/v1/messages", thinking={"type": "enabled", "budget_tokens": 0})
 
 
 @pytest.mark.parametrize(
@@ -149,6 +173,14 @@ def accepted(served, document: dict, path: str, body: dict) -> tuple[bool, bool]
         turns(HI, USED, {"role": "user", "content": [RESULT, {"type": "text", "text": "Well?"}]}),
         turns(HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, USE]}, HI),
         ("/tokenize", {"prompt": "Hi", "messages": None}),
+        chat(HI, CALLED | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": ' {"a": "}\\n"} '}}]}),
+        chat(HI, CALLED | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": " "}}]}),
+        chat(HI, max_tokens=64, reasoning_effort="none"),
+        turns(HI, tools=[LOOK], tool_choice={"type": "tool", "name": "look", "disable_parallel_tool_use": True}),
+        turns(HI, tools=[LOOK], tool_choice={"type": "any", "name": None}),
+        ("/v1/completions", {"prompt": [[1, 99], [2]], "thinking_token_budget": None, "allowed_token_ids": [99]}),
+        ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 2, "truncate_prompt_tokens": -1}),
+        turns(HI, thinking={"type": "adaptive", "budget_tokens": None, "display": "omitted"}),
     ],
 )
 def test_what_the_document_allows_is_accepted(served, document, path, body):
@@ -178,6 +210,26 @@ def test_what_the_document_allows_is_accepted(served, document, path, body):
         turns(HI, {"role": "assistant", "content": [RESULT]}),
         turns({"role": "system", "content": [RESULT]}),
         turns({"role": "user", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}]}),
+        chat(HI, CALLED | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": "x"}}]}),
+        chat(HI, max_tokens=65),
+        chat(HI, max_completion_tokens=0),
+        chat(HI, reasoning_effort="low"),
+        chat(HI, model="other"),
+        turns(HI, max_tokens=0),
+        turns(HI, max_tokens=65),
+        turns(HI, thinking={"type": "enabled"}),
+        turns(HI, thinking={"type": "adaptive", "budget_tokens": 9}),
+        turns(HI, tools=[LOOK], tool_choice={"type": "tool"}),
+        turns(HI, tools=[LOOK], tool_choice={"type": "auto", "name": "look"}),
+        turns(HI, output_config={"effort": "low"}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 0}),
+        ("/v1/completions", {"prompt": [1, 100]}),
+        ("/v1/completions", {"prompt": ["a", [1]]}),
+        ("/v1/completions", {"prompt": "a", "thinking_token_budget": 1}),
+        ("/v1/embeddings", {"input": "a", "dimensions": 3}),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}),
+        ("/detokenize", {"tokens": [100]}),
+        ("/v1/responses", {"input": "Hi", "include": ["file_search_call.results"]}),
     ],
 )
 def test_what_the_document_forbids_is_refused(served, document, path, body):

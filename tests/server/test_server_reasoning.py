@@ -79,6 +79,30 @@ def test_with_compat_an_effort_that_cannot_be_had_is_left_out_and_listed(served)
     assert answer.headers["x-ignored-params"] == "reasoning_effort"
 
 
+@pytest.mark.parametrize("budget", [0, 7, 2**31 - 1])
+def test_a_budget_reaches_the_engine_and_a_model_that_does_not_think_refuses_it(budget):
+    [ask] = parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", ALWAYS, LIMITS).asks
+    assert ask.thinking_token_budget == budget
+    with pytest.raises(InvalidParameter) as caught:
+        parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", PLAIN, LIMITS)
+    assert (caught.value.param, caught.value.code) == ("thinking_token_budget", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete", "generate"])
+def test_every_endpoint_takes_a_budget_and_with_compat_one_that_means_nothing_is_left_out(served, endpoint):
+    answer = getattr(served, endpoint)(thinking_token_budget=3)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "thinking_token_budget"
+    with running(served.engine, access=Access(compat=True)) as url:
+        path = answer.request.url.path
+        body = {"messages": HI} if endpoint == "chat" else {"prompt": "Hi"}
+        kept = served.http.post(url + path, json=body | {"thinking_token_budget": 3})
+        assert (kept.status_code, kept.headers["x-ignored-params"]) == (200, "thinking_token_budget")
+    with running(served.engine, card=ALWAYS) as url:
+        assert served.http.post(url + path, json=body | {"thinking_token_budget": 3}).status_code == 200
+    assert [ask.thinking_token_budget for ask in served.engine.asks] == [None, 3]
+
+
 # --- rendered and tokenised as they would be answered
 
 FIELDS = {

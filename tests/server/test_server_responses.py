@@ -15,7 +15,7 @@ from scripted_engine import Until, Wait, always, delta, failed, finished, length
 from conftest import CARD, running
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import EngineFault, Overloaded
-from penstock.contract.events import ChoiceFinished, FinishReason
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece
 from penstock.contract.limits import RequestLimits, ServerLimits
 from penstock.contract.request import Message
 from penstock.server import open_access
@@ -101,6 +101,71 @@ def test_the_stream_helper_makes_the_whole_response_of_the_events(client):
     assert final.output_text == whole.output_text == "Hello"
 
 
+def scored(token: int, text: str, logprob: float) -> TokenPiece:
+    others = tuple(TokenPiece(id_, f"t{id_}".encode(), -float(id_)) for id_ in (1, 2))
+    return TokenPiece(token, text.encode(), logprob, others)
+
+
+THOUGHT_AND_SAID = (
+    ChoiceDelta(0, "", (scored(3, "<th", -0.1),)),
+    ChoiceDelta(0, "", (scored(4, "ink>", -0.2), scored(5, "hm", -0.3)), "hm", (), 3),
+    ChoiceDelta(0, "Hel", (scored(6, "</think>", -0.4), scored(7, "Hel", -0.5)), "", (), 1),
+    ChoiceDelta(0, "lo", (scored(8, "lo", float("-inf")),)),
+    ChoiceDelta(0, "", (scored(9, "<end>", -0.7),)),
+)
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_a_messages_logprobs_are_those_of_its_tokens_and_the_same_in_events(client, served, top):
+    served.engine.script = always(*THOUGHT_AND_SAID, stop(), finished())
+    asked = {"model": MODEL, "input": "Hi", "top_logprobs": top, "include": ["message.output_text.logprobs"]}
+    whole = client.responses.create(**asked)
+    assert served.ask.sampling.get("logprobs", -1) == whole.top_logprobs == top
+    _, message = whole.output
+    told = message.content[0].logprobs
+    assert [(each.token, each.logprob, bytes(each.bytes)) for each in told] == [
+        ("Hel", -0.5, b"Hel"),
+        ("lo", -9999.0, b"lo"),
+        ("<end>", -0.7, b"<end>"),
+    ]
+    assert [(each.token, each.logprob, each.bytes) for each in told[0].top_logprobs] == [
+        ("t1", -1.0, [116, 49]),
+        ("t2", -2.0, [116, 50]),
+    ]
+    events = list(client.responses.create(**asked, stream=True))
+    assert events[-1].response.output[1].content == message.content
+    brief = [{**each.model_dump(exclude={"bytes"}), "top_logprobs": None} for each in told]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [(event.delta, len(event.logprobs)) for event in deltas] == [("Hel", 1), ("lo", 1), ("", 1)]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    for several in ([one for event in deltas for one in event.logprobs], done.logprobs):
+        assert [{**one.model_dump(), "top_logprobs": None} for one in several] == brief
+        assert [[top.token for top in one.top_logprobs] for one in several] == [["t1", "t2"]] * 3
+    with client.responses.stream(**asked) as stream:
+        assert stream.get_final_response().output[1].content[0].logprobs == told
+    back = [item.model_dump(exclude_none=True) for item in whole.output] + [{"role": "user", "content": "More"}]
+    client.responses.create(model=MODEL, input=back)
+    assert turns(served)[0] == ("assistant", "Hello")
+
+
+def test_without_include_there_are_no_logprobs(client, served):
+    served.engine.script = always(*THOUGHT_AND_SAID, stop(), finished())
+    whole = client.responses.create(model=MODEL, input="Hi", include=[])
+    assert whole.output[1].content[0].logprobs == []
+    assert not served.ask.sampling.has("logprobs")
+    events = client.responses.create(model=MODEL, input="Hi", stream=True)
+    assert [e.logprobs for e in events if e.type == "response.output_text.delta"] == [[], []]
+
+
+def test_a_background_response_has_its_logprobs(client, served):
+    served.engine.script = always(*THOUGHT_AND_SAID, stop(), finished())
+    asked = {"model": MODEL, "input": "Hi", "include": ["message.output_text.logprobs"]}
+    made = client.responses.create(**asked, background=True)
+    served.engine.wait_until(lambda: client.responses.retrieve(made.id).status == "completed")
+    kept = client.responses.retrieve(made.id)
+    assert [each.token for each in kept.output[1].content[0].logprobs] == ["Hel", "lo", "<end>"]
+
+
 def test_framing_has_names_and_no_done(served):
     answer = served.http.post("/v1/responses", json={"input": "Hi", "stream": True})
     blocks = [block.split("\n") for block in answer.text.strip().split("\n\n")]
@@ -165,7 +230,10 @@ WRONG = {
     "truncation": {"truncation": "auto"},
     "tools.0.type": {"tools": [{"type": "web_search"}]},
     "text.format.type": {"text": {"format": {"type": "poem"}}},
-    "include": {"include": ["message.output_text.logprobs"]},
+    "include": {"include": ["message.output_text.logprobs", "web_search_call.action.sources"]},
+    "include ": {"include": "message.output_text.logprobs"},
+    "top_logprobs": {"top_logprobs": 2},
+    "top_logprobs ": {"top_logprobs": 1000, "include": ["message.output_text.logprobs"]},
     "background": {"background": True, "stream": True},
     "background ": {"background": True, "store": False},
     "surprise": {"surprise": 1},

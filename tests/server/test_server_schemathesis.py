@@ -23,7 +23,16 @@ EXAMPLES = 200
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 SECONDS = 60.0  # far more than any answer takes, but a hang is found
 WITH_BODY = frozenset(ENDPOINTS)
-ANSWERED = ("POST /v1/completions", "POST /v1/responses", "POST /generate", "GET /metrics")
+ANSWERED = {
+    "POST /v1/chat/completions": EXAMPLES // 5,
+    "POST /v1/completions": 1,
+    "POST /v1/messages": EXAMPLES // 5,
+    "POST /v1/messages/count_tokens": EXAMPLES // 5,
+    "POST /v1/responses": 1,
+    "POST /generate": 1,
+    "GET /metrics": 1,
+}
+"""How many right requests must be answered at least; the others break rules that no schema can tell."""
 
 
 def every_choice(ask):
@@ -66,7 +75,7 @@ def test_every_operation_answers_whatever_is_sent(url, capsys):
     with capsys.disabled():
         for name, seen in tried.items():
             print(f"\n{name}: {dict(sorted(seen.items()))}", end="")
-    assert all(seen["positive 2xx"] for name, seen in tried.items() if name in ANSWERED)
+    assert {name: seen for name, seen in tried.items() if seen["positive 2xx"] < ANSWERED.get(name, 0)} == {}
     few = {
         (name, mode): seen
         for name, seen in tried.items()
@@ -103,6 +112,8 @@ def _send_examples(operation, mode, seen: Counter[str]) -> None:
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case) -> None:
+        if mode is GenerationMode.POSITIVE:
+            case.body = _meant(case.body)
         response = case.call(timeout=SECONDS)
         seen[f"{mode.value} {response.status_code // 100}xx"] += 1
         _check(response, case.path)
@@ -111,6 +122,46 @@ def _send_examples(operation, mode, seen: Counter[str]) -> None:
         check()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE  # an operation without parameters has nothing that could be wrong
+
+
+def _meant(body: object) -> object:
+    """A right body with what a JSON schema cannot tell: which calls and tools there are, and that 2.0 is 2 here."""
+    if isinstance(body, dict) and isinstance(body.get("messages"), list):
+        made: list[str] = []
+        body = body | {"messages": [_of_calls(turn, made) for turn in body["messages"]]}
+        if not body.get("tools") or (isinstance(body.get("tool_choice"), dict) and body["tool_choice"].get("name")):
+            body.pop("tool_choice", None)
+    return _with_integers(body)
+
+
+def _of_calls(turn: dict, made: list[str]) -> dict:
+    """The turn, with its results of a call that was made, or as words where none was; its own calls are made then."""
+    if turn["role"] == "tool":
+        known = {"tool_call_id": made[0]} if made else {"role": "user", "tool_call_id": None}
+        turn = turn | known | {"name": None}
+    blocks = turn.get("content")
+    if isinstance(blocks, list):
+        blocks = [_of_call(block, made) for block in blocks]
+        turn = turn | {"content": blocks}
+        made += [block["id"] for block in blocks if block["type"] == "tool_use"]
+    for call in turn.get("tool_calls") or []:
+        call["function"]["arguments"] = "{}"
+        made.append(call["id"])
+    return turn
+
+
+def _of_call(block: dict, made: list[str]) -> dict:
+    if block["type"] != "tool_result":
+        return block
+    return block | {"tool_use_id": made[0]} if made else {"type": "text", "text": "No result."}
+
+
+def _with_integers(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _with_integers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_integers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def _check(response, path: str) -> None:

@@ -207,8 +207,8 @@ def test_a_delta_without_text_is_no_chunk(served):
 
 SPLIT = (
     delta("a", token=1, logprob=-0.25),
-    delta("", token=2, logprob=-1.5, raw=b"\xf0\x9f"),
-    ChoiceDelta(0, "🦙b", (TokenPiece(3, b"\xa6\x99", float("-inf")), TokenPiece(4, b"b", 0.0))),
+    delta("", token=2, logprob=-1.5, raw=b"\xf0\x9f", start=1),
+    ChoiceDelta(0, "🦙b", (TokenPiece(3, b"\xa6\x99", float("-inf"), start=1), TokenPiece(4, b"b", 0.0, start=2))),
     stop(),
     finished(5, 4),
 )
@@ -272,7 +272,10 @@ def test_completion_alternatives_are_objects_that_hold_the_chosen_token_too(serv
 
 
 ECHOED = (
-    PromptTokens("Hi", (TokenPiece(5, b"H", float("nan")), TokenPiece(6, b"i", -2.0, (TokenPiece(7, b"o", -1.0),)))),
+    PromptTokens(
+        "Hi",
+        (TokenPiece(5, b"H", float("nan")), TokenPiece(6, b"i", -2.0, (TokenPiece(7, b"o", -1.0),), start=1)),
+    ),
     ChoiceDelta(0, "a", (TokenPiece(1, b"a", -0.5, (TokenPiece(1, b"a", -0.5),)),)),
     ChoiceDelta(1, "b", (TokenPiece(2, b"b", -0.75, (TokenPiece(1, b"a", -0.5),)),)),
     stop(0),

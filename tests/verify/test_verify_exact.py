@@ -11,6 +11,9 @@ import torch
 from verify_doubles import LEXICON, SMALL, RowLM, fake_subject, row_attention, subject_of
 
 from penstock.contract.config import EngineConfig
+from penstock.contract.request import StopRules
+from penstock.contract.sampling import SamplingSpec
+from penstock.contract.thinking import ThinkingBudget
 from penstock.core.trace import replay
 from penstock.verify import Extent, profile, verify
 from penstock.verify.compare import Difference, compare, total
@@ -40,6 +43,33 @@ def test_a_model_that_computes_row_by_row_is_exact(seed, monkeypatch):
 def test_the_fake_runner_is_exact(seed):
     report = verify(fake_subject(), Extent(seed=seed, prompt_tokens=32), EngineConfig())
     assert report.exact, report.table()
+
+
+def test_a_used_up_budget_closes_the_reasoning_in_every_schedule(monkeypatch):
+    """With all requests under a budget, so that preemptions and chunks fall before, into and behind the tag."""
+    monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
+    subject = subject_of(RowLM())
+    sizes = {"longest_prompt": 20, "new_tokens": 24}
+    requests = tuple(
+        replace(
+            request,
+            sampling=SamplingSpec((("logprobs", 0), ("seed", at))),
+            stop=StopRules(max_tokens=24),
+            thinking=ThinkingBudget(at % 6, opened=True),
+            grammar=None,
+        )
+        for at, request in enumerate(draw_requests(8, 1, LEXICON, **sizes))
+    )
+    alone = {request.id: run_alone(subject, request) for request in requests}
+    for request in requests:
+        thought, tag, _ = alone[request.id].text.partition("</think>")
+        assert (len(thought), tag) == (request.thinking.tokens, "</think>")
+    knobs = {"threads": 1, "cache_root": b"toy", "preempts": partial(preempts, subject=subject)}
+    schedules = draw_schedules(4, 1, requests, EngineConfig(), lexicon=LEXICON, **knobs)
+    episodes = [run_schedule(subject, schedule, lambda: None) for schedule in schedules]
+    assert any(episode.preemptions for episode in episodes)
+    for outcomes in (outcomes for episode in episodes for outcomes in episode.outcomes):
+        assert outcomes == alone
 
 
 def test_every_token_of_every_run_is_compared():

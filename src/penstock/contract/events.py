@@ -114,6 +114,8 @@ class TokenPiece:
         top: the likeliest tokens in its place, likeliest first, as many as were asked for.
         rank: its place among all tokens by likelihood, from 1; of equally likely ones the lower id comes first. 0 when
             not asked for.
+        start: how many characters stand before it in the text that it is part of: its choice's, or the prompt's. One of
+            several tokens that write a character begins where that does. 0 in alternatives.
     """
 
     id: int
@@ -121,6 +123,7 @@ class TokenPiece:
     logprob: float
     top: tuple[TokenPiece, ...] = ()
     rank: int = 0
+    start: int = 0
 
     def with_top(self, count: int) -> TokenPiece:
         """The same with `count` alternatives at most."""
@@ -170,6 +173,10 @@ class ChoiceDelta:
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
     released. Joined over a choice, texts and tokens are the whole completion; where the ask has it taken apart
     (`ReplyRules`), texts, reasoning and calls are, and the tokens come as they are generated, beside any of them.
+
+    Attributes:
+        reasoning_tokens: how many more of the choice's tokens so far, from the first on, are now known to be reasoning,
+            its tags included. Added up, they are final with the first text behind the reasoning.
     """
 
     choice: int
@@ -177,6 +184,7 @@ class ChoiceDelta:
     tokens: tuple[TokenPiece, ...]
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
+    reasoning_tokens: int = 0
 
     @property
     def empty(self) -> bool:
@@ -199,6 +207,7 @@ class ChoiceDelta:
             self.tokens + later.tokens,
             self.reasoning + later.reasoning,
             self.calls + later.calls,
+            self.reasoning_tokens + later.reasoning_tokens,
         )
 
 

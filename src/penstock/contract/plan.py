@@ -14,6 +14,7 @@ from enum import StrEnum
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
     "Admit",
@@ -49,6 +50,7 @@ class Admit:
         room: most tokens that may be generated in all, those in `tokens` included.
         grammar: the form that the generated tokens must have; None for free text.
         embedding: the vector that is wanted in place of tokens: no row of the sequence samples. None for tokens.
+        thinking: how much reasoning the generated tokens may hold; None for any.
     """
 
     slot: int
@@ -62,6 +64,7 @@ class Admit:
     room: int = 0
     grammar: Grammar | None = None
     embedding: EmbeddingSpec | None = None
+    thinking: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)

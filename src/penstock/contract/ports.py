@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +11,19 @@ from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.request import Ask, Prompt
+from penstock.contract.thinking import ThinkingBudget
 
-__all__ = ["Clock", "EngineClient", "Grammars", "Health", "Matcher", "Runner", "Tokenized"]
+__all__ = [
+    "Clock",
+    "EngineClient",
+    "Grammars",
+    "Health",
+    "Matcher",
+    "Runner",
+    "Thinking",
+    "ThinkingBudgets",
+    "Tokenized",
+]
 
 
 class Runner(Protocol):
@@ -175,4 +186,30 @@ class Grammars(Protocol):
 
     def matcher(self, grammar: Grammar, room: int) -> Matcher:
         """A matcher at the beginning of an answer of at most `room` tokens, for a grammar that passed `check`."""
+        ...
+
+
+class Thinking(Protocol):
+    """One answer on its way through its reasoning, which has a budget. Used by one thread at a time."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no more reasoning can come: then nothing is ever due again."""
+        ...
+
+    @property
+    def due(self) -> int | None:
+        """The token that must come next; None where any may. Deterministic."""
+        ...
+
+    def take(self, token: int) -> None:
+        """Go on past `token`, which is the one that was due, if one was."""
+        ...
+
+
+class ThinkingBudgets(Protocol):
+    """Knows where in an answer the reasoning is. Safe to call from several threads."""
+
+    def begin(self, budget: ThinkingBudget, prompt: Sequence[int]) -> Thinking:
+        """An answer to `prompt`, token ids, at its beginning."""
         ...

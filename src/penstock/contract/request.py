@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.grammar import Grammar
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
+from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReplyRules, Tool, ToolCall
 
 __all__ = [
@@ -129,6 +130,7 @@ class Ask:
         grammar: the form that each choice must have; None for free text.
         embedding: the vector that is asked for; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
             and `grammar` are as they are by default. None for text.
+        thinking_token_budget: most tokens of reasoning before the answer; None for no bound of its own.
         most_prompt_tokens: what the prompt has beyond so many tokens is left off its end; 0 leaves nothing off.
     """
 
@@ -146,6 +148,7 @@ class Ask:
     embedding: EmbeddingSpec | None = None
     most_prompt_tokens: int = 0
     best_of: int | None = None
+    thinking_token_budget: int | None = None
 
     @property
     def candidates(self) -> int:
@@ -168,6 +171,7 @@ class GenerateRequest:
         arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
         embedding: the vector that is wanted in place of tokens: the sequence ends when its prompt is computed, and with
             `Pooling.MEAN` every position of it must be (`fresh_prompt`). None where tokens are wanted.
+        thinking: how much reasoning it may hold; None for any.
     """
 
     id: str
@@ -182,3 +186,4 @@ class GenerateRequest:
     fresh_prompt: bool = False
     grammar: Grammar | None = None
     embedding: EmbeddingSpec | None = None
+    thinking: ThinkingBudget | None = None

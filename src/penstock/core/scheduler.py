@@ -309,7 +309,7 @@ class Scheduler:
         request = seq.request
         tokens, blocks = tuple(seq.tokens), tuple(lease.blocks)
         prompt_tokens = len(request.prompt)
-        room, form = seq.limit - prompt_tokens, (request.grammar, request.embedding)
+        room, form = seq.limit - prompt_tokens, (request.grammar, request.embedding, request.thinking)
         terms = (request.sampling, request.choice, prompt_tokens, room, *form)
         draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, *terms))
         draft.add(seq, min(seq.remaining, draft.budget))

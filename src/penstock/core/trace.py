@@ -39,7 +39,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 3
+TRACE_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from penstock.contract.events import ChoiceDelta, FinishReason, TokenPiece
 from penstock.contract.plan import Alternatives
@@ -20,14 +19,6 @@ from penstock.engine.token_pieces import token_piece
 from penstock.text import Detokenizer, ReplyReader, StopStrings, Tokenizer
 
 __all__ = ["Choice"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A token not let out yet, and where its text begins in the text of the choice."""
-
-    piece: TokenPiece
-    start: int
 
 
 class Choice:
@@ -50,10 +41,12 @@ class Choice:
         self._named = reader is not None and reader.rules.tool_use is ToolUse.NAMED
         self._parser = reader.parser(seq_id) if reader is not None else None
         self._reasoning_starts: list[int] = []  # where each token began that may be reasoning
+        self._told_tokens = 0
+        self._told_reasoning = 0
         spelled: frozenset[int] = reader.spelled if reader is not None else frozenset()
         self._detokenizer = Detokenizer(tokenizer, spelled=spelled, prompt=prompt)
         self._scanner = StopStrings(rules.strings, include=rules.include_stop_string)
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[TokenPiece] = deque()  # not let out yet
         self._decoded = 0  # characters decoded so far
         self._released = 0  # characters let out so far
 
@@ -76,8 +69,7 @@ class Choice:
         """Take the next token. After this, `ended` says whether it ended the choice."""
         if self._parser is not None and not self._parser.reasoning_over:
             self._reasoning_starts.append(self._decoded)
-        piece = token_piece(self._tokenizer, token, logprob, top, rank)
-        self._pending.append(_Pending(piece, self._decoded))
+        self._pending.append(token_piece(self._tokenizer, token, logprob, top, rank, self._decoded))
         text = self._detokenizer.push(token)
         self._decoded += len(text)
         self.generated += 1
@@ -114,19 +106,26 @@ class Choice:
         if self._parser is None:
             return ChoiceDelta(self.index, text, tokens)
         piece = self._parser.push(text)
-        delta = ChoiceDelta(self.index, piece.text, tokens, piece.reasoning, piece.calls)
+        count = self._newly_reasoning(tokens)
+        delta = ChoiceDelta(self.index, piece.text, tokens, piece.reasoning, piece.calls, count)
         if not last:
             return delta
         rest = self._parser.finish()
         return delta.then(ChoiceDelta(self.index, rest.text, (), rest.reasoning, rest.calls))
 
+    def _newly_reasoning(self, tokens: Sequence[TokenPiece]) -> int:
+        """How many of the tokens let out, these included, turn out to be reasoning that were not known to be."""
+        self._told_tokens += len(tokens)
+        before, self._told_reasoning = self._told_reasoning, min(self.reasoning_tokens, self._told_tokens)
+        return self._told_reasoning - before
+
     def _take_written(self) -> tuple[TokenPiece, ...]:
         taken = []
         while self._pending and self._pending[0].start < self._released:
-            taken.append(self._pending.popleft().piece)
+            taken.append(self._pending.popleft())
         return tuple(taken)
 
     def _take_all(self) -> tuple[TokenPiece, ...]:
-        taken = tuple(entry.piece for entry in self._pending)
+        taken = tuple(self._pending)
         self._pending.clear()
         return taken

@@ -17,9 +17,10 @@ from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock, Grammars, Tokenized
 from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
+from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReasoningUse, ReplyRules
 from penstock.engine.token_terms import TokenTerms
-from penstock.text import ReplyReader, TextModel
+from penstock.text import ReasoningBudgets, ReplyReader, TextModel
 
 __all__ = ["Intake", "Submission"]
 
@@ -73,6 +74,7 @@ class Intake:
         self._policy = policy
         self._token_terms = TokenTerms(text.tokenizer, card.vocab_size, limits)
         self._grammars = grammars
+        self._thinking = ReasoningBudgets(text)
 
     def resolve(self, ask: Ask) -> Submission:
         """Render, tokenise, check and complete.
@@ -103,6 +105,7 @@ class Intake:
             cache_salt=ask.cache_salt,
             arrival=self._clock.now(),
             grammar=ask.grammar,
+            thinking=self._thinking_budget(ask, prompt, prompt_text, reader),
         )
         requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.candidates))
         if sampling.has("prompt_logprobs"):  # one of the choices is enough to score the prompt that they share
@@ -172,6 +175,7 @@ class Intake:
             "stop": ask.stop != StopRules(),
             "echo": ask.echo,
             "structured_outputs": ask.grammar is not None,
+            "thinking_token_budget": ask.thinking_token_budget is not None,
             "reply": ask.reply != PLAIN_REPLY,
         }
         for name, given in texts.items():
@@ -207,6 +211,26 @@ class Intake:
             if ask.sampling.has(name):
                 raise InvalidParameter(name, "contradicts structured_outputs: the grammar says which tokens may come")
         self._grammars.check(ask.grammar, rules.max_tokens)
+
+    def _thinking_budget(
+        self, ask: Ask, prompt: tuple[int, ...], prompt_text: str, reader: ReplyReader | None
+    ) -> ThinkingBudget | None:
+        """The bound on the reasoning; None where there is none, or none is needed: a guided answer does not think.
+
+        Raises:
+            InvalidParameter: the model does not think, or the closing tag might not be written.
+        """
+        if ask.thinking_token_budget is None:
+            return None
+        if ask.thinking_token_budget < 0:
+            raise InvalidParameter("thinking_token_budget", f"must not be negative, got {ask.thinking_token_budget}")
+        text = prompt_text or self._text.tokenizer.decode(prompt, skip_special_tokens=False)
+        budget = self._thinking.make(ask.thinking_token_budget, ask.prompt, text, reader)
+        for name in ("allowed_token_ids", "bad_words"):
+            if ask.sampling.has(name):
+                message = "contradicts thinking_token_budget, which must be able to write the end of the reasoning"
+                raise InvalidParameter(name, message)
+        return budget if ask.grammar is None else None
 
     def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
         """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""

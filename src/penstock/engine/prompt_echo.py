@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.contract.events import Output, PromptScored, PromptTokens, TokenPiece
 from penstock.engine.intake import Submission
@@ -51,8 +52,19 @@ class PromptEcho:
         """The prompt; only once it is complete."""
         read, prompt = self._tokenizer.token_bytes, self._submission.requests[0].prompt
         unscored = (TokenPiece(token, read(token), math.nan) for token in prompt)
-        tokens = tuple(self._scores.get(at, piece) for at, piece in enumerate(unscored))
-        return PromptTokens(self._submission.prompt_text or self._decoded(prompt), tokens)
+        text = self._submission.prompt_text or self._decoded(prompt)
+        tokens = (self._scores.get(at, piece) for at, piece in enumerate(unscored))
+        placed = zip(tokens, self._starts(prompt, text), strict=True)
+        return PromptTokens(text, tuple(replace(piece, start=start) for piece, start in placed))
+
+    def _starts(self, prompt: Sequence[int], text: str) -> list[int]:
+        """Where each token begins in `text`, in front of which the tokenizer may have put some."""
+        detokenizer, ends = Detokenizer(self._tokenizer, skip_special_tokens=False), [0]
+        pieces = [detokenizer.push(token) for token in prompt]
+        for piece in pieces:
+            ends.append(ends[-1] + len(piece))
+        added = ends[-1] - len(text) if "".join(pieces).endswith(text) else 0
+        return [max(0, start - added) for start in ends[:-1]]
 
     def _decoded(self, prompt: Sequence[int]) -> str:
         """The prompt's whole characters; one that it only begins is told by the choices, which may complete it."""

@@ -12,10 +12,12 @@ from penstock.text import Tokenizer
 __all__ = ["token_piece"]
 
 
-def token_piece(tokenizer: Tokenizer, token: int, logprob: float, top: Alternatives, rank: int) -> TokenPiece:
+def token_piece(
+    tokenizer: Tokenizer, token: int, logprob: float, top: Alternatives, rank: int, start: int = 0
+) -> TokenPiece:
     """`token`, and the tokens that were likeliest in its place."""
     read = tokenizer.token_bytes
     if not top:  # nearly every token
         return TokenPiece(token, read(token), logprob, (), rank)
     others = (TokenPiece(other, read(other), its, (), place) for place, (other, its) in enumerate(top, start=1))
-    return TokenPiece(token, read(token), logprob, tuple(others), rank)
+    return TokenPiece(token, read(token), logprob, tuple(others), rank, start)

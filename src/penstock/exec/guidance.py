@@ -1,11 +1,13 @@
-"""Grammars in the runner: which tokens each guided row may choose, and that what it chose can be completed.
+"""Grammars and thinking budgets in the runner: which tokens each guided row may choose, and that it can end well.
 
 Decides when masks are computed (in a thread, while the model runs) and what happens to a choice after which the answer
 could not end in time: it is struck out and the row chooses again, with the same randomness; after a few such choices
 the row takes the next token of the ending that is known. Raw log probabilities are those of the model, before any mask.
-Knows no grammar: a matcher answers (`contract.ports`).
+Where reasoning has used up its budget, one token may be chosen: the next of the tag that closes it. Knows no grammar
+and no tag: matchers and `Thinking`s answer (`contract.ports`).
 
-Invariants: a row's outcome depends on that row alone; rows without a grammar are not touched and cost nothing.
+Invariants: a row's outcome depends on that row alone; rows with neither are not touched and cost nothing, and so do
+those whose reasoning is over.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from torch import Tensor
 
 from penstock.contract.errors import EngineFault, PenstockError
 from penstock.contract.plan import Admit, Row
-from penstock.contract.ports import Grammars, Matcher
+from penstock.contract.ports import Grammars, Matcher, Thinking, ThinkingBudgets
+from penstock.contract.thinking import ThinkingBudget
 from penstock.exec.sampler import Draw, Look, Sampled, sample, score_again
 
 __all__ = ["Begun", "Guidance"]
@@ -39,12 +42,14 @@ class Begun:
     Attributes:
         rows: their indices among the rows that sample.
         slots: their slots.
-        masks: which of them cannot be followed any further; the others' ceilings are in place then.
+        masks: which of them cannot be followed any further; the others' ceilings are in place then. None without any.
+        thinking: index and slot of the rows whose reasoning has a budget and is not over.
     """
 
     rows: list[int]
     slots: list[int]
-    masks: Future[list[bool]]
+    masks: Future[list[bool]] | None
+    thinking: list[tuple[int, int]]
 
 
 class _Ceilings:
@@ -87,21 +92,26 @@ class _Ceilings:
 
 
 class Guidance:
-    """The matchers of the slots. Owned by the runner; changed by plans and samples only.
+    """The matchers and budgets of the slots. Owned by the runner; changed by plans and samples only.
 
     Args:
         grammars: None in a runner that is never given a grammar.
+        budgets: None in one that is never given a thinking budget.
     """
 
-    def __init__(self, grammars: Grammars | None) -> None:
+    def __init__(self, grammars: Grammars | None, budgets: ThinkingBudgets | None = None) -> None:
         self._grammars = grammars
+        self._budgets = budgets
+        self._thinking: dict[int, Thinking] = {}
         self._matchers: dict[int, Matcher] = {}
         self._broken: set[int] = set()
         self._ceilings = _Ceilings()
         self._thread: ThreadPoolExecutor | None = None
 
     def admit(self, admit: Admit) -> None:
-        """Take in a sequence; after a preemption its matcher goes again past what was generated."""
+        """Take in a sequence; after a preemption what watches it goes again past what was generated."""
+        if admit.thinking is not None:
+            self._watch(admit, admit.thinking)
         if admit.grammar is None:
             return
         assert self._grammars is not None, f"{admit.seq_id} has a grammar, and this runner knows none"
@@ -113,36 +123,59 @@ class Guidance:
         except PenstockError:
             self._broken.add(admit.slot)
 
+    def _watch(self, admit: Admit, budget: ThinkingBudget) -> None:
+        assert self._budgets is not None, f"{admit.seq_id} has a thinking budget, and this runner knows none"
+        end = len(admit.tokens) if admit.prompt_tokens < 0 else admit.prompt_tokens
+        thinking = self._budgets.begin(budget, admit.tokens[:end])
+        self._thinking[admit.slot] = thinking
+        for token in admit.tokens[end:]:
+            if admit.slot in self._thinking:
+                self._think(admit.slot, token)
+
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`."""
+        self._thinking.pop(slot, None)
         self._matchers.pop(slot, None)
         self._broken.discard(slot)
 
     def begin(self, sampling: Sequence[Row]) -> Begun | None:
-        """Start to compute the masks of the guided rows among `sampling`; None if there are none."""
+        """Start to compute the masks of the guided rows among `sampling`; None if there is nobody to watch."""
         rows = [index for index, row in enumerate(sampling) if row.slot in self._matchers]
-        if not rows:
+        thinking: list[tuple[int, int]] = []
+        if self._thinking:
+            thinking = [(index, row.slot) for index, row in enumerate(sampling) if row.slot in self._thinking]
+        if not rows and not thinking:
             return None
+        slots = [sampling[index].slot for index in rows]
+        return Begun(rows, slots, self._begin_masks(slots) if rows else None, thinking)
+
+    def _begin_masks(self, slots: Sequence[int]) -> Future[list[bool]]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-masks")
-        slots = [sampling[index].slot for index in rows]
-        return Begun(rows, slots, self._thread.submit(self._ceilings.fill, [self._matchers[slot] for slot in slots]))
+        return self._thread.submit(self._ceilings.fill, [self._matchers[slot] for slot in slots])
 
     def sample(
         self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], begun: Begun | None, look: Look
     ) -> Sampled:
-        """`sampler.sample` under the masks begun, and every guided row's matcher moved on.
+        """`sampler.sample` under the masks begun and the tokens due, and everything that watches a row moved on.
 
         What a mask rules out becomes -inf in `logits`, `[S, V]` float32.
         """
         if begun is None:
             return sample(logits, draws, positions, look)
-        broken = begun.masks.result()
-        self._broken.update(slot for slot, is_broken in zip(begun.slots, broken, strict=True) if is_broken)
-        raw = [row for row in begun.rows if draws[row].wants_logprob and not draws[row].processed]
+        due = {row: token for row, slot in begun.thinking if (token := self._thinking[slot].due) is not None}
+        raw = [row for row in (*begun.rows, *due) if draws[row].wants_logprob and not draws[row].processed]
         before = logits[raw] if raw else None  # [W, V], a copy
-        self._ceilings.lower(logits, begun.rows)
+        if begun.masks is not None:
+            broken = begun.masks.result()
+            self._broken.update(slot for slot, is_broken in zip(begun.slots, broken, strict=True) if is_broken)
+            self._ceilings.lower(logits, begun.rows)
+        for row, token in due.items():
+            _leave_only(logits[row], token)
         sampled = sample(logits, draws, positions, look)
+        for row, slot in begun.thinking:
+            if not sampled.failed[row]:
+                self._think(slot, sampled.tokens[row])
         for row, slot in zip(begun.rows, begun.slots, strict=True):
             if not sampled.failed[row] and slot not in self._broken:
                 self._settle(row, slot, sampled, (logits, draws, positions), look)
@@ -151,6 +184,13 @@ class Guidance:
         if before is not None:
             score_again(sampled, before, draws, raw)
         return sampled
+
+    def _think(self, slot: int, token: int) -> None:
+        """Go on past `token`, as long as there may be reasoning."""
+        thinking = self._thinking[slot]
+        thinking.take(token)
+        if thinking.over:
+            del self._thinking[slot]
 
     def _settle(
         self, row: int, slot: int, sampled: Sampled, given: tuple[Tensor, Sequence[Draw], Sequence[int]], look: Look
@@ -171,6 +211,13 @@ class Guidance:
             if sampled.failed[row]:
                 return
         self._broken.add(slot)
+
+
+def _leave_only(logits: Tensor, token: int) -> None:
+    """Rule out every other token of one row `[V]`, in place. A NaN stays one: such a row must fail, and not hide it."""
+    ceiling = torch.full_like(logits, -torch.inf)
+    ceiling[token] = torch.inf
+    torch.minimum(logits, ceiling, out=logits)
 
 
 def _mask(matcher: Matcher) -> bytes | None:

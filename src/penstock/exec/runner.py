@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.contract.plan import Admit, PromptScores, Row, RowFailure, StepPlan, StepResult
-from penstock.contract.ports import Clock, Grammars
+from penstock.contract.ports import Clock, Grammars, ThinkingBudgets
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
 from penstock.exec.guidance import Guidance
@@ -65,12 +65,13 @@ class TorchRunner:
         max_model_len: int,
         clock: Clock,
         grammars: Grammars | None = None,
+        budgets: ThinkingBudgets | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
-        self._guidance = Guidance(grammars)
+        self._guidance = Guidance(grammars, budgets)
         self._pools = Pools()
         self._clock = clock
         self._scale = model.shape.head_dim**-0.5

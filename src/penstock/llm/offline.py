@@ -309,6 +309,7 @@ class LLM:
             stop=params.stop_rules(),
             grammar=params.grammar(),
             best_of=params.best_of,
+            thinking_token_budget=params.thinking_token_budget,
         )
         return applied(given, ask)
 

@@ -71,6 +71,7 @@ class AsyncLLM:
             stop=params.stop_rules(),
             grammar=params.grammar(),
             best_of=params.best_of,
+            thinking_token_budget=params.thinking_token_budget,
         )
         submission = await asyncio.to_thread(self._assembly.intake.resolve, applied(given, ask))
         answer = Answer(submission, params.logprobs is not None)

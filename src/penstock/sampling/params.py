@@ -67,6 +67,7 @@ class SamplingParams:
         repetition_detection: sizes of a loop that ends the completion.
         structured_outputs: the form of the answer: an object with one of `json`, `regex`, `choice`, `grammar` and
             `json_object`, as in vLLM.
+        thinking_token_budget: most tokens of reasoning, of models that think; None for no bound of its own.
 
     Raises:
         InvalidParameter: naming the field whose value has the wrong type or lies out of range.
@@ -106,6 +107,7 @@ class SamplingParams:
     repetition_detection: Mapping[str, int] | tuple[int, ...] | None = None
     structured_outputs: Grammar | Mapping[str, Any] | None = None
     best_of: int | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         for parameter in PARAMETERS:

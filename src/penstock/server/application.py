@@ -54,6 +54,7 @@ from penstock.server.engine_events import add_engine_events
 from penstock.server.exchange import Exchange
 from penstock.server.failures import error_object, error_response, http_error_response, json_response
 from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
+from penstock.server.fitted_fields import fitted
 from penstock.server.generate import GENERATE_FIELDS, GenerateShape, parse_generate
 from penstock.server.guard import Guard
 from penstock.server.live_asks import LiveAsks
@@ -115,7 +116,7 @@ def _add_generating_routes(app: FastAPI, serving: Serving) -> None:
     async def exchange(request: Request, prefix: str, parse: Parse) -> Exchange:
         return await serving.exchange(request, prefix, parse)
 
-    chat_extra = request_body(CHAT_FIELDS, NEUTRAL_CHAT, "messages")
+    chat_extra = request_body(fitted(CHAT_FIELDS, serving.card), NEUTRAL_CHAT, "messages")
     chat_answers = answers("ChatCompletion", stream="text/event-stream")
 
     @app.post("/v1/chat/completions", openapi_extra=chat_extra, responses=chat_answers, response_class=Response)
@@ -124,7 +125,7 @@ def _add_generating_routes(app: FastAPI, serving: Serving) -> None:
         parsed = await exchange(request, "chatcmpl-", parse_chat)
         return EngineResponse(client, parsed, _delivery(parsed, ChatShape(*_head(parsed, card))))
 
-    completion_extra = request_body(COMPLETION_FIELDS, NEUTRAL_COMPLETION, "prompt")
+    completion_extra = request_body(fitted(COMPLETION_FIELDS, serving.card), NEUTRAL_COMPLETION, "prompt")
     completion_answers = answers("Completion", stream="text/event-stream")
 
     @app.post("/v1/completions", openapi_extra=completion_extra, responses=completion_answers, response_class=Response)
@@ -133,7 +134,7 @@ def _add_generating_routes(app: FastAPI, serving: Serving) -> None:
         parsed = await exchange(request, "cmpl-", parse_completion)
         return EngineResponse(client, parsed, _delivery(parsed, CompletionShape(*_head(parsed, card))))
 
-    generate_extra = request_body(GENERATE_FIELDS, NEUTRAL_GENERATE, "prompt")
+    generate_extra = request_body(fitted(GENERATE_FIELDS, serving.card), NEUTRAL_GENERATE, "prompt")
     generate_answers = answers("Generated", stream="text/plain")
 
     @app.post("/generate", openapi_extra=generate_extra, responses=generate_answers, response_class=Response)

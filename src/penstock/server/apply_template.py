@@ -12,6 +12,7 @@ from penstock.server.chat_terms import PROMPT_FIELDS
 from penstock.server.conversation import MESSAGES
 from penstock.server.failures import json_response
 from penstock.server.fields import TEXT, Field, Neutrals, read_fields
+from penstock.server.fitted_fields import fitted
 from penstock.server.openapi import answers, request_body
 from penstock.server.parameters import check_model
 from penstock.server.serving import Serving
@@ -44,7 +45,7 @@ def parse_template(body: JsonObject, card: ModelCard, limits: RequestLimits) -> 
 def add_routes(app: FastAPI, serving: Serving) -> None:
     """`POST /apply-template`."""
     card, limits = serving.card, serving.limits
-    extra = request_body(TEMPLATE_FIELDS, NEUTRAL_TEMPLATE, "messages")
+    extra = request_body(fitted(TEMPLATE_FIELDS, serving.card), NEUTRAL_TEMPLATE, "messages")
 
     @app.post("/apply-template", openapi_extra=extra, responses=answers("Rendered"), response_class=Response)
     async def apply_template(request: Request) -> Response:

@@ -13,7 +13,7 @@ from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Us
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.tools import CallPiece, made_calls
-from penstock.server.answers import chat_usage_object, finite_logprob
+from penstock.server.answers import chat_usage_object, logprob_objects
 from penstock.server.chat_terms import ANSWER_FIELDS, PROMPT_FIELDS, read_chat_terms
 from penstock.server.conversation import MESSAGES
 from penstock.server.exchange import Exchange
@@ -171,15 +171,4 @@ class ChatShape:
     def _logprobs_object(self, tokens: tuple[TokenPiece, ...]) -> JsonObject | None:
         if not self._logprobs:
             return None
-        content = [
-            {
-                **_token_object(token),
-                "top_logprobs": [_token_object(other) for other in token.top],
-            }
-            for token in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-
-def _token_object(token: TokenPiece) -> JsonObject:
-    return {"token": token.text, "logprob": finite_logprob(token.logprob), "bytes": list(token.bytes)}
+        return {"content": logprob_objects(tokens), "refusal": None}

@@ -5,7 +5,6 @@ Decides the prompt's four spellings and the endpoint's defaults (16 tokens, as O
 
 from __future__ import annotations
 
-import codecs
 import math
 from dataclasses import replace
 from typing import Any
@@ -45,10 +44,11 @@ __all__ = [
 ]
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _IDS]}
+_ONE_PROMPT: list[JsonObject] = [{"type": "string"}, _IDS]
+PROMPT_SCHEMA = {"anyOf": _ONE_PROMPT}
 PROMPTS = Kind(
     "a string, a list of strings, a list of token ids, or a list of lists of token ids",
-    {"anyOf": [*PROMPT_SCHEMA["anyOf"], {"type": "array", "items": PROMPT_SCHEMA, "minItems": 1}]},
+    {"anyOf": [*_ONE_PROMPT, *({"type": "array", "items": each, "minItems": 1} for each in _ONE_PROMPT)]},
     lambda value: isinstance(value, str | list),
 )
 
@@ -151,7 +151,7 @@ def check_token_ids(value: list[Any], path: str, card: ModelCard) -> None:
 
 
 class CompletionShape:
-    """OpenAI's `text_completion`, whole or in pieces. One instance an answer: it counts `text_offset` on."""
+    """OpenAI's `text_completion`, whole or in pieces. One instance an answer."""
 
     def __init__(self, exchange_id: str, model: str, created: int, logprobs: bool) -> None:
         self._head = {
@@ -162,7 +162,6 @@ class CompletionShape:
             "system_fingerprint": None,
         }
         self._logprobs = logprobs
-        self._offsets: dict[int, _Offsets] = {}
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The whole `text_completion`."""
@@ -201,10 +200,9 @@ class CompletionShape:
         return {"index": delta.choice, "text": delta.text, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs_object(self, delta: ChoiceDelta) -> JsonObject:
-        offsets = self._offsets.setdefault(delta.choice, _Offsets())
         tops = [_top_object(token) for token in delta.tokens]
         return {
-            "text_offset": [offsets.advance(token) for token in delta.tokens],
+            "text_offset": [token.start for token in delta.tokens],
             "token_logprobs": [_token_logprob(token) for token in delta.tokens],
             "tokens": [token.text for token in delta.tokens],
             "top_logprobs": tops if any(token.top for token in delta.tokens) else None,
@@ -224,16 +222,3 @@ def _top_object(token: TokenPiece) -> JsonObject | None:
     for each in (*token.top, token):
         texts.setdefault(each.text, finite_logprob(each.logprob))
     return texts
-
-
-class _Offsets:
-    """Where each token of one choice starts, in characters; one of several tokens counts when it is complete."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._offset = 0
-
-    def advance(self, token: TokenPiece) -> int:
-        start = self._offset
-        self._offset += len(self._decoder.decode(token.bytes))
-        return start

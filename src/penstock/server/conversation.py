@@ -45,6 +45,7 @@ _TEXT_PART = {
     "required": ["type", "text"],
     "additionalProperties": False,
 }
+_ARGUMENTS = {"type": "string", "pattern": r"^\s*(\{[\s\S]*\}\s*)?$"}
 _CALL = {
     "type": "object",
     "properties": {
@@ -52,7 +53,7 @@ _CALL = {
         "type": {"type": "string", "enum": ["function"]},
         "function": {
             "type": "object",
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+            "properties": {"name": {"type": "string"}, "arguments": _ARGUMENTS},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         },

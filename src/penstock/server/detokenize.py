@@ -9,6 +9,7 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.server.failures import json_response
 from penstock.server.fields import TEXT, TOKEN_IDS, Field, read_fields
+from penstock.server.fitted_fields import fitted
 from penstock.server.openapi import answers, request_body
 from penstock.server.parameters import check_model
 from penstock.server.serving import Serving
@@ -45,7 +46,7 @@ def parse_detokenize(body: JsonObject, card: ModelCard, limits: RequestLimits) -
 def add_routes(app: FastAPI, serving: Serving) -> None:
     """`POST /detokenize`."""
     card, limits = serving.card, serving.limits
-    extra = request_body(DETOKENIZE_FIELDS, {}, "tokens")
+    extra = request_body(fitted(DETOKENIZE_FIELDS, card), {}, "tokens")
 
     @app.post("/detokenize", openapi_extra=extra, responses=answers("Detokenized"), response_class=Response)
     async def detokenize(request: Request) -> Response:

@@ -29,6 +29,7 @@ from penstock.server.delivery import EngineResponse, Outlet
 from penstock.server.exchange import Exchange, Replies
 from penstock.server.failures import RequestTimedOut
 from penstock.server.fields import BOOLEAN, INTEGER, NEUTRAL_EMBEDDINGS, TEXT, Field, Kind, read_fields
+from penstock.server.fitted_fields import fitted
 from penstock.server.openapi import answers, request_body
 from penstock.server.parameters import check_model, check_prompt_chars, read_terms
 from penstock.server.serving import Serving
@@ -134,7 +135,7 @@ def _read_input(value: Any, path: str, cut: bool, card: ModelCard, limits: Reque
 def add_routes(app: FastAPI, serving: Serving) -> None:
     """`POST /v1/embeddings`."""
     card, limits = serving.card, serving.limits
-    extra = request_body(EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS, "input")
+    extra = request_body(fitted(EMBEDDING_FIELDS, serving.card), NEUTRAL_EMBEDDINGS, "input")
 
     @app.post("/v1/embeddings", openapi_extra=extra, responses=answers("Embeddings"), response_class=Response)
     async def embeddings(request: Request) -> Response:

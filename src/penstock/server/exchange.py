@@ -36,6 +36,8 @@ from penstock.server.prompt_logprobs import PromptLogprobs
 __all__ = ["Exchange", "Replies", "Transcript"]
 
 NO_ALIASES: Mapping[str, str] = {}
+PAUSE_SECONDS = 0.2
+"""Between two tries to have the engine take a prompt that it had no room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,9 @@ class Replies:
                         self.vectors[prompt] = vector
                     case ChoiceDelta() | ChoiceFinished():
                         self._note(output)
-                        yield _renumbered(output, prompt * asks[prompt].n)
+                        begun = asks[prompt].echo and prompt in self.prompts  # an abort may come before the prompt
+                        said = _behind(self.prompts[prompt], output) if begun else output
+                        yield _renumbered(said, prompt * asks[prompt].n)
                     case AskFinished():
                         unfinished -= 1
                         self._add(output.usage, output.timings)
@@ -147,6 +151,13 @@ def _echoed(prompt: PromptTokens, choice: int, ask: Ask) -> ChoiceDelta:
     """The prompt as a choice's beginning, its tokens with as many alternatives as the generated ones have."""
     count = ask.sampling.get("logprobs", 0)
     return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
+
+
+def _behind(prompt: PromptTokens, output: ChoiceDelta | ChoiceFinished) -> ChoiceDelta | ChoiceFinished:
+    """`output` of a choice that begins with the prompt."""
+    if isinstance(output, ChoiceFinished):
+        return output
+    return replace(output, tokens=tuple(replace(each, start=each.start + len(prompt.text)) for each in output.tokens))
 
 
 def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta | ChoiceFinished:
@@ -206,15 +217,24 @@ class _Source:
 
 
 async def _in_turns(sources: Sequence[_Source], at_once: int) -> AsyncGenerator[tuple[int, Output], None]:
-    """See `_merged`. Where only some are in the engine `at_once`, one that it has no room for waits for another."""
+    """See `_merged`. Where only some are in the engine `at_once`, one that it has no room for waits for another.
+
+    If it has room for none from the beginning, that is the caller's answer. Once some were taken, their work is not
+    thrown away for it: what is left asks again until it is taken, or until whoever reads this gives up.
+    """
     waiting = deque(range(len(sources)))
     pending: dict[asyncio.Task[Output | None], int] = {}
+    taken = False
 
     def go_on(index: int) -> None:
         pending[asyncio.create_task(sources[index].next())] = index
 
-    for _ in range(min(at_once or len(sources), len(sources))):
-        go_on(waiting.popleft())
+    def follow(most: int) -> None:
+        """Let some of those that wait begin."""
+        for _ in range(min(most, len(waiting), (at_once or len(sources)) - len(pending))):
+            go_on(waiting.popleft())
+
+    follow(len(sources))
     try:
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -223,16 +243,20 @@ async def _in_turns(sources: Sequence[_Source], at_once: int) -> AsyncGenerator[
                 try:
                     output = task.result()
                 except Overloaded:
-                    if not at_once or not pending:
+                    if not at_once or not (pending or taken):
                         raise
                     sources[index].renew()
                     waiting.appendleft(index)
                     continue
+                taken = True
                 if output is not None:
                     yield index, output
                     go_on(index)
-                elif waiting:
-                    go_on(waiting.popleft())
+                else:
+                    follow(2)  # its place, and one that was lost when the engine had no room
+            if waiting and not pending:
+                await asyncio.sleep(PAUSE_SECONDS)
+                follow(1)
     finally:
         for task in pending:
             task.cancel()
@@ -271,4 +295,5 @@ def _joined(choice: int, deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         tuple(chain.from_iterable(delta.tokens for delta in deltas)),
         "".join(delta.reasoning for delta in deltas),
         tuple(chain.from_iterable(delta.calls for delta in deltas)),
+        sum(delta.reasoning_tokens for delta in deltas),
     )

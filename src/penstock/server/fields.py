@@ -122,7 +122,6 @@ _NEUTRAL_COMMON: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (),
-    "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
     "use_beam_search": (False,),

@@ -18,6 +18,7 @@ from penstock.contract.tools import CallPiece, ToolCall, made_calls
 from penstock.server.anthropic_errors import anthropic_error
 from penstock.server.delivery import Delivery, EngineResponse, WholeDelivery
 from penstock.server.failures import error_response, json_response
+from penstock.server.fitted_fields import fitted
 from penstock.server.messages_request import (
     COUNT_FIELDS,
     MESSAGES_FIELDS,
@@ -144,7 +145,7 @@ def _usage(usage: Usage) -> JsonObject:
 def add_routes(app: FastAPI, serving: Serving) -> None:
     """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
     client, card, limits = serving.client, serving.card, serving.limits
-    extra = request_body(MESSAGES_FIELDS, NEUTRAL_MESSAGES, "messages", "max_tokens")
+    extra = request_body(fitted(MESSAGES_FIELDS, serving.card), NEUTRAL_MESSAGES, "messages", "max_tokens")
     described = answers("AnthropicMessage", stream="text/event-stream", error="AnthropicError")
 
     @app.post("/v1/messages", openapi_extra=extra, responses=described, response_class=Response)
@@ -162,7 +163,7 @@ def add_routes(app: FastAPI, serving: Serving) -> None:
             delivery = WholeDelivery(MessageScript(exchange.id, card.name), exchange.num_choices)
         return EngineResponse(client, exchange, delivery)
 
-    count_extra = request_body(COUNT_FIELDS, NEUTRAL_COUNT, "messages")
+    count_extra = request_body(fitted(COUNT_FIELDS, serving.card), NEUTRAL_COUNT, "messages")
     count_answers = answers("AnthropicCount", error="AnthropicError")
 
     @app.post("/v1/messages/count_tokens", openapi_extra=count_extra, responses=count_answers, response_class=Response)

@@ -127,8 +127,13 @@ def parse_messages(body: JsonObject, exchange_id: str, card: ModelCard, limits: 
     wanted = {name: given[name] for name in ("max_tokens", *SAMPLING) if name in given}
     wanted |= {"stop": given.get("stop_sequences") or None, "user": metadata.get("user_id", "")}
     wanted["structured_outputs"] = form
+    wanted["thinking_token_budget"] = given.get("thinking", {}).get("budget_tokens")
     schema = "output_config.format.schema"
-    aliases = {"stop": "stop_sequences", "user": "metadata.user_id"}
+    aliases = {
+        "stop": "stop_sequences",
+        "user": "metadata.user_id",
+        "thinking_token_budget": "thinking.budget_tokens",
+    }
     aliases |= {"structured_outputs": schema, "structured_outputs.json": schema}
     terms = read_terms({name: value for name, value in wanted.items() if value is not None}, {}, aliases, card, limits)
     return Exchange(

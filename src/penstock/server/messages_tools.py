@@ -35,25 +35,34 @@ _TOOL_SCHEMA = {
     "required": ["name", "input_schema"],
     "additionalProperties": False,
 }
+
+
+def _kind_schema(kinds: Sequence[str], required: Sequence[str] = (), **own: JsonObject) -> JsonObject:
+    """An object whose `type` is one of these words, and what belongs to them alone."""
+    word: JsonObject = {"const": kinds[0]} if len(kinds) == 1 else {"enum": list(kinds)}
+    return {
+        "type": "object",
+        "properties": {"type": word} | own,
+        "required": ["type", *required],
+        "additionalProperties": False,
+    }
+
+
+_PARALLEL: JsonObject = {"type": ["boolean", "null"]}
 _CHOICE_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["auto", "any", "tool", "none"]},
-        "name": {"type": "string"},
-        "disable_parallel_tool_use": {"type": "boolean"},
-    },
-    "required": ["type"],
-    "additionalProperties": False,
+    "anyOf": [
+        _kind_schema(["auto", "any", "none"], name={"type": "null"}, disable_parallel_tool_use=_PARALLEL),
+        _kind_schema(["tool"], ["name"], name=NAME_SCHEMA, disable_parallel_tool_use=_PARALLEL),
+    ]
 }
+_DISPLAY: JsonObject = {"enum": ["summarized", "omitted", None]}
+_BUDGET: JsonObject = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1}
 _THINKING_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["enabled", "adaptive", "disabled"]},
-        "budget_tokens": {"type": "integer", "minimum": 1},
-        "display": {"enum": ["summarized", "omitted", None]},
-    },
-    "required": ["type"],
-    "additionalProperties": False,
+    "anyOf": [
+        _kind_schema(["enabled"], budget_tokens=_BUDGET, display=_DISPLAY),
+        _kind_schema(["adaptive"], budget_tokens={"type": "null"}, display=_DISPLAY),
+        _kind_schema(["disabled"], budget_tokens={"type": "null"}, display=_DISPLAY),
+    ]
 }
 MESSAGE_TOOL_FIELDS = (
     Field(
@@ -72,8 +81,8 @@ THINKING = Field(
     "thinking",
     Kind("an object", _THINKING_SCHEMA, lambda value: isinstance(value, dict)),
     "enabled, adaptive: the model thinks first, and the answer has it in thinking blocks; adaptive asks nothing of a"
-    " model that cannot. disabled, the default: it does not. budget_tokens must be at least max_tokens: no smaller"
-    " bound is kept.",
+    " model that cannot. disabled, the default: it does not. budget_tokens, with enabled alone: most tokens of"
+    " reasoning, after which the model answers.",
 )
 
 _TOOL_FIELDS = (
@@ -98,7 +107,7 @@ _CHOICE_FIELDS = (
 _USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.NAMED, "none": ToolUse.NONE}
 _THINKING_FIELDS = (
     Field("type", TEXT, "enabled, adaptive or disabled."),
-    Field("budget_tokens", INTEGER, "Most tokens of reasoning."),
+    Field("budget_tokens", INTEGER, "Most tokens of reasoning; belongs to enabled."),
     Field("display", TEXT, "omitted: leave the reasoning out of the answer. summarized: return it; it comes whole."),
 )
 
@@ -156,23 +165,22 @@ def read_thinking(given: JsonObject, card: ModelCard) -> tuple[ReasoningUse, Var
         raise InvalidParameter("thinking.type", "thinking.type must be one of enabled, adaptive, disabled.")
     if display not in ("summarized", "omitted"):
         raise InvalidParameter("thinking.display", "thinking.display must be one of summarized, omitted.")
+    _check_budget(rules, kind)
     if kind == "disabled":
         return ReasoningUse.HIDDEN, effort_variables("none", card, "thinking")
     if kind == "enabled" and not card.thinks:
         message = "thinking: the served model does not think; leave it out, or send the type 'adaptive'."
         raise InvalidParameter("thinking", message, code="unsupported_parameter")
-    _check_budget(rules, given.get("max_tokens"))
     use = ReasoningUse.HIDDEN if display == "omitted" else ReasoningUse.SPLIT
     return use, switch_variables(card, on=True) if card.thinks else {}
 
 
-def _check_budget(rules: JsonObject, max_tokens: int | None) -> None:
+def _check_budget(rules: JsonObject, kind: str) -> None:
     budget = rules.get("budget_tokens")
-    if budget is not None and budget < 1:
+    if budget is None:
+        return
+    if budget < 1:
         raise InvalidParameter("thinking.budget_tokens", "thinking.budget_tokens must be at least 1.")
-    if budget is not None and max_tokens is not None and budget < max_tokens:
-        message = (
-            "thinking.budget_tokens: reasoning has no bound of its own here, only max_tokens;"
-            " send the type 'adaptive' instead, or a budget of at least max_tokens."
-        )
+    if kind != "enabled":
+        message = "thinking.budget_tokens belongs to the type 'enabled'."
         raise InvalidParameter("thinking.budget_tokens", message, code="unsupported_parameter")

@@ -86,6 +86,7 @@ class Terms:
             echo=self.echo,
             grammar=self.params.grammar(),
             best_of=self.params.best_of,
+            thinking_token_budget=self.params.thinking_token_budget,
         )
 
 
@@ -150,6 +151,7 @@ def read_terms(
     try:
         params = SamplingParams(**(defaults | {name: value for name, value in given.items() if name in names}))
         _check_lengths(params, card)
+        _check_thinking(params, card)
     except InvalidParameter as error:
         raise InvalidParameter(aliases.get(error.param, error.param), error.message, code=error.code) from None
     _check_counts(params, card, limits)
@@ -162,6 +164,12 @@ def _check_lengths(params: SamplingParams, card: ModelCard) -> None:
         if value > card.max_model_len:
             message = f"{value} is more than this model's context of {card.max_model_len} tokens"
             raise InvalidParameter(name, message, code="context_length_exceeded")
+
+
+def _check_thinking(params: SamplingParams, card: ModelCard) -> None:
+    if params.thinking_token_budget is not None and not card.thinks:
+        message = "the served model does not think"
+        raise InvalidParameter("thinking_token_budget", message, code="unsupported_parameter")
 
 
 def _check_counts(params: SamplingParams, card: ModelCard, limits: RequestLimits) -> None:

@@ -21,6 +21,7 @@ from penstock.server.caller import Caller, caller_of
 from penstock.server.delivery import Delivery, EngineResponse, Outlet, WholeDelivery, log_failure
 from penstock.server.exchange import Replies, Transcript
 from penstock.server.failures import error_object, json_response
+from penstock.server.fitted_fields import fitted
 from penstock.server.named_events import NamedEventDelivery
 from penstock.server.openapi import answers, request_body
 from penstock.server.response_store import ResponseStore, StoredResponse
@@ -52,7 +53,8 @@ class Responses:
         response_id = "resp_" + secrets.token_hex(16)
         parsed = await self._serving.read(request, lambda body: self._parse(body, response_id, caller))
         exchange = caller.bind(parsed.exchange)
-        script = ResponseScript(self._head(parsed), _Keeper(self.store, parsed, caller.name).keep)
+        keeper = _Keeper(self.store, parsed, caller.name)
+        script = ResponseScript(self._head(parsed), keeper.keep, logprobs=parsed.logprobs)
         if parsed.background:
             body = script.begin()
             self._start(Replies(self._serving.client, exchange), script)
@@ -171,7 +173,7 @@ def _no_query(request: Request) -> None:
 def add_routes(app: FastAPI, serving: Serving) -> None:
     """`POST /v1/responses`, `GET` and `DELETE /v1/responses/{response_id}`, and its `POST .../cancel`."""
     responses = Responses(serving)
-    extra = request_body(RESPONSES_FIELDS, NEUTRAL_RESPONSES, "input")
+    extra = request_body(fitted(RESPONSES_FIELDS, serving.card), NEUTRAL_RESPONSES, "input")
     described = answers("Response", stream="text/event-stream")
     found = answers("Response", 400, 401, 403, 404)
 

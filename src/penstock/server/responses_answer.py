@@ -8,11 +8,12 @@ say the same. Knows no HTTP and no store: whoever makes one is told of each stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece, Usage
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ToolCall, made_calls
+from penstock.server.answers import logprob_objects
 from penstock.server.strict_json import JsonObject
 
 __all__ = ["ResponseScript"]
@@ -36,14 +37,21 @@ class ResponseScript:
     Args:
         head: id, time, model and what is repeated of the request.
         changed: called with the response object and the answer so far when it begins and when it ends.
+        logprobs: whether the message has those of its tokens: of all that are no reasoning, its calls and end included.
     """
 
-    def __init__(self, head: JsonObject, changed: Callable[[JsonObject, Message], None]) -> None:
+    def __init__(
+        self, head: JsonObject, changed: Callable[[JsonObject, Message], None], *, logprobs: bool = False
+    ) -> None:
         self._head = head
         self._changed = changed
         self._stem = head["id"].removeprefix("resp_")
         self._said: dict[str, list[str]] = {REASONING: [], MESSAGE: []}
         self._pieces: list[CallPiece] = []
+        self._logprobs = logprobs
+        self._tokens: list[TokenPiece] = []
+        self._reasoning_tokens = 0
+        self._told_tokens = 0  # of the message
         self._open = ""  # the kind of the item that is being told
         self._items = 0  # told of so far
         self._sequence = 0
@@ -67,18 +75,30 @@ class ResponseScript:
 
     def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
         """More reasoning or text."""
+        self._note_tokens(delta)
         for kind, text in ((REASONING, delta.reasoning), (MESSAGE, delta.text)):
             if text:
                 yield from self._into(kind)
                 self._said[kind].append(text)
-                yield self._event(f"{TEXT_EVENTS[kind]}.delta", delta=text, **_extras(kind), **self._place(kind))
+                yield from self._say(kind, text)
         self._pieces += delta.calls
+
+    def _say(self, kind: str, text: str) -> Iterator[JsonObject]:
+        """A part's next piece; of the message, with its tokens that no event has told."""
+        extras: JsonObject = {}
+        if kind == MESSAGE:
+            tokens = self._message_tokens()
+            extras = {"logprobs": _in_events(tokens[self._told_tokens :])}
+            self._told_tokens = len(tokens)
+        yield self._event(f"{TEXT_EVENTS[kind]}.delta", delta=text, **extras, **self._place(kind))
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
         """The end of the item, the calls, and the end of the response."""
         status, calls = STATUSES[finished.reason], made_calls(self._pieces)
         if not (self._items or calls):
             yield from self._into(MESSAGE)
+        if self._open == MESSAGE and len(self._message_tokens()) > self._told_tokens:
+            yield from self._say(MESSAGE, "")
         yield from self._close("completed" if calls else status)
         for index, call in enumerate(calls):
             yield from self._call(index, call)
@@ -101,6 +121,15 @@ class ResponseScript:
     def _take(self, delta: ChoiceDelta) -> None:
         self._said = {REASONING: [delta.reasoning], MESSAGE: [delta.text]}
         self._pieces = list(delta.calls)
+        self._note_tokens(delta)
+
+    def _note_tokens(self, delta: ChoiceDelta) -> None:
+        if self._logprobs:
+            self._tokens += delta.tokens
+            self._reasoning_tokens += delta.reasoning_tokens
+
+    def _message_tokens(self) -> list[TokenPiece]:
+        return self._tokens[self._reasoning_tokens :]
 
     # --- items, as they are told of
 
@@ -114,7 +143,7 @@ class ResponseScript:
         yield self._event(
             "response.output_item.added", output_index=self._items - 1, item=self._item(kind, "in_progress", [])
         )
-        yield self._event("response.content_part.added", part=_part(kind, ""), **self._place(kind))
+        yield self._event("response.content_part.added", part=_part(kind, "", []), **self._place(kind))
 
     def _close(self, status: str) -> Iterator[JsonObject]:
         """The ends of the part and the item that are being told, if one is."""
@@ -122,8 +151,9 @@ class ResponseScript:
         if not kind:
             return
         text, place = self._text(kind), self._place(kind)
-        yield self._event(f"{TEXT_EVENTS[kind]}.done", text=text, **_extras(kind), **place)
-        yield self._event("response.content_part.done", part=_part(kind, text), **place)
+        extras: JsonObject = {"logprobs": _in_events(self._message_tokens())} if kind == MESSAGE else {}
+        yield self._event(f"{TEXT_EVENTS[kind]}.done", text=text, **extras, **place)
+        yield self._event("response.content_part.done", part=_part(kind, text, self._message_tokens()), **place)
         item = self._filled(kind, status)
         yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
 
@@ -159,7 +189,7 @@ class ResponseScript:
 
     def _filled(self, kind: str, status: str) -> JsonObject:
         ended = "completed" if status == "completed" else "incomplete"
-        return self._item(kind, ended, [_part(kind, self._text(kind))])
+        return self._item(kind, ended, [_part(kind, self._text(kind), self._message_tokens())])
 
     def _item(self, kind: str, status: str, content: list[JsonObject]) -> JsonObject:
         own: JsonObject = {"summary": []} if kind == REASONING else {"role": "assistant"}
@@ -203,14 +233,19 @@ class ResponseScript:
         return event
 
 
-def _part(kind: str, text: str) -> JsonObject:
+def _part(kind: str, text: str, tokens: Sequence[TokenPiece]) -> JsonObject:
     if kind == REASONING:
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprob_objects(tokens)}
 
 
-def _extras(kind: str) -> JsonObject:
-    return {"logprobs": []} if kind == MESSAGE else {}
+def _in_events(tokens: Sequence[TokenPiece]) -> list[JsonObject]:
+    """As in items, but that OpenAI's events have no bytes."""
+    return [
+        {name: value for name, value in each.items() if name != "bytes"}
+        | {"top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in each["top_logprobs"]]}
+        for each in logprob_objects(tokens)
+    ]
 
 
 def _usage(usage: Usage) -> JsonObject:

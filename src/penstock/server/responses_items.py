@@ -98,8 +98,12 @@ _NEUTRALS: dict[str, Neutrals] = {
     "function_call_output": _DIRECT | {"name": ()},
     "reasoning": {"summary": ([],), "encrypted_content": ()},
 }
-_PART_FIELDS = (Field("type", TEXT, "What kind of part it is."), Field("text", TEXT, "The text."))
-_NEUTRAL_PART: Neutrals = {"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
+_PART_FIELDS = (
+    Field("type", TEXT, "What kind of part it is."),
+    Field("text", TEXT, "The text."),
+    Field("logprobs", PARTS, "Those of an earlier answer, in parts that come from one; no model is shown them."),
+)
+_NEUTRAL_PART: Neutrals = {"annotations": ([],), "prompt_cache_breakpoint": ()}
 
 
 def read_items(values: list[Any], before: tuple[Message, ...], limits: RequestLimits) -> tuple[Message, ...]:

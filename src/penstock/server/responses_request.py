@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.limits import RequestLimits
+from penstock.contract.limits import DEFAULT_LIMITS, RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import ReasoningUse
@@ -21,7 +21,7 @@ from penstock.server.parameters import check_model, check_prompt_chars, read_ter
 from penstock.server.reasoning import EFFORT, Variables, effort_variables
 from penstock.server.responses_items import INPUT, read_items
 from penstock.server.responses_tools import RESPONSE_TOOL_FIELDS, read_response_tools, repeated_tools
-from penstock.server.strict_json import JsonObject
+from penstock.server.strict_json import JsonObject, printable
 
 __all__ = ["NEUTRAL_RESPONSES", "RESPONSES_FIELDS", "ResponseRequest", "parse_response"]
 
@@ -67,6 +67,17 @@ FORM = Kind(
     },
     lambda value: isinstance(value, dict),
 )
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = Kind(
+    "a list of strings",
+    {"type": "array", "items": {"enum": [LOGPROBS]}},
+    lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+)
+TOP_LOGPROBS = Kind(
+    "an integer",
+    {"type": "integer", "minimum": 0, "maximum": DEFAULT_LIMITS.max_logprobs},
+    INTEGER.accepts,
+)
 RESPONSES_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
     Field("input", INPUT, "What is said: text, or items: messages, calls, their results, reasoning."),
@@ -84,6 +95,13 @@ RESPONSES_FIELDS = (
         " which knows none and the rest.",
     ),
     Field("text", FORM, "format: the form of the answer: text, json_object, or json_schema, followed to the letter."),
+    Field(
+        "include",
+        INCLUDES,
+        "message.output_text.logprobs: the log probability of each token of the message. What else OpenAI can include"
+        " there is none of here.",
+    ),
+    Field("top_logprobs", TOP_LOGPROBS, "How many of the likeliest tokens to return in each place; needs include."),
     Field("metadata", LABELS, "Labels of the caller's own, repeated in the response."),
     Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged."),
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
@@ -94,7 +112,6 @@ NEUTRAL_RESPONSES: Neutrals = {
     "context_management": ([],),
     "conversation": (),
     "image": (),
-    "include": ([],),
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
@@ -103,7 +120,6 @@ NEUTRAL_RESPONSES: Neutrals = {
     "prompt_cache_retention": ("in_memory",),
     "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 
@@ -115,6 +131,7 @@ class ResponseRequest:
     Attributes:
         history: the conversation without the instructions.
         repeated: what the response object repeats of the request.
+        logprobs: whether messages have those of their tokens.
     """
 
     exchange: Exchange
@@ -122,6 +139,7 @@ class ResponseRequest:
     repeated: JsonObject
     background: bool
     store: bool
+    logprobs: bool = False
 
 
 def parse_response(
@@ -156,11 +174,13 @@ def parse_response(
     wanted = {name: given[name] for name in (*SAMPLING, "user", "safety_identifier") if name in given}
     if "max_output_tokens" in given:
         wanted["max_tokens"] = given["max_output_tokens"]
+    wanted |= _logprobs(given)
     form = _format(given)
     wanted |= _structured(form)
     aliases = {
         "max_tokens": "max_output_tokens",
         "messages": "input",
+        "logprobs": "top_logprobs",
         "structured_outputs": "text.format",
         "structured_outputs.json": "text.format.schema",
     }
@@ -172,13 +192,28 @@ def parse_response(
     exchange = Exchange(exchange_id, (ask,), stream=stream, aliases=aliases | chat.offer.aliases)
     repeated = _repeated(given) | {name: getattr(terms.params, name) for name in SAMPLING}
     repeated |= {"reasoning": {"effort": effort, "summary": None}, "text": {"format": form}}
-    return ResponseRequest(exchange, history, repeated, background, store)
+    return ResponseRequest(exchange, history, repeated, background, store, "logprobs" in wanted)
 
 
 def _repeated(given: JsonObject) -> JsonObject:
     names = ("instructions", "max_output_tokens", "previous_response_id", "safety_identifier", "user")
     same = {name: given.get(name) for name in names}
-    return same | {"metadata": given.get("metadata", {})} | repeated_tools(given)
+    own = {"metadata": given.get("metadata", {}), "top_logprobs": given.get("top_logprobs", 0)}
+    return same | own | repeated_tools(given)
+
+
+def _logprobs(given: JsonObject) -> JsonObject:
+    """How many alternatives to each token are wanted, if log probabilities are wanted at all."""
+    included, top = given.get("include", []), given.get("top_logprobs", 0)
+    for name in included:
+        if name != LOGPROBS:
+            message = f"include: {printable(name)!r} is not supported here; there is {LOGPROBS}."
+            raise InvalidParameter("include", message, code="unsupported_parameter")
+    if included:
+        return {"logprobs": top}
+    if top:
+        raise InvalidParameter("top_logprobs", f"top_logprobs is only allowed together with include: [{LOGPROBS!r}].")
+    return {}
 
 
 def _history(

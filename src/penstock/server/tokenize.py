@@ -18,6 +18,7 @@ from penstock.server.completions import PROMPT_SCHEMA, read_prompt
 from penstock.server.conversation import MESSAGES
 from penstock.server.failures import json_response
 from penstock.server.fields import BOOLEAN, TEXT, Field, Kind, Neutrals, read_fields
+from penstock.server.fitted_fields import fitted
 from penstock.server.openapi import answers, request_body
 from penstock.server.parameters import check_model
 from penstock.server.serving import Serving
@@ -78,7 +79,7 @@ def read_chat_prompt(given: JsonObject, card: ModelCard, limits: RequestLimits) 
 def add_routes(app: FastAPI, serving: Serving) -> None:
     """`POST /tokenize`."""
     card, limits = serving.card, serving.limits
-    extra = request_body(TOKENIZE_FIELDS, NEUTRAL_TOKENIZE)
+    extra = request_body(fitted(TOKENIZE_FIELDS, serving.card), NEUTRAL_TOKENIZE)
 
     @app.post("/tokenize", openapi_extra=extra, responses=answers("Tokenized"), response_class=Response)
     async def tokenize(request: Request) -> Response:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from penstock.contract.embedding import Pooling
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "next_token"]
+__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "next_token", "vector"]
 
 CELL_BITS = 63
+_FINITE = 0xBFFF_FFFF_BFFF_FFFF
 
 
 def cell(token: int, position: int) -> int:
@@ -40,7 +41,12 @@ def golden_embedding(prompt: Sequence[int], pooling: Pooling) -> bytes:
     """The embedding of `prompt`, computed without any KV memory; a mean is the sum of all hidden states here."""
     cells = [cell(token, position) for position, token in enumerate(prompt)]
     first = len(cells) if pooling is Pooling.LAST else 1
-    return sum(hidden_state(cells[:end]) for end in range(first, len(cells) + 1)).to_bytes(8, "little")
+    return vector(sum(hidden_state(cells[:end]) for end in range(first, len(cells) + 1)))
+
+
+def vector(pooled: int) -> bytes:
+    """An embedding of two float32 numbers, both finite: the top bit of their exponents is not set."""
+    return (pooled & _FINITE).to_bytes(8, "little")
 
 
 def golden(

@@ -18,7 +18,7 @@ from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
 from penstock.contract.plan import Admit, PromptEmbedding, Row, RowFailure, StepPlan, StepResult
 from penstock.sim.clock import SimClock
-from penstock.sim.fake_model import cell, hidden_state, next_token
+from penstock.sim.fake_model import cell, hidden_state, next_token, vector
 
 __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
@@ -217,7 +217,7 @@ class FakeRunner:
         states = sum(hidden_state(cells[:each]) for each in range(first, end + 1))
         slot.pooled = states if pooling is Pooling.LAST else slot.pooled + states
         whole = end == len(slot.tokens)
-        return PromptEmbedding(row.slot, slot.pooled.to_bytes(8, "little")) if whole else None
+        return PromptEmbedding(row.slot, vector(slot.pooled)) if whole else None
 
     def _require(self, holds: bool, law: str) -> None:
         if not holds:

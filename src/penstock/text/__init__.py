@@ -10,6 +10,7 @@ from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.reply import ReplyFormat, ReplyParser, ReplyPiece, ReplyReader
 from penstock.text.stop_strings import StopScan, StopStrings
+from penstock.text.thinking import ReasoningBudgets
 from penstock.text.tokenizer import TextModel, Tokenizer, open_text
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "StopScan",
     "StopStrings",
     "TextModel",
+    "ReasoningBudgets",
     "Tokenizer",
     "open_text",
 ]

@@ -52,6 +52,16 @@ class ReasoningSplit:
         """Whether no more reasoning can come."""
         return self._place in (_Place.BEHIND, _Place.ANSWER)
 
+    @property
+    def inside(self) -> bool:
+        """Whether what comes next is reasoning, or the closing tag."""
+        return self._place is _Place.INSIDE
+
+    @property
+    def closing_begun(self) -> int:
+        """How many characters of the closing tag the reasoning so far may end with."""
+        return len(self._held) if self.inside else 0
+
     def push(self, text: str) -> tuple[str, str]:
         """The next piece of the answer as (reasoning, answer)."""
         self._seen += len(text)

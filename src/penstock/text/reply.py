@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.request import ChatPrompt
+from penstock.contract.request import ChatPrompt, Prompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
 from penstock.text.call_format import CALL_FORMATS, CallFormat, find_call_format
 from penstock.text.call_parser import CallParser
@@ -24,7 +24,15 @@ from penstock.text.chat_template import ChatTemplate
 from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
 from penstock.text.tool_schemas import ToolSchemas
 
-__all__ = ["PLAIN_FORMAT", "ReplyFormat", "ReplyParser", "ReplyPiece", "ReplyReader", "find_reply_format"]
+__all__ = [
+    "PLAIN_FORMAT",
+    "ReplyFormat",
+    "ReplyParser",
+    "ReplyPiece",
+    "ReplyReader",
+    "find_reply_format",
+    "opens_reasoning",
+]
 
 _ID_BYTES = 12
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -64,7 +72,7 @@ class ReplyFormat:
         if calls is None and not splits:
             return None
         schemas = ToolSchemas(prompt.tools if calls else ())
-        return ReplyReader(rules, calls, schemas, splits, opened=splits and _opens_reasoning(prompt, rendered))
+        return ReplyReader(rules, calls, schemas, splits, opened=splits and opens_reasoning(prompt, rendered))
 
     def _call_format(self, use: ToolUse) -> CallFormat | None:
         match use:
@@ -87,8 +95,10 @@ def find_reply_format(tool_call_parser: str, reasoning_parser: str, template: Ch
     return ReplyFormat(find_call_format(tool_call_parser, source), thinks)
 
 
-def _opens_reasoning(prompt: ChatPrompt, rendered: str) -> bool:
-    """Whether the model goes on inside reasoning: only what stands in the assistant's own turn counts."""
+def opens_reasoning(prompt: Prompt, rendered: str) -> bool:
+    """Whether the model goes on inside reasoning: of a conversation, only the assistant's own turn counts."""
+    if not isinstance(prompt, ChatPrompt):
+        return leaves_open(rendered)
     if prompt.continue_final_message:
         return leaves_open(prompt.messages[-1].content)
     return prompt.add_generation_prompt and rendered.rstrip().endswith(OPENING)

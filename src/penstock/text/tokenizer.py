@@ -107,6 +107,19 @@ class Tokenizer:
         spelled = [self._encode(self._backend, each, param, add_special_tokens=False).ids for each in texts]
         return tuple(dict.fromkeys(tuple(ids) for ids in spelled if ids))
 
+    def longest_matches(self, text: str) -> tuple[int, ...]:
+        """Ids whose bytes are `text`, each the longest ordinary token that fits; () if there are no such ids."""
+        rest, ids = text.encode(), []
+        fitting = {p: id_ for id_, p in reversed(list(enumerate(self._pieces))) if p and p in rest}
+        fitting = {piece: id_ for piece, id_ in fitting.items() if id_ not in self._special}
+        while rest:
+            piece = max(filter(rest.startswith, fitting), key=len, default=b"")
+            if not piece:
+                return ()
+            ids.append(fitting[piece])
+            rest = rest[len(piece) :]
+        return tuple(ids)
+
     def tokens_with(self, text: str) -> tuple[int, ...]:
         """The ids of all tokens whose own text holds `text`, ascending."""
         sought = text.encode()

@@ -13,6 +13,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.ports import Grammars
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.thinking import ThinkingBudget
 from penstock.engine.token_terms import TokenTerms
 from penstock.sampling import SamplingParams
 from penstock.text import Tokenizer
@@ -78,6 +79,13 @@ class Lexicon:
         except InvalidParameter:
             return None
         return grammar
+
+    def thinking(self, params: SamplingParams, *, opened: bool) -> ThinkingBudget | None:
+        """The bound on the reasoning, where nothing else that is asked stands against it."""
+        contradicted = params.allowed_token_ids or params.bad_words or params.structured_outputs is not None
+        if params.thinking_token_budget is None or contradicted:
+            return None
+        return ThinkingBudget(params.thinking_token_budget, opened)
 
 
 def _words(tokenizer: Tokenizer, vocab_size: int) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ _STOPPED_SHARE = 0.15
 _SCORED_SHARE = 0.1
 _FORMED_SHARE = 0.08
 _SHARED_SHARE = 0.6
+_THINKING_SHARE = 0.15
+_OPENED_SHARE = 0.8
 _MOST_CHOICES = 3
 
 _FORMS: tuple[dict[str, Any], ...] = (
@@ -52,12 +54,15 @@ def draw_requests(
     ask = 0
     while len(requests) < count:
         prompt = draw_prompt(draw, lexicon.vocab_size, longest_prompt, [request.prompt for request in requests])
-        requests += _sequences(str(ask), prompt, draw_params(draw, lexicon, new_tokens), lexicon)
+        params, opened = draw_params(draw, lexicon, new_tokens), draw.random() < _OPENED_SHARE
+        requests += _sequences(str(ask), prompt, params, lexicon, opened=opened)
         ask += 1
     return tuple(requests[:count])
 
 
-def _sequences(ask: str, prompt: Prompt, params: SamplingParams, lexicon: Lexicon) -> list[GenerateRequest]:
+def _sequences(
+    ask: str, prompt: Prompt, params: SamplingParams, lexicon: Lexicon, *, opened: bool
+) -> list[GenerateRequest]:
     spec = lexicon.resolve(params)
     first = GenerateRequest(
         f"{ask}/0",
@@ -66,6 +71,7 @@ def _sequences(ask: str, prompt: Prompt, params: SamplingParams, lexicon: Lexico
         stop=lexicon.rules(params),
         fresh_prompt=spec.has("prompt_logprobs"),
         grammar=lexicon.grammar(params),
+        thinking=lexicon.thinking(params, opened=opened),
     )
     other = replace(first, sampling=spec.without("prompt_logprobs"), fresh_prompt=False)
     choices = range(1, params.n if params.best_of is None else params.best_of)
@@ -103,6 +109,7 @@ def draw_params(draw: Random, lexicon: Lexicon, new_tokens: int) -> SamplingPara
         logprobs=draw.choice((0, 0, 1, 5)),
         logprobs_mode=draw.choice((RAW, RAW, RAW, PROCESSED)),
         prompt_logprobs=draw.choice((0, 3)) if draw.random() < _SCORED_SHARE else None,
+        thinking_token_budget=draw.randint(0, max_tokens) if draw.random() < _THINKING_SHARE else None,
     )
 
 

@@ -12,7 +12,7 @@ from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.ports import Grammars, Runner
 from penstock.exec.device import compute_threads, set_threads
-from penstock.text import TextModel
+from penstock.text import ReasoningBudgets, TextModel
 
 __all__ = ["Subject"]
 
@@ -48,7 +48,7 @@ class Subject:
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = loaded.kv_store(config.num_blocks, config.block_size)
             kv.fill_with_nan()  # whoever reads what was never written shows it
-            return loaded.runner(kv, config.max_num_seqs, config.max_model_len, grammars)
+            return loaded.runner(kv, config.max_num_seqs, config.max_model_len, grammars, ReasoningBudgets(text))
 
         return cls(
             vocab_size=loaded.shape.vocab_size,

@@ -1,0 +1,117 @@
+"""Reasoning that has a budget: when it is used up, which tokens close the reasoning.
+
+Decides where reasoning is by the same law by which answers are taken apart (`ReasoningSplit`), and how the closing tag
+is spelled in tokens: what the model wrote of it is not written again. Knows no logits.
+Invariant: what is due depends on the prompt's last tokens, the budget and the tokens taken, on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.request import Prompt
+from penstock.contract.thinking import ThinkingBudget
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit
+from penstock.text.reply import ReplyReader, opens_reasoning
+from penstock.text.tokenizer import TextModel
+
+__all__ = ["BudgetedThinking", "ReasoningBudgets"]
+
+
+class ReasoningBudgets:
+    """Makes budgets for one model's requests, and keeps to them: implements `contract.ports.ThinkingBudgets`.
+
+    Safe to call from several threads.
+    """
+
+    def __init__(self, text: TextModel) -> None:
+        self._text = text
+        self._spelled: dict[str, tuple[int, ...]] = {}
+
+    def make(self, tokens: int, prompt: Prompt, rendered: str, reader: ReplyReader | None) -> ThinkingBudget:
+        """The budget of the answers to a prompt.
+
+        Args:
+            tokens: most tokens of reasoning.
+            prompt: as it was asked.
+            rendered: its text, a conversation's as the template wrote it.
+            reader: what takes the answers apart, if anything does: both must see the same text.
+
+        Raises:
+            InvalidParameter: this model does not think; names `thinking_token_budget`.
+        """
+        if not self._text.reply_format.thinks:
+            message = "the served model does not think: its chat template knows no reasoning"
+            raise InvalidParameter("thinking_token_budget", message, code="unsupported_parameter")
+        if not self.spell(CLOSING):
+            message = f"the served model's vocabulary cannot spell {CLOSING}"
+            raise InvalidParameter("thinking_token_budget", message, code="unsupported_model")
+        spelled = self._text.tokenizer.special_ids((OPENING, CLOSING)) | (reader.spelled if reader else frozenset())
+        return ThinkingBudget(tokens, opens_reasoning(prompt, rendered), tuple(sorted(spelled)))
+
+    def begin(self, budget: ThinkingBudget, prompt: Sequence[int]) -> BudgetedThinking:
+        """See the port."""
+        detokenizer = Detokenizer(self._text.tokenizer, spelled=frozenset(budget.spelled), prompt=prompt)
+        return BudgetedThinking(budget, detokenizer, self.spell)
+
+    def spell(self, text: str) -> tuple[int, ...]:
+        """The ids of `text` wherever it stands; () if the vocabulary cannot spell it.
+
+        As the tokenizer writes it, unless that adds something (SentencePiece's dummy space); else by longest match.
+        """
+        if text not in self._spelled:
+            tokenizer = self._text.tokenizer
+            usual = tokenizer.spellings(text, param="thinking_token_budget")
+            exact = (ids for ids in usual if b"".join(map(tokenizer.token_bytes, ids)) == text.encode())
+            self._spelled[text] = next(exact, ()) or tokenizer.longest_matches(text)
+        return self._spelled[text]
+
+
+class BudgetedThinking:
+    """Implements `contract.ports.Thinking`. Owned by the runner, one a sequence.
+
+    Args:
+        detokenizer: fresh; owned by this object from now on.
+        spell: gives the ids of a text.
+    """
+
+    __slots__ = ("_detokenizer", "_due", "_left", "_spell", "_split")
+
+    def __init__(
+        self, budget: ThinkingBudget, detokenizer: Detokenizer, spell: Callable[[str], tuple[int, ...]]
+    ) -> None:
+        self._left = budget.tokens
+        self._split = ReasoningSplit(opened=budget.opened)
+        self._detokenizer = detokenizer
+        self._spell = spell
+        self._due: deque[int] = deque()
+        self._close_if_used_up()
+
+    @property
+    def over(self) -> bool:
+        """Whether no more reasoning can come."""
+        return self._split.over
+
+    @property
+    def due(self) -> int | None:
+        """The token that must come next; None where any may."""
+        return self._due[0] if self._due else None
+
+    def take(self, token: int) -> None:
+        """Go on past `token`."""
+        if self._due:
+            assert token == self._due.popleft(), f"token {token} stands where the closing tag was due"
+        elif self._split.inside:
+            self._left -= 1
+        self._split.push(self._detokenizer.push(token))
+        self._close_if_used_up()
+
+    def _close_if_used_up(self) -> None:
+        if self._due or self._left > 0 or not self._split.inside:
+            return
+        # Half a character at the end parts what is written next from a tag that was begun before it.
+        missing = CLOSING if self._detokenizer.unfinished else CLOSING[self._split.closing_begun :]
+        self._due.extend(self._spell(missing))
