@@ -19,7 +19,10 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.documents import parts_of
 from penstock.grammar.ending import Ending
+from penstock.grammar.expression import Unreadable
+from penstock.grammar.fewest import TooFar, fewest_tokens
 from penstock.grammar.hints import hints_of
 from penstock.grammar.shortest import ShortestSearch
 from penstock.grammar.verdict import Verdict
@@ -34,6 +37,8 @@ SEARCHES = 2000
 """States that the search for the shortest document may open."""
 TIGHT_SEARCHES = 12
 """States that the search for the fewest tokens may open to end one of its own."""
+MOST_TOKENS = 1000
+"""Of a document that no other search has found."""
 LEAST_SIZE = 64 * 1024
 
 
@@ -61,13 +66,31 @@ def judge(grammar: Grammar, speller: Speller, tight: bool = False) -> Verdict:
     is_json, hints = grammar.kind is GrammarKind.JSON, hints_of(grammar)
     text = Closer(speller, SEARCHES, hints).ending(matcher, JsonPlace() if is_json else None)
     ending = None if text is None else Ending.spelled(text, speller)
-    if ending is not None and tight:
-        closer = Closer(speller, TIGHT_SEARCHES, hints)
-        ending = ShortestSearch(speller).shortest(matcher, closer, is_json, ending)
+    if ending is None or tight:
+        ending = _shortest(grammar, matcher, speller, ending)
     if ending is None or not _is_document(matcher, (*ending.ids, speller.eos[0])):
         return Verdict(error="no document of this grammar was found: it allows none, or only very long ones")
     size = max(_memory() - before, len(grammar.source) * 16, LEAST_SIZE)
     return Verdict(ending_text=ending.text.decode("latin-1"), ids=ending.ids, size=size)
+
+
+def _shortest(grammar: Grammar, matcher: LLMatcher, speller: Speller, known: Ending | None) -> Ending | None:
+    """The document with the fewest tokens, where the grammar can be read; else the shortest that is found.
+
+    It is `known` if that has no more.
+    """
+    try:
+        ids = fewest_tokens(parts_of(grammar), speller.trie, MOST_TOKENS if known is None else len(known.ids))
+    except (Unreadable, TooFar):
+        ids = ()
+    if ids is None:
+        return known
+    if ids and speller.completes(matcher, ids):
+        return Ending(b"".join(speller.tokens[id_] for id_ in ids), ids)
+    if known is None:
+        return None
+    closer = Closer(speller, TIGHT_SEARCHES, hints_of(grammar))
+    return ShortestSearch(speller).shortest(matcher, closer, grammar.kind is GrammarKind.JSON, known)
 
 
 def _is_document(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:

@@ -1,0 +1,414 @@
+"""What the documents of a grammar are made of, part by part, unfolded as far as it is asked for.
+
+Decides what is read: JSON schemas as llguidance follows them (properties in their order, additional ones last, at most
+one space where JSON allows any), choices and regular expressions. What is not read is `Unreadable`. Knows no tokens.
+Whoever finds a document here tries it on the automaton proper before it is used, so that a difference costs a search,
+and no right answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.grammar.expression import Expression, Unreadable
+from penstock.grammar.lexemes import Lexeme, Matching, Quoted, Spaces, Text, Unlike
+from penstock.grammar.numbers import Bound, Number
+
+__all__ = ["Part", "Piece", "parts_of"]
+
+Schema = dict[str, Any]
+Schemas = tuple[Any, ...]
+"""All of them hold."""
+Path = tuple[tuple[int, ...], ...]
+"""The values that one is inside of, the outermost first, each by the schemas that hold for it."""
+
+
+class Part:
+    """What is made of pieces, in one of several ways."""
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """Each way, as what comes one after the other."""
+        raise NotImplementedError
+
+
+Piece = Part | Lexeme
+
+
+def parts_of(grammar: Grammar) -> tuple[Piece, ...]:
+    """What the documents of a grammar that compiles are made of.
+
+    Raises:
+        Unreadable: it has what is not read here.
+    """
+    match grammar.kind:
+        case GrammarKind.JSON:
+            schema = json.loads(grammar.source)
+            return (_Values(schema).of((schema,)),)
+        case GrammarKind.CHOICE:
+            return (_Choice([(Text(text.encode()),) for text in json.loads(grammar.source)]),)
+        case GrammarKind.REGEX:
+            return (Matching([Expression(grammar.source, anywhere=False)]),)
+    raise Unreadable(grammar.kind)
+
+
+class _Choice(Part):
+    """Ways that are known."""
+
+    def __init__(self, ways: list[tuple[Piece, ...]]) -> None:
+        self._ways = ways
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        return self._ways
+
+
+_SPACES = Spaces()
+_COMMA, _COLON = (_SPACES, Text(b","), _SPACES), (_SPACES, Text(b":"), _SPACES)
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+_MOST_WAYS = 1000
+_NESTED = 1
+"""How often a value may be inside one of the same schemas; the shortest document hardly needs that at all."""
+_MOST_REFERENCES = 32
+"""One behind the other, with nothing between."""
+
+_HEX = "[0-9a-fA-F]"
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9])|[0-9]{4}-(0[13-9]|1[0-2])-30|[0-9]{4}-(0[13578]|1[02])-31"
+_ZONE = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_ZONE}:([0-5][0-9]|60)(\.[0-9]+)?([zZ]|[+-]{_ZONE})"
+_CLOCK = "[0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S"
+_DAYS = "[0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_OCTET = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
+_IPV4 = rf"{_OCTET}(\.{_OCTET}){{3}}"
+_GROUP = f"{_HEX}{{1,4}}"
+_SHORTENED = (f"({_GROUP}(:{_GROUP}){{0,{left - 1}}})?::({_GROUP}(:{_GROUP}){{0,{6 - left}}})?" for left in range(1, 7))
+_PATH = f"([a-zA-Z0-9._~!$&'()*+,;=:@-]|%{_HEX}{{2}})"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"({_DATE})[tT]{_TIME}",
+    "duration": f"P(({_DAYS})(T({_CLOCK}))?|T({_CLOCK})|[0-9]+W)",
+    "email": rf"{_ATOM}(\.{_ATOM})*@({_LABEL}(\.{_LABEL})*|\[{_IPV4}\])",
+    "hostname": rf"{_LABEL}(\.{_LABEL})*",
+    "ipv4": _IPV4,
+    "ipv6": "|".join(
+        (f"{_GROUP}(:{_GROUP}){{7}}", f"{_GROUP}(:{_GROUP}){{6}}::", f"::{_GROUP}(:{_GROUP}){{6}}", *_SHORTENED)
+    ),
+    "uri": f"[a-zA-Z][a-zA-Z0-9+.-]*:(//{_PATH}*)?(/?{_PATH}+(/{_PATH}*)*|/?)([?]({_PATH}|[/?])*)?(#({_PATH}|[/?])*)?",
+    "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
+}
+"""From RFC 3339 (durations: its appendix A), 5321, 1123, 2673, 4291, 3986 and 4122; labels of hosts of any length."""
+
+
+class _Values:
+    """The values of a schema's parts, each made once."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._made: dict[tuple[Path, tuple[int, ...]], _Value] = {}
+        self._expressions: dict[tuple[str, bool], Expression] = {}
+        self._strings: dict[Any, Quoted] = {}
+        self.text = self.string(frozenset(), 0, None)
+
+    def of(self, schemas: Schemas, path: Path = ()) -> _Value:
+        """A value for which all the schemas hold, each of which is a part of the root; `path` says inside of what."""
+        key = tuple(id(schema) for schema in schemas if schema is not True)
+        if (path, key) not in self._made:
+            schemas = schemas if path.count(key) <= _NESTED else (False,)
+            self._made[path, key] = _Value(self, schemas, (*path, key))
+        return self._made[path, key]
+
+    def expression(self, source: str, anywhere: bool) -> Expression:
+        """It, made once."""
+        key = source, anywhere
+        if key not in self._expressions:
+            self._expressions[key] = Expression(source, anywhere)
+        return self._expressions[key]
+
+    def string(self, patterns: frozenset[tuple[str, bool]], least: int, most: int | None) -> Quoted:
+        """A string that all patterns match, each of them a part of it or all of it, made once."""
+        key = patterns, least, most
+        if key not in self._strings:
+            conditions = [self.expression(*pattern) for pattern in sorted(patterns)]
+            self._strings[key] = Quoted(conditions, least, most)
+        return self._strings[key]
+
+    def plain(self, schemas: Schemas, references: int = 0) -> list[Schemas]:
+        """The ways in which all can hold, each as schemas of which only what they say themselves is to be read."""
+        ways: list[Schemas] = [()]
+        for schema in schemas:
+            ways = [(*way, *more) for way, more in product(ways, self._plain(schema, references))]
+            if len(ways) > _MOST_WAYS:
+                raise Unreadable("too many combinations")
+        return ways
+
+    def _plain(self, schema: Any, references: int) -> list[Schemas]:
+        if isinstance(schema, bool):
+            return [()] if schema else []
+        if references > _MOST_REFERENCES:
+            raise Unreadable("references in a circle")
+        inner = [self.plain((one,), references + 1) for one in schema.get("allOf", ())]
+        if "$ref" in schema:
+            inner.append(self.plain((self._referred(schema["$ref"]),), references + 1))
+        unions = [schema[keyword] for keyword in ("anyOf", "oneOf") if keyword in schema]
+        inner += [[way for one in union for way in self.plain((one,), references + 1)] for union in unions]
+        return [(schema, *(one for way in ways for one in way)) for ways in product(*inner)]
+
+    def _referred(self, reference: str) -> Any:
+        found = self._root
+        for step in reference.removeprefix("#").split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or name not in found:
+                raise Unreadable(reference)
+            found = found[name]
+        return found
+
+
+class _Value(Part):
+    """A value for which some schemas hold."""
+
+    def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
+        self._values = values
+        self._schemas = schemas
+        self._path = path
+        self._ways: list[tuple[Piece, ...]] | None = None
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        if self._ways is None:
+            plain = self._values.plain(self._schemas)
+            self._ways = [way for schemas in plain for way in self._of(schemas)]
+        return self._ways
+
+    def _of(self, schemas: Schemas) -> Iterator[tuple[Piece, ...]]:
+        types = _types(schemas)
+        if any("enum" in schema or "const" in schema for schema in schemas):
+            for value in _constants(schemas):
+                if _type(value) in types or (_type(value) == "integer" and "number" in types):
+                    yield tuple(_constant(value))
+            return
+        for kind in types:
+            yield from self._of_type(kind, schemas)
+
+    def _of_type(self, kind: str, schemas: Schemas) -> Iterator[tuple[Piece, ...]]:
+        match kind:
+            case "null":
+                yield (Text(b"null"),)
+            case "boolean":
+                yield from ((Text(b"true"),), (Text(b"false"),))
+            case "number" | "integer":
+                yield (_number(schemas, kind == "integer"),)
+            case "string":
+                yield (self._string(schemas),)
+            case "array":
+                yield (Text(b"["), _SPACES, _Array(self._values, schemas, self._path).behind(0))
+            case "object":
+                yield (Text(b"{"), _SPACES, _Object(self._values, schemas, self._path).behind(0, 0))
+            case _:
+                raise Unreadable(kind)
+
+    def _string(self, schemas: Schemas) -> Lexeme:
+        formats = [schema["format"] for schema in schemas if "format" in schema]
+        if not _FORMATS.keys() >= set(formats):
+            raise Unreadable(", ".join(formats))
+        patterns = {(schema["pattern"], True) for schema in schemas if "pattern" in schema}
+        patterns |= {(_FORMATS[one], False) for one in formats}
+        return self._values.string(frozenset(patterns), _largest(schemas, "minLength"), _smallest(schemas, "maxLength"))
+
+
+class _Array:
+    """The arrays for which some schemas hold."""
+
+    def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
+        self._values = values
+        self._schemas = schemas
+        self._path = path
+        if any(isinstance(schema.get("items"), list) for schema in schemas):
+            raise Unreadable("items")
+        self.least, self.most = _largest(schemas, "minItems"), _smallest(schemas, "maxItems")
+        first = max((len(schema.get("prefixItems", ())) for schema in schemas), default=0)
+        self._cap = max(self.least, first, 1) if self.most is None else self.most
+        self._made: dict[int, _Items] = {}
+
+    def behind(self, count: int) -> _Items:
+        """What may come behind some items; behind many, the same always."""
+        count = min(count, self._cap)
+        return self._made.setdefault(count, _Items(self, count))
+
+    def item(self, at: int) -> Part:
+        """The value there."""
+        firsts = ((schema.get("prefixItems", ()), schema.get("items", True)) for schema in self._schemas)
+        return self._values.of(tuple(first[at] if at < len(first) else items for first, items in firsts), self._path)
+
+
+class _Items(Part):
+    """The rest of an array behind some of its items and a space."""
+
+    def __init__(self, array: _Array, count: int) -> None:
+        self._array = array
+        self._count = count
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        array, count = self._array, self._count
+        found: list[tuple[Piece, ...]] = [(Text(b"]"),)] if count >= array.least else []
+        if array.most is None or count < array.most:
+            comma = _COMMA[1:] if count else ()
+            found.append((*comma, array.item(count), _SPACES, array.behind(count + 1)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: Lexeme
+    value: Part
+    once: bool
+    required: bool
+
+
+class _Object:
+    """The objects for which some schemas hold."""
+
+    def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
+        self._values = values
+        self._schemas = schemas
+        self._path = path
+        self.least, self.most = _largest(schemas, "minProperties"), _smallest(schemas, "maxProperties")
+        self._cap = max(1, self.least, self.most or 0)
+        self.members = list(self._members())
+        self._made: dict[tuple[int, int], _Members] = {}
+
+    def behind(self, place: int, count: int) -> _Members:
+        """What may come behind the first members' places, of which `count` were taken."""
+        key = place, min(count, self._cap)
+        return self._made.setdefault(key, _Members(self, *key))
+
+    def _members(self) -> Iterator[_Member]:
+        names = dict.fromkeys(name for schema in self._schemas for name in schema.get("properties", ()))
+        required = dict.fromkeys(name for schema in self._schemas for name in schema.get("required", ()))
+        patterns = dict.fromkeys(one for schema in self._schemas for one in schema.get("patternProperties", ()))
+        taken = dict.fromkeys((*names, *required))
+        for name in taken:
+            yield _Member(_text(name), self._value(name), once=True, required=name in required)
+        expressions = [self._values.expression(pattern, anywhere=True) for pattern in patterns]
+        for pattern, expression in zip(patterns, expressions, strict=True):
+            name = Quoted([expression, Unlike(taken, ())])
+            schemas = (schema.get("patternProperties", {}).get(pattern, True) for schema in self._schemas)
+            yield _Member(name, self._values.of(tuple(schemas), self._path), once=False, required=False)
+        other = Quoted([Unlike(taken, expressions)]) if taken or expressions else self._values.text
+        rest = tuple(schema.get("additionalProperties", True) for schema in self._schemas)
+        if False not in rest:
+            yield _Member(other, self._values.of(rest, self._path), once=False, required=False)
+
+    def _value(self, name: str) -> Part:
+        schemas = (one for schema in self._schemas for one in self._schemas_of(name, schema))
+        return self._values.of(tuple(schemas), self._path)
+
+    def _schemas_of(self, name: str, schema: Schema) -> Iterator[Any]:
+        """What one schema says of a member."""
+        found = [schema["properties"][name]] if name in schema.get("properties", ()) else []
+        for pattern, inner in schema.get("patternProperties", {}).items():
+            if self._values.expression(pattern, anywhere=True).matches(name):
+                found.append(inner)
+        yield from found or [schema.get("additionalProperties", True)]
+
+
+class _Members(Part):
+    """The rest of an object, behind some of its members and a space."""
+
+    def __init__(self, owner: _Object, place: int, count: int) -> None:
+        self._owner = owner
+        self._place = place
+        self._count = count
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        owner, count, found = self._owner, self._count, list[tuple[Piece, ...]]()
+        for place in range(self._place, len(owner.members)):
+            member = owner.members[place]
+            if owner.most is None or count < owner.most:
+                rest = owner.behind(place + member.once, count + 1)
+                comma = _COMMA[1:] if count else ()
+                found.append((*comma, member.name, *_COLON, member.value, _SPACES, rest))
+            if member.required:
+                return found
+        return [*found, (Text(b"}"),)] if count >= owner.least else found
+
+
+def _largest(schemas: Schemas, keyword: str) -> int:
+    return max((schema[keyword] for schema in schemas if keyword in schema), default=0)
+
+
+def _smallest(schemas: Schemas, keyword: str) -> int | None:
+    return min((schema[keyword] for schema in schemas if keyword in schema), default=None)
+
+
+def _types(schemas: Schemas) -> tuple[str, ...]:
+    """The types that all the schemas allow."""
+    types = set(_TYPES) | {"integer"}
+    for given in (schema["type"] for schema in schemas if "type" in schema):
+        allowed = {given} if isinstance(given, str) else set(given)
+        types &= allowed | {"integer"} if "number" in allowed else allowed
+    if "number" in types:
+        types -= {"integer"}
+    return tuple(kind for kind in (*_TYPES, "integer") if kind in types)
+
+
+def _type(value: Any) -> str:
+    names = {bool: "boolean", type(None): "null", str: "string", list: "array", dict: "object", int: "integer"}
+    return names.get(type(value), "number")
+
+
+def _constants(schemas: Schemas) -> list[Any]:
+    """The values that all lists of values have."""
+    lists = [schema["enum"] for schema in schemas if "enum" in schema]
+    lists += [[schema["const"]] for schema in schemas if "const" in schema]
+    texts = [{json.dumps(value, sort_keys=True) for value in values} for values in lists]
+    return [value for value in lists[0] if all(json.dumps(value, sort_keys=True) in those for those in texts)]
+
+
+def _constant(value: Any) -> Iterator[Piece]:
+    """One value, with a space where JSON allows any."""
+    match value:
+        case dict():
+            yield Text(b"{")
+            for number, (name, inner) in enumerate(value.items()):
+                yield from _COMMA if number else (_SPACES,)
+                yield from (_text(name), *_COLON, *_constant(inner))
+            yield from (_SPACES, Text(b"}"))
+        case list():
+            yield Text(b"[")
+            for number, inner in enumerate(value):
+                yield from _COMMA if number else (_SPACES,)
+                yield from _constant(inner)
+            yield from (_SPACES, Text(b"]"))
+        case float() if value.is_integer():
+            yield _text(int(value))
+        case _:
+            yield _text(value)
+
+
+def _text(value: Any) -> Text:
+    return Text(json.dumps(value, ensure_ascii=False).encode())
+
+
+def _number(schemas: Schemas, whole: bool) -> Number:
+    bounds = [
+        Bound(
+            Decimal(str(schema[keyword])), keyword in ("minimum", "exclusiveMinimum"), keyword.startswith("exclusive")
+        )
+        for schema in schemas
+        for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+        if keyword in schema
+    ]
+    steps = {Decimal(str(schema["multipleOf"])) for schema in schemas if "multipleOf" in schema}
+    if len(steps) > 1:
+        raise Unreadable("multipleOf")
+    return Number(bounds, next(iter(steps), None), whole)
