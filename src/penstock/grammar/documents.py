@@ -18,7 +18,7 @@ from typing import Any
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.expression import Expression, Unreadable
 from penstock.grammar.lexemes import Lexeme, Matching, Quoted, Spaces, Text, Unlike
-from penstock.grammar.numbers import Bound, Number
+from penstock.grammar.numerals import Bound, Number
 
 __all__ = ["Part", "Piece", "parts_of"]
 

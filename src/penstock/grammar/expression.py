@@ -13,15 +13,25 @@ from collections.abc import Iterable
 __all__ = ["Expression", "Unreadable"]
 
 _MOST_STATES = 4096
+_MOST_DEPTH = 60
 _LAST = 0x10FFFF
 _CLASSES = {
     "d": ((0x30, 0x39),),
     "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
     "s": ((0x09, 0x0D), (0x20, 0x20)),
 }
+_PROPERTIES = {
+    "L": ((0x41, 0x5A), (0x61, 0x7A)),
+    "Lu": ((0x41, 0x5A),),
+    "Ll": ((0x61, 0x7A),),
+    "N": ((0x30, 0x39),),
+    "Nd": ((0x30, 0x39),),
+}
+"""The members in ASCII: fewer than there are, so that what is found is right, and hardly ever is one shorter."""
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7}
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|s?:))?")
+_PROPERTY = re.compile(r"p(?:\{(\w+)\}|(\w))")
 _HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|[xu]\{([0-9a-fA-F]{1,6})\}")
 
 Ranges = tuple[tuple[int, int], ...]
@@ -148,7 +158,7 @@ class _Reader:
     def __init__(self, source: str, into: Expression) -> None:
         self._source = source
         self._into = into
-        self._at = 0
+        self._at = self._depth = 0
 
     def whole(self, at: int) -> int:
         """The state behind the whole expression, read from the state `at`."""
@@ -239,7 +249,11 @@ class _Reader:
         self._at = found.end()
         if self._source[self._at : self._at + 1] == "?" or found[0] == "(?s:":
             raise Unreadable("a group that looks around, or sets flags")
+        if self._depth >= _MOST_DEPTH:
+            raise Unreadable("nested too deep")
+        self._depth += 1
         end = self._alternatives(at)
+        self._depth -= 1
         if not self._taken(")"):
             raise Unreadable("a parenthesis that is not closed")
         return end
@@ -275,6 +289,9 @@ class _Reader:
             self._at = found.end()
             code = min(int(found[1] or found[2] or found[3], 16), _LAST)
             return ((code, code),)
+        if (found := _PROPERTY.match(self._source, self._at)) and (found[1] or found[2]) in _PROPERTIES:
+            self._at = found.end()
+            return _PROPERTIES[found[1] or found[2]]
         letter = self._next()
         if letter in _CLASSES:
             return _CLASSES[letter]

@@ -17,8 +17,8 @@ __all__ = ["TooFar", "fewest_tokens"]
 
 Item = TypeVar("Item")
 
-_MOST_STEPS = 4_000_000
-"""From one node of the trie to the next, or from one state to the next: a second or two."""
+_MOST_STEPS = 8_000_000
+"""From one node of the trie to the next, or from one state to the next: some seconds."""
 _DONE = 0
 
 
@@ -52,7 +52,7 @@ class _Search:
         self._trie = trie
         self._steps = 0
         self._places = _Numbers[tuple[Any, Any]]()
-        self._place_rows = list[dict[int, int]]()
+        self._place_rows: dict[int, dict[int, int]] = {}
         self._may_end = list[bool]()
         self._kin = list[tuple[Any, Any, int]]()
         self._stacks = _Numbers[tuple[Any, int]]()  # a piece and what comes behind it
@@ -74,6 +74,7 @@ class _Search:
         trie, found, seen = self._trie, dict[int, int](), set[int]()
         byte, depth, end, token, below, rows = trie.byte, trie.depth, trie.end, trie.token, trie.below, self._rows
         sets_at = [self._number(states)] * (trie.longest + 1)
+        self._fill(sets_at[0])
         node, last, steps = 1, len(byte), 0
         while node < last:
             steps += 1
@@ -135,33 +136,53 @@ class _Search:
         to = self._rows[number][byte] = self._number(self._all_after(self._sets.items[number], byte))
         return to
 
+    def _fill(self, number: int) -> None:
+        """All that may follow a set, at once: that is cheaper where few bytes may, or nearly all are asked for."""
+        targets: dict[int, set[int]] = {}
+        for state in self._sets.items[number]:
+            place, stack = self._states.items[state]
+            following = self._following_place(place)
+            self._steps += len(following)
+            for byte, to in following.items():
+                targets.setdefault(byte, set()).update(self._with_end(to, stack))
+        row = dict.fromkeys(range(256), 0)
+        self._rows[number] = row | {byte: self._number(frozenset(states)) for byte, states in targets.items()}
+
     def _idle_bytes(self, number: int) -> int:
         """The bytes that change nothing, a bit each; none, if not even a letter is one: it is a free string then."""
         if number not in self._idle:
-            is_free = self._following(number, 0x65) == number
-            tried = range(256) if is_free else ()
-            self._idle[number] = sum(1 << byte for byte in tried if self._following(number, byte) == number)
+            is_free = (self._rows[number].get(0x65) or self._following(number, 0x65)) == number
+            if is_free:
+                self._fill(number)
+            same = (byte for byte, to in self._rows[number].items() if to == number) if is_free else ()
+            self._idle[number] = sum(1 << byte for byte in same)
         return self._idle[number]
 
     def _all_after(self, states: frozenset[int], byte: int) -> frozenset[int]:
         self._steps += len(states)
-        return frozenset(to for state in states for to in self._state_after(state, byte))
+        found = set[int]()
+        for state in states:
+            place, stack = self._states.items[state]
+            to = self._following_place(place).get(byte)
+            if to is not None:
+                found.update(self._with_end(to, stack))
+        return frozenset(found)
 
-    def _state_after(self, state: int, byte: int) -> Iterable[int]:
-        place, stack = self._states.items[state]
+    def _following_place(self, place: int) -> dict[int, int]:
+        """Where each byte leads that may come there."""
         if place < 0:
-            return ()
-        to = self._place_rows[place].get(byte, -2)
-        if to == -2:
+            return {}
+        row = self._place_rows.get(place)
+        if row is None:
             lexeme, at = self._places.items[place]
-            further = lexeme.after(at, byte)
-            to = self._place_rows[place][byte] = -1 if further is None else self._place(lexeme, further)
-        return self._with_end(to, stack) if to >= 0 else ()
+            pairs = ((byte, lexeme.after(at, byte)) for byte in lexeme.candidates(at))
+            row = {byte: self._place(lexeme, further) for byte, further in pairs if further is not None}
+            self._place_rows[place] = row
+        return row
 
     def _place(self, lexeme: Any, at: Any) -> int:
         place = self._places.of((lexeme, at))
         if place == len(self._may_end):
-            self._place_rows.append({})
             self._may_end.append(lexeme.accepts(at))
             self._kin.append((lexeme, *lexeme.kin(at)))
         return place

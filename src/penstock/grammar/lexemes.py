@@ -28,6 +28,9 @@ class Lexeme(Protocol):
     def accepts(self, state: Any) -> bool:
         """Whether the piece may end here."""
 
+    def candidates(self, state: Any) -> Iterable[int]:
+        """The bytes that may come, and maybe others."""
+
     def kin(self, state: Any) -> tuple[Any, int]:
         """A name for states of which one can do all that another can, if its number is not the smaller one."""
 
@@ -43,6 +46,10 @@ class Text:
     def after(self, state: int, byte: int) -> int | None:
         """See `Lexeme`. A state is a count of bytes."""
         return state + 1 if state < len(self._text) and self._text[state] == byte else None
+
+    def candidates(self, state: int) -> Iterable[int]:
+        """See `Lexeme`."""
+        return self._text[state : state + 1]
 
     def accepts(self, state: int) -> bool:
         """See `Lexeme`."""
@@ -61,6 +68,10 @@ class Spaces:
     def after(self, state: int, byte: int) -> int | None:
         """See `Lexeme`."""
         return 1 if state == 0 and byte == 0x20 else None
+
+    def candidates(self, _state: int) -> Iterable[int]:
+        """See `Lexeme`."""
+        return b" "
 
     def accepts(self, _state: int) -> bool:
         """See `Lexeme`."""
@@ -140,6 +151,9 @@ _CONTROLS = (*range(0x20), 0x7F)
 _SHORT = {"b": 8, "t": 9, "n": 10, "f": 12, "r": 13, '"': 0x22, "\\": 0x5C}
 _ESCAPES = {b"\\" + letter.encode(): code for letter, code in _SHORT.items()}
 _ESCAPES |= {form % code: code for code in _CONTROLS for form in (b"\\u%04x", b"\\u%04X")}
+_ESCAPE_BYTES = bytes(sorted({byte for escape in _ESCAPES for byte in escape[1:]}))
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
+_BEGINNINGS = bytes((*range(0x80), *range(0xC2, 0xF5)))
 _ESCAPE_HEADS = sorted({escape[:size] for escape in _ESCAPES for size in range(1, len(escape))})
 
 
@@ -175,6 +189,10 @@ class Matching:
         behind = self._behind(state, character)
         missing = _size(begun) - len(begun)
         return behind if behind is None or not missing else replace(state, begun=b"", left=missing, character=character)
+
+    def candidates(self, state: _Writing) -> Iterable[int]:
+        """See `Lexeme`."""
+        return _CONTINUATIONS if state.left or state.begun else _BEGINNINGS
 
     def accepts(self, state: _Writing) -> bool:
         """See `Lexeme`."""
@@ -230,6 +248,12 @@ class Quoted(Matching):
         if byte == 0x22:
             return replace(state, closed=True) if super().accepts(state) else None
         return self._escaped(state, byte) if byte == 0x5C else None
+
+    def candidates(self, state: _Writing) -> Iterable[int]:
+        """See `Lexeme`."""
+        if state.closed or state.begun == b'"':
+            return b"" if state.closed else b'"'
+        return _ESCAPE_BYTES if state.begun.startswith(b"\\") else super().candidates(state)
 
     def accepts(self, state: _Writing) -> bool:
         """See `Lexeme`."""

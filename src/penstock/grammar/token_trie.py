@@ -44,7 +44,9 @@ class TokenTrie:
 
     def first_token(self, node: int) -> int:
         """A token in the subtree of a node."""
-        return next(token for token in self.token[node : self.end[node]] if token >= 0)
+        while self.token[node] < 0:
+            node += 1
+        return self.token[node]
 
     def _close(self, path: list[int], kept: int) -> None:
         while len(path) > kept:

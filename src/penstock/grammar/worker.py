@@ -28,9 +28,11 @@ from penstock.grammar.shortest import ShortestSearch
 from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller, Vocabulary
 
-__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SEARCHES", "judge", "main"]
+__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SEARCHES", "TIGHT_CPU_SECONDS", "judge", "main"]
 
 CPU_SECONDS = 2
+TIGHT_CPU_SECONDS = 8
+"""Where the fewest tokens are looked for: only for a grammar that compiled, and whose other document does not fit."""
 MEMORY_BYTES = 512 * 1024 * 1024
 """Beyond what the process needs for its vocabulary."""
 SEARCHES = 2000
@@ -50,7 +52,7 @@ def main() -> None:
     _limit_memory()
     for line in sys.stdin:
         given: dict[str, Any] = json.loads(line)
-        _limit_time()
+        _limit_time(TIGHT_CPU_SECONDS if given["tight"] else CPU_SECONDS)
         verdict = judge(Grammar(GrammarKind(given["kind"]), given["source"]), speller, given["tight"])
         sys.stdout.buffer.write(verdict.line())
         sys.stdout.buffer.flush()
@@ -109,10 +111,10 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
 
 
-def _limit_time() -> None:
+def _limit_time(seconds: int) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + CPU_SECONDS, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + seconds, hard))
 
 
 if __name__ == "__main__":

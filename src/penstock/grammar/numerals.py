@@ -7,7 +7,7 @@ RFC 8259. With bounds or a step, without a power of ten, as llguidance has it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -123,6 +123,10 @@ class Number:
             case (("+" | "-"), _Part.E):
                 return replace(state, part=_Part.E_SIGN)
         return None
+
+    def candidates(self, _state: _Figures) -> Iterable[int]:
+        """See `lexemes.Lexeme`."""
+        return b"0123456789-+.eE"
 
     def accepts(self, state: _Figures) -> bool:
         """See `lexemes.Lexeme`."""
