@@ -7,6 +7,7 @@ import random
 
 import pytest
 from grammar_fewest import Trie, fewest
+from grammar_large import large_schemas
 from grammar_oracle import Documents
 from grammar_schemas import schemas
 from grammar_stand import END, VOCABULARY, allowed, library, schema
@@ -46,10 +47,10 @@ def at_random(lib, one: dict, seed: int, most: int = 60) -> bytes | None:
     return None
 
 
-def assert_the_least_room_is_found(lib, indices) -> None:
-    for index in indices:
-        grammar, least = schema(json.dumps(SCHEMAS[index])), least_room(lib, SCHEMAS[index])
-        assert found(lib, grammar) == least, SCHEMAS[index]
+def assert_the_least_room_is_found(lib, asked: list[dict]) -> None:
+    for one in asked:
+        grammar, least = schema(json.dumps(one)), least_room(lib, one)
+        assert found(lib, grammar) == least, one
         lib.check(grammar, least)
         with pytest.raises(InvalidParameter):
             lib.check(grammar, least - 1)
@@ -79,16 +80,22 @@ def test_the_oracle_leaves_out_no_document(lib):
 
 
 def test_the_least_room_is_found(lib):
-    assert_the_least_room_is_found(lib, range(4, len(SCHEMAS), 10))
+    assert_the_least_room_is_found(lib, SCHEMAS[4::10])
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(10))
 def test_the_least_room_of_all_schemas_is_found(lib, part):
-    assert_the_least_room_is_found(lib, range(part, len(SCHEMAS), 10))
+    assert_the_least_room_is_found(lib, SCHEMAS[part::10])
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(10))
 def test_the_oracle_leaves_out_no_document_of_any_schema(lib, part):
     assert assert_the_oracle_takes_what_is_written(lib, range(part, len(SCHEMAS), 10), seeds=20) >= 200
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("part", range(8))
+def test_the_least_room_of_large_schemas_is_found(lib, part):
+    assert_the_least_room_is_found(lib, large_schemas()[part::8])
