@@ -7,7 +7,7 @@ regular expressions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from re import _constants as sre
 from re import _parser as sre_parser
 from typing import Any
@@ -203,7 +203,7 @@ def quoted(
     return end
 
 
-def unlike(automaton: Automaton, at: int, taken: Iterable[str]) -> int:
+def unlike(automaton: Automaton, at: int, taken: Collection[str]) -> int:
     """The state after a JSON string that is not written as one of `taken`; in it, any character may be escaped."""
     prefixes = {name[:size] for name in taken for size in range(len(name) + 1)} | {""}
     states = {prefix: automaton.state() for prefix in sorted(prefixes)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from grammar_automaton import Automaton, Pattern, quoted, unlike
@@ -198,15 +199,15 @@ class Documents:
         # After how many members' places, with how many members written: behind the last one and a space.
         places = [[self.automaton.state() for _ in range(cap + 1)] for _ in range(len(members) + 1)]
         self.automaton.skip(self._gap(self.automaton.text(at, b"{")), places[0][0])
-        for number, (name, value, once, required) in enumerate(members):
+        for number, (name, value, further, required) in enumerate(members):
             for count in range(cap + 1):
                 if not required:
                     self.automaton.skip(places[number][count], places[number + 1][count])
             for count in range(1, cap + 1):
                 entry = self.automaton.state()
-                after = self._gap(self.automaton.text(self._gap(name(entry)), b":"))
+                after = self._gap(self.automaton.text(self._gap(name(at=entry)), b":"))
                 after = self._gap(self._value(after, value, around))
-                self.automaton.skip(after, places[number + once][count])
+                self.automaton.skip(after, places[further][count])
                 for before in {count - 1, cap if count == cap else count - 1}:
                     if most is not None and before >= most:
                         continue
@@ -216,21 +217,18 @@ class Documents:
             self.automaton.skip(self.automaton.text(places[-1][count], b"}"), end)
         return end
 
-    def _members(self, flat: Schema) -> Iterator[tuple[Callable[[int], int], Any, bool, bool]]:
-        """How its name is written, its schema, whether it comes at most once, and whether it must come."""
+    def _members(self, flat: Schema) -> Iterator[tuple[Callable[..., int], Any, int, bool]]:
+        """How its name is written, its schema, the number of the first that may come behind it, and whether it must."""
         properties, required = flat.get("properties", {}), flat.get("required", [])
         patterns, others = flat.get("patternProperties", {}), flat.get("additionalProperties", True)
-        for name in dict.fromkeys((*properties, *required)):
-            yield (lambda at, name=name: self._name(at, name)), properties.get(name, others), True, name in required
-        for pattern, value in patterns.items():
-            yield (lambda at, one=pattern: quoted(self.automaton, at, [Pattern(one)])), value, False, False
-        taken = {*properties, *required}
-        yield (
-            (lambda at: unlike(self.automaton, at, taken) if taken else quoted(self.automaton, at)),
-            others,
-            False,
-            False,
-        )
+        taken = dict.fromkeys((*properties, *required))
+        for number, name in enumerate(taken):
+            write = partial(self._name, name=name)
+            yield write, properties.get(name, others), number + 1, name in required
+        for pattern, value in patterns.items():  # in any order, any number of times
+            yield partial(quoted, self.automaton, patterns=[Pattern(pattern)]), value, len(taken), False
+        write = partial(unlike, self.automaton, taken=taken) if taken else partial(quoted, self.automaton)
+        yield write, others, len(taken) + len(patterns), False
 
     def _name(self, at: int, name: str) -> int:
         return self.automaton.text(at, json.dumps(name, ensure_ascii=False).encode())

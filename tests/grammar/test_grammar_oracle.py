@@ -26,9 +26,9 @@ def lib():
     return library()
 
 
-def least_room(lib, one: dict) -> int:
+def least_room(lib, one: dict, trie: Trie = TRIE) -> int:
     """Tokens of the shortest document, its end included: no fewer by the oracle, and no more by llguidance."""
-    ids = fewest(Documents(one), TRIE, VOCABULARY.tokens)
+    ids = fewest(Documents(one), trie, lib._ready().tokens)
     assert lib._ready().completes(compile_grammar(schema(json.dumps(one)), lib._ready()), ids), one
     return len(ids) + 1
 
@@ -47,9 +47,9 @@ def at_random(lib, one: dict, seed: int, most: int = 60) -> bytes | None:
     return None
 
 
-def assert_the_least_room_is_found(lib, asked: list[dict]) -> None:
+def assert_the_least_room_is_found(lib, asked: list[dict], trie: Trie = TRIE) -> None:
     for one in asked:
-        grammar, least = schema(json.dumps(one)), least_room(lib, one)
+        grammar, least = schema(json.dumps(one)), least_room(lib, one, trie)
         assert found(lib, grammar) == least, one
         lib.check(grammar, least)
         with pytest.raises(InvalidParameter):

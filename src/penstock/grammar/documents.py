@@ -267,9 +267,11 @@ class _Items(Part):
 
 @dataclass(frozen=True, slots=True)
 class _Member:
+    """A member of objects; `further` is the place of the first that may come behind it."""
+
     name: Lexeme
     value: Part
-    once: bool
+    further: int
     required: bool
 
 
@@ -295,17 +297,17 @@ class _Object:
         required = dict.fromkeys(name for schema in self._schemas for name in schema.get("required", ()))
         patterns = dict.fromkeys(one for schema in self._schemas for one in schema.get("patternProperties", ()))
         taken = dict.fromkeys((*names, *required))
-        for name in taken:
-            yield _Member(_text(name), self._value(name), once=True, required=name in required)
+        for place, name in enumerate(taken):
+            yield _Member(_text(name), self._value(name), place + 1, name in required)
         expressions = [self._values.expression(pattern, anywhere=True) for pattern in patterns]
         for pattern, expression in zip(patterns, expressions, strict=True):
             name = Quoted([expression, Unlike(taken, ())])
             schemas = (schema.get("patternProperties", {}).get(pattern, True) for schema in self._schemas)
-            yield _Member(name, self._values.of(tuple(schemas), self._path), once=False, required=False)
+            yield _Member(name, self._values.of(tuple(schemas), self._path), len(taken), required=False)
         other = Quoted([Unlike(taken, expressions)]) if taken or expressions else self._values.text
         rest = tuple(schema.get("additionalProperties", True) for schema in self._schemas)
         if False not in rest:
-            yield _Member(other, self._values.of(rest, self._path), once=False, required=False)
+            yield _Member(other, self._values.of(rest, self._path), len(taken) + len(patterns), required=False)
 
     def _value(self, name: str) -> Part:
         schemas = (one for schema in self._schemas for one in self._schemas_of(name, schema))
@@ -334,7 +336,7 @@ class _Members(Part):
         for place in range(self._place, len(owner.members)):
             member = owner.members[place]
             if owner.most is None or count < owner.most:
-                rest = owner.behind(place + member.once, count + 1)
+                rest = owner.behind(member.further, count + 1)
                 comma = _COMMA[1:] if count else ()
                 found.append((*comma, member.name, *_COLON, member.value, _SPACES, rest))
             if member.required:
