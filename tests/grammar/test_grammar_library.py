@@ -117,6 +117,15 @@ def test_the_end_token_is_allowed_exactly_where_the_answer_may_end(lib):
     assert allowed(matcher.mask()) == [END]
 
 
+@pytest.mark.parametrize(("name", "refused"), [("a", True), ("a\x01", False)])
+def test_a_name_cannot_be_written_in_code_points_to_be_another(lib, name, refused):
+    source = {"type": "object", "properties": {name: {"type": "integer"}}}
+    matcher = lib.matcher(schema(json.dumps(source)), 100)
+    for byte in b'{"\\':
+        assert matcher.take(byte)
+    assert matcher.take(ord("u")) != refused
+
+
 def test_whitespace_is_bounded(lib):
     matcher = lib.matcher(schema('{"type":"object"}'), 100)
     for byte in b"{ ":
