@@ -162,6 +162,8 @@ class _Values:
         return [(schema, *(one for way in ways for one in way)) for ways in product(*inner)]
 
     def _referred(self, reference: str) -> Any:
+        if reference != "#" and not reference.startswith("#/"):
+            raise Unreadable(reference)
         found = self._root
         for step in reference.removeprefix("#").split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
