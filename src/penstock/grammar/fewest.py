@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
-from penstock.grammar.documents import Part, Piece
+from penstock.grammar.parts import Part, Piece
 from penstock.grammar.token_trie import TokenTrie
 
 __all__ = ["TooFar", "fewest_tokens"]
