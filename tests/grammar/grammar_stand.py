@@ -59,8 +59,8 @@ class JudgedHere:
         """Nothing to end."""
 
 
-def library() -> GrammarLibrary:
-    one = GrammarLibrary(lambda: VOCABULARY)
+def library(vocabulary: Vocabulary = VOCABULARY) -> GrammarLibrary:
+    one = GrammarLibrary(lambda: vocabulary)
     one._worker = JudgedHere(one._ready())
     return one
 

@@ -63,6 +63,16 @@ def test_a_grammar_bomb_ends_its_process_and_nothing_else(real):
     real.check(schema('{"type":"object"}'), 10)
 
 
+def test_a_document_that_is_not_found_at_once_is_searched_exactly(real):
+    grammar = schema('{"type":"string","pattern":"^[a-z]*$","minLength":1100}')
+    with pytest.raises(InvalidParameter, match="shortest document found takes") as refused:
+        real.check(grammar, 100)
+    need = int(refused.value.message.split("takes ")[1].split()[0])
+    text, tokens = written(real, grammar, need, seed=1)
+    assert tokens == need
+    assert len(text) >= 1102
+
+
 def test_a_killed_process_is_replaced(real):
     real.check(schema('{"type":"object"}'), 10)
     before = real._worker.pid
@@ -105,6 +115,15 @@ def test_the_end_token_is_allowed_exactly_where_the_answer_may_end(lib):
     assert END in allowed(matcher.mask())
     assert matcher.take(ord("b"))
     assert allowed(matcher.mask()) == [END]
+
+
+@pytest.mark.parametrize(("name", "refused"), [("a", True), ("a\x01", False)])
+def test_a_name_cannot_be_written_in_code_points_to_be_another(lib, name, refused):
+    source = {"type": "object", "properties": {name: {"type": "integer"}}}
+    matcher = lib.matcher(schema(json.dumps(source)), 100)
+    for byte in b'{"\\':
+        assert matcher.take(byte)
+    assert matcher.take(ord("u")) != refused
 
 
 def test_whitespace_is_bounded(lib):

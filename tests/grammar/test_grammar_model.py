@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from grammar_fewest import Trie
+from grammar_large import large_schemas
 from grammar_schemas import schemas
+from grammar_stand import library
+from test_grammar_oracle import assert_the_least_room_is_found
 from test_grammar_schemas import CHECKED, FORMATS
 
 from penstock import LLM, SamplingParams
+from penstock.app import find_model, vocabulary_of
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import InvalidParameter
+from penstock.text import open_text
 
 pytestmark = pytest.mark.model
 
@@ -48,6 +55,17 @@ def assert_all_valid(llm, asked: list[dict]) -> None:
             CHECKED(schema, format_checker=FORMATS).validate(json.loads(answer.text))
 
 
+@pytest.fixture(scope="module")
+def its_library(default_model):
+    text = open_text(find_model(EngineConfig(model=str(default_model))).text)
+    return library(vocabulary_of(text, text.tokenizer.vocab_size))
+
+
+@pytest.fixture(scope="module")
+def its_trie(its_library):
+    return Trie(its_library._ready().tokens)
+
+
 def test_documents_of_every_tenth_schema_are_whole_and_valid(llm):
     assert_all_valid(llm, SCHEMAS[4::10])
 
@@ -56,3 +74,16 @@ def test_documents_of_every_tenth_schema_are_whole_and_valid(llm):
 @pytest.mark.parametrize("part", range(10))
 def test_documents_of_all_schemas_are_whole_and_valid(llm, part):
     assert_all_valid(llm, SCHEMAS[part::10])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("part", range(10))
+def test_the_least_room_of_all_schemas_is_found(its_library, its_trie, part):
+    assert_the_least_room_is_found(its_library, SCHEMAS[part::10], its_trie)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("part", range(3))
+def test_the_least_room_of_large_schemas_is_found(its_library, its_trie, part):
+    """Eight of them: the oracle takes its time."""
+    assert_the_least_room_is_found(its_library, large_schemas()[part:24:9], its_trie)

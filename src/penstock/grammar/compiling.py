@@ -1,14 +1,15 @@
 """From a `Grammar` to an automaton: what is handed to llguidance, and within which limits.
 
-Decides the JSON whitespace (at most one space where JSON allows any: endless whitespace is no document), that forced
-text may be spelled in any way, and the limits on the automaton. Deterministic: the same grammar gives the same
-automaton in every process.
+Decides the JSON whitespace (at most one space where JSON allows any: endless whitespace is no document), that no text
+is written in code points, that forced text may be spelled in any way, and the limits on the automaton. Deterministic:
+the same grammar gives the same automaton in every process.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 __all__ = ["compile_grammar"]
+
+_NEEDS_CODE = re.compile(r"\\u00(?:0[0-7bef]|1|7f)|\\x[017]")
+"""In a schema as JSON, a character that JSON can write in no other way; in a pattern, what may be one."""
 
 _FIELD = "structured_outputs"
 _FREE_SPELLING = '%llguidance {"no_forcing": true}'
@@ -57,7 +61,8 @@ def _definition(grammar: Grammar) -> str:
 def _rules(grammar: Grammar) -> str:
     match grammar.kind:
         case GrammarKind.JSON:
-            return f"start: %json {json.dumps(read_schema(grammar.source) | {'x-guidance': _JSON_OPTIONS})}"
+            schema = read_schema(grammar.source)
+            return f"start: %json {json.dumps(schema | {'x-guidance': _JSON_OPTIONS | _escapes(schema)})}"
         case GrammarKind.REGEX:
             rules: str = json.loads(LLMatcher.grammar_from_regex(grammar.source))["grammars"][0]["lark_grammar"]
             return rules
@@ -66,6 +71,14 @@ def _rules(grammar: Grammar) -> str:
             return "start: " + " | ".join(texts)
         case GrammarKind.GRAMMAR:
             return _lark(grammar.source)
+
+
+def _escapes(schema: dict[str, Any]) -> dict[str, str]:
+    """Which escapes may be written in strings: no code points, where the schema needs none.
+
+    A name in code points would be taken for an additional one, though it reads as one of the schema's.
+    """
+    return {} if _NEEDS_CODE.search(json.dumps(schema)) else {"json_allowed_escapes": 'nrbtf\\"'}
 
 
 def _lark(source: str) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from penstock.contract.errors import InvalidParameter
+from penstock.grammar.token_trie import TokenTrie
 
 __all__ = ["Speller", "Vocabulary"]
 
@@ -60,6 +62,11 @@ class Speller:
             eos_token=list(vocabulary.eos),
             slices=[*LLTokenizer.general_slices(), *_RUNS],
         )
+
+    @cached_property
+    def trie(self) -> TokenTrie:
+        """The tokens by their bytes; making it takes a fraction of a second once more."""
+        return TokenTrie(self.tokens)
 
     def spell(self, text: bytes) -> list[int]:
         """Token ids whose bytes are `text`."""

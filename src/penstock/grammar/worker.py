@@ -10,6 +10,7 @@ import base64
 import json
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,28 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.documents import parts_of
 from penstock.grammar.ending import Ending
+from penstock.grammar.expression import Unreadable
+from penstock.grammar.fewest import TooFar, fewest_tokens
 from penstock.grammar.hints import hints_of
 from penstock.grammar.shortest import ShortestSearch
 from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller, Vocabulary
 
-__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SEARCHES", "judge", "main"]
+__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SEARCHES", "SEARCH_CPU_SECONDS", "judge", "main"]
 
 CPU_SECONDS = 2
+SEARCH_CPU_SECONDS = 8
+"""To search the fewest tokens: only for a grammar that compiled, and of which no document is known that fits."""
 MEMORY_BYTES = 512 * 1024 * 1024
 """Beyond what the process needs for its vocabulary."""
 SEARCHES = 2000
-"""States that the search for the shortest document may open."""
+"""States that the search for a short document may open."""
 TIGHT_SEARCHES = 12
-"""States that the search for the fewest tokens may open to end one of its own."""
+"""States that the search for the shortest document may open to end one of its own."""
+MOST_TOKENS = 1000
+"""Of a document that no other search has found."""
 LEAST_SIZE = 64 * 1024
 
 
@@ -45,14 +53,20 @@ def main() -> None:
     _limit_memory()
     for line in sys.stdin:
         given: dict[str, Any] = json.loads(line)
-        _limit_time()
-        verdict = judge(Grammar(GrammarKind(given["kind"]), given["source"]), speller, given["tight"])
+        _limit_time(CPU_SECONDS)
+        grammar = Grammar(GrammarKind(given["kind"]), given["source"])
+        verdict = judge(grammar, speller, given["tight"], more_time=lambda: _limit_time(SEARCH_CPU_SECONDS))
         sys.stdout.buffer.write(verdict.line())
         sys.stdout.buffer.flush()
 
 
-def judge(grammar: Grammar, speller: Speller, tight: bool = False) -> Verdict:
-    """Compile, and look for a short document; if `tight`, for the one with the fewest tokens, which takes longer."""
+def judge(
+    grammar: Grammar, speller: Speller, tight: bool = False, more_time: Callable[[], None] = lambda: None
+) -> Verdict:
+    """Compile, and look for a short document; if `tight`, for the one with the fewest tokens, which takes longer.
+
+    It calls for `more_time` before it does.
+    """
     before = _memory()
     try:
         matcher = compile_grammar(grammar, speller)
@@ -61,13 +75,36 @@ def judge(grammar: Grammar, speller: Speller, tight: bool = False) -> Verdict:
     is_json, hints = grammar.kind is GrammarKind.JSON, hints_of(grammar)
     text = Closer(speller, SEARCHES, hints).ending(matcher, JsonPlace() if is_json else None)
     ending = None if text is None else Ending.spelled(text, speller)
-    if ending is not None and tight:
-        closer = Closer(speller, TIGHT_SEARCHES, hints)
-        ending = ShortestSearch(speller).shortest(matcher, closer, is_json, ending)
+    size = max(_memory() - before, len(grammar.source) * 16, LEAST_SIZE)
+    if ending is None or tight:
+        more_time()
+        ending = _shortest(grammar, matcher, speller, ending)
     if ending is None or not _is_document(matcher, (*ending.ids, speller.eos[0])):
         return Verdict(error="no document of this grammar was found: it allows none, or only very long ones")
-    size = max(_memory() - before, len(grammar.source) * 16, LEAST_SIZE)
     return Verdict(ending_text=ending.text.decode("latin-1"), ids=ending.ids, size=size)
+
+
+def _shortest(grammar: Grammar, matcher: LLMatcher, speller: Speller, known: Ending | None) -> Ending | None:
+    """The document with the fewest tokens, where the grammar can be read; else the shortest that is found.
+
+    It is `known` if that has no more.
+    """
+    try:
+        ids = fewest_tokens(parts_of(grammar), speller.trie, MOST_TOKENS if known is None else len(known.ids))
+    except (Unreadable, TooFar):
+        return _shortest_found(grammar, matcher, speller, known)
+    if ids is None:
+        return known
+    if speller.completes(matcher, ids):
+        return Ending(b"".join(speller.tokens[id_] for id_ in ids), ids)
+    return _shortest_found(grammar, matcher, speller, known)
+
+
+def _shortest_found(grammar: Grammar, matcher: LLMatcher, speller: Speller, known: Ending | None) -> Ending | None:
+    if known is None:
+        return None
+    closer = Closer(speller, TIGHT_SEARCHES, hints_of(grammar))
+    return ShortestSearch(speller).shortest(matcher, closer, grammar.kind is GrammarKind.JSON, known)
 
 
 def _is_document(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:
@@ -86,10 +123,10 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
 
 
-def _limit_time() -> None:
+def _limit_time(seconds: int) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + CPU_SECONDS, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + seconds, hard))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""Regular expressions as automata over characters.
+
+Knows neither JSON nor bytes nor tokens. Every document that is found with its help is tried on the automaton proper
+before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.grammar.expression_reader import LAST, Ranges, Reader, Unreadable
+
+__all__ = ["Expression", "Places", "Unreadable"]
+
+_MOST_STATES = 4096
+
+Places = frozenset[int]
+
+
+class Expression:
+    """An automaton without sides: `start`, then `after` each character, then `accepts`. Immutable but for its memory.
+
+    Args:
+        source: the expression.
+        anywhere: whether it may match a part of the text, as in JSON Schema; else it must match all of it.
+
+    Raises:
+        Unreadable: it has what is not read here, or is too large.
+    """
+
+    def __init__(self, source: str, anywhere: bool) -> None:
+        self._moves: list[list[tuple[int, int, int]]] = []
+        self._skips: list[list[int]] = []
+        self._at_start: set[int] = set()  # states that are passed at the beginning of the text alone
+        self._at_end: set[int] = set()
+        self._memory: dict[tuple[Places, int], Places] = {}
+        first = self.state()
+        inner = self._any(first) if anywhere else first
+        last = Reader(source, self).whole(inner)
+        self._final = self._any(last) if anywhere else last
+        self._useful = self._leading_to_the_end()
+        self.start = self._closed([first], self._at_start)
+
+    def after(self, places: Places, character: int) -> Places:
+        """Where it may be after one more character; nowhere, if that does not match."""
+        known = self._memory.get((places, character))
+        if known is None:
+            hits = (to for place in places for low, high, to in self._moves[place] if low <= character <= high)
+            known = self._memory[places, character] = self._closed(hits, frozenset())
+        return known
+
+    def accepts(self, places: Places) -> bool:
+        """Whether the text may end here."""
+        return self._final in places or self._final in self._closed(places, self._at_end)
+
+    @property
+    def cuts(self) -> frozenset[int]:
+        """Characters that may be unlike the one before them; between two of these, all are alike."""
+        moves = [move for moves in self._moves for move in moves]
+        return frozenset(low for low, _, _ in moves) | {high + 1 for _, high, _ in moves}
+
+    def matches(self, text: str) -> bool:
+        """Whether it matches `text`."""
+        places = self.start
+        for character in text:
+            places = self.after(places, ord(character))
+        return self.accepts(places)
+
+    def state(self) -> int:
+        """A new state."""
+        if len(self._moves) >= _MOST_STATES:
+            raise Unreadable("too large")
+        self._moves.append([])
+        self._skips.append([])
+        return len(self._moves) - 1
+
+    def move(self, at: int, ranges: Ranges) -> int:
+        """A new state behind one of some characters."""
+        to = self.state()
+        self._moves[at] += [(low, high, to) for low, high in ranges]
+        return to
+
+    def skip(self, at: int, to: int) -> None:
+        """Let `to` be reached from `at` without a character."""
+        self._skips[at].append(to)
+
+    def anchor(self, at: int, to_start: bool) -> int:
+        """A new state that is passed only at the beginning of the text, or only at its end."""
+        to = self.state()
+        self.skip(at, to)
+        (self._at_start if to_start else self._at_end).add(to)
+        return to
+
+    def _any(self, at: int) -> int:
+        to = self.state()
+        self.skip(at, to)
+        self._moves[to].append((0, LAST, to))
+        return to
+
+    def _closed(self, states: Iterable[int], passed: Iterable[int]) -> Places:
+        """All that is reached without a character; of the anchors, those that are `passed`."""
+        found: set[int] = set()
+        waiting = list(states)
+        while waiting:
+            state = waiting.pop()
+            if state in found:
+                continue
+            found.add(state)
+            anchored = state in self._at_start or state in self._at_end
+            if not anchored or state in passed:
+                waiting += self._skips[state]
+        return frozenset(found & self._useful)
+
+    def _leading_to_the_end(self) -> set[int]:
+        """The states from which a text that has begun can match: no anchor at its beginning is passed then."""
+        before: list[list[int]] = [[] for _ in self._moves]
+        for state, moves in enumerate(self._moves):
+            passed = () if state in self._at_start else self._skips[state]
+            for to in (*passed, *(to for _, _, to in moves)):
+                before[to].append(state)
+        found, waiting = set[int](), [self._final]
+        while waiting:
+            state = waiting.pop()
+            if state not in found:
+                found.add(state)
+                waiting += before[state]
+        return found

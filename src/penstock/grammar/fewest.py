@@ -1,0 +1,232 @@
+"""The document that takes the fewest tokens, found without trying any two ways that come to the same.
+
+Breadth first, a token a level: from all states of a level at once the whole vocabulary is walked along what may be
+written, byte by byte; a state is left where it is first reached, and never again. So the first document that is met has
+the fewest tokens of all that the parts describe, and nothing else decides. Deterministic: what bounds it counts steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from penstock.grammar.parts import Part, Piece
+from penstock.grammar.token_trie import TokenTrie
+
+__all__ = ["TooFar", "fewest_tokens"]
+
+Item = TypeVar("Item")
+
+_MOST_STEPS = 8_000_000
+"""From one node of the trie to the next, or from one state to the next: some seconds."""
+_DONE = 0
+
+
+class TooFar(Exception):
+    """The search would take longer than it may."""
+
+
+def fewest_tokens(parts: Iterable[Piece], trie: TokenTrie, most: int) -> tuple[int, ...] | None:
+    """Tokens of a document that has the fewest; None if it has `most` or more.
+
+    Raises:
+        TooFar: it is not found in the steps that are allowed.
+        Unreadable: it has parts that are not read.
+    """
+    search = _Search(trie)
+    levels, tokens = [search.begin(tuple(parts))], list[dict[int, int]]()
+    reached = set(levels[0])
+    while _DONE not in levels[-1]:
+        found = search.next_level(levels[-1], reached) if len(tokens) + 1 < most else {}
+        if not found:
+            return None
+        tokens.append(found)
+        levels.append(frozenset(found))
+    return search.way_back(levels, tokens)
+
+
+class _Search:
+    """A state is a place in a lexeme, and the stack of what comes behind it. States, and sets of them, have numbers."""
+
+    def __init__(self, trie: TokenTrie) -> None:
+        self._trie = trie
+        self._steps = 0
+        self._places = _Numbers[tuple[Any, Any]]()
+        self._place_rows: dict[int, dict[int, int]] = {}
+        self._may_end = list[bool]()
+        self._kin = list[tuple[Any, Any, int]]()
+        self._stacks = _Numbers[tuple[Any, int]]()  # a piece and what comes behind it
+        self._stacks.of((None, 0))  # nothing any more
+        self._states = _Numbers[tuple[int, int]]()
+        self._states.of((-1, 0))  # the end
+        self._entries: dict[int, frozenset[int]] = {}
+        self._sets = _Numbers[frozenset[int]]()
+        self._sets.of(frozenset())
+        self._rows: list[dict[int, int]] = [{}]
+        self._idle: dict[int, int] = {}
+
+    def begin(self, pieces: tuple[Piece, ...]) -> frozenset[int]:
+        """The states at the beginning of `pieces`."""
+        return self._entered(self._pushed(pieces, _DONE))
+
+    def next_level(self, states: frozenset[int], reached: set[int]) -> dict[int, int]:
+        """States that one token leads to and that were not `reached`, each with such a token; they are reached then."""
+        trie, found, seen = self._trie, dict[int, int](), set[int]()
+        byte, depth, end, token, below, rows = trie.byte, trie.depth, trie.end, trie.token, trie.below, self._rows
+        sets_at = [self._number(states)] * (trie.longest + 1)
+        self._fill(sets_at[0])
+        node, last, steps = 1, len(byte), 0
+        while node < last:
+            steps += 1
+            at = depth[node]
+            number = sets_at[at - 1]
+            to = rows[number].get(byte[node], -1)
+            if to < 0:
+                to = self._following(number, byte[node])
+            if to == 0:
+                node = end[node]
+                continue
+            sets_at[at] = to
+            stays = node in below and not below[node] & ~self._idle_bytes(to)
+            if to not in seen and (stays or token[node] >= 0):
+                seen.add(to)
+                id_ = trie.first_token(node)
+                for state in self._sets.items[to] - reached:
+                    found.setdefault(state, id_)
+            node = end[node] if stays else node + 1
+        self._steps += steps
+        if self._steps > _MOST_STEPS:
+            raise TooFar
+        reached.update(found)
+        return self._best(found)
+
+    def _best(self, found: dict[int, int]) -> dict[int, int]:
+        """Of states that are kin, the one that can do all that the others can."""
+        best: dict[Any, tuple[int, int]] = {}
+        for state in found:
+            place, stack = self._states.items[state]
+            lexeme, name, rank = self._kin[place] if place >= 0 else (None, None, 0)
+            _, highest = best.setdefault((lexeme, name, stack), (state, rank))
+            if rank > highest:
+                best[lexeme, name, stack] = state, rank
+        return {state: found[state] for state, _ in best.values()}
+
+    def way_back(self, levels: list[frozenset[int]], tokens: list[dict[int, int]]) -> tuple[int, ...]:
+        """The tokens that led to the end."""
+        state, ids = _DONE, list[int]()
+        for before, found in zip(reversed(levels[:-1]), reversed(tokens), strict=True):
+            ids.append(found[state])
+            text = self._trie.texts[ids[-1]]
+            state = next(one for one in sorted(before) if state in self._behind(one, text))
+        return tuple(reversed(ids))
+
+    def _behind(self, state: int, text: bytes) -> frozenset[int]:
+        states = frozenset([state])
+        for byte in text:
+            states = self._all_after(states, byte)
+        return states
+
+    def _number(self, states: frozenset[int]) -> int:
+        number = self._sets.of(states)
+        if number == len(self._rows):
+            self._rows.append({})
+        return number
+
+    def _following(self, number: int, byte: int) -> int:
+        to = self._rows[number][byte] = self._number(self._all_after(self._sets.items[number], byte))
+        return to
+
+    def _fill(self, number: int) -> None:
+        """All that may follow a set, at once: that is cheaper where few bytes may, or nearly all are asked for."""
+        targets: dict[int, set[int]] = {}
+        for state in self._sets.items[number]:
+            place, stack = self._states.items[state]
+            following = self._following_place(place)
+            self._steps += len(following)
+            for byte, to in following.items():
+                targets.setdefault(byte, set()).update(self._with_end(to, stack))
+        row = dict.fromkeys(range(256), 0)
+        self._rows[number] = row | {byte: self._number(frozenset(states)) for byte, states in targets.items()}
+
+    def _idle_bytes(self, number: int) -> int:
+        """The bytes that change nothing, a bit each; none, if not even a letter is one: it is a free string then."""
+        if number not in self._idle:
+            is_free = (self._rows[number].get(0x65) or self._following(number, 0x65)) == number
+            if is_free:
+                self._fill(number)
+            same = (byte for byte, to in self._rows[number].items() if to == number) if is_free else ()
+            self._idle[number] = sum(1 << byte for byte in same)
+        return self._idle[number]
+
+    def _all_after(self, states: frozenset[int], byte: int) -> frozenset[int]:
+        self._steps += len(states)
+        found = set[int]()
+        for state in states:
+            place, stack = self._states.items[state]
+            to = self._following_place(place).get(byte)
+            if to is not None:
+                found.update(self._with_end(to, stack))
+        return frozenset(found)
+
+    def _following_place(self, place: int) -> dict[int, int]:
+        """Where each byte leads that may come there."""
+        if place < 0:
+            return {}
+        row = self._place_rows.get(place)
+        if row is None:
+            lexeme, at = self._places.items[place]
+            pairs = ((byte, lexeme.after(at, byte)) for byte in lexeme.candidates(at))
+            row = {byte: self._place(lexeme, further) for byte, further in pairs if further is not None}
+            self._place_rows[place] = row
+        return row
+
+    def _place(self, lexeme: Any, at: Any) -> int:
+        place = self._places.of((lexeme, at))
+        if place == len(self._may_end):
+            self._may_end.append(lexeme.accepts(at))
+            self._kin.append((lexeme, *lexeme.kin(at)))
+        return place
+
+    def _with_end(self, place: int, stack: int) -> Iterable[int]:
+        """A state, and what follows if the lexeme may end there."""
+        state = self._states.of((place, stack))
+        return (state, *self._entered(stack)) if self._may_end[place] else (state,)
+
+    def _entered(self, stack: int) -> frozenset[int]:
+        """The states at the beginning of what is on a stack."""
+        if stack not in self._entries:
+            found, waiting, seen = set[int](), [stack], set[int]()
+            while waiting:
+                top = waiting.pop()
+                if top in seen:
+                    continue
+                seen.add(top)
+                piece, rest = self._stacks.items[top]
+                if piece is None:
+                    found.add(_DONE)
+                elif isinstance(piece, Part):
+                    waiting += [self._pushed(way, rest) for way in piece.ways()]
+                else:
+                    found.update(self._with_end(self._place(piece, piece.start), rest))
+            self._entries[stack] = frozenset(found)
+        return self._entries[stack]
+
+    def _pushed(self, pieces: tuple[Piece, ...], stack: int) -> int:
+        for piece in reversed(pieces):
+            stack = self._stacks.of((piece, stack))
+        return stack
+
+
+class _Numbers(Generic[Item]):
+    """Items in the order in which they were met first, and the number of each."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._numbers: dict[Item, int] = {}
+
+    def of(self, item: Item) -> int:
+        """Its number, a new one if it has none."""
+        number = self._numbers.setdefault(item, len(self.items))
+        if number == len(self.items):
+            self.items.append(item)
+        return number

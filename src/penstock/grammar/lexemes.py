@@ -1,0 +1,280 @@
+"""The smallest pieces of documents, byte by byte: literal text, spaces, and texts that meet conditions, quoted or not.
+
+Each is an automaton without sides: `start`, then `after` each byte, None where that byte cannot come. Decides nothing
+about where a piece may stand. JSON as in RFC 8259; what may be written in several ways is written in the ways that
+llguidance takes, or in fewer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from penstock.grammar.expression import Expression, Places
+
+__all__ = ["Condition", "Lexeme", "Matching", "Quoted", "Spaces", "Text", "Unlike"]
+
+
+class Lexeme(Protocol):
+    """A piece. Its states are values; they mean something to it alone."""
+
+    start: Any
+
+    def after(self, state: Any, byte: int) -> Any:
+        """The state behind one more byte; None if it cannot come."""
+
+    def accepts(self, state: Any) -> bool:
+        """Whether the piece may end here."""
+
+    def candidates(self, state: Any) -> Iterable[int]:
+        """The bytes that may come, and maybe others."""
+
+    def kin(self, state: Any) -> tuple[Any, int]:
+        """A name for states of which one can do all that another can, if its number is not the smaller one."""
+
+
+class Text:
+    """Exactly one text."""
+
+    start = 0
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def after(self, state: int, byte: int) -> int | None:
+        """See `Lexeme`. A state is a count of bytes."""
+        return state + 1 if state < len(self._text) and self._text[state] == byte else None
+
+    def candidates(self, state: int) -> Iterable[int]:
+        """See `Lexeme`."""
+        return self._text[state : state + 1]
+
+    def accepts(self, state: int) -> bool:
+        """See `Lexeme`."""
+        return state == len(self._text)
+
+    def kin(self, state: int) -> tuple[int, int]:
+        """See `Lexeme`."""
+        return state, 0
+
+
+class Spaces:
+    """At most one space."""
+
+    start = 0
+
+    def after(self, state: int, byte: int) -> int | None:
+        """See `Lexeme`."""
+        return 1 if state == 0 and byte == 0x20 else None
+
+    def candidates(self, _state: int) -> Iterable[int]:
+        """See `Lexeme`."""
+        return b" "
+
+    def accepts(self, _state: int) -> bool:
+        """See `Lexeme`."""
+        return True
+
+    def kin(self, state: int) -> tuple[int, int]:
+        """See `Lexeme`."""
+        return state, 0
+
+
+class Condition(Protocol):
+    """What the text of a string must be like, character by character."""
+
+    start: Any
+
+    @property
+    def cuts(self) -> frozenset[int]:
+        """Characters that may be unlike the one before them; from one of these to the next, all are alike."""
+
+    def after(self, place: Any, character: int) -> Any:
+        """The place behind one more character; something false where no text that goes on so can do."""
+
+    def accepts(self, place: Any) -> bool:
+        """Whether the text may end here."""
+
+
+class Unlike:
+    """The text is none of some names, and no expression matches it."""
+
+    def __init__(self, names: Iterable[str], expressions: Sequence[Expression]) -> None:
+        self._names = frozenset(names)
+        self._heads = frozenset(name[:size] for name in self._names for size in range(len(name) + 1))
+        self._expressions = expressions
+        characters = {ord(character) for name in self._names for character in name}
+        self.cuts = frozenset(characters | {one + 1 for one in characters}).union(*(one.cuts for one in expressions))
+        self.start: tuple[str | None, tuple[Places, ...]] = (
+            "" if self._names else None,
+            tuple(e.start for e in expressions),
+        )
+
+    def after(
+        self, place: tuple[str | None, tuple[Places, ...]], character: int
+    ) -> tuple[str | None, tuple[Places, ...]]:
+        """See `Condition`."""
+        head, places = place
+        longer = None if head is None else head + chr(character)
+        pairs = zip(self._expressions, places, strict=True)
+        return (longer if longer in self._heads else None), tuple(one.after(at, character) for one, at in pairs)
+
+    def accepts(self, place: tuple[str | None, tuple[Places, ...]]) -> bool:
+        """See `Condition`."""
+        head, places = place
+        return head not in self._names and not any(map(Expression.accepts, self._expressions, places))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """Where in a text.
+
+    Attributes:
+        places: in each condition.
+        count: characters, as far as they matter.
+        begun: the bytes of a character or an escape that is begun.
+        left: bytes that complete a character of which it is known already what it is like: like `character`.
+        closed: whether the closing quote is written.
+    """
+
+    places: tuple[Any, ...]
+    count: int = 0
+    begun: bytes = b""
+    left: int = 0
+    character: int = 0
+    closed: bool = False
+
+
+_CONTROLS = (*range(0x20), 0x7F)
+_SHORT = {"b": 8, "t": 9, "n": 10, "f": 12, "r": 13, '"': 0x22, "\\": 0x5C}
+_ESCAPES = {b"\\" + letter.encode(): code for letter, code in _SHORT.items()}
+_ESCAPES |= {form % code: code for code in _CONTROLS for form in (b"\\u%04x", b"\\u%04X")}
+_ESCAPE_BYTES = bytes(sorted({byte for escape in _ESCAPES for byte in escape[1:]}))
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
+_BEGINNINGS = bytes((*range(0x80), *range(0xC2, 0xF5)))
+_ESCAPE_HEADS = sorted({escape[:size] for escape in _ESCAPES for size in range(1, len(escape))})
+
+
+_COUNTED = 64
+"""A text that may be so much longer than it must be counts as one of any length: that is hardly ever the shortest."""
+
+
+class Matching:
+    """A text without quotes that meets all conditions."""
+
+    def __init__(self, conditions: Sequence[Condition], least: int = 0, most: int | None = None) -> None:
+        self._conditions = conditions
+        self._least = least
+        self._most = most if most is not None and most - least < _COUNTED else None
+        self._cap = least if self._most is None else self._most
+        self._cuts = sorted(frozenset({0}).union(*(one.cuts for one in conditions)))
+        self._read: dict[bytes, int | None] = {}
+        self._heads: set[bytes] = set()  # of characters that are not all alike
+        self.start = _Writing(tuple(one.start for one in conditions))
+
+    def after(self, state: _Writing, byte: int) -> _Writing | None:
+        """See `Lexeme`."""
+        if state.left:
+            if byte & 0xC0 != 0x80:
+                return None
+            return self._behind(state, state.character) if state.left == 1 else replace(state, left=state.left - 1)
+        if byte < 0x80 and not state.begun:
+            return self._behind(state, byte)
+        begun = state.begun + bytes([byte])
+        character = self._alike(begun)
+        if character is None:
+            return replace(state, begun=begun) if begun in self._heads else None
+        behind = self._behind(state, character)
+        missing = _size(begun) - len(begun)
+        return behind if behind is None or not missing else replace(state, begun=b"", left=missing, character=character)
+
+    def candidates(self, state: _Writing) -> Iterable[int]:
+        """See `Lexeme`."""
+        return _CONTINUATIONS if state.left or state.begun else _BEGINNINGS
+
+    def accepts(self, state: _Writing) -> bool:
+        """See `Lexeme`."""
+        if state.begun or state.left or state.count < self._least:
+            return False
+        return all(one.accepts(place) for one, place in zip(self._conditions, state.places, strict=True))
+
+    def kin(self, state: _Writing) -> tuple[Any, int]:
+        """See `Lexeme`. Where nothing is too long, more characters are as good as fewer."""
+        return (replace(state, count=0), state.count) if self._most is None else (state, 0)
+
+    def _alike(self, begun: bytes) -> int | None:
+        """The first character of the kind of those that begin so; None if they are not of one kind."""
+        if begun not in self._read:
+            low, high = (_character(begun, last) for last in (b"\x80", b"\xbf"))
+            first = bisect_right(self._cuts, -1 if low is None else low)
+            is_one = low is not None and high is not None and bisect_right(self._cuts, high) == first
+            self._read[begun] = self._cuts[first - 1] if is_one else None
+            if not is_one and (low is not None or high is not None):
+                self._heads.add(begun)
+        return self._read[begun]
+
+    def _behind(self, state: _Writing, character: int) -> _Writing | None:
+        """Behind one more character."""
+        if state.count == self._most:
+            return None
+        pairs = zip(self._conditions, state.places, strict=True)
+        places = tuple(one.after(place, character) for one, place in pairs)
+        return _Writing(places, min(state.count + 1, self._cap)) if all(places) else None
+
+
+class Quoted(Matching):
+    """A JSON string whose text meets all conditions, of `least` to `most` characters."""
+
+    def __init__(self, conditions: Sequence[Condition] = (), least: int = 0, most: int | None = None) -> None:
+        super().__init__(conditions, least, most)
+        self.start = replace(self.start, begun=b'"')
+        self._escaped_at: dict[bytes, list[int]] = {}  # behind the head of an escape, one character of each kind
+        for head in _ESCAPE_HEADS:
+            codes = (code for escape, code in _ESCAPES.items() if escape.startswith(head))
+            self._escaped_at[head] = sorted({self._cuts[bisect_right(self._cuts, code) - 1] for code in codes})
+
+    def after(self, state: _Writing, byte: int) -> _Writing | None:
+        """See `Lexeme`."""
+        if state.closed:
+            return None
+        if state.begun == b'"':  # the opening one
+            return replace(state, begun=b"") if byte == 0x22 else None
+        if state.begun.startswith(b"\\"):
+            return self._escaped(state, byte)
+        if state.begun or state.left or 0x20 <= byte not in (0x22, 0x5C, 0x7F):
+            return super().after(state, byte)
+        if byte == 0x22:
+            return replace(state, closed=True) if super().accepts(state) else None
+        return self._escaped(state, byte) if byte == 0x5C else None
+
+    def candidates(self, state: _Writing) -> Iterable[int]:
+        """See `Lexeme`."""
+        if state.closed or state.begun == b'"':
+            return b"" if state.closed else b'"'
+        return _ESCAPE_BYTES if state.begun.startswith(b"\\") else super().candidates(state)
+
+    def accepts(self, state: _Writing) -> bool:
+        """See `Lexeme`."""
+        return state.closed
+
+    def _escaped(self, state: _Writing, byte: int) -> _Writing | None:
+        begun = state.begun + bytes([byte])
+        if begun in _ESCAPES:
+            return self._behind(state, _ESCAPES[begun])
+        is_useful = any(self._behind(state, code) for code in self._escaped_at.get(begun, ()))
+        return replace(state, begun=begun) if is_useful else None
+
+
+def _size(begun: bytes) -> int:
+    """Bytes of a character of which the first are known (RFC 3629, section 3)."""
+    return 2 if begun[0] < 0xE0 else 3 if begun[0] < 0xF0 else 4
+
+
+def _character(begun: bytes, last: bytes) -> int | None:
+    """The character that begins so and goes on with `last` only; None if there is none."""
+    try:
+        return ord((begun + last * (_size(begun) - len(begun))).decode())
+    except UnicodeDecodeError:
+        return None

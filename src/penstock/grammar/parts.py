@@ -1,0 +1,63 @@
+"""What documents are made of: lexemes, and parts that are made of them in one of several ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.grammar.lexemes import Lexeme, Spaces, Text
+
+__all__ = ["COLON", "COMMA", "SPACES", "Choice", "Part", "Piece", "constant", "text_of"]
+
+
+class Part:
+    """What is made of pieces, in one of several ways."""
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """Each way, as what comes one after the other."""
+        raise NotImplementedError
+
+
+Piece = Part | Lexeme
+
+
+class Choice(Part):
+    """Ways that are known."""
+
+    def __init__(self, ways: list[tuple[Piece, ...]]) -> None:
+        self._ways = ways
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        return self._ways
+
+
+SPACES = Spaces()
+COMMA, COLON = (SPACES, Text(b","), SPACES), (SPACES, Text(b":"), SPACES)
+
+
+def constant(value: Any) -> Iterator[Piece]:
+    """One value, with a space where JSON allows any."""
+    match value:
+        case dict():
+            yield Text(b"{")
+            for number, (name, inner) in enumerate(value.items()):
+                yield from COMMA if number else (SPACES,)
+                yield from (text_of(name), *COLON, *constant(inner))
+            yield from (SPACES, Text(b"}"))
+        case list():
+            yield Text(b"[")
+            for number, inner in enumerate(value):
+                yield from COMMA if number else (SPACES,)
+                yield from constant(inner)
+            yield from (SPACES, Text(b"]"))
+        case float() if value.is_integer():
+            yield text_of(int(value))
+        case _:
+            yield text_of(value)
+
+
+def text_of(value: Any) -> Text:
+    """A JSON value that is no array and no object, written as llguidance writes it."""
+    return Text(json.dumps(value, ensure_ascii=False).encode())

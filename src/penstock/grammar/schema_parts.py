@@ -1,0 +1,277 @@
+"""What the documents of a JSON schema are made of, as llguidance follows it, unfolded as far as it is asked for.
+
+Decides that properties come in their order, those by pattern behind them, additional ones last; at most one space where
+JSON allows any. What is not read is `Unreadable`. A value inside its like is left out from some depth on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from penstock.grammar.expression import Expression, Unreadable
+from penstock.grammar.formats import FORMATS
+from penstock.grammar.lexemes import Lexeme, Quoted, Text, Unlike
+from penstock.grammar.parts import COLON, COMMA, SPACES, Part, Piece, constant, text_of
+from penstock.grammar.schema_facts import Schemas, constants, largest, number_of, smallest, type_of, types
+
+__all__ = ["document_of"]
+
+Schema = dict[str, Any]
+Path = tuple[tuple[int, ...], ...]
+"""The values that one is inside of, the outermost first, each by the schemas that hold for it."""
+
+_MOST_WAYS = 1000
+_NESTED = 1
+"""How often a value may be inside one of the same schemas; the shortest document hardly needs that at all."""
+_MOST_REFERENCES = 32
+"""One behind the other, with nothing between."""
+
+
+def document_of(schema: Any) -> Part:
+    """A value of the schema, which must be readable to llguidance.
+
+    It raises `Unreadable` where it is unfolded, if something in it is not read.
+    """
+    return _Values(schema).of((schema,))
+
+
+class _Values:
+    """The values of a schema's parts, each made once."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._made: dict[tuple[Path, tuple[int, ...]], _Value] = {}
+        self._expressions: dict[tuple[str, bool], Expression] = {}
+        self._strings: dict[Any, Quoted] = {}
+        self.text = self.string(frozenset(), 0, None)
+
+    def of(self, schemas: Schemas, path: Path = ()) -> _Value:
+        """A value for which all the schemas hold, each of which is a part of the root; `path` says inside of what."""
+        key = tuple(id(schema) for schema in schemas if schema is not True)
+        if (path, key) not in self._made:
+            schemas = schemas if path.count(key) <= _NESTED else (False,)
+            self._made[path, key] = _Value(self, schemas, (*path, key))
+        return self._made[path, key]
+
+    def expression(self, source: str, anywhere: bool) -> Expression:
+        """It, made once."""
+        key = source, anywhere
+        if key not in self._expressions:
+            self._expressions[key] = Expression(source, anywhere)
+        return self._expressions[key]
+
+    def string(self, patterns: frozenset[tuple[str, bool]], least: int, most: int | None) -> Quoted:
+        """A string that all patterns match, each of them a part of it or all of it, made once."""
+        key = patterns, least, most
+        if key not in self._strings:
+            conditions = [self.expression(*pattern) for pattern in sorted(patterns)]
+            self._strings[key] = Quoted(conditions, least, most)
+        return self._strings[key]
+
+    def plain(self, schemas: Schemas, references: int = 0) -> list[Schemas]:
+        """The ways in which all can hold, each as schemas of which only what they say themselves is to be read."""
+        ways: list[Schemas] = [()]
+        for schema in schemas:
+            ways = [(*way, *more) for way, more in product(ways, self._plain(schema, references))]
+            if len(ways) > _MOST_WAYS:
+                raise Unreadable("too many combinations")
+        return ways
+
+    def _plain(self, schema: Any, references: int) -> list[Schemas]:
+        if isinstance(schema, bool):
+            return [()] if schema else []
+        if references > _MOST_REFERENCES:
+            raise Unreadable("references in a circle")
+        inner = [self.plain((one,), references + 1) for one in schema.get("allOf", ())]
+        if "$ref" in schema:
+            inner.append(self.plain((self._referred(schema["$ref"]),), references + 1))
+        unions = [schema[keyword] for keyword in ("anyOf", "oneOf") if keyword in schema]
+        inner += [[way for one in union for way in self.plain((one,), references + 1)] for union in unions]
+        return [(schema, *(one for way in ways for one in way)) for ways in product(*inner)]
+
+    def _referred(self, reference: str) -> Any:
+        if reference != "#" and not reference.startswith("#/"):
+            raise Unreadable(reference)
+        found = self._root
+        for step in reference.removeprefix("#").split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or name not in found:
+                raise Unreadable(reference)
+            found = found[name]
+        return found
+
+
+class _Value(Part):
+    """A value for which some schemas hold."""
+
+    def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
+        self._values = values
+        self._schemas = schemas
+        self._path = path
+        self._ways: list[tuple[Piece, ...]] | None = None
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        if self._ways is None:
+            plain = self._values.plain(self._schemas)
+            self._ways = [way for schemas in plain for way in self._of(schemas)]
+        return self._ways
+
+    def _of(self, schemas: Schemas) -> Iterator[tuple[Piece, ...]]:
+        allowed = types(schemas)
+        if any("enum" in schema or "const" in schema for schema in schemas):
+            for value in constants(schemas):
+                if type_of(value) in allowed or (type_of(value) == "integer" and "number" in allowed):
+                    yield tuple(constant(value))
+            return
+        for kind in allowed:
+            yield from self._of_type(kind, schemas)
+
+    def _of_type(self, kind: str, schemas: Schemas) -> Iterator[tuple[Piece, ...]]:
+        match kind:
+            case "null":
+                yield (Text(b"null"),)
+            case "boolean":
+                yield from ((Text(b"true"),), (Text(b"false"),))
+            case "number" | "integer":
+                yield (number_of(schemas, kind == "integer"),)
+            case "string":
+                yield (self._string(schemas),)
+            case "array":
+                yield (Text(b"["), SPACES, _Array(self._values, schemas, self._path).behind(0))
+            case "object":
+                yield (Text(b"{"), SPACES, _Object(self._values, schemas, self._path).behind(0, 0))
+            case _:
+                raise Unreadable(kind)
+
+    def _string(self, schemas: Schemas) -> Lexeme:
+        formats = [schema["format"] for schema in schemas if "format" in schema]
+        if not FORMATS.keys() >= set(formats):
+            raise Unreadable(", ".join(formats))
+        patterns = {(schema["pattern"], True) for schema in schemas if "pattern" in schema}
+        patterns |= {(FORMATS[one], False) for one in formats}
+        return self._values.string(frozenset(patterns), largest(schemas, "minLength"), smallest(schemas, "maxLength"))
+
+
+class _Array:
+    """The arrays for which some schemas hold."""
+
+    def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
+        self._values = values
+        self._schemas = schemas
+        self._path = path
+        if any(isinstance(schema.get("items"), list) for schema in schemas):
+            raise Unreadable("items")
+        self.least, self.most = largest(schemas, "minItems"), smallest(schemas, "maxItems")
+        first = max((len(schema.get("prefixItems", ())) for schema in schemas), default=0)
+        self._cap = max(self.least, first, 1) if self.most is None else self.most
+        self._made: dict[int, _Items] = {}
+
+    def behind(self, count: int) -> _Items:
+        """What may come behind some items; behind many, the same always."""
+        count = min(count, self._cap)
+        return self._made.setdefault(count, _Items(self, count))
+
+    def item(self, at: int) -> Part:
+        """The value there."""
+        firsts = ((schema.get("prefixItems", ()), schema.get("items", True)) for schema in self._schemas)
+        return self._values.of(tuple(first[at] if at < len(first) else items for first, items in firsts), self._path)
+
+
+class _Items(Part):
+    """The rest of an array behind some of its items and a space."""
+
+    def __init__(self, array: _Array, count: int) -> None:
+        self._array = array
+        self._count = count
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        array, count = self._array, self._count
+        found: list[tuple[Piece, ...]] = [(Text(b"]"),)] if count >= array.least else []
+        if array.most is None or count < array.most:
+            comma = COMMA[1:] if count else ()
+            found.append((*comma, array.item(count), SPACES, array.behind(count + 1)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A member of objects; `further` is the place of the first that may come behind it."""
+
+    name: Lexeme
+    value: Part
+    further: int
+    required: bool
+
+
+class _Object:
+    """The objects for which some schemas hold."""
+
+    def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
+        self._values = values
+        self._schemas = schemas
+        self._path = path
+        self.least, self.most = largest(schemas, "minProperties"), smallest(schemas, "maxProperties")
+        self._cap = max(1, self.least, self.most or 0)
+        self.members = list(self._members())
+        self._made: dict[tuple[int, int], _Members] = {}
+
+    def behind(self, place: int, count: int) -> _Members:
+        """What may come behind the first members' places, of which `count` were taken."""
+        key = place, min(count, self._cap)
+        return self._made.setdefault(key, _Members(self, *key))
+
+    def _members(self) -> Iterator[_Member]:
+        names = dict.fromkeys(name for schema in self._schemas for name in schema.get("properties", ()))
+        required = dict.fromkeys(name for schema in self._schemas for name in schema.get("required", ()))
+        patterns = dict.fromkeys(one for schema in self._schemas for one in schema.get("patternProperties", ()))
+        taken = dict.fromkeys((*names, *required))
+        for place, name in enumerate(taken):
+            yield _Member(text_of(name), self._value(name), place + 1, name in required)
+        expressions = [self._values.expression(pattern, anywhere=True) for pattern in patterns]
+        for pattern, expression in zip(patterns, expressions, strict=True):
+            name = Quoted([expression, Unlike(taken, ())])
+            schemas = (schema.get("patternProperties", {}).get(pattern, True) for schema in self._schemas)
+            yield _Member(name, self._values.of(tuple(schemas), self._path), len(taken), required=False)
+        other = Quoted([Unlike(taken, expressions)]) if taken or expressions else self._values.text
+        rest = tuple(schema.get("additionalProperties", True) for schema in self._schemas)
+        if False not in rest:
+            yield _Member(other, self._values.of(rest, self._path), len(taken) + len(patterns), required=False)
+
+    def _value(self, name: str) -> Part:
+        schemas = (one for schema in self._schemas for one in self._schemas_of(name, schema))
+        return self._values.of(tuple(schemas), self._path)
+
+    def _schemas_of(self, name: str, schema: Schema) -> Iterator[Any]:
+        """What one schema says of a member."""
+        found = [schema["properties"][name]] if name in schema.get("properties", ()) else []
+        for pattern, inner in schema.get("patternProperties", {}).items():
+            if self._values.expression(pattern, anywhere=True).matches(name):
+                found.append(inner)
+        yield from found or [schema.get("additionalProperties", True)]
+
+
+class _Members(Part):
+    """The rest of an object, behind some of its members and a space."""
+
+    def __init__(self, owner: _Object, place: int, count: int) -> None:
+        self._owner = owner
+        self._place = place
+        self._count = count
+
+    def ways(self) -> list[tuple[Piece, ...]]:
+        """See `Part`."""
+        owner, count, found = self._owner, self._count, list[tuple[Piece, ...]]()
+        for place in range(self._place, len(owner.members)):
+            member = owner.members[place]
+            if owner.most is None or count < owner.most:
+                rest = owner.behind(member.further, count + 1)
+                comma = COMMA[1:] if count else ()
+                found.append((*comma, member.name, *COLON, member.value, SPACES, rest))
+            if member.required:
+                return found
+        return [*found, (Text(b"}"),)] if count >= owner.least else found

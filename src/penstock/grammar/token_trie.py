@@ -1,0 +1,62 @@
+"""A vocabulary's tokens as a tree over their bytes, for walks that follow many texts at once. Immutable."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+__all__ = ["TokenTrie"]
+
+_LARGE = 64
+"""Nodes below one, from which on it pays to know their bytes."""
+
+
+class TokenTrie:
+    """The tokens of a vocabulary by their bytes: nodes in the order of a walk, each with where its subtree ends.
+
+    Attributes:
+        byte, depth, end, token: of each node its byte, its distance from the root, the node behind its subtree, and the
+            token that ends there, or -1.
+        longest: bytes of the longest token.
+        below: of each node with a large subtree, the bytes in it, a bit each.
+    """
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.texts = tokens
+        self.byte, self.depth = bytearray(1), array("i", [0])
+        self.end, self.token = array("i", [0]), array("i", [-1])
+        path, last = [0], b""
+        for text, id_ in sorted((text, id_) for id_, text in enumerate(tokens) if text):
+            same = _common(last, text)
+            self._close(path, same + 1)
+            for at in range(same, len(text)):
+                path.append(len(self.byte))
+                self.byte.append(text[at])
+                self.depth.append(at + 1)
+                self.end.append(0)
+                self.token.append(-1)
+            if self.token[path[-1]] < 0:  # of two tokens for a text, the lower id
+                self.token[path[-1]] = id_
+            last = text
+        self._close(path, 0)
+        self.longest = max(self.depth)
+        self.below = {node: self._bytes_below(node) for node, end in enumerate(self.end) if end - node > _LARGE}
+
+    def first_token(self, node: int) -> int:
+        """A token in the subtree of a node."""
+        while self.token[node] < 0:
+            node += 1
+        return self.token[node]
+
+    def _close(self, path: list[int], kept: int) -> None:
+        while len(path) > kept:
+            self.end[path.pop()] = len(self.byte)
+
+    def _bytes_below(self, node: int) -> int:
+        return sum(1 << byte for byte in set(self.byte[node + 1 : self.end[node]]))
+
+
+def _common(one: bytes, two: bytes) -> int:
+    """How many bytes two texts begin with alike."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(two)))
