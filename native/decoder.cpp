@@ -162,12 +162,12 @@ void run_parts(const DecoderPlan& plan, const DecoderStep& step, const KernelTab
         for (int64_t i = 0; i < layers; i++) {
             done[mine].store(i, std::memory_order_relaxed);
             for (int other = 0; other < count; other++) {
-                while (done[other].load(std::memory_order_relaxed) < i - apart) relax();
+                wait_until([&] { return done[other].load(std::memory_order_relaxed) >= i - apart; });
             }
             run.layer(size_t(i), [&] {
                 stored[mine].store(i + 1, std::memory_order_release);
                 for (int earlier = part.waits_for; earlier < mine; earlier++) {
-                    while (stored[earlier].load(std::memory_order_acquire) <= i) relax();
+                    wait_until([&] { return stored[earlier].load(std::memory_order_acquire) > i; });
                 }
             });
         }

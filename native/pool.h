@@ -23,6 +23,19 @@ inline void relax() {
 #endif
 }
 
+// Returns when done() says so: spins for a moment, which is nearly always enough, then lets others have the processor.
+template <class Done>
+void wait_until(const Done& done) {
+    constexpr int kSpins = 4096;
+    for (int i = 0; !done(); i++) {
+        if (i < kSpins) {
+            relax();
+        } else {
+            std::this_thread::yield();
+        }
+    }
+}
+
 class Pool {
 public:
     using Call = void (*)(const void* context, int task);

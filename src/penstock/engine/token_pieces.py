@@ -18,6 +18,6 @@ def token_piece(
     """`token`, and the tokens that were likeliest in its place."""
     read = tokenizer.token_bytes
     if not top:  # nearly every token
-        return TokenPiece(token, read(token), logprob, (), rank)
+        return TokenPiece(token, read(token), logprob, (), rank, start)
     others = (TokenPiece(other, read(other), its, (), place) for place, (other, its) in enumerate(top, start=1))
     return TokenPiece(token, read(token), logprob, tuple(others), rank, start)

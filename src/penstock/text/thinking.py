@@ -103,7 +103,8 @@ class BudgetedThinking:
     def take(self, token: int) -> None:
         """Go on past `token`."""
         if self._due:
-            assert token == self._due.popleft(), f"token {token} stands where the closing tag was due"
+            expected = self._due.popleft()
+            assert token == expected, f"token {token} stands where {expected} of the closing tag was due"
         elif self._split.inside:
             self._left -= 1
         self._split.push(self._detokenizer.push(token))
