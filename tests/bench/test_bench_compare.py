@@ -222,6 +222,8 @@ def test_a_program_gives_its_output_or_its_last_words(tmp_path):
 
 def test_ourselves_are_measured_in_a_process_with_the_same_sizes(setting):
     ours = peers.penstock_contender(["--dtype", "float32"])
+    assert ours.alternatives == ((), ("--max-num-batched-tokens", "1024"))
+    assert peers.penstock_contender(["--max-num-batched-tokens", "64"]).alternatives == ((),)
     command = ours.command(setting, [])
     assert command[:5] == [sys.executable, "-m", "penstock", "bench", "batch"]
     command.remove("--no-limits")
