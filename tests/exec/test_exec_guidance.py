@@ -139,6 +139,29 @@ def test_masks_are_those_of_this_step_when_rows_move():
         assert sampled.tokens == [min((one, two)[row.slot].allowed) for row in order]
 
 
+def test_the_masks_of_the_next_step_are_begun_behind_this_one_and_used_if_its_rows_are_the_same():
+    class Asked(Listed):
+        masks = 0
+
+        def mask(self) -> bytes:
+            self.masks += 1
+            return super().mask()
+
+    matchers = [Asked({1}), Asked({2}), Asked({3})]
+    guidance, rows = guided(matchers)
+    for _ in range(4):
+        sampled = guidance.sample(logits_of(3), [draw(temperature=0)] * 3, [2] * 3, guidance.begin(rows), look)
+        assert sampled.tokens == [1, 2, 3]
+    guidance.release(1)
+    left = [rows[0], rows[2]]
+    assert guidance.sample(logits_of(2), [draw(temperature=0)] * 2, [2] * 2, guidance.begin(left), look).tokens == [
+        1,
+        3,
+    ]
+    guidance.begin(left).masks.result()  # all that was begun is done
+    assert [one.masks for one in matchers] == [4 + 1 + 1 + 1, 4 + 1, 4 + 1 + 1 + 1]  # one in vain when the rows changed
+
+
 def test_a_matcher_that_breaks_ends_its_row_alone():
     guidance, rows = guided([Listed({4}), Listed(set(), broken=True), Listed({6})])
     draws = [draw(temperature=0)] * 3

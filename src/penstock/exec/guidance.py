@@ -1,8 +1,9 @@
 """Grammars and thinking budgets in the runner: which tokens each guided row may choose, and that it can end well.
 
-Decides when masks are computed (in a thread, while the model runs) and what happens to a choice after which the answer
-could not end in time: it is struck out and the row chooses again, with the same randomness; after a few such choices
-the row takes the next token of the ending that is known. Raw log probabilities are those of the model, before any mask.
+Decides when masks are computed (in a thread, from the moment at which a row's last token is known) and what happens to
+a choice after which the answer could not end in time: it is struck out and the row chooses again, with the same
+randomness; after a few such choices the row takes the next token of the ending that is known. Raw log probabilities are
+those of the model, before any mask.
 Where reasoning has used up its budget, one token may be chosen: the next of the tag that closes it. Knows no grammar
 and no tag: matchers and `Thinking`s answer (`contract.ports`).
 
@@ -107,6 +108,7 @@ class Guidance:
         self._broken: set[int] = set()
         self._ceilings = _Ceilings()
         self._thread: ThreadPoolExecutor | None = None
+        self._ahead: tuple[list[Matcher], Future[list[bool]]] | None = None
 
     def admit(self, admit: Admit) -> None:
         """Take in a sequence; after a preemption what watches it goes again past what was generated."""
@@ -150,9 +152,19 @@ class Guidance:
         return Begun(rows, slots, self._begin_masks(slots) if rows else None, thinking)
 
     def _begin_masks(self, slots: Sequence[int]) -> Future[list[bool]]:
+        """The masks that were begun behind the last step, if they are those of the same rows; else new ones."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-masks")
-        return self._thread.submit(self._ceilings.fill, [self._matchers[slot] for slot in slots])
+        matchers = [self._matchers[slot] for slot in slots]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == matchers:
+            return ahead[1]
+        return self._thread.submit(self._ceilings.fill, matchers)  # after what was begun in vain: one at a time
+
+    def _begin_ahead(self, slots: Sequence[int]) -> None:
+        """Begin the masks of the next step, most likely of the same rows, while others do what lies between steps."""
+        matchers = [self._matchers[slot] for slot in slots]
+        self._ahead = matchers, self._begin_masks(slots)
 
     def sample(
         self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], begun: Begun | None, look: Look
@@ -181,6 +193,8 @@ class Guidance:
                 self._settle(row, slot, sampled, (logits, draws, positions), look)
             if slot in self._broken:
                 sampled.failed[row] = True
+        if begun.rows:
+            self._begin_ahead(begun.slots)
         if before is not None:
             score_again(sampled, before, draws, raw)
         return sampled
