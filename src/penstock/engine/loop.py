@@ -28,9 +28,6 @@ __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
 
-_SHOW_EVERY = 0.1
-"""Seconds between two values of all measurements: one a step would be half of what a small step's bookkeeping costs."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reader:
@@ -88,7 +85,6 @@ class EngineLoop:
         self._engine = engine
         self._max_queued = max_queued
         self._max_queued_tokens = max_queued_tokens
-        self._clock = clock
         self._pace = Pace(clock)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
@@ -97,7 +93,6 @@ class EngineLoop:
         self._stopping = False
         self._health = engine.health()
         self._measurements = engine.measurements()
-        self._shown = clock.now()
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     def start(self) -> None:
@@ -135,7 +130,7 @@ class EngineLoop:
         return self._health
 
     def measurements(self) -> Measurements:
-        """What was measured until now, or a moment ago while the engine runs; or until the death of the thread."""
+        """What was measured until the last step, or the death of the thread."""
         return self._measurements
 
     def _run(self) -> None:
@@ -144,9 +139,7 @@ class EngineLoop:
                 self._drain()
                 if self._engine.has_work:
                     self._publish(self._engine.step())
-                    self._health = self._engine.health()
-                    if self._clock.now() >= self._shown + _SHOW_EVERY:
-                        self._show()
+                    self._show()
         except Exception:
             log.exception("the engine's thread failed")
             self._publish(self._engine.die("the engine failed"))
@@ -157,7 +150,6 @@ class EngineLoop:
 
     def _show(self) -> None:
         """Replace what other threads see by new values: readers need no lock, and hold up nobody."""
-        self._shown = self._clock.now()
         self._health = self._engine.health()
         self._measurements = self._engine.measurements()
 
