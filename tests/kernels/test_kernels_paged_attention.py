@@ -78,7 +78,10 @@ def test_half_precision_caches_lose_only_the_rounding_of_weights_and_result(dtyp
     expected = torch.cat([attend_in_float64(*row, 0.25) for row in rows])
     assert out.dtype == dtype
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(out.double(), expected, atol=eps / 2, rtol=eps)
+    of_weights = (
+        eps / 2 if dtype == torch.bfloat16 else 1e-6
+    )  # the compiled kernels round them beside bfloat16 (ADR 11)
+    torch.testing.assert_close(out.double(), expected, atol=of_weights, rtol=eps)
 
 
 def test_queries_may_be_views_of_a_wider_matrix():
