@@ -209,5 +209,7 @@ void bind_attention(nb::module_& module) {
     module.def("layer_norm", &norm<&KernelTable::layer_norm>, "stream += residual; out = layer norm of stream.");
     module.def("silu_and_mul", &activation<&KernelTable::silu_and_mul, 2>, "silu(gate) * up of rows [gate | up].");
     module.def("gelu_new", &activation<&KernelTable::gelu_new, 1>, "GELU by tanh.");
+    module.def("gelu", &activation<&KernelTable::gelu, 1>, "GELU by the normal distribution.");
+    module.def("relu", &activation<&KernelTable::relu, 1>, "max(x, 0).");
     module.def("sample", &sample, "One token a row of logits.");
 }

@@ -32,6 +32,8 @@ constexpr KernelTable table_named(const char* isa) {
     table.layer_norm = layer_norm;
     table.silu_and_mul = silu_and_mul;
     table.gelu_new = gelu_new;
+    table.gelu = gelu;
+    table.relu = relu;
     table.sample = sample;
     return table;
 }

@@ -26,6 +26,8 @@ struct KernelTable {
     void (*layer_norm)(const NormCall& call, Pool& pool);
     void (*silu_and_mul)(const ActivationCall& call, Pool& pool);
     void (*gelu_new)(const ActivationCall& call, Pool& pool);
+    void (*gelu)(const ActivationCall& call, Pool& pool);
+    void (*relu)(const ActivationCall& call, Pool& pool);
     void (*sample)(const SampleCall& call, Pool& pool);
 };
 

@@ -46,7 +46,7 @@ def close(ours, theirs, dtype):
 def test_norms_are_their_references(width, dtype):
     x = random(5, width, dtype=dtype) * 3
     weight, bias = random(width, seed=1, dtype=dtype), random(width, seed=2, dtype=dtype)
-    close(native_rows.rms_norm(x, weight, 1e-5), norm.rms_norm(x, weight, 1e-5), dtype)
+    close(native_rows.rms_norm(x, weight, 1e-5), norm.rms_norm_reference(x, weight, 1e-5), dtype)
     if width > 1:  # one element is its own mean: what is left is rounding
         wide = norm.layer_norm(x.float(), weight.float(), bias.float(), 1e-5).to(dtype)
         torch.testing.assert_close(
@@ -78,8 +78,10 @@ def test_the_residual_is_added_to_the_stream_before_it_is_normed(width, dtype, r
 @pytest.mark.parametrize("width", WIDTHS)
 def test_activations_are_their_references(width, dtype):
     x = random(5, 2 * width, dtype=dtype) * 4
-    close(native_rows.silu_and_mul(x), activation.silu_and_mul(x), dtype)
-    close(native_rows.gelu_new(x), activation.gelu_new(x), dtype)
+    close(native_rows.silu_and_mul(x), activation.silu_and_mul_reference(x), dtype)
+    close(native_rows.gelu_new(x), activation.gelu_new_reference(x), dtype)
+    close(native_rows.gelu(x), activation.gelu_reference(x), dtype)
+    assert torch.equal(native_rows.relu(x), activation.relu_reference(x))
 
 
 def test_the_exponential_is_within_two_units_of_the_last_place():
@@ -89,20 +91,33 @@ def test_the_exponential_is_within_two_units_of_the_last_place():
     assert ((out - exact).abs() / exact.abs().clamp(min=1e-37)).max() < 2.5 * 2**-23
 
 
+def test_gelu_is_exact_to_a_few_units_where_it_is_tiny_too():
+    """Against the normal distribution in float64; `x^2 / 2` in float32 leaves its own rounding in the exponential."""
+    x = torch.linspace(-13, 13, 200_001)
+    wide = x.double()
+    exact = wide * 0.5 * torch.special.erfc(-wide * math.sqrt(0.5))
+    error = (native_rows.gelu(x[:, None]).flatten().double() - exact).abs() / exact.abs().clamp(min=1e-37)
+    assert (error / (6 + wide.square() / 2)).max() < 2**-24
+
+
 def test_activations_stay_finite_at_the_ends_of_float32():
     ends = torch.tensor([-3e38, -1e9, -200.0, 200.0, 1e9, 3e38, -math.inf])
     for out in (native_rows.gelu_new(ends[:, None]), native_rows.silu_and_mul(ends[:, None] * torch.ones(1, 2))):
         assert not out[:3].any() or out.shape[1] == 1
-    gelu = native_rows.gelu_new(ends[:6, None]).flatten()
-    assert torch.equal(gelu, torch.tensor([0.0, 0.0, 0.0, 200.0, 1e9, 3e38]))
+    for kernel in (native_rows.gelu_new, native_rows.gelu, native_rows.relu):
+        assert torch.equal(kernel(ends[:6, None]).flatten(), torch.tensor([0.0, 0.0, 0.0, 200.0, 1e9, 3e38]))
+    infinite = torch.tensor([[-math.inf, math.inf]])
+    for kernel in (native_rows.gelu, native_rows.relu):
+        assert torch.equal(kernel(infinite), torch.tensor([[0.0, math.inf]]))
 
 
 def test_nan_stays_in_its_element_and_its_row():
     x = random(3, 40)
     x[1, 5] = math.nan
-    out = native_rows.silu_and_mul(x)
-    assert out[1, 5].isnan()
-    assert out.isnan().sum() == 1
+    for kernel in (native_rows.silu_and_mul, native_rows.gelu_new, native_rows.gelu, native_rows.relu):
+        out = kernel(x)
+        assert out[1, 5].isnan()
+        assert out.isnan().sum() == 1
     normed = native_rows.rms_norm(x, torch.ones(40), 1e-5)
     assert normed[1].isnan().all()
     assert not normed[[0, 2]].isnan().any()
@@ -139,6 +154,8 @@ def row_wise(width, dtype):
         ),
         "silu_and_mul": native_rows.silu_and_mul,
         "gelu_new": native_rows.gelu_new,
+        "gelu": native_rows.gelu,
+        "relu": native_rows.relu,
     }
 
 

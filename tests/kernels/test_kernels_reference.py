@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.kernels.activation import gelu, relu
 from penstock.kernels.activation import gelu_new_reference as gelu_new
+from penstock.kernels.activation import gelu_reference as gelu
+from penstock.kernels.activation import relu_reference as relu
 from penstock.kernels.activation import silu_and_mul_reference as silu_and_mul
 from penstock.kernels.embedding import embedding
 from penstock.kernels.linear import linear

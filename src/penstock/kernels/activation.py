@@ -14,7 +14,16 @@ from torch import Tensor
 
 from penstock.kernels import native, native_rows
 
-__all__ = ["gelu", "gelu_new", "gelu_new_reference", "relu", "silu_and_mul", "silu_and_mul_reference"]
+__all__ = [
+    "gelu",
+    "gelu_new",
+    "gelu_new_reference",
+    "gelu_reference",
+    "relu",
+    "relu_reference",
+    "silu_and_mul",
+    "silu_and_mul_reference",
+]
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -25,6 +34,16 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def gelu_new(x: Tensor) -> Tensor:
     """`gelu_new_reference`, by the compiled kernel where it serves."""
     return (native_rows.gelu_new if native.serves(x) else gelu_new_reference)(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """`gelu_reference`, by the compiled kernel where it serves."""
+    return (native_rows.gelu if native.serves(x) else gelu_reference)(x)
+
+
+def relu(x: Tensor) -> Tensor:
+    """`relu_reference`, by the compiled kernel where it serves."""
+    return (native_rows.relu if native.serves(x) else relu_reference)(x)
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
@@ -50,12 +69,12 @@ def gelu_new_reference(x: Tensor) -> Tensor:
     return (0.5 * wide * (1 + inner.tanh())).to(x.dtype)
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu_reference(x: Tensor) -> Tensor:
     """GELU by the error function, `x/2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel 2016)."""
     wide = x.float()
     return (0.5 * wide * (1 + (wide * math.sqrt(0.5)).erf())).to(x.dtype)
 
 
-def relu(x: Tensor) -> Tensor:
+def relu_reference(x: Tensor) -> Tensor:
     """`max(x, 0)`."""
     return torch.nn.functional.relu(x)

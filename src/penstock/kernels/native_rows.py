@@ -17,8 +17,10 @@ from penstock.kernels import native
 __all__ = [
     "add_rms_norm",
     "element",
+    "gelu",
     "gelu_new",
     "layer_norm",
+    "relu",
     "required",
     "rms_norm",
     "rotate",
@@ -110,10 +112,17 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def gelu_new(x: Tensor) -> Tensor:
     """`penstock.kernels.activation.gelu_new`."""
-    flat = x.reshape(-1, x.shape[-1])
-    out = torch.empty(flat.shape, dtype=x.dtype)
-    required().gelu_new(*flat.shape, *rows("x", flat), *rows("out", out))
-    return out.view(x.shape)
+    return _of_each("gelu_new", x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """`penstock.kernels.activation.gelu`."""
+    return _of_each("gelu", x)
+
+
+def relu(x: Tensor) -> Tensor:
+    """`penstock.kernels.activation.relu`."""
+    return _of_each("relu", x)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -130,6 +139,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         *(0, 0, 0, False, 0, 0, 0, 0, count, cos.data_ptr(), sin.data_ptr(), 0, 0, 0, 0, 0.0),
     )
     return out
+
+
+def _of_each(kernel: str, x: Tensor) -> Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    out = torch.empty(flat.shape, dtype=x.dtype)
+    getattr(required(), kernel)(*flat.shape, *rows("x", flat), *rows("out", out))
+    return out.view(x.shape)
 
 
 def _norm(
