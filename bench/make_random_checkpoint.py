@@ -1,10 +1,11 @@
-"""Writes a random Llama as a Hugging Face directory: weights that mean nothing in the sizes that speed depends on.
+"""Writes a random model as a Hugging Face directory: weights that mean nothing in the sizes that speed depends on.
 
-    python bench/make_random_checkpoint.py DIRECTORY [--layers 22 --hidden 2048 ...]
+    python bench/make_random_checkpoint.py DIRECTORY [--family llama --layers 22 --hidden 2048 ...]
     penstock bench batch DIRECTORY
 
-The defaults are the sizes of TinyLlama, 1.1 billion weights. Numbers are normal with a deviation of 0.02, from a seed,
-in bfloat16, one file a layer. The tokenizer knows single bytes only: a vocabulary must hold these 256 and two marks.
+The defaults are the sizes of TinyLlama, 1.1 billion weights, or of the smallest GPT-2, 124 million. Numbers are normal
+with a deviation of 0.02, from a seed, in bfloat16, one file a layer. The tokenizer knows single bytes only: a
+vocabulary must hold these 256 and two marks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from tqdm import tqdm
 
-__all__ = ["Sizes", "main", "write_checkpoint"]
+__all__ = ["GPT2Sizes", "Sizes", "main", "write_checkpoint"]
 
 BYTES, BEGIN, END = 256, "<s>", "</s>"
 
@@ -41,8 +42,7 @@ class Sizes:
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.heads % self.kv_heads:
             raise SystemExit(f"heads ({self.heads}) must divide hidden ({self.hidden}), and kv-heads the heads")
-        if self.vocabulary < BYTES + 2:
-            raise SystemExit(f"vocabulary must be at least {BYTES + 2}, for every byte and two marks")
+        _check_vocabulary(self.vocabulary)
 
     @property
     def kv_width(self) -> int:
@@ -89,7 +89,70 @@ class Sizes:
         yield {"model.norm.weight": (self.hidden,), "lm_head.weight": (self.vocabulary, self.hidden)}
 
 
-def write_checkpoint(directory: Path, sizes: Sizes, seed: int = 0) -> None:
+@dataclass(frozen=True, slots=True)
+class GPT2Sizes:
+    """The sizes of a GPT-2, whose head is its embedding."""
+
+    hidden: int = 768
+    layers: int = 12
+    heads: int = 12
+    inner: int = 3072
+    vocabulary: int = 50257
+    positions: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise SystemExit(f"heads ({self.heads}) must divide hidden ({self.hidden})")
+        _check_vocabulary(self.vocabulary)
+
+    def config(self) -> dict[str, object]:
+        """What `config.json` says."""
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "activation_function": "gelu_new",
+            "n_embd": self.hidden,
+            "n_layer": self.layers,
+            "n_head": self.heads,
+            "n_inner": self.inner,
+            "n_positions": self.positions,
+            "vocab_size": self.vocabulary,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "bos_token_id": BYTES,
+            "eos_token_id": BYTES + 1,
+            "torch_dtype": "bfloat16",
+        }
+
+    def shards(self) -> Iterator[dict[str, tuple[int, ...]]]:
+        """Names and shapes of tensors, file by file; projections have their inputs first."""
+        tables = {"wte.weight": (self.vocabulary, self.hidden), "wpe.weight": (self.positions, self.hidden)}
+        yield {f"transformer.{name}": shape for name, shape in tables.items()}
+        for layer in range(self.layers):
+            name = f"transformer.h.{layer}"
+            shapes: dict[str, tuple[int, ...]] = {}
+            for norm in ("ln_1", "ln_2"):
+                shapes |= {f"{name}.{norm}.{part}": (self.hidden,) for part in ("weight", "bias")}
+            for projection, inputs, outputs in (
+                ("attn.c_attn", self.hidden, 3 * self.hidden),
+                ("attn.c_proj", self.hidden, self.hidden),
+                ("mlp.c_fc", self.hidden, self.inner),
+                ("mlp.c_proj", self.inner, self.hidden),
+            ):
+                shapes |= {f"{name}.{projection}.weight": (inputs, outputs), f"{name}.{projection}.bias": (outputs,)}
+            yield shapes
+        yield {f"transformer.ln_f.{part}": (self.hidden,) for part in ("weight", "bias")}
+
+
+FAMILIES: dict[str, type[Sizes | GPT2Sizes]] = {"llama": Sizes, "gpt2": GPT2Sizes}
+
+
+def _check_vocabulary(size: int) -> None:
+    if size < BYTES + 2:
+        raise SystemExit(f"vocabulary must be at least {BYTES + 2}, for every byte and two marks")
+
+
+def write_checkpoint(directory: Path, sizes: Sizes | GPT2Sizes, seed: int = 0) -> None:
     """Write everything that a loader looks for into `directory`, which is made."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(sizes.config(), indent=2) + "\n", encoding="utf-8")
@@ -100,7 +163,7 @@ def write_checkpoint(directory: Path, sizes: Sizes, seed: int = 0) -> None:
     total = 0
     for number, shapes in enumerate(tqdm(shards, desc="Writing", unit="file", disable=None), start=1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {key: _random(shape, randomness) for key, shape in shapes.items()}
+        tensors = {key: _random(key, shape, randomness) for key, shape in shapes.items()}
         save_file(tensors, directory / name, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, name)
         total += sum(tensor.nbytes for tensor in tensors.values())
@@ -108,9 +171,9 @@ def write_checkpoint(directory: Path, sizes: Sizes, seed: int = 0) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _random(shape: tuple[int, ...], randomness: torch.Generator) -> Tensor:
-    """Ones for a norm, small normal numbers for a matrix."""
-    if len(shape) == 1:
+def _random(name: str, shape: tuple[int, ...], randomness: torch.Generator) -> Tensor:
+    """Ones for the weight of a norm, small normal numbers for a matrix or a bias."""
+    if len(shape) == 1 and name.endswith(".weight"):
         return torch.ones(shape, dtype=torch.bfloat16)
     return torch.randn(shape, generator=randomness).mul_(0.02).bfloat16()
 
@@ -130,14 +193,17 @@ def main() -> None:
     """Write a checkpoint in the sizes of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--family", choices=FAMILIES, default="llama")
     parser.add_argument("--seed", type=int, default=0)
-    defaults = Sizes()
     for name in Sizes.__slots__:
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=getattr(defaults, name), help=f"default {getattr(defaults, name)}")
+        known = [f"{getattr(of(), name)} of a {family}" for family, of in FAMILIES.items() if name in of.__slots__]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"default: {', '.join(known)}")
     options = vars(parser.parse_args())
-    directory, seed = options.pop("directory"), options.pop("seed")
-    write_checkpoint(directory, Sizes(**options), seed)
+    directory, family, seed = options.pop("directory"), options.pop("family"), options.pop("seed")
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() - set(FAMILIES[family].__slots__):
+        raise SystemExit(f"a {family} must not be given --{name.replace('_', '-')}")
+    write_checkpoint(directory, FAMILIES[family](**given), seed)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,11 @@ from penstock.llm.offline import LLM
 from penstock.sampling import SamplingParams
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "make_random_checkpoint.py"
-SMALL = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--inner", "96", "--vocabulary", "300"]
+SMALL_SIZES = ["--hidden", "64", "--layers", "2", "--heads", "4", "--inner", "96", "--vocabulary", "300"]
+SMALL = [*SMALL_SIZES, "--kv-heads", "2"]
+SMALL_GPT2 = [*SMALL_SIZES, "--family", "gpt2"]
+OPS_A_TOKEN = 2 * 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3)
+OPS_A_TOKEN_OF_GPT2 = 2 * 2 * (64 * 64 * 4 + 64 * 96 * 2)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +40,9 @@ def make(script, monkeypatch):
     return run
 
 
-def test_a_small_checkpoint_is_loaded_whole_and_greedy_tokens_are_those_of_transformers(make, tmp_path):
-    make(tmp_path / "random", *SMALL)
+@pytest.mark.parametrize(("small", "ops"), [(SMALL, OPS_A_TOKEN), (SMALL_GPT2, OPS_A_TOKEN_OF_GPT2)])
+def test_a_small_checkpoint_is_loaded_whole_and_greedy_tokens_are_those_of_transformers(make, tmp_path, small, ops):
+    make(tmp_path / "random", *small)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     theirs, loading = AutoModelForCausalLM.from_pretrained(
@@ -50,15 +55,17 @@ def test_a_small_checkpoint_is_loaded_whole_and_greedy_tokens_are_those_of_trans
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         (ours,) = llm.generate([prompt], params, use_tqdm=False)
         assert llm.work.ops_a_sample == 2 * 300 * 64
-        assert llm.work.ops_a_token == 2 * 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3)
+        assert llm.work.ops_a_token == ops
     theirs.generation_config.eos_token_id = None
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=0)
     assert ours.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
 
 
-def test_the_defaults_are_one_billion_weights(script):
+def test_the_defaults_have_as_many_weights_as_the_models_named(script):
     count = sum(torch.Size(shape).numel() for shard in script.Sizes().shards() for shape in shard.values())
     assert count == 1_100_048_384  # as published for TinyLlama-1.1B
+    count = sum(torch.Size(shape).numel() for shard in script.GPT2Sizes().shards() for shape in shard.values())
+    assert count == 124_439_808  # of GPT-2 small in Hugging Face's release
 
 
 def test_the_same_seed_writes_the_same_files(make, tmp_path):
@@ -71,7 +78,7 @@ def test_the_same_seed_writes_the_same_files(make, tmp_path):
     assert a != c
 
 
-@pytest.mark.parametrize("wrong", [["--heads", "3"], ["--vocabulary", "100"]])
+@pytest.mark.parametrize("wrong", [["--heads", "3"], ["--vocabulary", "100"], [*SMALL_GPT2, "--kv-heads", "2"]])
 def test_sizes_that_make_no_model_are_refused(make, tmp_path, wrong):
     with pytest.raises(SystemExit, match="must"):
         make(tmp_path / "random", *wrong)
