@@ -1,7 +1,8 @@
 // The decoder as a Python class: built once from addresses and sizes, then run step by step.
 //
-// A weight is (kind, outputs, inputs, address, bias address, bias element), a vector (address, element); addresses of 0
-// are absent tensors. Everything that a kernel would trust is checked before the first of them runs.
+// A weight is (kind, outputs, inputs, address, bias address, bias element), a vector (address, element), a norm its
+// weight and its bias; addresses of 0 are absent tensors. Everything that a kernel would trust is checked before the
+// first of them runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -22,6 +23,7 @@ namespace penstock {
 namespace {
 
 using Vector = std::tuple<uintptr_t, int>;
+using NormVectors = std::tuple<Vector, Vector>;
 using Weight = std::tuple<int, int64_t, int64_t, uintptr_t, uintptr_t, int>;
 
 ConstRows vector_of(const Vector& vector) {
@@ -29,9 +31,22 @@ ConstRows vector_of(const Vector& vector) {
     return {pointer<void>(address), 0, element_of(element)};
 }
 
-ConstRows norm_of(const Vector& vector) {
-    require(std::get<0>(vector) != 0, "the weight of a norm must be given");
-    return vector_of(vector);
+NormWeights norm_of(const NormVectors& vectors, Norm kind) {
+    const auto& [weight, bias] = vectors;
+    require(std::get<0>(weight) != 0, "the weight of a norm must be given");
+    require(kind == Norm::layer || std::get<0>(bias) == 0, "an RMS norm has no bias");
+    return {vector_of(weight), vector_of(bias)};
+}
+
+Norm norm_kind_of(int kind) {
+    require(kind >= 0 && kind <= static_cast<int>(Norm::layer), "norms must be 0 (RMS) or 1 (layer norm)");
+    return static_cast<Norm>(kind);
+}
+
+Activation activation_of(int activation) {
+    require(activation >= 0 && activation <= static_cast<int>(Activation::relu),
+            "activation must be 0 (silu_and_mul), 1 (gelu_new), 2 (gelu) or 3 (relu)");
+    return static_cast<Activation>(activation);
 }
 
 Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs) {
@@ -43,25 +58,39 @@ Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs) 
 }
 
 void make_plan(DecoderPlan* place, int64_t hidden, int64_t inner, int q_heads, int kv_heads, int head_dim, float eps,
-               const Vector& norm, uintptr_t cos, uintptr_t sin, int64_t num_positions) {
+               int norms, int activation, const NormVectors& norm, uintptr_t cos, uintptr_t sin, int64_t num_positions) {
     check_heads(kv_heads, head_dim);
     require(hidden >= 1 && hidden <= kMostInputs && inner >= 1 && inner <= kMostInputs,
             "hidden and inner must be between 1 and 65536");
     require(q_heads >= 1 && q_heads <= kMostInputs && q_heads % kv_heads == 0,
             "q_heads must be a multiple of kv_heads, up to 65536");
-    require(head_dim % 2 == 0 && cos != 0 && sin != 0 && num_positions >= 1,
+    const Norm kind = norm_kind_of(norms);
+    const bool rotates = cos != 0;
+    require(rotates == (sin != 0) && rotates == (num_positions >= 1) && (!rotates || head_dim % 2 == 0),
             "rotation wants cos, sin and an even head_dim");
-    new (place) DecoderPlan{hidden,        inner, q_heads, kv_heads, head_dim, eps, norm_of(norm), pointer<float>(cos),
-                            pointer<float>(sin), num_positions, {}};
+    new (place) DecoderPlan{hidden,
+                            inner,
+                            q_heads,
+                            kv_heads,
+                            head_dim,
+                            eps,
+                            kind,
+                            activation_of(activation),
+                            norm_of(norm, kind),
+                            pointer<float>(cos),
+                            pointer<float>(sin),
+                            num_positions,
+                            {}};
 }
 
-void add_layer(DecoderPlan& plan, const Vector& attention_norm, const Weight& qkv, const Vector& q_norm,
-               const Vector& k_norm, const Weight& output, const Vector& mlp_norm, const Weight& gate_up,
+void add_layer(DecoderPlan& plan, const NormVectors& attention_norm, const Weight& qkv, const Vector& q_norm,
+               const Vector& k_norm, const Weight& output, const NormVectors& mlp_norm, const Weight& gate_up,
                const Weight& down) {
-    plan.layers.push_back({norm_of(attention_norm), norm_of(mlp_norm), vector_of(q_norm), vector_of(k_norm),
+    plan.layers.push_back({norm_of(attention_norm, plan.norms), norm_of(mlp_norm, plan.norms),
+                           vector_of(q_norm), vector_of(k_norm),
                            projection_of(qkv, plan.qkv_width(), plan.hidden),
                            projection_of(output, plan.hidden, plan.q_width()),
-                           projection_of(gate_up, 2 * plan.inner, plan.hidden),
+                           projection_of(gate_up, plan.up_width(), plan.hidden),
                            projection_of(down, plan.hidden, plan.inner)});
 }
 
@@ -120,7 +149,7 @@ void run(const DecoderPlan& plan, int64_t tokens, uintptr_t stream, uintptr_t ou
     described.table_width = table_width;
     check_ragged_rows(described, tokens, num_blocks);
     check_slots(step.write_slots, tokens, num_blocks * block_size);
-    check_positions(step.positions, tokens, plan.num_positions);
+    if (plan.cos) check_positions(step.positions, tokens, plan.num_positions);
     require(scratch != 0 && scratch % 64 == 0 && scratch_bytes >= decoder_scratch(plan, tokens, rows, 0, 1),
             "scratch must be aligned to 64 bytes and have scratch_bytes()");
     nb::gil_scoped_release released;

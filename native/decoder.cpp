@@ -12,7 +12,7 @@ namespace {
 
 // Scratch, one after the other, each on a cache line:
 //
-//     | normed [T][hidden] | wide [T][qkv or gates and ups] | inner [T][queries or gated] | mixed [T][heads * dim] |
+//     | normed [T][hidden] | wide [T][qkv or gates and ups] | inner [T][queries or activated] | mixed [T][heads * dim] |
 //     | of the linear kernels | of attention |
 //
 // Where a step is split, each part has all but the last of them to itself, one part after the other.
@@ -39,7 +39,7 @@ Areas areas(const DecoderPlan& plan, int64_t tokens) {
     const auto rows = [&](int64_t width) { return round_up(tokens * width * int64_t(sizeof(float)), 64); };
     Areas at{};
     at.wide = rows(plan.hidden);
-    at.inner = at.wide + rows(std::max(plan.qkv_width(), 2 * plan.inner));
+    at.inner = at.wide + rows(std::max(plan.qkv_width(), plan.up_width()));
     at.mixed = at.inner + rows(std::max(plan.q_width(), plan.inner));
     at.linear = at.mixed + rows(plan.q_width());
     at.attention = at.linear + tokens * linear_scratch(plan);  // strides are multiples of 64
@@ -73,8 +73,9 @@ struct Run {
         return {static_cast<const uint8_t*>(rows.data) + bytes, rows.stride, rows.element};
     }
 
-    void norm(const ConstRows& weight, const Rows& out) const {
-        kernels.rms_norm({part.tokens, plan.hidden, stream(), {}, weight, {}, plan.eps, out}, pool);
+    void norm(const NormWeights& by, const Rows& out) const {
+        const NormCall call{part.tokens, plan.hidden, stream(), {}, by.weight, by.bias, plan.eps, out};
+        norm_kernel(kernels, plan.norms)(call, pool);
     }
 
     void project(const Projection& by, const Rows& x, const ConstRows& residual, const Rows& out) const {
@@ -119,16 +120,16 @@ struct Run {
     }
 
     void mlp(const DecoderLayer& layer) const {
-        const Rows normed = rows(0, plan.hidden, layer.gate_up), gated = rows(at.inner, plan.inner, layer.down);
+        const Rows normed = rows(0, plan.hidden, layer.gate_up), activated = rows(at.inner, plan.inner, layer.down);
         norm(layer.mlp_norm, normed);
-        if (plan.inner % kPanel == 0) {
-            project_gated(layer.gate_up, normed, gated);
+        if (plan.gated() && plan.inner % kPanel == 0) {
+            project_gated(layer.gate_up, normed, activated);
         } else {
-            const Rows gate_up = rows(at.wide, 2 * plan.inner, layer.gate_up);
+            const Rows gate_up{scratch + at.wide, plan.up_width(), Element::f32};
             project(layer.gate_up, normed, {}, gate_up);
-            kernels.silu_and_mul({part.tokens, plan.inner, read(gate_up), gated}, pool);
+            activation_kernel(kernels, plan.activation)({part.tokens, plan.inner, read(gate_up), activated}, pool);
         }
-        add(layer.down, gated);
+        add(layer.down, activated);
     }
 
     template <class Stored>

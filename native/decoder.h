@@ -1,5 +1,6 @@
-// The whole forward of a decoder in the manner of Llama (nn/decoder.py) as one call: the kernels in the order in which
-// Python would call them, without the way through Python between them, which costs as much as a small kernel.
+// The whole forward of a decoder (nn/decoder.py, models/gpt2.py) as one call: the kernels in the order in which Python
+// would call them, without the way through Python between them, which costs as much as a small kernel. Which kernels
+// these are, where families differ, is data of the plan.
 //
 // The stream of hidden states stays fp32 from the embedding to the last norm; so does what passes between quantised
 // projections, while bf16 weights are met by bf16. Nothing is owned, nothing is allocated, and the caller has checked
@@ -26,12 +27,17 @@ struct Projection {
     ConstRows bias;
 };
 
+struct NormWeights {
+    ConstRows weight;  // one row
+    ConstRows bias;    // one row, or absent; layer norms only
+};
+
 struct DecoderLayer {
-    ConstRows attention_norm, mlp_norm;  // [hidden]
+    NormWeights attention_norm, mlp_norm;  // [hidden]
     ConstRows q_norm, k_norm;            // [head_dim], or absent
     Projection qkv;                      // queries, keys, values
     Projection output;
-    Projection gate_up;  // gates, then ups
+    Projection gate_up;  // gates, then ups; ups alone where no gates weigh them
     Projection down;
 };
 
@@ -42,13 +48,17 @@ struct DecoderPlan {
     int32_t kv_heads;
     int32_t head_dim;
     float eps;  // of every norm
-    ConstRows norm;
-    const float* cos;  // [num_positions][head_dim / 2]
+    Norm norms;  // the kind of all but q_norm and k_norm, which are of RMS
+    Activation activation;
+    NormWeights norm;
+    const float* cos;  // [num_positions][head_dim / 2]; null: queries and keys are not rotated
     const float* sin;
-    int64_t num_positions;
+    int64_t num_positions;  // 0 without rotation
     std::vector<DecoderLayer> layers;
 
     int64_t q_width() const { return int64_t(q_heads) * head_dim; }
+    bool gated() const { return activation == Activation::silu_and_mul; }
+    int64_t up_width() const { return gated() ? 2 * inner : inner; }  // outputs of gate_up
     int64_t qkv_width() const { return q_width() + 2 * int64_t(kv_heads) * head_dim; }
 };
 

@@ -39,6 +39,19 @@ constexpr auto linear_kernel(const KernelTable& table, Kind kind) {
     }
 }
 
+constexpr auto norm_kernel(const KernelTable& table, Norm norm) {
+    return norm == Norm::layer ? table.layer_norm : table.rms_norm;
+}
+
+constexpr auto activation_kernel(const KernelTable& table, Activation activation) {
+    switch (activation) {
+        case Activation::gelu_new: return table.gelu_new;
+        case Activation::gelu: return table.gelu;
+        case Activation::relu: return table.relu;
+        default: return table.silu_and_mul;
+    }
+}
+
 extern const KernelTable portable_kernels;
 extern const KernelTable avx2_kernels;
 extern const KernelTable avx512_kernels;

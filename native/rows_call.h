@@ -8,6 +8,9 @@
 
 namespace penstock {
 
+enum class Norm : int32_t { rms = 0, layer = 1 };
+enum class Activation : int32_t { silu_and_mul = 0, gelu_new = 1, gelu = 2, relu = 3 };
+
 // out = norm(stream + residual) * weight + bias. Where there is a residual, `stream + residual` is written back to
 // `stream`, rounded to its element, before it is normed; then `out` must be memory of its own.
 struct NormCall {
@@ -38,7 +41,7 @@ struct RotaryCall {
     float eps;
 };
 
-// out[rows][width] of x[rows][width], or of x[rows][2 * width] where the first half gates the second.
+// out[rows][width] of x[rows][width]; silu_and_mul: of x[rows][2 * width], whose first half gates the second.
 struct ActivationCall {
     int64_t rows;
     int64_t width;

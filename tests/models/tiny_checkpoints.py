@@ -59,6 +59,7 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "activation_function": "gelu",
             "tie_word_embeddings": False,
         },
+        "odd_heads": {"n_embd": 45, "n_head": 3, "n_layer": 2, "vocab_size": 97},
         "one_head_relu": {"n_embd": 26, "n_head": 1, "n_layer": 3, "vocab_size": 127, "activation_function": "relu"},
     },
     "llama": {

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from penstock.bench.limits import Limits
-from penstock.kernels import native, native_peak
+from penstock.kernels import activation, native, native_peak, norm
 from penstock.kernels.native_attention import packed_keys_shape, packed_values_shape, paged_attention, rotate_and_write
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.native_rows import rms_norm, silu_and_mul
@@ -313,7 +313,7 @@ def _decoder(kind: str) -> tuple[NativeDecoder, int, int]:
         qkv, output, gate_up, down = (
             (replace(weight, data=memory.take(weight.nbytes).copy_(weight.data)), None) for weight in made
         )
-        return NativeLayer(ones, qkv, None, None, output, ones, gate_up, down)
+        return NativeLayer((ones, None), qkv, None, None, output, (ones, None), gate_up, down)
 
     cos, sin = _angles()
     decoder = NativeDecoder(
@@ -323,10 +323,11 @@ def _decoder(kind: str) -> tuple[NativeDecoder, int, int]:
         kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
         eps=1e-5,
+        normalise=norm.rms_norm,
+        activation=activation.silu_and_mul,
         layers=[layer() for _ in range(LAYERS)],
-        norm=ones,
-        cos=cos,
-        sin=sin,
+        norm=(ones, None),
+        rotation=(cos, sin),
     )
     return decoder, LAYERS * sum(each.nbytes for each in made), LAYERS * sum(a * b for a, b in shapes)
 

@@ -1,4 +1,4 @@
-"""The whole forward of a decoder in the manner of Llama as one compiled call.
+"""The whole forward of a decoder as one compiled call.
 
 Decides how weights and a step are handed over as addresses; the order of kernels is in `native/decoder.cpp`. Does not
 know how a model is bound or what a step is made of. Differs from the same kernels called one by one in one point: the
@@ -9,24 +9,33 @@ Invariant: a token's bits depend on its own sequence alone, as with each of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.activation import gelu, gelu_new, relu, silu_and_mul
 from penstock.kernels.native_attention import cache_address, vector
 from penstock.kernels.native_rows import element, required
+from penstock.kernels.norm import layer_norm, rms_norm
 from penstock.kernels.packed_weight import PackedWeight
 from penstock.kernels.scratch import Scratch
 
-__all__ = ["NativeDecoder", "NativeLayer", "Projection"]
+__all__ = ["NativeDecoder", "NativeLayer", "Norm", "Projection"]
+
+# What the compiled decoder calls the kernels that it may use in a place.
+_NORMS: dict[Callable[..., Tensor], int] = {rms_norm: 0, layer_norm: 1}
+_ACTIVATIONS: dict[Callable[..., Tensor], int] = {silu_and_mul: 0, gelu_new: 1, gelu: 2, relu: 3}
 
 _Caches = tuple[list[int], list[int], int, bool, int, int]
 """Addresses of each layer's keys and values, and what is common: dtype code, layout, number and size of blocks."""
 
 Projection = tuple[PackedWeight, Tensor | None]
 """A weight, and a bias `[N]` or None."""
+
+Norm = tuple[Tensor, Tensor | None]
+"""The weight of a norm, and its bias or None; of RMS norms always None."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,20 +45,20 @@ class NativeLayer:
     Attributes:
         attention_norm: `[H]`.
         qkv: queries, keys and values of all heads, from H inputs.
-        q_norm: `[D]`, a norm of each query head; or None.
+        q_norm: `[D]`, an RMS norm of each query head; or None.
         k_norm: the same of key heads.
         output: `[H, Hq * D]`.
         mlp_norm: `[H]`.
-        gate_up: `[2 * F, H]`, gates first.
+        gate_up: `[2 * F, H]`, gates first; `[F, H]` where no gates weigh the rest.
         down: `[H, F]`.
     """
 
-    attention_norm: Tensor
+    attention_norm: Norm
     qkv: Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
     output: Projection
-    mlp_norm: Tensor
+    mlp_norm: Norm
     gate_up: Projection
     down: Projection
 
@@ -69,31 +78,46 @@ class NativeDecoder:
         kv_heads: int,
         head_dim: int,
         eps: float,
+        normalise: Callable[..., Tensor],
+        activation: Callable[[Tensor], Tensor],
         layers: Sequence[NativeLayer],
-        norm: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        norm: Norm,
+        rotation: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """`norm` `[H]`; `cos` and `sin` `[P, D/2]` float32, of all positions.
+        """Check and note where everything lies.
+
+        Args:
+            hidden: H.
+            inner: F, the width of the MLP's inside.
+            q_heads: Hq.
+            kv_heads: Hkv.
+            head_dim: D.
+            eps: of every norm.
+            normalise: `rms_norm` or `layer_norm` of `kernels.norm`: the kind of all norms but those of heads.
+            activation: a function of `kernels.activation`; with `silu_and_mul`, and with no other, there are gates.
+            layers: the tensors of each layer.
+            norm: `[H]`, the last one.
+            rotation: cosines and sines `[P, D/2]` float32, of all positions; or None: nothing is rotated.
 
         Raises:
             RuntimeError: this installation has no compiled kernels.
-            ValueError: a shape or dtype does not fit.
+            ValueError: a shape, dtype or kernel does not fit.
         """
         self._hidden, self._kv_heads, self._head_dim = hidden, kv_heads, head_dim
-        self._held = (tuple(layers), norm, cos, sin)  # the plan has their addresses only
+        self._held = (tuple(layers), norm, rotation)  # the plan has their addresses only
         self._scratch = Scratch()
         self._seen: tuple[Sequence[Tensor], Sequence[Tensor], _Caches] | None = None
         self._plan = required().Decoder(
-            *(hidden, inner, q_heads, kv_heads, head_dim, eps, _norm("norm", norm, hidden)),
-            *(_table("cos", cos, head_dim), _table("sin", sin, head_dim), min(len(cos), len(sin))),
+            *(hidden, inner, q_heads, kv_heads, head_dim, eps),
+            *(_code("normalise", normalise, _NORMS), _code("activation", activation, _ACTIVATIONS)),
+            *(_norm("norm", norm, hidden), *_tables(rotation, head_dim)),
         )
         for layer in layers:
             self._plan.add_layer(
                 _norm("attention_norm", layer.attention_norm, hidden),
                 _projection("qkv", layer.qkv),
-                _norm("q_norm", layer.q_norm, head_dim),
-                _norm("k_norm", layer.k_norm, head_dim),
+                _vector("q_norm", layer.q_norm, head_dim),
+                _vector("k_norm", layer.k_norm, head_dim),
                 _projection("output", layer.output),
                 _norm("mlp_norm", layer.mlp_norm, hidden),
                 _projection("gate_up", layer.gate_up),
@@ -117,7 +141,7 @@ class NativeDecoder:
 
         Args:
             stream: `[T, H]` float32, contiguous: the embeddings. Used up.
-            positions: `[T]` int64.
+            positions: `[T]` int64, for rotation.
             write_slots: `[T]` int64, all different.
             keys: of each layer, natural, packed or int8, as for `native_attention.write_kv`; all layers alike.
             values: of each layer, beside `keys`.
@@ -173,21 +197,41 @@ class NativeDecoder:
         return [cache[0] for cache in each], [cache[1] for cache in each], *each[0][2:]
 
 
-def _norm(name: str, weight: Tensor | None, width: int) -> tuple[int, int]:
-    if weight is None:
+def _code(name: str, kernel: Callable[..., Tensor], codes: dict[Callable[..., Tensor], int]) -> int:
+    if kernel not in codes:
+        raise ValueError(f"{name} must be one of {', '.join(each.__name__ for each in codes)}, not {kernel!r}")
+    return codes[kernel]
+
+
+def _norm(name: str, norm: Norm, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    weight, bias = norm
+    return _vector(name, weight, width), _vector(f"the bias of {name}", bias, width)
+
+
+def _vector(name: str, x: Tensor | None, width: int) -> tuple[int, int]:
+    if x is None:
         return 0, 0
-    if weight.shape != (width,) or not weight.is_contiguous():
-        raise ValueError(f"{name} must be [{width}] and contiguous, not {tuple(weight.shape)}")
-    return weight.data_ptr(), element(name, weight)
+    if x.shape != (width,) or not x.is_contiguous():
+        raise ValueError(f"{name} must be [{width}] and contiguous, not {tuple(x.shape)}")
+    return x.data_ptr(), element(name, x)
+
+
+def _tables(rotation: tuple[Tensor, Tensor] | None, head_dim: int) -> tuple[int, int, int]:
+    """Addresses of cosines and sines, and the number of positions that both have."""
+    if rotation is None:
+        return 0, 0, 0
+    cos, sin = rotation
+    return _table("cos", cos, head_dim), _table("sin", sin, head_dim), min(len(cos), len(sin))
 
 
 def _table(name: str, table: Tensor, head_dim: int) -> int:
-    if table.dim() != 2 or table.shape[1] != head_dim // 2 or table.dtype != torch.float32:
+    fits = table.dim() == 2 and table.shape[1] == head_dim // 2 and table.dtype == torch.float32
+    if not fits or not len(table):  # an empty one has no address, which would mean no rotation
         raise ValueError(f"{name} must be [P, {head_dim // 2}] float32, not {tuple(table.shape)} {table.dtype}")
     return vector(name, table.view(-1), torch.float32, table.numel())
 
 
 def _projection(name: str, projection: Projection) -> tuple[int, int, int, int, int, int]:
     weight, bias = projection
-    shift = _norm(f"the bias of {name}", bias, weight.outputs)
+    shift = _vector(f"the bias of {name}", bias, weight.outputs)
     return int(weight.kind), weight.outputs, weight.inputs, weight.data.data_ptr(), *shift

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
 from penstock.kernels.activation import gelu, gelu_new, relu
+from penstock.kernels.native_decoder import NativeDecoder, NativeLayer, Norm
+from penstock.kernels.norm import layer_norm
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder_config import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH
 from penstock.nn.attention import Heads, PlainAttention
-from penstock.nn.causal_lm import Attend, CausalLM
+from penstock.nn.causal_lm import Attend, CausalLM, PagedAttend
+from penstock.nn.compiled import compiles, embedded, projection, run_compiled
+from penstock.nn.head import bind_head, hidden_dtype, logits
 from penstock.nn.layers import Embedding, LayerNorm, Linear
 from penstock.nn.mlp import PlainMLP
 from penstock.nn.parameters import Parameters
@@ -76,7 +81,11 @@ class GPT2Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GPT2:
-    """A `CausalLM`."""
+    """A `CausalLM`.
+
+    Attributes:
+        compiled: the layers and the last norm as one compiled call, where they can be.
+    """
 
     shape: ModelShape
     tokens: Embedding
@@ -84,9 +93,13 @@ class GPT2:
     layers: tuple[GPT2Layer, ...]
     norm: LayerNorm
     head: Linear
+    compiled: NativeDecoder | None = None
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
+        if self.compiled is not None and isinstance(attend, PagedAttend):
+            stream = embedded(token_ids, self.tokens).add_(embedded(positions, self.positions))  # [T, H]
+            return run_compiled(self.compiled, stream, positions, attend, hidden_dtype(self.head))
         x = self.tokens(token_ids) + self.positions(positions)  # [T, H]
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend)
@@ -94,7 +107,7 @@ class GPT2:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
-        return self.head(hidden).float()  # [S, V]
+        return logits(self.head, hidden)
 
 
 def load(reader: ConfigReader, parameters: Parameters) -> CausalLM:
@@ -104,14 +117,61 @@ def load(reader: ConfigReader, parameters: Parameters) -> CausalLM:
     # Checkpoints saved without their head, the original release among them, have no prefix.
     root = "transformer." if parameters.has("transformer.wte.weight") else ""
     tokens = Embedding.bind(parameters, f"{root}wte", shape.vocab_size, shape.hidden_size)
+    layers = tuple(_bind_layer(config, parameters, f"{root}h.{i}") for i in range(shape.num_layers))
+    norm = LayerNorm.bind(parameters, f"{root}ln_f", shape.hidden_size, config.layer_norm_epsilon)
     return GPT2(
         shape=shape,
         tokens=tokens,
         positions=Embedding.bind(parameters, f"{root}wpe", shape.max_positions, shape.hidden_size),
-        layers=tuple(_bind_layer(config, parameters, f"{root}h.{i}") for i in range(shape.num_layers)),
-        norm=LayerNorm.bind(parameters, f"{root}ln_f", shape.hidden_size, config.layer_norm_epsilon),
-        head=_bind_head(config, parameters, tokens),
+        layers=layers,
+        norm=norm,
+        head=bind_head(parameters, tokens, shape.vocab_size, shape.hidden_size, tied=config.tied),
+        compiled=_compiled(config, layers, norm, parameters.dtype),
     )
+
+
+def _compiled(
+    config: GPT2Config, layers: tuple[GPT2Layer, ...], norm: LayerNorm, dtype: torch.dtype
+) -> NativeDecoder | None:
+    """The layers as one call, if compiled kernels do all that they do; None leaves them to run one by one."""
+    shape = config.shape
+    if not compiles(dtype, shape.head_dim, (linear for layer in layers for linear in _linears(layer))):
+        return None
+    return NativeDecoder(
+        hidden=shape.hidden_size,
+        inner=config.inner_size,
+        q_heads=shape.num_heads,
+        kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        eps=config.layer_norm_epsilon,
+        normalise=layer_norm,
+        activation=_ACTIVATIONS[config.activation],
+        layers=[_native_layer(layer) for layer in layers],
+        norm=_native_norm(norm),
+        rotation=None,  # positions are in the stream already
+    )
+
+
+def _linears(layer: GPT2Layer) -> tuple[Linear, Linear, Linear, Linear]:
+    return layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down
+
+
+def _native_layer(layer: GPT2Layer) -> NativeLayer:
+    qkv, output, up, down = (projection(linear) for linear in _linears(layer))
+    return NativeLayer(
+        attention_norm=_native_norm(layer.attention_norm),
+        qkv=qkv,
+        q_norm=None,
+        k_norm=None,
+        output=output,
+        mlp_norm=_native_norm(layer.mlp_norm),
+        gate_up=up,
+        down=down,
+    )
+
+
+def _native_norm(norm: LayerNorm) -> Norm:
+    return norm.weight, norm.bias
 
 
 def _read_shape(reader: ConfigReader) -> ModelShape:
@@ -150,10 +210,3 @@ def _bind_layer(config: GPT2Config, parameters: Parameters, name: str) -> GPT2La
             down=Linear.bind_transposed(parameters, f"{name}.mlp.c_proj", hidden, inner),
         ),
     )
-
-
-def _bind_head(config: GPT2Config, parameters: Parameters, tokens: Embedding) -> Linear:
-    if not config.tied:
-        return Linear.bind(parameters, "lm_head", config.shape.vocab_size, config.shape.hidden_size, bias=False)
-    parameters.ignore("lm_head.weight")  # a stored copy: the config's word wins, as in transformers
-    return Linear(tokens.weight)

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
-from penstock.kernels import native
-from penstock.kernels.embedding import embedding
-from penstock.kernels.native_attention import MAX_HEAD_DIM
+from penstock.kernels.activation import silu_and_mul
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
-from penstock.kernels.packed_linear import packed_linear
-from penstock.kernels.packed_weight import PackedKind, PackedWeight
+from penstock.kernels.norm import rms_norm
 from penstock.nn.attention import Heads, RotaryAttention
 from penstock.nn.causal_lm import Attend, PagedAttend
+from penstock.nn.compiled import compiles, embedded, projection, run_compiled
+from penstock.nn.head import bind_head, hidden_dtype, logits
 from penstock.nn.layers import Embedding, Linear, RMSNorm
 from penstock.nn.mlp import GatedMLP
 from penstock.nn.parameters import Parameters
@@ -72,7 +71,7 @@ class Decoder:
     """A `CausalLM`.
 
     Attributes:
-        compiled: the layers and the last norm as one compiled call, where they can be: see `_compiled`.
+        compiled: the layers and the last norm as one compiled call, where they can be.
     """
 
     shape: ModelShape
@@ -86,8 +85,8 @@ class Decoder:
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
         if self.compiled is not None and isinstance(attend, PagedAttend):
-            stream = embedding(token_ids, self.embedding.weight, torch.float32).float()  # [T, H], ours to use up
-            return _run_compiled(self.compiled, stream, positions, attend, _hidden_dtype(self.head))
+            stream = embedded(token_ids, self.embedding)  # [T, H]
+            return run_compiled(self.compiled, stream, positions, attend, hidden_dtype(self.head))
         rotation = self.rope.rows(positions)
         x = self.embedding(token_ids)  # [T, H]
         for index, layer in enumerate(self.layers):
@@ -96,10 +95,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
-        head = self.head
-        if isinstance(head.weight, PackedWeight):  # never rounded: in bfloat16 near-equal logits would tie
-            return packed_linear(hidden, head.weight, head.bias, out_dtype=torch.float32)
-        return head(hidden).float()  # [S, V]
+        return logits(self.head, hidden)
 
     @classmethod
     def bind(cls, config: DecoderConfig, parameters: Parameters) -> Decoder:
@@ -116,7 +112,7 @@ class Decoder:
             embedding=table,
             layers=layers,
             norm=norm,
-            head=_bind_head(config, parameters, table),
+            head=bind_head(parameters, table, shape.vocab_size, shape.hidden_size, tied=config.tied),
             rope=rope,
             compiled=_compiled(config, layers, norm, rope, parameters.dtype),
         )
@@ -127,10 +123,7 @@ def _compiled(
 ) -> NativeDecoder | None:
     """The layers as one call, if compiled kernels do all that they do; None leaves them to run one by one."""
     head_dim = config.shape.head_dim
-    if not native.available() or dtype != torch.bfloat16 or head_dim > MAX_HEAD_DIM or head_dim % 2:
-        return None
-    projections = [p for layer in layers for p in _projections(layer)]
-    if not all(isinstance(projection.weight, PackedWeight) for projection in projections):
+    if head_dim % 2 or not compiles(dtype, head_dim, (linear for layer in layers for linear in _linears(layer))):
         return None
     return NativeDecoder(
         hidden=config.shape.hidden_size,
@@ -139,61 +132,31 @@ def _compiled(
         kv_heads=config.shape.num_kv_heads,
         head_dim=head_dim,
         eps=config.rms_norm_eps,
+        normalise=rms_norm,
+        activation=silu_and_mul,
         layers=[_native_layer(layer) for layer in layers],
-        norm=norm.weight,
-        cos=rope.cos,
-        sin=rope.sin,
+        norm=(norm.weight, None),
+        rotation=(rope.cos, rope.sin),
     )
 
 
-def _projections(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
+def _linears(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
     return layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
 
 
 def _native_layer(layer: DecoderLayer) -> NativeLayer:
-    qkv, output, gate_up, down = ((projection.weight, projection.bias) for projection in _projections(layer))
+    qkv, output, gate_up, down = (projection(linear) for linear in _linears(layer))
     q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
     return NativeLayer(
-        attention_norm=layer.attention_norm.weight,
+        attention_norm=(layer.attention_norm.weight, None),
         qkv=qkv,
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         output=output,
-        mlp_norm=layer.mlp_norm.weight,
+        mlp_norm=(layer.mlp_norm.weight, None),
         gate_up=gate_up,
         down=down,
     )
-
-
-def _hidden_dtype(head: Linear) -> torch.dtype:
-    """What the head is given: a quantised one rounds by itself, and rounding twice loses more."""
-    weight = head.weight
-    quantised = isinstance(weight, PackedWeight) and weight.kind is not PackedKind.BF16
-    return torch.float32 if quantised else torch.bfloat16
-
-
-def _run_compiled(
-    compiled: NativeDecoder, stream: Tensor, positions: Tensor, attend: PagedAttend, out_dtype: torch.dtype
-) -> Tensor:
-    return compiled.run(
-        stream,
-        positions,
-        attend.write_slots,
-        attend.keys,
-        attend.values,
-        attend.q_start,
-        attend.kv_len,
-        attend.block_table,
-        attend.scale,
-        out_dtype,
-    )
-
-
-def _bind_head(config: DecoderConfig, parameters: Parameters, embedding: Embedding) -> Linear:
-    if not config.tied:
-        return Linear.bind(parameters, "lm_head", config.shape.vocab_size, config.shape.hidden_size, bias=False)
-    parameters.ignore("lm_head.weight")  # a stored copy: the config's word wins, as in transformers
-    return Linear(embedding.weight)
 
 
 def _bind_layer(config: DecoderConfig, parameters: Parameters, name: str) -> DecoderLayer:
