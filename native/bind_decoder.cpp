@@ -58,7 +58,8 @@ Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs) 
 }
 
 void make_plan(DecoderPlan* place, int64_t hidden, int64_t inner, int q_heads, int kv_heads, int head_dim, float eps,
-               int norms, int activation, const NormVectors& norm, uintptr_t cos, uintptr_t sin, int64_t num_positions) {
+               int norms, int activation, const NormVectors& norm, uintptr_t cos, uintptr_t sin,
+               int64_t num_positions) {
     check_heads(kv_heads, head_dim);
     require(hidden >= 1 && hidden <= kMostInputs && inner >= 1 && inner <= kMostInputs,
             "hidden and inner must be between 1 and 65536");

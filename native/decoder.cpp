@@ -12,7 +12,7 @@ namespace {
 
 // Scratch, one after the other, each on a cache line:
 //
-//     | normed [T][hidden] | wide [T][qkv or gates and ups] | inner [T][queries or activated] | mixed [T][heads * dim] |
+//     | normed [T][hidden] | wide [T][qkv or gates and ups] | inner [T][queries or inside] | mixed [T][heads * dim] |
 //     | of the linear kernels | of attention |
 //
 // Where a step is split, each part has all but the last of them to itself, one part after the other.

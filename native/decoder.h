@@ -34,8 +34,8 @@ struct NormWeights {
 
 struct DecoderLayer {
     NormWeights attention_norm, mlp_norm;  // [hidden]
-    ConstRows q_norm, k_norm;            // [head_dim], or absent
-    Projection qkv;                      // queries, keys, values
+    ConstRows q_norm, k_norm;              // [head_dim], or absent
+    Projection qkv;                        // queries, keys, values
     Projection output;
     Projection gate_up;  // gates, then ups; ups alone where no gates weigh them
     Projection down;
