@@ -241,7 +241,7 @@ def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(de
         ["--quantization", *form, "--max-num-batched-tokens", "128"]
         for form in (["none"], ["file", "--kv-cache-dtype", "int8"])
     ]
-    assert all(best["ours"] == "penstock (file:int8-kv)" for best in record["best"])
+    assert {best["ours"] for best in record["best"]} <= {"penstock (bf16)", "penstock (file:int8-kv)"}
     assert 0 < record["contenders"][2]["rows"][0]["ours_over_theirs"]["penstock (file:int8-kv)"]["output"][0] < 0.01
     assert "llama.cpp" in done.stderr
 

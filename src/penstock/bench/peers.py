@@ -53,7 +53,7 @@ RUNNER = Path(__file__).with_name("peer_runner.py")
 LLAMA_CPP_FLAGS = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"))
 OUR_FLAGS = ((), ("--max-num-batched-tokens", "1024"), ("--max-num-batched-tokens", "4096"))
 """Ours too: the default keeps streams smooth while others' prompts are computed, which nobody here measures. The last
-computes all prompts of 32 streams in one step, as llama.cpp's benchmark does."""
+computes 32 prompts of 128 tokens in one step, as llama.cpp's benchmark does."""
 
 OPENVINO_FLAGS = (
     ("--max-batched-tokens", "256"),
