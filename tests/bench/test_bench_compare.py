@@ -15,7 +15,7 @@ from tiny_checkpoints import write_checkpoint
 
 from penstock.bench import peer_models, peers, plot
 from penstock.bench.batch import Load, Run
-from penstock.bench.compare import compare, compare_record, compare_table, ratios
+from penstock.bench.compare import choose_flags, compare, compare_record, compare_table, ratios
 from penstock.bench.limits import Limits
 from penstock.bench.peer_install import INSTALLABLE, install_peer
 from penstock.bench.peer_models import convert
@@ -160,17 +160,46 @@ def test_the_table_groups_by_streams_with_the_fastest_first_and_the_best_below(s
     assert lines[-1] == "third: not installed"
 
 
-def test_a_short_trial_picks_the_faster_flags(setting):
-    stage = Stage()
-    peer = stage.contender("peer", [3.0, 2.0, 5.0], alternatives=(("-fa", "on"), ("-fa", "off")))
-    comparison = compared(setting, stage.contender("ours", [1.0]), peer, stage=stage, repeats=1)
-    assert stage.called == [
-        ("peer", "32", "-fa", "on"),
-        ("peer", "32", "-fa", "off"),
-        ("ours", "100"),
-        ("peer", "100", "-fa", "off"),
-    ]
+def chosen_of(setting: Setting, **seconds: Sequence[float]) -> str:
+    """The one of these flags that is chosen, where each round's trial takes so many seconds with it."""
+    script = {flag: iter(found) for flag, found in seconds.items()}
+    loads = [Load(SIZES["prompt_tokens"], 32, streams) for streams in SIZES["streams"]]
+
+    def read(flag: str) -> Measured:
+        taken = next(script[flag])
+        return Measured("1.0", {}, tuple(timed(load, taken) for load in loads))
+
+    contender = Contender("peer", lambda setting, flags: flags, read, tuple((flag,) for flag in seconds))
+    (found,) = choose_flags(contender, setting, quiet, lambda command: command[0])
+    return found
+
+
+def test_short_trials_in_turns_pick_the_fastest_flags(setting):
+    stage, said = Stage(), []
+    #         on, off, none; off, none, on; none, on, off; and the round
+    seconds = [4.0, 2.0, 3.0, 2.0, 3.0, 4.0, 3.0, 4.0, 2.0, 5.0]
+    peer = stage.contender("peer", seconds, alternatives=(("-fa", "on"), ("-fa", "off"), ()))
+    comparison = compare([stage.contender("ours", [1.0]), peer], setting, 1, said.append, stage.execute)
+    on, off, none = ("peer", "32", "-fa", "on"), ("peer", "32", "-fa", "off"), ("peer", "32")
+    trials = [on, off, none, off, none, on, none, on, off]
+    assert stage.called == [*trials, ("ours", "100"), ("peer", "100", "-fa", "off")]
     assert comparison.standings[1].chosen == ("-fa", "off")
+    assert said[:2] == ["flags: ours", "flags: peer"]
+    assert said[2:5] == [f"  trial 1 of 3: {flags}" for flags in ("-fa on", "-fa off", "the defaults")]
+    # 32 tokens in 4 s, 2 s, 3 s; four streams make four times as many, which is twice in the geometric mean
+    assert said[11] == "  takes -fa off: 16.0 with -fa on, 32.0 with -fa off, 21.3 with the defaults"
+
+
+def test_one_lucky_trial_chooses_nothing(setting):
+    assert chosen_of(setting, a=[2, 2, 2], b=[0.1, 3, 3]) == "a"
+
+
+def test_of_flags_as_fast_as_each_other_the_earliest_are_taken(setting):
+    assert chosen_of(setting, a=[2, 2, 2], b=[1, 1, 2.1]) == "a"
+    assert chosen_of(setting, a=[2, 2, 2], b=[2, 2, 2]) == "a"
+    assert chosen_of(setting, a=[2, 2, 2], b=[1, 1, 1.9]) == "b"
+    assert chosen_of(setting, a=[3, 3, 3], b=[1, 2, 2], c=[2, 1, 1]) == "b"
+    assert chosen_of(setting, a=[3, 1, 3], b=[2, 2, 2], c=[1, 1.5, 1]) == "a"
 
 
 def test_a_peer_that_fails_is_left_out_with_its_reason_and_we_must_not(setting):
@@ -222,7 +251,7 @@ def test_a_program_gives_its_output_or_its_last_words(tmp_path):
 
 def test_ourselves_are_measured_in_a_process_with_the_same_sizes(setting):
     ours = peers.penstock_contender(["--dtype", "float32"])
-    assert ours.alternatives == ((), ("--max-num-batched-tokens", "1024"))
+    assert ours.alternatives == ((), *(("--max-num-batched-tokens", tokens) for tokens in ("1024", "4096")))
     assert peers.penstock_contender(["--max-num-batched-tokens", "64"]).alternatives == ((),)
     command = ours.command(setting, [])
     assert command[:5] == [sys.executable, "-m", "penstock", "bench", "batch"]

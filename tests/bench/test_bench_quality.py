@@ -21,6 +21,7 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedTokenizerFast
 
 from penstock.bench import llama_perplexity, quality
+from penstock.bench.forms import FORMS, form_name, in_form
 from penstock.bench.peer_install import install_peer
 from penstock.bench.peers import Absent
 from penstock.cli import main
@@ -179,10 +180,46 @@ def test_float32_does_not_diverge_from_itself_and_coarser_forms_diverge_more(tin
 
 def test_forms_are_all_that_can_be_had_and_others_are_refused_by_name(tiny):
     files = open_model(tiny)
-    assert quality.possible_forms(EngineConfig(), files, ()) == ("none", "int8", "int4")
-    assert quality.possible_forms(EngineConfig(), files, ("int4", "none", "int4")) == ("int4", "none")
+
+    def named(*wanted: str, **options: str) -> list[str]:
+        return [form_name(each) for each in quality.possible_forms(EngineConfig(**options), files, wanted)]
+
+    assert named() == ["none", "int8", "int4"]
+    assert named("int4", "none", "int4") == ["int4", "none"]
+    assert named("int4:int8-kv", "int4") == ["int4:int8-kv", "int4"]
+    assert named(kv_cache_dtype="int8") == ["none:int8-kv", "int8:int8-kv", "int4:int8-kv"]
+    assert named("int4:int8-kv", "int4", kv_cache_dtype="int8") == ["int4:int8-kv"]
     with pytest.raises(ConfigError, match="quantization: the file is not quantised"):
-        quality.possible_forms(EngineConfig(), files, ("file",))
+        named("file")
+    for wanted, options in [(["none:int8-kv"], {}), ([], {"kv_cache_dtype": "int8"})]:
+        with pytest.raises(ConfigError, match="kv_cache_dtype: int8 needs"):
+            named(*wanted, dtype="float32", **options)
+
+
+def test_the_name_of_a_form_says_weights_and_kv_cache_and_leaves_the_rest():
+    given = EngineConfig(model="m", threads=3, quantization="int4")
+    for name in FORMS:
+        config = in_form(given, name)
+        assert form_name(config) == name
+        assert replace(config, quantization="int4", kv_cache_dtype="auto") == given
+    assert form_name(in_form(given, "none:int8-kv"), plain="bf16") == "bf16:int8-kv"
+    assert form_name(in_form(given, "file"), plain="bf16") == "file"
+    with pytest.raises(ConfigError, match="quantization"):
+        in_form(given, "int9:int8-kv")
+
+
+@pytest.mark.parametrize("weights", ["none", "int8"])
+def test_predictions_over_an_int8_kv_cache_are_made_of_the_rounded_keys_and_values(tiny, weights):
+    form = {"dtype": "bfloat16", "quantization": weights}
+    _, plain = scored(tiny, TOKENS, **form)
+    # a chunk that sees some keys as they were before rounding would differ from one that sees others so
+    rounded = [
+        scored(tiny, TOKENS, **form, kv_cache_dtype="int8", max_num_batched_tokens=chunk)[1] for chunk in (1, 7, 256)
+    ]
+    assert rounded[0] == rounded[1] == rounded[2]
+    assert all(a != b for a, b in zip(plain.kl, rounded[0].kl, strict=True))
+    assert all(a != b for a, b in zip(plain.nll, rounded[0].nll, strict=True))
+    assert np.mean(rounded[0].kl) < 3 * np.mean(plain.kl)  # yet not far away
 
 
 def test_a_context_that_the_model_has_not_is_refused(tiny):
@@ -349,6 +386,27 @@ def test_the_command_reports_every_form_as_table_and_json(call, tmp_path):
     assert lines[-1].startswith("llama.cpp: reads GGUF files only")
 
 
+def test_forms_over_an_int8_kv_cache_have_rows_of_their_own(call, tmp_path):
+    forms = ("int8", "int8:int8-kv", "none:int8-kv")
+    options = [part for form in forms for part in ("--quantization", form)]
+    code, _, err = call("--no-peers", *options, "--json", str(tmp_path / "found.json"))
+    assert (code, err) == (0, "")
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == [
+        "penstock int8", "penstock int8:int8-kv", "penstock none:int8-kv, bfloat16"
+    ]  # fmt: skip
+    assert rows[0]["weight_bytes"] == rows[1]["weight_bytes"]
+    assert rows[0]["reference_perplexity"] == rows[1]["reference_perplexity"]  # float32 keeps its keys and values
+    assert all(rows[0][figure] != rows[1][figure] for figure in ("kl_mean", "perplexity", "log_ratio"))
+
+
+def test_the_kv_cache_of_the_operator_is_that_of_every_form(call, tmp_path):
+    code, _, _ = call("--no-peers", "--kv-cache-dtype", "int8", "--json", str(tmp_path / "found.json"))
+    assert code == 0
+    names = [row["name"] for row in json.loads((tmp_path / "found.json").read_text())["rows"]]
+    assert names == ["penstock none:int8-kv, bfloat16", "penstock int8:int8-kv", "penstock int4:int8-kv"]
+
+
 def test_llama_cpp_stands_beside_us_and_a_failure_of_it_is_told(call, tmp_path, monkeypatch, tiny):
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
@@ -387,6 +445,7 @@ print(pathlib.Path({str(tmp_path / "sample")!r}).read_text().replace("46.289067"
     ("arguments", "says"),
     [
         (("--quantization", "file"), "quantization"),
+        (("--quantization", "none:int8-kv", "--dtype", "float32"), "kv_cache_dtype"),
         (("--tokens", "63"), "tokens"),
         (("--context", "513"), "context"),
         (("--peer", "llama.cpp"), "peer"),

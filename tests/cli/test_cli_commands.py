@@ -231,15 +231,18 @@ def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(de
     peer.chmod(0o755)
     done = penstock("bench", "compare", "--peers-dir", str(tmp_path / "peers"), "--peer", "llama.cpp", "--streams", "1",
                     "--streams", "2", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1",
-                    "--threads", "1", "--ours", "none", "--ours", "file", "--json", "-")  # fmt: skip
+                    "--threads", "1", "--ours", "none", "--ours", "file:int8-kv", "--json", "-",
+                    "--max-num-batched-tokens", "128")  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert [each["name"] for each in record["contenders"][1:]] == ["penstock (file)", "llama.cpp"]
+    assert [each["name"] for each in record["contenders"][1:]] == ["penstock (file:int8-kv)", "llama.cpp"]
     assert [each["ours"] for each in record["contenders"]] == [True, True, False]
     assert [each["flags"] for each in record["contenders"][:2]] == [
-        ["--quantization", form] for form in ("none", "file")
+        ["--quantization", *form, "--max-num-batched-tokens", "128"]
+        for form in (["none"], ["file", "--kv-cache-dtype", "int8"])
     ]
-    assert 0 < record["contenders"][2]["rows"][0]["ours_over_theirs"]["penstock (file)"]["output"][0] < 0.01
+    assert {best["ours"] for best in record["best"]} <= {"penstock (bf16)", "penstock (file:int8-kv)"}
+    assert 0 < record["contenders"][2]["rows"][0]["ours_over_theirs"]["penstock (file:int8-kv)"]["output"][0] < 0.01
     assert "llama.cpp" in done.stderr
 
 

@@ -1,21 +1,25 @@
 """Penstock and its peers on the same weights, sizes and threads, in turns, with medians, ratios and their spread.
 
 Every contender runs in a process of its own. A round runs each once; the next round begins with another one, so that a
-machine that slows down or speeds up meets all alike. A ratio is taken within a round, never between rounds. Where a
-peer has alternative flags, a short trial before the first round picks the faster ones. Several contenders may be ours
-(one a precision): each has its own ratio to every other contender, and the best of ours meets the best of the peers.
+machine that slows down or speeds up meets all alike. A ratio is taken within a round, never between rounds. Several
+contenders may be ours (one a form of the weights and of the KV cache): each has its own ratio to every other contender,
+and the best of ours meets the best of the peers.
+
+Where a contender has alternative flags, short trials in turns before the first round pick the fastest. The choice is
+one a contender, for all numbers of streams and for prompts and decoding alike, because that is how people run a server:
+with other flags it may be quicker at one of them.
 
 Knows contenders only as commands that print their runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from math import prod
-from typing import Any
+from statistics import geometric_mean, median
+from typing import Any, TypeVar
 
 from penstock.bench.arithmetic import Spread
 from penstock.bench.batch import RATES, Run, summary
@@ -28,7 +32,9 @@ from penstock.contract.model import ModelWork
 __all__ = ["Comparison", "Standing", "compare", "compare_record", "compare_table"]
 
 TRIAL_TOKENS = 32
+TRIAL_ROUNDS = 3
 Execute = Callable[[Sequence[str]], str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ def compare(
         contenders: ours first.
         setting: what each is run with.
         repeats: rounds.
-        announce: called with a line before each run, and its output rates after it.
+        announce: called with a line before each trial and run, and its output rates after it.
         execute: runs a command and returns what it printed.
 
     Raises:
@@ -91,7 +97,7 @@ def compare(
 
     for contender in contenders:
         with step(contender, "flags"):
-            chosen[contender.name] = choose_flags(contender, setting, execute)
+            chosen[contender.name] = choose_flags(contender, setting, announce, execute)
     for number in range(repeats):
         for contender in in_turn([each for each in contenders if each.name not in failed], number):
             with step(contender, f"round {number + 1} of {repeats}"):
@@ -104,22 +110,44 @@ def compare(
     return Comparison(setting, standings, tuple(Absent(name, reason) for name, reason in failed.items()))
 
 
-def in_turn(contenders: Sequence[Contender], number: int) -> list[Contender]:
+def in_turn(those: Sequence[T], number: int) -> list[T]:
     """The order of a round: each begins one further on."""
-    first = number % len(contenders)
-    return [*contenders[first:], *contenders[:first]]
+    first = number % len(those)
+    return [*those[first:], *those[:first]]
 
 
-def choose_flags(contender: Contender, setting: Setting, execute: Execute) -> tuple[str, ...]:
-    """The alternative with the highest geometric mean of output rates over the numbers of streams."""
+def choose_flags(
+    contender: Contender, setting: Setting, announce: Callable[[str], None], execute: Execute
+) -> tuple[str, ...]:
+    """The fastest alternative by short trials in turns, or an earlier one which it does not beat in every round.
+
+    A trial's speed is the geometric mean of its output rates over the numbers of streams; the median of all rounds
+    says which is the fastest. What does not lose every round to it is as fast, as far as trials can tell: the earliest
+    of them is taken, as what is listed first is the default.
+    """
     if len(contender.alternatives) == 1:
         return contender.alternatives[0]
     trial = replace(setting, new_tokens=min(setting.new_tokens, TRIAL_TOKENS))
+    speeds: dict[tuple[str, ...], list[float]] = {flags: [] for flags in contender.alternatives}
+    for number in range(TRIAL_ROUNDS):
+        for flags in in_turn(contender.alternatives, number):
+            announce(f"  trial {number + 1} of {TRIAL_ROUNDS}: {_flags_text(flags)}")
+            runs = measure(contender, trial, flags, execute).runs
+            speeds[flags].append(geometric_mean(each.output_tok_s for each in runs))
+    chosen = _fastest(speeds)
+    medians = ", ".join(f"{median(found):.1f} with {_flags_text(flags)}" for flags, found in speeds.items())
+    announce(f"  takes {_flags_text(chosen)}: {medians}")
+    return chosen
 
-    def speed(flags: tuple[str, ...]) -> float:
-        return prod(each.output_tok_s for each in measure(contender, trial, flags, execute).runs)
 
-    return max(contender.alternatives, key=speed)
+def _fastest(speeds: Mapping[tuple[str, ...], Sequence[float]]) -> tuple[str, ...]:
+    """The first of those that the one with the highest median does not beat in every round."""
+    highest = max(speeds.values(), key=median)
+    return next(flags for flags, found in speeds.items() if not all(a > b for a, b in zip(highest, found, strict=True)))
+
+
+def _flags_text(flags: Sequence[str]) -> str:
+    return " ".join(flags) or "the defaults"
 
 
 def measure(contender: Contender, setting: Setting, flags: Sequence[str], execute: Execute) -> Measured:
@@ -209,10 +237,10 @@ def best_against_best(standings: Sequence[Standing], streams: Sequence[int]) -> 
     for index, count in enumerate(streams):
         for rate in RATES:
 
-            def median(standing: Standing, index: int = index, rate: str = rate) -> float:
+            def typical(standing: Standing, index: int = index, rate: str = rate) -> float:
                 return Spread.of([getattr(runs[index], rate) for runs in standing.rounds]).median
 
-            own, peer = max(ours, key=median), max(peers, key=median)
+            own, peer = max(ours, key=typical), max(peers, key=typical)
             ratio = _triple(ratios(own, peer, index, rate))
             found.append(
                 {"streams": count, "rate": rate.removesuffix("_tok_s"), "ours": own.name, "peer": peer.name}

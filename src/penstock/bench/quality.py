@@ -1,4 +1,4 @@
-"""What a form of the weights costs in quality: its predictions beside those of float32 of the same weights, on a text.
+"""What a form of weights and KV cache costs: its predictions beside those of float32 of the same weights, on a text.
 
 The text is cut into chunks, each computed alone; predictions in the second half of each, which have context, are
 compared. Chunks, scored positions, BOS and standard errors are those of llama.cpp's `llama-perplexity`, so that its
@@ -18,10 +18,12 @@ from typing import Any
 
 from penstock.app import load_model
 from penstock.bench.arithmetic import percentile
+from penstock.bench.forms import form_name, in_form
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.exec.device import good_dtypes, resolve_device, resolve_dtype, resolve_packing
 from penstock.exec.divergence import Divergence, divergence
+from penstock.exec.kv_store import resolve_kv_dtype
 from penstock.exec.scorer import Scorer
 from penstock.kernels import native
 from penstock.text import TextModel
@@ -93,6 +95,8 @@ class Subject:
     """A model whose predictions are looked at.
 
     Attributes:
+        name: of its form.
+        dtype: of its activations.
         weight_bytes: what its weights take.
     """
 
@@ -118,27 +122,31 @@ def open_subject(config: EngineConfig, files: ModelFiles, context: int) -> Subje
         config.block_size,
         config.max_num_batched_tokens,
     )
-    return Subject(config.quantization, str(loaded.dtype).removeprefix("torch."), loaded.weight_bytes, scorer)
+    return Subject(form_name(config), str(loaded.dtype).removeprefix("torch."), loaded.weight_bytes, scorer)
 
 
-def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The values of `quantization` to measure: those wanted, or all that this model and this machine allow.
+def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str]) -> tuple[EngineConfig, ...]:
+    """`config` in each form that is wanted, by the names in `forms`.
+
+    Without any, it is every form of the weights that this model and this machine allow, each with the KV cache of
+    `config`.
 
     Raises:
         ConfigError: one that is wanted cannot be had.
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
-    forms = []
-    for form in dict.fromkeys(wanted or [form for form in QUANTIZATIONS if form != "auto"]):
+    possible = []
+    for each in dict.fromkeys(in_form(config, name) for name in wanted or QUANTIZATIONS[1:]):  # all but auto
+        resolve_kv_dtype(each.kv_cache_dtype, dtype, device)
         try:
-            resolve_packing(form, files.stored_dtype, dtype, device, native.isa())
+            resolve_packing(each.quantization, files.stored_dtype, dtype, device, native.isa())
         except ConfigError:
             if wanted:
                 raise
         else:
-            forms.append(form)
-    return tuple(forms)
+            possible.append(each)
+    return tuple(possible)
 
 
 class Reference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from penstock.bench import batch, peers, plot
 from penstock.bench.compare import compare, compare_record, compare_table
+from penstock.bench.forms import FORMS, form_name
 from penstock.bench.limits import Limits, limits_line, shares
 from penstock.bench.machine import load_average, provenance
 from penstock.bench.peer_install import install_peer
@@ -20,7 +21,7 @@ from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
-from penstock.contract.config import QUANTIZATIONS, EngineConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 
 __all__ = ["command"]
@@ -119,11 +120,11 @@ def batch_command(
 )
 @click.option(
     "--ours",
-    "precisions",
+    "forms",
     multiple=True,
-    type=click.Choice(QUANTIZATIONS),
-    help="A --quantization with which Penstock takes part, instead of one run with --quantization. May be given several"
-    " times.",
+    type=click.Choice(FORMS),
+    help="A --quantization with which Penstock takes part, instead of one run with --quantization; with :int8-kv it has"
+    " a KV cache in int8. May be given several times.",
 )
 @click.option(
     "--peers-dir", type=click.Path(path_type=Path, file_okay=False), help="Where peers are; by default in the cache."
@@ -144,7 +145,7 @@ def compare_command(
     context: click.Context,
     /,
     names: tuple[str, ...],
-    precisions: tuple[str, ...],
+    forms: tuple[str, ...],
     peers_dir: Path | None,
     install: bool,
     streams: tuple[int, ...],
@@ -168,7 +169,7 @@ def compare_command(
     model = pull(config.model, cache, show_progress=True)
     setting = peers.Setting(model, prompt_tokens, new_tokens, streams, compute_threads(config.threads))
     found = _find_peers(names, folder, model, install)
-    contenders = _our_contenders(config, precisions, model)
+    contenders = _our_contenders(config, forms, model)
     contenders += [each for each in found if isinstance(each, peers.Contender)]
     head = provenance()
     set_threads(config.threads, packed=True)
@@ -184,25 +185,25 @@ def compare_command(
         plot.draw(record, picture, pyplot)
 
 
-def _our_contenders(config: EngineConfig, precisions: tuple[str, ...], model: Path) -> list[peers.Contender]:
-    """Ourselves in each precision, named by it: `penstock (bf16)`, `penstock (file)`, ...
+def _our_contenders(config: EngineConfig, forms: tuple[str, ...], model: Path) -> list[peers.Contender]:
+    """Ourselves in each form, named by it: `penstock (bf16)`, `penstock (file:int8-kv)`, ...
 
     Raises:
-        SetupError: the model's files cannot be used.
+        SetupError: the model's files cannot be used, or a form cannot be had here.
     """
+    from penstock.bench.quality import possible_forms
     from penstock.exec.device import good_dtypes, resolve_device, resolve_dtype
     from penstock.kernels import native
     from penstock.weights.files import open_model
 
     device = resolve_device(config.device)
     good = good_dtypes(device, native.available())
-    dtype = str(resolve_dtype(config.dtype, open_model(model).stored_dtype, device, good)).removeprefix("torch.")
-    contenders = []
-    for precision in dict.fromkeys(precisions or (config.quantization,)):
-        name = SHORT_DTYPES[dtype] if precision == "none" else precision
-        options = _engine_flags(replace(config, quantization=precision))
-        contenders.append(peers.penstock_contender(options, f"penstock ({name})"))
-    return contenders
+    files = open_model(model)
+    dtype = str(resolve_dtype(config.dtype, files.stored_dtype, device, good)).removeprefix("torch.")
+    return [
+        peers.penstock_contender(_engine_flags(each), f"penstock ({form_name(each, plain=SHORT_DTYPES[dtype])})")
+        for each in possible_forms(config, files, forms or (config.quantization,))
+    ]
 
 
 def _measured_limits(earlier: Limits | None = None) -> Limits | None:

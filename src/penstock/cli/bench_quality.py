@@ -1,4 +1,4 @@
-"""`penstock bench quality`: what each form of the weights costs in quality, ours and llama.cpp's."""
+"""`penstock bench quality`: what each form of weights and KV cache costs in quality, ours and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
+from penstock.bench.forms import FORMS, form_name
 from penstock.bench.machine import load_average, provenance
 from penstock.bench.peer_install import install_peer
 from penstock.bench.peers import Absent
 from penstock.cli.bench_report import json_option, report
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
-from penstock.contract.config import QUANTIZATIONS, EngineConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ _LEFT_OUT = frozenset(
     "--quantization",
     "forms",
     multiple=True,
-    type=click.Choice(QUANTIZATIONS),
-    help="A form of the weights to measure, as the engine takes it. May be given several times; by default all that the"
-    " model and this machine allow.",
+    type=click.Choice(FORMS),
+    help="A form of the weights to measure, as the engine takes it; with :int8-kv over a KV cache in int8. May be given"
+    " several times; by default all forms of the weights that the model and this machine allow.",
 )
 @click.option("--tokens", type=click.IntRange(1), help="Use only so many of the text's first tokens.")
 @click.option(
@@ -123,7 +124,7 @@ def command(
     with _progress(len(chunks.tokens), len(wanted), len(there)) as step:
         step.name("float32")
         reference = quality.Reference(quality.open_subject(_float32(config), files, chunks.context), chunks, step)
-        rows = [_measure(replace(config, quantization=form), files, reference, step) for form in wanted]
+        rows = [_measure(each, files, reference, step) for each in wanted]
         rows += _measure_peers(there, folder, config.threads, rows[0], reference, absent, step)
     record = head | {
         "kind": "quality",
@@ -141,7 +142,7 @@ def command(
 
 
 def _float32(config: EngineConfig) -> EngineConfig:
-    return replace(config, dtype="float32", quantization="none")
+    return replace(config, dtype="float32", quantization="none", kv_cache_dtype="auto")
 
 
 def _find_peers(names: tuple[str, ...], folder: Path, model: Path, install: bool) -> dict[str, Path | Absent]:
@@ -193,7 +194,7 @@ def _measure(config: EngineConfig, files: ModelFiles, reference: Reference, step
     """One form of ours; its weights are let go at the end."""
     from penstock.bench.quality import Quality, open_subject, score
 
-    step.name(f"penstock {config.quantization}")
+    step.name(f"penstock {form_name(config)}")
     subject = open_subject(config, files, reference.chunks.context)
     name = f"penstock {subject.name}"
     if config.quantization == "none":
