@@ -154,6 +154,6 @@ def _bind_layer(config: GPT2Config, parameters: Parameters, name: str) -> GPT2La
 
 def _bind_head(config: GPT2Config, parameters: Parameters, tokens: Embedding) -> Linear:
     if not config.tied:
-        return Linear.bind(parameters, "lm_head", config.shape.vocab_size, config.shape.hidden_size, bias=False)
+        return Linear.bind_head(parameters, "lm_head", config.shape.vocab_size, config.shape.hidden_size)
     parameters.ignore("lm_head.weight")  # a stored copy: the config's word wins, as in transformers
     return Linear(tokens.weight)

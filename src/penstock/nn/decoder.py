@@ -191,7 +191,7 @@ def _run_compiled(
 
 def _bind_head(config: DecoderConfig, parameters: Parameters, embedding: Embedding) -> Linear:
     if not config.tied:
-        return Linear.bind(parameters, "lm_head", config.shape.vocab_size, config.shape.hidden_size, bias=False)
+        return Linear.bind_head(parameters, "lm_head", config.shape.vocab_size, config.shape.hidden_size)
     parameters.ignore("lm_head.weight")  # a stored copy: the config's word wins, as in transformers
     return Linear(embedding.weight)
 
