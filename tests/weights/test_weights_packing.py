@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -17,6 +18,7 @@ from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
 from penstock.models import load
 from penstock.nn.dense import DenseAttention
+from penstock.nn.work import work_of
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_file import open_gguf
@@ -102,7 +104,7 @@ def test_a_transposed_weight_is_packed_by_onednn_outputs_first():
 @needs_onednn
 def test_a_onednn_that_is_not_exact_is_refused_by_its_option(monkeypatch):
     monkeypatch.setattr(onednn_linear, "_rows_are_alike", lambda width, inputs: False)
-    with pytest.raises(ConfigError, match="linear_kernels.*64 inputs.*use native"):
+    with pytest.raises(ConfigError, match=r"linear_kernels.*64 inputs.*use native"):
         Binder(Held({"a": draw(16, 64)}), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN).take_linear(
             [("a", (16, 64))]
         )
@@ -141,6 +143,20 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
     exact = reference_logits(directory, prompt)
     theirs = reference_logits(directory, prompt, torch.bfloat16)
     assert (ours - exact).square().mean() <= 2 * (theirs - exact).square().mean()
+
+
+@needs_onednn
+@pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
+def test_a_models_work_is_counted_alike_whoever_multiplies(tmp_path, family, variant):
+    directory = write_checkpoint(tmp_path, family, variant)
+    works = {}
+    for packing in (Packing.BF16, Packing.ONEDNN):
+        files = open_model(directory)
+        binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
+        works[packing] = work_of(load(files.config, binder, str(directory)))
+    ours, theirs = works.values()
+    assert replace(theirs, weight_bytes=0) == replace(ours, weight_bytes=0)
+    assert theirs.weight_bytes >= theirs.ops_a_token + theirs.ops_a_sample  # two of each for a weight
 
 
 @pytest.mark.model
