@@ -222,6 +222,14 @@ def test_weights_that_cannot_be_packed_are_refused(weight):
         pack_onednn(weight)
 
 
+@pytest.mark.skipif(not native.available(), reason="the number of threads is that of the compiled kernels")
+def test_shares_are_computed_at_the_same_time(monkeypatch, weights):
+    meeting = threading.Barrier(2)
+    monkeypatch.setattr(onednn_linear, "_multiply_into", lambda *operands: meeting.wait(timeout=60))
+    native.set_threads(2)
+    linear(random(3, 600), weights[1000, 600])  # two panels: neither call returns before the other has begun
+
+
 def test_a_failed_call_is_the_callers_to_hear_of(monkeypatch, weights):
     def fail(out, *operands):
         raise RuntimeError("no memory")

@@ -26,7 +26,7 @@ from penstock.kernels.native_attention import packed_keys_shape, packed_values_s
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.native_rows import rms_norm, silu_and_mul
 from penstock.kernels.native_sampler import choose
-from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
+from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import packed_gated_linear, packed_linear
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, quantize_int4, quantize_int8
 from penstock.kernels.weight_memory import WeightMemory
@@ -154,14 +154,14 @@ def _arithmetic(kind: str) -> str:
     return "bf16" if kind == "bf16" else "int8"
 
 
-_AnyPacked = TypeVar("_AnyPacked", PackedWeight, OneDnnWeight)
+_AnyPacked = TypeVar("_AnyPacked")
 
 
 class _Turns(Generic[_AnyPacked]):
     """Copies of a weight that take turns."""
 
-    def __init__(self, weight: _AnyPacked, copy: Callable[[], _AnyPacked]) -> None:
-        self._copies = [copy() for _ in range(-(-COLD_BYTES // weight.nbytes))]
+    def __init__(self, copy: Callable[[], _AnyPacked], nbytes: int) -> None:
+        self._copies = [copy() for _ in range(-(-COLD_BYTES // nbytes))]
         self._turn = 0
 
     def next(self) -> _AnyPacked:
@@ -184,7 +184,7 @@ def _linear_cases(kernel: str, product: Callable[[Tensor, PackedWeight], Tensor]
     for inputs, outputs in LINEAR_SHAPES:
         for kind in _PACK:
             weight = _weight(kind, outputs, inputs)
-            turns = _Turns(weight, partial(_copied, weight, WeightMemory()))
+            turns = _Turns(partial(_copied, weight, WeightMemory()), weight.nbytes)
             for rows in ROWS:
                 x = torch.randn(rows, inputs).bfloat16()
                 form, ops = f"{kind} {inputs}->{outputs}", 2 * rows * inputs * outputs
@@ -199,7 +199,7 @@ def _onednn_cases() -> Iterator[Case]:
     for inputs, outputs in LINEAR_SHAPES if onednn_linear.available() else ():
         numbers = torch.randn(outputs, inputs) * inputs**-0.5
         weight = pack_onednn(numbers)
-        turns = _Turns(weight, partial(pack_onednn, numbers))
+        turns = _Turns(partial(pack_onednn, numbers), weight.nbytes)
         for rows in ROWS:
             x = torch.randn(rows, inputs).bfloat16()
             yield Case(
