@@ -27,6 +27,7 @@ from penstock.cli import main
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.exec.divergence import divergence, sixteen_bit_log_probs
+from penstock.kernels import native, onednn_linear
 from penstock.text import open_text
 from penstock.weights.files import open_model
 
@@ -183,6 +184,16 @@ def test_forms_are_all_that_can_be_had_and_others_are_refused_by_name(tiny):
     assert quality.possible_forms(EngineConfig(), files, ("int4", "none", "int4")) == ("int4", "none")
     with pytest.raises(ConfigError, match="quantization: the file is not quantised"):
         quality.possible_forms(EngineConfig(), files, ("file",))
+
+
+@pytest.mark.skipif(
+    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
+)
+def test_forms_that_the_kernels_asked_for_do_not_serve_are_left_out(tiny):
+    files, by_onednn = open_model(tiny), EngineConfig(dtype="bfloat16", linear_kernels="onednn")
+    assert quality.possible_forms(by_onednn, files, ()) == ("none",)
+    with pytest.raises(ConfigError, match="linear_kernels"):
+        quality.possible_forms(by_onednn, files, ("int8",))
 
 
 def test_a_context_that_the_model_has_not_is_refused(tiny):

@@ -20,7 +20,13 @@ from penstock.app import load_model
 from penstock.bench.arithmetic import percentile
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError
-from penstock.exec.device import good_dtypes, resolve_device, resolve_dtype, resolve_packing
+from penstock.exec.device import (
+    good_dtypes,
+    resolve_device,
+    resolve_dtype,
+    resolve_linear_kernels,
+    resolve_packing,
+)
 from penstock.exec.divergence import Divergence, divergence
 from penstock.exec.scorer import Scorer
 from penstock.kernels import native
@@ -122,7 +128,7 @@ def open_subject(config: EngineConfig, files: ModelFiles, context: int) -> Subje
 
 
 def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The values of `quantization` to measure: those wanted, or all that this model and this machine allow.
+    """The values of `quantization` to measure: those wanted, or all that model, machine and other options allow.
 
     Raises:
         ConfigError: one that is wanted cannot be had.
@@ -132,7 +138,8 @@ def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str
     forms = []
     for form in dict.fromkeys(wanted or [form for form in QUANTIZATIONS if form != "auto"]):
         try:
-            resolve_packing(form, files.stored_dtype, dtype, device, native.isa())
+            packing = resolve_packing(form, files.stored_dtype, dtype, device, native.isa())
+            resolve_linear_kernels(config.linear_kernels, packing, files.num_weights)
         except ConfigError:
             if wanted:
                 raise

@@ -141,7 +141,7 @@ def command(
 
 
 def _float32(config: EngineConfig) -> EngineConfig:
-    return replace(config, dtype="float32", quantization="none")
+    return replace(config, dtype="float32", quantization="none", linear_kernels="auto")
 
 
 def _find_peers(names: tuple[str, ...], folder: Path, model: Path, install: bool) -> dict[str, Path | Absent]:
