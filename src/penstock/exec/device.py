@@ -152,7 +152,7 @@ def resolve_linear_kernels(option: str, packing: Packing, num_weights: int, cpui
             f"onednn serves bfloat16 weights beside the compiled CPU kernels; here weights are {packing}",
         )
     if not onednn_linear.available():
-        raise ConfigError("linear_kernels", "this torch was built without oneDNN's packed linear; use native")
+        raise ConfigError("linear_kernels", "torch has no packed linear of oneDNN for bfloat16 here; use native")
     return Packing.ONEDNN
 
 

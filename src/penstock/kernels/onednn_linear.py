@@ -40,6 +40,10 @@ _PANEL_STEP = 64
 """oneDNN packs outputs in blocks of this many."""
 
 
+_OPERATORS = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_nbytes", "_reorder_linear_weight")
+"""What is used of torch; it is made for torch's own compiler, so whether it is there is looked up."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OneDnnWeight:
     """A weight `[outputs, inputs]` as oneDNN reads it.
@@ -56,8 +60,9 @@ class OneDnnWeight:
 
 
 def available() -> bool:
-    """Whether torch has oneDNN's packed linear."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Whether torch has oneDNN's packed linear, and it multiplies bfloat16 on this processor."""
+    there = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
+    return there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 # ---- packing --------------------------------------------------------------------------------------------------------
@@ -225,7 +230,7 @@ def _make(calls: Sequence[Callable[[], object]]) -> None:
 
 
 _workers = ThreadPoolExecutor(1024, "onednn", partial(torch.set_num_threads, 1))
-"""Threads in which oneDNN has no more than one, a setting of each thread; as many as were ever busy at once."""
+"""Threads in which oneDNN has no more than one, as each may set for itself; as many as were ever busy at once."""
 
 
 def _check_operands(x: Tensor, weight: OneDnnWeight, bias: Tensor | None, residual: Tensor | None) -> None:
