@@ -30,6 +30,7 @@ from penstock.exec.device import (
     kv_budget,
     resolve_device,
     resolve_dtype,
+    resolve_linear_kernels,
     resolve_packing,
     set_threads,
 )
@@ -225,12 +226,16 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
     packing = resolve_packing(config.quantization, files.stored_dtype, dtype, device, native.isa())
+    packing = resolve_linear_kernels(config.linear_kernels, packing, files.num_weights)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
     threads = set_threads(config.threads, packed=packing is not Packing.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     announce(
         f"runs on          {device}, {str(dtype).removeprefix('torch.')}, {threads} threads, {native.isa()} kernels"
     )
+    if packing is Packing.ONEDNN:
+        why = "this processor has AMX" if config.linear_kernels == "auto" else "as asked for"
+        announce(f"linear           oneDNN: {why}")
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)

@@ -85,6 +85,21 @@ def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name)
 
 
 @compiled
+@pytest.mark.parametrize("there", [True, False])
+def test_onednn_is_one_more_form_of_linear_where_it_is_there(one_thread, monkeypatch, there):
+    if there and not kernels.onednn_linear.available():
+        pytest.skip("this torch was built without oneDNN")
+    monkeypatch.setattr(kernels, "COLD_BYTES", 30_000)
+    monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
+    monkeypatch.setattr(kernels.onednn_linear, "available", lambda: there)
+    cases = [case for case in kernels.KERNELS["linear"]() if case.form == "onednn 64->96"]
+    assert [case.rows for case in cases] == (list(kernels.ROWS) if there else [])
+    for case in cases:
+        assert case.call().shape == (case.rows, 96)
+        assert case.bytes >= 2 * 64 * 96
+
+
+@compiled
 def test_scattered_blocks_are_all_of_the_cache_and_slots_are_the_last_positions():
     cache = kernels._Cache.of(sequences=3, new_tokens=2)
     assert sorted(cache.block_table.flatten().tolist()) == list(range(len(cache.values)))

@@ -28,6 +28,7 @@ from penstock.cli import main
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.exec.divergence import divergence, sixteen_bit_log_probs
+from penstock.kernels import native, onednn_linear
 from penstock.text import open_text
 from penstock.weights.files import open_model
 
@@ -220,6 +221,16 @@ def test_predictions_over_an_int8_kv_cache_are_made_of_the_rounded_keys_and_valu
     assert all(a != b for a, b in zip(plain.kl, rounded[0].kl, strict=True))
     assert all(a != b for a, b in zip(plain.nll, rounded[0].nll, strict=True))
     assert np.mean(rounded[0].kl) < 3 * np.mean(plain.kl)  # yet not far away
+
+
+@pytest.mark.skipif(
+    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
+)
+def test_forms_that_the_kernels_asked_for_do_not_serve_are_left_out(tiny):
+    files, by_onednn = open_model(tiny), EngineConfig(dtype="bfloat16", linear_kernels="onednn")
+    assert [each.quantization for each in quality.possible_forms(by_onednn, files, ())] == ["none"]
+    with pytest.raises(ConfigError, match="linear_kernels"):
+        quality.possible_forms(by_onednn, files, ("int8",))
 
 
 def test_a_context_that_the_model_has_not_is_refused(tiny):

@@ -7,13 +7,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_checkpoints import reference_greedy, write_checkpoint
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from penstock import LLM, SamplingParams
-from penstock.contract.errors import ModelFileError, PenstockError
+from penstock.app import find_model, load_model
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError, ModelFileError, PenstockError
+from penstock.exec import device
+from penstock.kernels import native, onednn_linear
+from penstock.kernels.onednn_linear import OneDnnWeight
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -36,6 +42,16 @@ def whole(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def one_thread():
+    """For loading, which sets the threads of this process; they are put back."""
+    before = torch.get_num_threads(), native.threads()
+    yield
+    torch.set_num_threads(before[0])
+    if native.available():
+        native.set_threads(before[1])
+
+
+@pytest.fixture
 def copy(whole, tmp_path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "copy"))
 
@@ -49,6 +65,29 @@ def test_it_answers_as_transformers_does(whole):
         assert raw.outputs[0].token_ids == reference_greedy(whole, raw.prompt_token_ids, 20)
         [chat] = llm.chat([{"role": "user", "content": "hello"}], params, use_tqdm=False)
         assert chat.prompt == "hello</s>"
+
+
+def start_report(directory: Path, **options: str) -> list[str]:
+    config, lines = EngineConfig(model=str(directory), threads=1, **options), []
+    loaded = load_model(config, find_model(config), lines.append)
+    assert isinstance(loaded.model.layers[0].mlp.down.weight, OneDnnWeight) == any("oneDNN" in line for line in lines)
+    return lines
+
+
+@pytest.mark.skipif(
+    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
+)
+def test_the_start_report_says_where_onednn_multiplies_and_why(whole, monkeypatch, one_thread):
+    bfloat16 = {"dtype": "bfloat16"}
+    assert "linear           oneDNN: as asked for" in start_report(whole, linear_kernels="onednn", **bfloat16)
+    assert len(start_report(whole, linear_kernels="native", **bfloat16)) == 2
+    monkeypatch.setattr(device, "_cpu_flags", lambda cpuinfo: device._AMX_FLAGS)
+    assert len(start_report(whole, **bfloat16)) == 2, "a small model"
+    monkeypatch.setattr(device, "_ONEDNN_WEIGHTS", 1000)
+    assert "linear           oneDNN: this processor has AMX" in start_report(whole, **bfloat16)
+    assert len(start_report(whole, quantization="int8", **bfloat16)) == 2
+    with pytest.raises(ConfigError, match="linear_kernels"):
+        start_report(whole, linear_kernels="onednn", quantization="int8", **bfloat16)
 
 
 def change(directory: Path, file: str, **values) -> None:

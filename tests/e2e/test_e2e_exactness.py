@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.contract.config import EngineConfig
-from penstock.kernels import native
+from penstock.kernels import native, onednn_linear
 from penstock.verify import Extent, profile
 
 EXTENT = Extent(requests=8, schedules=4, prompt_tokens=160, new_tokens=16)
@@ -29,6 +29,18 @@ def test_every_form_of_weights_is_exact(default_model, quantization):
 )
 def test_an_int8_kv_cache_is_exact(default_model):
     report = profile(EngineConfig(model=str(default_model), kv_cache_dtype="int8"), EXTENT)
+    assert report.exact, report.verdict_line()
+    assert report.tally.tokens > 150
+
+
+@pytest.mark.deep
+@pytest.mark.model
+@pytest.mark.skipif(
+    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
+)
+def test_products_by_onednn_are_exact(default_model):
+    served = EngineConfig(model=str(default_model), quantization="none", linear_kernels="onednn")
+    report = profile(served, EXTENT)
     assert report.exact, report.verdict_line()
     assert report.tally.tokens > 150
 

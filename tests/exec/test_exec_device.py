@@ -161,3 +161,55 @@ def test_the_form_of_weights_follows_the_option_and_the_kernels(option, stored, 
 def test_a_form_that_nothing_can_compute_is_refused_by_its_option(option, stored, device, isa):
     with pytest.raises(ConfigError, match="quantization"):
         room.resolve_packing(option, stored, torch.bfloat16, torch.device(device), isa)
+
+
+AMX = "flags\t\t: fpu avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8\n"
+NO_AMX = "flags\t\t: fpu avx512_bf16 amx_tile amx_int8\n"
+LARGE, SMALL = 1_000_000_000, 999_999_999
+
+
+@pytest.mark.parametrize(
+    ("option", "packing", "weights", "flags", "expected"),
+    [
+        ("auto", Packing.BF16, LARGE, AMX, Packing.ONEDNN),
+        ("auto", Packing.BF16, SMALL, AMX, Packing.BF16),
+        ("auto", Packing.BF16, LARGE, NO_AMX, Packing.BF16),
+        ("auto", Packing.STORED, LARGE, AMX, Packing.STORED),
+        ("auto", Packing.INT8, LARGE, AMX, Packing.INT8),
+        ("auto", Packing.DENSE, LARGE, AMX, Packing.DENSE),
+        ("native", Packing.BF16, LARGE, AMX, Packing.BF16),
+        ("native", Packing.INT4, LARGE, AMX, Packing.INT4),
+        ("onednn", Packing.BF16, SMALL, NO_AMX, Packing.ONEDNN),
+    ],
+)
+def test_onednn_multiplies_where_it_is_asked_to_or_has_amx_and_enough_to_do(
+    monkeypatch, tmp_path, option, packing, weights, flags, expected
+):
+    monkeypatch.setattr(room.onednn_linear, "available", lambda: True)
+    (tmp_path / "cpuinfo").write_text(flags)
+    assert room.resolve_linear_kernels(option, packing, weights, tmp_path / "cpuinfo") is expected
+    monkeypatch.setattr(room.onednn_linear, "available", lambda: False)
+    if option != "onednn":
+        without = Packing.BF16 if expected is Packing.ONEDNN else expected
+        assert room.resolve_linear_kernels(option, packing, weights, tmp_path / "cpuinfo") is without
+
+
+@pytest.mark.parametrize(
+    ("option", "packing", "there", "words"),
+    [
+        ("onednn", Packing.STORED, True, "here weights are stored"),
+        ("onednn", Packing.INT4, True, "here weights are int4"),
+        ("onednn", Packing.DENSE, True, "here weights are dense"),
+        ("onednn", Packing.BF16, False, "use native"),
+        ("native", Packing.DENSE, True, "torch computes all products"),
+    ],
+)
+def test_linear_kernels_that_do_not_serve_the_weights_are_refused(monkeypatch, option, packing, there, words):
+    monkeypatch.setattr(room.onednn_linear, "available", lambda: there)
+    with pytest.raises(ConfigError, match=f"linear_kernels.*{words}"):
+        room.resolve_linear_kernels(option, packing, LARGE)
+
+
+def test_linear_kernels_are_chosen_alike_where_linux_says_nothing(tmp_path):
+    nowhere = tmp_path / "cpuinfo"
+    assert room.resolve_linear_kernels("auto", Packing.BF16, LARGE, nowhere) is Packing.BF16

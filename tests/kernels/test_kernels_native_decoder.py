@@ -17,7 +17,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import SlotTables
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import _PagedAttend
-from penstock.kernels import native
+from penstock.kernels import native, onednn_linear
 from penstock.kernels.activation import gelu_new, silu_and_mul
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.norm import layer_norm, rms_norm
@@ -291,6 +291,8 @@ def test_a_model_in_float32_or_with_plain_weights_runs_one_by_one(family, varian
     files = open_model(directory)
     for dtype in (torch.float32, torch.bfloat16):
         assert load(files.config, Binder(files.source, dtype, "cpu", "m"), "m").compiled is None
+    if onednn_linear.available():
+        assert model_of("llama", "wide_heads_untied", Packing.ONEDNN).compiled is None
 
 
 BAD = {

@@ -54,6 +54,9 @@ class NoTensors:
     def take_linear(self, parts, *, transposed=False):
         raise TouchedError
 
+    def take_head(self, name, shape):
+        raise TouchedError
+
     def take_table(self, name, shape):
         raise TouchedError
 

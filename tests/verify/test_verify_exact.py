@@ -15,6 +15,7 @@ from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
 from penstock.core.trace import replay
+from penstock.kernels import native, onednn_linear
 from penstock.verify import Extent, profile, verify
 from penstock.verify.compare import Difference, compare, total
 from penstock.verify.episode import Outcome, run_alone, run_schedule
@@ -197,6 +198,26 @@ def test_a_real_checkpoint_differs_by_roundings_at_most(tmp_path):
     finally:
         torch.set_num_threads(threads)
     assert report.tally.largest < 1e-4
+    assert report.tally.tokens > 60
+
+
+@pytest.mark.skipif(
+    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
+)
+@pytest.mark.parametrize(("family", "variant"), [("llama", "all_to_one_biases_llama3"), ("gpt2", "untied_inner_gelu")])
+def test_a_real_checkpoint_whose_products_onednn_computes_is_exact(tmp_path, family, variant):
+    from tiny_checkpoints import write_checkpoint, write_letters
+
+    threads = torch.get_num_threads()
+    directory = write_checkpoint(tmp_path, family, variant)
+    write_letters(directory, 127 if family == "llama" else 97)
+    served = EngineConfig(model=str(directory), dtype="bfloat16", linear_kernels="onednn", threads=2)
+    try:
+        report = profile(served, Extent(requests=8, schedules=3, prompt_tokens=60, new_tokens=8))
+    finally:
+        torch.set_num_threads(threads)
+        native.set_threads(1)
+    assert report.exact, report.verdict_line()
     assert report.tally.tokens > 60
 
 

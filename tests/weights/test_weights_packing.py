@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -10,10 +11,14 @@ import pytest
 import torch
 from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_checkpoint
 
-from penstock.contract.errors import ModelFileError
+from penstock.contract.errors import ConfigError, ModelFileError
+from penstock.kernels import onednn_linear
+from penstock.kernels.linear import linear
+from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
 from penstock.models import load
 from penstock.nn.dense import DenseAttention
+from penstock.nn.work import work_of
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_file import open_gguf
@@ -21,6 +26,7 @@ from penstock.weights.packing import Packing
 from penstock.weights.source import TensorSource
 
 PROMPT = list(range(5, 45))
+needs_onednn = pytest.mark.skipif(not onednn_linear.available(), reason="this torch was built without oneDNN")
 FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
 
 
@@ -72,18 +78,63 @@ def test_tables_are_kept_in_eight_bits_where_projections_have_four():
     assert binder.take_table("a", (64, 64)).kind is PackedKind.Q8
 
 
+@needs_onednn
+def test_onednn_packs_projections_and_leaves_heads_and_tables_to_us():
+    weights = {name: draw(48, 64) for name in ("a", "b", "head", "table")}
+    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN)
+    projection = binder.take_linear([("a", (48, 64)), ("b", (48, 64))])
+    head, table = binder.take_head("head", (48, 64)), binder.take_table("table", (48, 64))
+    binder.finish()
+    assert isinstance(projection, OneDnnWeight)
+    assert binder.bytes == projection.nbytes + head.nbytes + table.nbytes
+    assert (head.kind, table.kind) == (PackedKind.BF16, PackedKind.BF16)
+    x, stacked = draw(3, 64).bfloat16(), torch.cat((weights["a"], weights["b"])).bfloat16()
+    torch.testing.assert_close(linear(x, projection), x @ stacked.T, rtol=2**-7, atol=2**-7)
+
+
+@needs_onednn
+def test_a_transposed_weight_is_packed_by_onednn_outputs_first():
+    weights = {"a": draw(64, 40)}
+    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN)
+    projection = binder.take_linear([("a", (40, 64))], transposed=True)
+    x = torch.eye(64).bfloat16()
+    assert torch.equal(linear(x, projection), weights["a"].bfloat16())
+
+
+@needs_onednn
+def test_a_onednn_that_is_not_exact_is_refused_by_its_option(monkeypatch):
+    monkeypatch.setattr(onednn_linear, "_rows_are_alike", lambda width, inputs: False)
+    with pytest.raises(ConfigError, match=r"linear_kernels.*64 inputs.*use native"):
+        Binder(Held({"a": draw(16, 64)}), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN).take_linear(
+            [("a", (16, 64))]
+        )
+
+
+def test_a_head_of_its_own_has_the_form_of_a_projection_where_that_can_be_read_unrounded():
+    for packing, kind in (
+        (Packing.BF16, PackedKind.BF16),
+        (Packing.INT8, PackedKind.Q8),
+        (Packing.INT4, PackedKind.Q4),
+    ):
+        binder = Binder(Held({"a": draw(64, 64)}), torch.bfloat16, "cpu", "m", packing=packing)
+        assert binder.take_head("a", (64, 64)).kind is kind
+    dense = Binder(Held({"a": draw(64, 64)}), torch.float32, "cpu", "m").take_head("a", (64, 64))
+    assert torch.equal(dense, draw(64, 64))
+
+
 def test_numbers_that_a_form_cannot_hold_are_named():
     weights = {"a": torch.full((16, 32), float("inf"))}
     with pytest.raises(ModelFileError, match="m: a"):
         Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.INT8).take_linear([("a", (16, 32))])
 
 
+@pytest.mark.parametrize("packing", [Packing.BF16, pytest.param(Packing.ONEDNN, marks=needs_onednn)])
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
-def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant):
+def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant, packing):
     """Squared error against float32 at most twice that of transformers' own bfloat16: roundings, no mistakes."""
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory)
-    binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=Packing.BF16)
+    binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
     model = load(files.config, binder, str(directory))
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():
@@ -92,6 +143,20 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
     exact = reference_logits(directory, prompt)
     theirs = reference_logits(directory, prompt, torch.bfloat16)
     assert (ours - exact).square().mean() <= 2 * (theirs - exact).square().mean()
+
+
+@needs_onednn
+@pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
+def test_a_models_work_is_counted_alike_whoever_multiplies(tmp_path, family, variant):
+    directory = write_checkpoint(tmp_path, family, variant)
+    works = {}
+    for packing in (Packing.BF16, Packing.ONEDNN):
+        files = open_model(directory)
+        binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
+        works[packing] = work_of(load(files.config, binder, str(directory)))
+    ours, theirs = works.values()
+    assert replace(theirs, weight_bytes=0) == replace(ours, weight_bytes=0)
+    assert theirs.weight_bytes >= theirs.ops_a_token + theirs.ops_a_sample  # two of each for a weight
 
 
 @pytest.mark.model

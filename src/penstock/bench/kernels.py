@@ -14,17 +14,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from penstock.bench.limits import Limits
-from penstock.kernels import activation, native, native_peak, norm
+from penstock.kernels import activation, native, native_peak, norm, onednn_linear
 from penstock.kernels.native_attention import packed_keys_shape, packed_values_shape, paged_attention, rotate_and_write
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.native_rows import rms_norm, silu_and_mul
 from penstock.kernels.native_sampler import choose
+from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import packed_gated_linear, packed_linear
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, quantize_int4, quantize_int8
 from penstock.kernels.weight_memory import WeightMemory
@@ -152,31 +154,37 @@ def _arithmetic(kind: str) -> str:
     return "bf16" if kind == "bf16" else "int8"
 
 
-class _Turns:
+_AnyPacked = TypeVar("_AnyPacked")
+
+
+class _Turns(Generic[_AnyPacked]):
     """Copies of a weight that take turns."""
 
-    def __init__(self, weight: PackedWeight) -> None:
-        memory = WeightMemory()
-        copies = -(-COLD_BYTES // weight.nbytes)
-        self._copies = [replace(weight, data=memory.take(weight.nbytes).copy_(weight.data)) for _ in range(copies)]
+    def __init__(self, copy: Callable[[], _AnyPacked], nbytes: int) -> None:
+        self._copies = [copy() for _ in range(-(-COLD_BYTES // nbytes))]
         self._turn = 0
 
-    def next(self) -> PackedWeight:
+    def next(self) -> _AnyPacked:
         self._turn = (self._turn + 1) % len(self._copies)
         return self._copies[self._turn]
+
+
+def _copied(weight: PackedWeight, memory: WeightMemory) -> PackedWeight:
+    return replace(weight, data=memory.take(weight.nbytes).copy_(weight.data))
 
 
 # ---- cases ----------------------------------------------------------------------------------------------------------
 
 
-def _project(product: Callable[[Tensor, PackedWeight], Tensor], x: Tensor, turns: _Turns) -> Tensor:
+def _project(product: Callable[[Tensor, _AnyPacked], Tensor], x: Tensor, turns: _Turns[_AnyPacked]) -> Tensor:
     return product(x, turns.next())
 
 
 def _linear_cases(kernel: str, product: Callable[[Tensor, PackedWeight], Tensor]) -> Iterator[Case]:
     for inputs, outputs in LINEAR_SHAPES:
         for kind in _PACK:
-            turns = _Turns(weight := _weight(kind, outputs, inputs))
+            weight = _weight(kind, outputs, inputs)
+            turns = _Turns(partial(_copied, weight, WeightMemory()), weight.nbytes)
             for rows in ROWS:
                 x = torch.randn(rows, inputs).bfloat16()
                 form, ops = f"{kind} {inputs}->{outputs}", 2 * rows * inputs * outputs
@@ -184,6 +192,20 @@ def _linear_cases(kernel: str, product: Callable[[Tensor, PackedWeight], Tensor]
                     kernel, form, rows, weight.nbytes, ops, _arithmetic(kind),
                     partial(_project, product, x, turns),
                 )  # fmt: skip
+
+
+def _onednn_cases() -> Iterator[Case]:
+    """The same products by oneDNN, which serves where it has AMX or is asked to; none where torch lacks it."""
+    for inputs, outputs in LINEAR_SHAPES if onednn_linear.available() else ():
+        numbers = torch.randn(outputs, inputs) * inputs**-0.5
+        weight = pack_onednn(numbers)
+        turns = _Turns(partial(pack_onednn, numbers), weight.nbytes)
+        for rows in ROWS:
+            x = torch.randn(rows, inputs).bfloat16()
+            yield Case(
+                "linear", f"onednn {inputs}->{outputs}", rows, weight.nbytes, 2 * rows * inputs * outputs, "bf16",
+                partial(_project, onednn_linear.onednn_linear, x, turns),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,9 +332,7 @@ def _decoder(kind: str) -> tuple[NativeDecoder, int, int]:
     ones = torch.ones(HIDDEN)
 
     def layer() -> NativeLayer:
-        qkv, output, gate_up, down = (
-            (replace(weight, data=memory.take(weight.nbytes).copy_(weight.data)), None) for weight in made
-        )
+        qkv, output, gate_up, down = ((_copied(weight, memory), None) for weight in made)
         return NativeLayer((ones, None), qkv, None, None, output, (ones, None), gate_up, down)
 
     cos, sin = _angles()
@@ -341,7 +361,7 @@ def _decoder_call(decoder: NativeDecoder, caches: list[_Cache], embedded: Tensor
 
 
 KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
-    "linear": partial(_linear_cases, "linear", packed_linear),
+    "linear": lambda: chain(_linear_cases("linear", packed_linear), _onednn_cases()),
     "gated": partial(_linear_cases, "linear, gated", packed_gated_linear),
     "attention": _attention_cases,
     "rope": _rope_cases,

@@ -21,7 +21,13 @@ from penstock.bench.arithmetic import percentile
 from penstock.bench.forms import form_name, in_form
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError
-from penstock.exec.device import good_dtypes, resolve_device, resolve_dtype, resolve_packing
+from penstock.exec.device import (
+    good_dtypes,
+    resolve_device,
+    resolve_dtype,
+    resolve_linear_kernels,
+    resolve_packing,
+)
 from penstock.exec.divergence import Divergence, divergence
 from penstock.exec.kv_store import resolve_kv_dtype
 from penstock.exec.scorer import Scorer
@@ -140,7 +146,8 @@ def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str
     for each in dict.fromkeys(in_form(config, name) for name in wanted or QUANTIZATIONS[1:]):  # all but auto
         resolve_kv_dtype(each.kv_cache_dtype, dtype, device)
         try:
-            resolve_packing(each.quantization, files.stored_dtype, dtype, device, native.isa())
+            packing = resolve_packing(each.quantization, files.stored_dtype, dtype, device, native.isa())
+            resolve_linear_kernels(each.linear_kernels, packing, files.num_weights)
         except ConfigError:
             if wanted:
                 raise

@@ -142,7 +142,8 @@ def command(
 
 
 def _float32(config: EngineConfig) -> EngineConfig:
-    return replace(config, dtype="float32", quantization="none", kv_cache_dtype="auto")
+    plain = replace(config, dtype="float32", quantization="none")
+    return replace(plain, kv_cache_dtype="auto", linear_kernels="auto")
 
 
 def _find_peers(names: tuple[str, ...], folder: Path, model: Path, install: bool) -> dict[str, Path | Absent]:

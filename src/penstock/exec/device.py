@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from penstock.contract.errors import ConfigError
-from penstock.kernels import native
+from penstock.kernels import native, onednn_linear
 from penstock.weights.packing import Packing
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "kv_budget",
     "resolve_device",
     "resolve_dtype",
+    "resolve_linear_kernels",
     "resolve_packing",
     "set_threads",
 ]
@@ -33,6 +34,12 @@ _PACKINGS = {"file": Packing.STORED, "int8": Packing.INT8, "int4": Packing.INT4}
 
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags, as Linux spells them on x86 and on Arm, that mean bfloat16 products in hardware."""
+
+_AMX_FLAGS = frozenset({"amx_tile", "amx_bf16"})
+"""CPU flags that mean bfloat16 products in AMX; Linux shows them where it saves the registers for programs."""
+
+_ONEDNN_WEIGHTS = 1_000_000_000
+"""Weights of a model from which on oneDNN's calls, which are many and come from Python, take less than they save."""
 
 _AUTO_KV_SHARE = 4  # kv_cache_memory 0 takes one part in four of the free memory
 
@@ -115,6 +122,38 @@ def resolve_packing(option: str, stored: str, dtype: torch.dtype, device: torch.
     if option == "file" and stored in _DTYPES:
         raise ConfigError("quantization", f"the file is not quantised: its weights are {stored}")
     return _PACKINGS[option]
+
+
+def resolve_linear_kernels(option: str, packing: Packing, num_weights: int, cpuinfo: Path = _CPUINFO) -> Packing:
+    """The form of the weights for the option `linear_kernels`: `auto`, `native` or `onednn`.
+
+    What `auto` takes depends on the processor and the model alone: were it to measure, bits could change from start to
+    start.
+
+    Args:
+        option: what the operator chose.
+        packing: the form that `resolve_packing` found.
+        num_weights: of the model.
+        cpuinfo: where Linux describes its processors.
+
+    Raises:
+        ConfigError: the kernels asked for do not serve this form, or this installation has no such kernels.
+    """
+    if option == "auto":
+        worthwhile = num_weights >= _ONEDNN_WEIGHTS and _cpu_flags(cpuinfo) >= _AMX_FLAGS
+        return Packing.ONEDNN if packing is Packing.BF16 and worthwhile and onednn_linear.available() else packing
+    if option == "native":
+        if packing is Packing.DENSE:
+            raise ConfigError("linear_kernels", "native multiplies packed weights; here torch computes all products")
+        return packing
+    if packing is not Packing.BF16:
+        raise ConfigError(
+            "linear_kernels",
+            f"onednn serves bfloat16 weights beside the compiled CPU kernels; here weights are {packing}",
+        )
+    if not onednn_linear.available():
+        raise ConfigError("linear_kernels", "torch has no packed linear of oneDNN for bfloat16 here; use native")
+    return Packing.ONEDNN
 
 
 def _instead(device: torch.device) -> str:

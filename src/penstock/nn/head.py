@@ -19,7 +19,7 @@ __all__ = ["bind_head", "hidden_dtype", "logits"]
 def bind_head(parameters: Parameters, table: Embedding, rows: int, width: int, *, tied: bool) -> Linear:
     """Take `lm_head.weight` `[rows, width]`; or, if `tied`, share the weight of the embedding `table`."""
     if not tied:
-        return Linear.bind(parameters, "lm_head", rows, width, bias=False)
+        return Linear.bind_head(parameters, "lm_head", rows, width)
     parameters.ignore("lm_head.weight")  # a stored copy: the config's word wins, as in transformers
     return Linear(table.weight)
 

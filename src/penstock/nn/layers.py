@@ -52,6 +52,11 @@ class Linear:
         return cls(weight, parameters.take_fused([(f"{name}.bias", (outputs,)) for name, outputs in parts.items()]))
 
     @classmethod
+    def bind_head(cls, parameters: Parameters, name: str, vocabulary: int, hidden: int) -> Linear:
+        """Take `name.weight` `[vocabulary, hidden]`, the weight of a head that is not the embedding."""
+        return cls(parameters.take_head(f"{name}.weight", (vocabulary, hidden)))
+
+    @classmethod
     def bind_transposed(cls, parameters: Parameters, name: str, outputs: int, inputs: int) -> Linear:
         """Take `name.weight` stored as `[inputs, outputs]` (GPT-2's Conv1D), and `name.bias`."""
         weight = parameters.take_linear([(f"{name}.weight", (outputs, inputs))], transposed=True)

@@ -47,6 +47,10 @@ class Parameters(Protocol):
         """
         ...
 
+    def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The weight `[V, H]` of a head of its own: a projection whose results can be had unrounded."""
+        ...
+
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
         """An embedding table `[V, H]`, in a form that serves as the weight of a tied head too."""
         ...

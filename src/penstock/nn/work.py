@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from penstock.contract.model import ModelWork
+from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.layers import Linear
@@ -40,14 +41,14 @@ def _linears(part: Any) -> Iterator[Linear]:
     elif isinstance(part, tuple):
         for each in part:
             yield from _linears(each)
-    elif is_dataclass(part) and not isinstance(part, PackedWeight):
+    elif is_dataclass(part) and not isinstance(part, PackedWeight | OneDnnWeight):
         for field in fields(part):
             yield from _linears(getattr(part, field.name))
 
 
 def _numbers(linear: Linear) -> int:
     weight = linear.weight
-    return weight.outputs * weight.inputs if isinstance(weight, PackedWeight) else weight.numel()
+    return weight.numel() if isinstance(weight, torch.Tensor) else weight.outputs * weight.inputs
 
 
 def _arithmetic(linear: Linear) -> str:
@@ -55,4 +56,4 @@ def _arithmetic(linear: Linear) -> str:
     weight = linear.weight
     if isinstance(weight, PackedWeight):
         return "bf16" if weight.kind is PackedKind.BF16 else "int8"
-    return "fp32" if weight.dtype == torch.float32 else "bf16"
+    return "fp32" if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32 else "bf16"

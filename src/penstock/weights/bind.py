@@ -107,7 +107,14 @@ class Binder:
         """
         for name, (outputs, inputs) in parts:
             self._claim(name, (inputs, outputs) if transposed else (outputs, inputs))
-        weight = self._linear(parts, transposed)
+        weight = self._linear(parts, self._packer.weight, transposed=transposed)
+        self.bytes += weight.nbytes
+        return weight
+
+    def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The weight of a head `[V, H]`, in a form whose results can be had unrounded; raises as `take_linear`."""
+        self._claim(name, shape)
+        weight = self._linear([(name, shape)], self._packer.head)
         self.bytes += weight.nbytes
         return weight
 
@@ -117,11 +124,17 @@ class Binder:
         if self._packer.packing is Packing.INT4:
             weight: Weight = self._packer.table(self._stacked([(name, shape)], torch.float32), name)
         else:
-            weight = self._linear([(name, shape)], transposed=False)
+            weight = self._linear([(name, shape)], self._packer.table)
         self.bytes += weight.nbytes
         return weight
 
-    def _linear(self, parts: Sequence[tuple[str, tuple[int, int]]], transposed: bool) -> Weight:
+    def _linear(
+        self,
+        parts: Sequence[tuple[str, tuple[int, int]]],
+        pack: Callable[[torch.Tensor, str], Weight],
+        *,
+        transposed: bool = False,
+    ) -> Weight:
         packing = self._packer.packing
         if packing is Packing.DENSE:
             return self._numbers(parts, transposed, self.dtype)
@@ -133,8 +146,8 @@ class Binder:
             self._progress(rows * inputs)
             data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
             return self._packer.blocks(StoredBlocks(kinds.pop(), data), rows, inputs, first)
-        wide = torch.bfloat16 if packing in (Packing.BF16, Packing.STORED) else torch.float32
-        return self._packer.weight(self._numbers(parts, transposed, wide), first)
+        quantises = packing in (Packing.INT8, Packing.INT4)
+        return pack(self._numbers(parts, transposed, torch.float32 if quantises else torch.bfloat16), first)
 
     def _numbers(
         self, parts: Sequence[tuple[str, tuple[int, int]]], transposed: bool, dtype: torch.dtype

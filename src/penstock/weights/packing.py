@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import torch
 
-from penstock.contract.errors import ModelFileError
+from penstock.contract.errors import ConfigError, ModelFileError
+from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
 from penstock.kernels.packed_weight import (
     PackedWeight,
     pack_bf16,
@@ -33,6 +34,8 @@ class Packing(StrEnum):
     DENSE = "dense"
     """Plain tensors in the activations' dtype, for torch's kernels."""
     BF16 = "bf16"
+    ONEDNN = "onednn"
+    """Projections in bfloat16 as oneDNN packs them, embeddings and heads as in BF16."""
     INT8 = "int8"
     """A scale for each 32 inputs."""
     INT4 = "int4"
@@ -43,6 +46,7 @@ class Packing(StrEnum):
 
 _WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory], PackedWeight]] = {
     Packing.BF16: pack_bf16,
+    Packing.ONEDNN: pack_bf16,
     Packing.STORED: pack_bf16,
     Packing.INT8: quantize_int8,
     Packing.INT4: quantize_int4,
@@ -58,12 +62,19 @@ class Packer:
         self._file = file
         self._memory = WeightMemory()
 
-    def weight(self, numbers: torch.Tensor, name: str) -> PackedWeight:
+    def weight(self, numbers: torch.Tensor, name: str) -> PackedWeight | OneDnnWeight:
         """Pack a projection's weight `[N, K]`, float32 or bfloat16.
 
         Raises:
             ModelFileError: it holds numbers that this form cannot hold.
+            ConfigError: oneDNN cannot compute all rows of its product alike.
         """
+        if self.packing is Packing.ONEDNN:
+            return self._onednn(numbers)
+        return self.head(numbers, name)
+
+    def head(self, numbers: torch.Tensor, name: str) -> PackedWeight:
+        """Pack the weight of a head of its own, whose results are wanted in float32; raises as `weight` does."""
         return self._guarded(lambda: _WEIGHTS[self.packing](numbers, self._memory), name)
 
     def table(self, numbers: torch.Tensor, name: str) -> PackedWeight:
@@ -74,6 +85,12 @@ class Packer:
     def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:
         """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number; raises as `weight`."""
         return self._guarded(lambda: _BLOCKS[blocks.kind](blocks.data, outputs, inputs, self._memory), name)
+
+    def _onednn(self, numbers: torch.Tensor) -> OneDnnWeight:
+        try:
+            return pack_onednn(numbers)
+        except RuntimeError as error:
+            raise ConfigError("linear_kernels", f"{error}; use native") from error
 
     def _guarded(self, pack: Callable[[], PackedWeight], name: str) -> PackedWeight:
         try:
