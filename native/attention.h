@@ -941,11 +941,11 @@ void attend_all(const AttentionCall& call, Pool& pool) {
     const auto span_of = [&](int64_t tile) { return find_tile(call, starts, tile / heads, int(tile % heads)); };
     if (!split) {
         // Neighbours by one thread, which then knows what it will need next; all heads of a row lie side by side. The
-        // last ones first: of a prompt those see most.
+        // last ones first, of a prompt those see most; but one thread alone goes through all in their order, in which
+        // they may have been fetched (upcoming.h).
         constexpr int64_t kTasksAThread = 4;
-        const int64_t each = tiles >= kTasksAThread * heads * pool.threads()
-                                 ? divide_up(tiles / heads, kTasksAThread * pool.threads()) * heads
-                                 : 1;
+        const int64_t shares = pool.threads() == 1 ? 1 : kTasksAThread * pool.threads();
+        const int64_t each = tiles >= shares * heads ? divide_up(tiles / heads, shares) * heads : 1;
         run_all(pool, divide_up(tiles, each), [&](int64_t task) {
             const int64_t first = (divide_up(tiles, each) - 1 - task) * each;
             const int64_t end = first + each < tiles ? first + each : tiles;

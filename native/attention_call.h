@@ -93,6 +93,17 @@ constexpr int64_t value_bytes(const KvCache& cache) {
     return value_codes(cache) + value_groups(cache) * kGroupPositions * int64_t(sizeof(float));
 }
 
+// Bytes of a block, all heads: of its keys, and of its values.
+constexpr int64_t key_block_bytes(const KvCache& cache) {
+    if (cache.packed) return cache.kv_heads * key_words(cache) * cache.block_size * int64_t(sizeof(uint32_t));
+    return int64_t(cache.block_size) * cache.kv_heads * cache.head_dim * element_bytes(cache.element);
+}
+constexpr int64_t value_block_bytes(const KvCache& cache) {
+    if (cache.element == KvElement::int8) return cache.kv_heads * value_bytes(cache);
+    if (cache.packed) return cache.kv_heads * value_groups(cache) * cache.head_dim * int64_t(sizeof(uint32_t));
+    return key_block_bytes(cache);
+}
+
 constexpr int32_t kMostHeadDim = 256;
 constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...
 constexpr int32_t kTileRows = 24;  // a tile: this many (query, head) pairs that share their keys and values

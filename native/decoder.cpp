@@ -6,6 +6,7 @@
 #include "parts.h"
 #include "pool.h"
 #include "rows_call.h"
+#include "upcoming.h"
 
 namespace penstock {
 namespace {
@@ -60,6 +61,7 @@ struct Run {
     const Part& part;
     uint8_t* scratch;
     Areas at;
+    Upcoming* upcoming;  // or null
 
     // Rows on their way through `by`, in or out.
     Rows rows(int64_t offset, int64_t width, const Projection& by) const {
@@ -81,7 +83,7 @@ struct Run {
     void project(const Projection& by, const Rows& x, const ConstRows& residual, const Rows& out) const {
         const LinearCall call{part.tokens, by.outputs, by.inputs, read(x),
                               by.weight,   by.bias,    residual,  out,     scratch + at.linear,
-                              false};
+                              false,       upcoming};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 
@@ -89,7 +91,7 @@ struct Run {
     void project_gated(const Projection& by, const Rows& x, const Rows& out) const {
         const LinearCall call{part.tokens, by.outputs, by.inputs, read(x),
                               by.weight,   by.bias,    {},        out,     scratch + at.linear,
-                              true};
+                              true,        upcoming};
         linear_kernel(kernels, by.kind)(call, pool);
     }
 
@@ -159,7 +161,9 @@ void run_parts(const DecoderPlan& plan, const DecoderStep& step, const KernelTab
     pool.run(count, [&](int mine) {
         Pool alone(1);
         const Part& part = parts[mine];
-        const Run run{plan, step, kernels, alone, part, scratch[mine], areas(plan, part.tokens)};
+        Upcoming upcoming(step, part);
+        const Run run{plan, step, kernels, alone, part, scratch[mine], areas(plan, part.tokens), &upcoming};
+        upcoming.aim(0);
         for (int64_t i = 0; i < layers; i++) {
             done[mine].store(i, std::memory_order_relaxed);
             for (int other = 0; other < count; other++) {
@@ -170,6 +174,7 @@ void run_parts(const DecoderPlan& plan, const DecoderStep& step, const KernelTab
                 for (int earlier = part.waits_for; earlier < mine; earlier++) {
                     wait_until([&] { return stored[earlier].load(std::memory_order_acquire) > i; });
                 }
+                if (i + 1 < layers) upcoming.aim(i + 1);
             });
         }
         done[mine].store(INT64_MAX, std::memory_order_relaxed);
@@ -194,7 +199,7 @@ void run_decoder(const DecoderPlan& plan, const DecoderStep& step, const KernelT
         return run_parts(plan, step, kernels, pool, parts);
     }
     const Part whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + at.attention, bytes};
-    const Run run{plan, step, kernels, pool, whole, step.scratch, at};
+    const Run run{plan, step, kernels, pool, whole, step.scratch, at, nullptr};
     for (size_t i = 0; i < plan.layers.size(); i++) run.layer(i, [] {});
     run.last_norm();
 }

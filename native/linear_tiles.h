@@ -18,6 +18,7 @@
 #include "linear_call.h"
 #include "pool.h"
 #include "simd.h"
+#include "upcoming.h"
 
 #if defined(__GNUC__) || defined(__clang__)
 #define PENSTOCK_NOINLINE __attribute__((noinline))
@@ -42,6 +43,8 @@ PENSTOCK_INLINE void store_elements(const Rows& to, int64_t row, int64_t column,
     if (to.element == Element::f32) return store_at(static_cast<float*>(to.data) + at, 0, count, value);
     store_at(static_cast<bf16*>(to.data) + at, 0, count, value);
 }
+
+constexpr int64_t kMostRowsAtMemorySpeed = 4;
 
 // Where the panels of a tile begin: side by side, or in a gated call the first half at the gates and the second half
 // at what they weigh.
@@ -69,6 +72,12 @@ PENSTOCK_INLINE void fetch_ahead(const uint8_t* at) {
     } else {
         PENSTOCK_PREFETCH_FAR(at);
     }
+}
+
+// The next `lines` lines that the call is to ask for besides; some that are there anyhow, if there are none. A tile takes
+// as many for as many weights, whatever their kind.
+PENSTOCK_INLINE const uint8_t* take_upcoming(const LinearCall& call, int lines, const void* otherwise) {
+    return static_cast<const uint8_t*>(call.upcoming ? call.upcoming->take(lines, otherwise) : otherwise);
 }
 
 PENSTOCK_INLINE f32x16 add_vector(f32x16 sum, const ConstRows& vector, int64_t row, int64_t column, int count) {
@@ -169,13 +178,14 @@ void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64
 
 // Splits the outputs among the threads, and the rows too where there are too few outputs to go round. A few tasks a
 // thread, so that one that loses its processor holds up little; but none so small that handing it out costs more than
-// it.
+// it. With few rows one task a thread, because weights come from memory then, and soonest in one long run.
 template <class Kernel>
 void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
-    constexpr int64_t kTasksAThread = 3, kLeastProducts = 1 << 16;
+    constexpr int64_t kLeastProducts = 1 << 16, kTasksAThread = 3;
+    const int64_t tasks_each = call.rows <= kMostRowsAtMemorySpeed ? 1 : kTasksAThread;
     const int64_t panels = panels_of(call.columns()), work = call.rows * round_up(call.outputs, kPanel) * call.inputs;
     const int64_t threads = pool.threads();
-    const int64_t tasks = threads == 1 ? 1 : larger(1, smaller(threads * kTasksAThread, work / kLeastProducts));
+    const int64_t tasks = threads == 1 ? 1 : larger(1, smaller(threads * tasks_each, work / kLeastProducts));
     const int64_t panels_each = smaller(panels, round_up(divide_up(panels, tasks), 2));
     const int64_t panel_tasks = divide_up(panels, panels_each);
     const int64_t row_share = divide_up(call.rows, larger(1, tasks / panel_tasks));
