@@ -77,7 +77,7 @@ PENSTOCK_INLINE void fetch_ahead(const uint8_t* at) {
 // The next `lines` lines that the call is to ask for besides; some that are there anyhow, if there are none. A tile takes
 // as many for as many weights, whatever their kind.
 PENSTOCK_INLINE const uint8_t* take_upcoming(const LinearCall& call, int lines, const void* otherwise) {
-    return static_cast<const uint8_t*>(call.upcoming ? call.upcoming->take(lines, otherwise) : otherwise);
+    return call.upcoming ? call.upcoming->take(lines) : static_cast<const uint8_t*>(otherwise);
 }
 
 PENSTOCK_INLINE f32x16 add_vector(f32x16 sum, const ConstRows& vector, int64_t row, int64_t column, int count) {

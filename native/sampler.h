@@ -28,29 +28,48 @@ struct Likeliest {
     bool failed;  // NaN or +inf among the logits, or nothing but -inf
 };
 
-inline Likeliest find_likeliest(const float* logits, int64_t count) {
-    f32x16 most = broadcast(-__builtin_inff());
-    Mask ordered = 0xffffu;
-    for (int64_t i = 0; i < count; i += kLanes) {
-        f32x16 x = count - i >= kLanes ? load(logits + i) : load(logits + i, int(count - i));
-        ordered &= equal(x, x);
-        if (count - i < kLanes) x = select(first_lanes(int(count - i)), x, most);
-        most = max(x, most);
-    }
-    Likeliest found{0, reduce_max(most), false};
-    if (ordered != 0xffffu || !(found.logit < __builtin_inff()) || !(found.logit > -__builtin_inff())) {
-        found.failed = true;
-        return found;
-    }
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 x = count - i >= kLanes ? load(logits + i) : load(logits + i, int(count - i));
-        Mask hits = equal(x, broadcast(found.logit));
-        if (count - i < kLanes) hits &= first_lanes(int(count - i));
-        if (hits) {
-            found.token = i + lowest_lane(hits);
-            return found;
+// The most of logits[0, count), and whether one of them is NaN, which no maximum shows.
+struct Most {
+    float logit;
+    bool nan;
+};
+
+PENSTOCK_INLINE Most find_most(const float* logits, int64_t count) {
+    constexpr int kChains = 4;  // a maximum waits for the one before it
+    f32x16 most[kChains];
+    Mask ordered[kChains];
+    PENSTOCK_UNROLL for (int c = 0; c < kChains; c++) most[c] = broadcast(-__builtin_inff()), ordered[c] = 0xffffu;
+    int64_t i = 0;
+    for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
+        PENSTOCK_UNROLL for (int c = 0; c < kChains; c++) {
+            const f32x16 x = load(logits + i + c * kLanes);
+            ordered[c] &= equal(x, x);
+            most[c] = max(x, most[c]);
         }
     }
+    for (; i < count; i += kLanes) {
+        const int left = int(count - i < kLanes ? count - i : kLanes);
+        const f32x16 x = select(first_lanes(left), load(logits + i, left), broadcast(-__builtin_inff()));
+        ordered[0] &= equal(x, x);
+        most[0] = max(x, most[0]);
+    }
+    const Mask all = ordered[0] & ordered[1] & ordered[2] & ordered[3];
+    return {reduce_max(max(max(most[0], most[1]), max(most[2], most[3]))), all != 0xffffu};
+}
+
+// Of the first run of logits with the most, that which has it first: the rest is looked at once only.
+inline Likeliest find_likeliest(const float* logits, int64_t count) {
+    Likeliest found{0, -__builtin_inff(), false};
+    int64_t from = 0;
+    for (int64_t run = 0; run < count; run += kRun) {
+        const Most most = find_most(logits + run, count - run < kRun ? count - run : kRun);
+        found.failed |= most.nan;
+        if (most.logit > found.logit) found.logit = most.logit, from = run;
+    }
+    found.failed |= !(found.logit < __builtin_inff()) || !(found.logit > -__builtin_inff());
+    if (found.failed) return found;
+    while (logits[from] != found.logit) from++;
+    found.token = from;
     return found;
 }
 

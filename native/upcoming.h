@@ -22,17 +22,17 @@ public:
     // Goes on to the cache of a layer, in the order in which attention reads it: row after row, block after block.
     void aim(int64_t layer);
 
-    // The next `lines` lines of 64 bytes; `otherwise` when there are no more.
-    const void* take(int lines, const void* otherwise) {
-        if (left_ < lines && !next_run()) return otherwise;
+    // The next `lines` lines of 64 bytes; the last ones again and again when there are no more.
+    const uint8_t* take(int lines) {
+        if (left_ < lines) next_run();
         const uint8_t* at = at_;
-        at_ += lines * 64;
+        at_ += lines * line_;
         left_ -= lines;
         return at;
     }
 
 private:
-    bool next_run();
+    void next_run();
 
     const DecoderStep& step_;
     const Part& part_;
@@ -43,6 +43,7 @@ private:
     bool values_next_ = false;
     const uint8_t* at_ = nullptr;  // in a run of neighbouring lines: a block's keys, or its values
     int64_t left_ = 0;             // lines
+    int64_t line_ = 0;             // bytes to the next line; 0 at the end
 };
 
 }  // namespace penstock
