@@ -1,3 +1,4 @@
+// A decoder's kernels one after the other, over all tokens of a step together or part by part (parts.h).
 #include "decoder.h"
 
 #include <algorithm>

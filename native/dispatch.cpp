@@ -1,3 +1,4 @@
+// Which sets this processor runs, best first; the table in use changes only when it is told to.
 #include "dispatch.h"
 
 namespace penstock {

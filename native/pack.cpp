@@ -1,3 +1,4 @@
+// Packing, output by output: bytes change their places, and numbers are rounded only on their way to bfloat16.
 #include "pack.h"
 
 #include <cstring>

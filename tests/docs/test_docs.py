@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RECORD = re.compile(r"\((\.\./bench/results/[^)]+\.json)\)")
-FORMS = (
-    ("the 4-bit file", "penstock (file)", "penstock file"),
-    ("`int8`", "penstock (int8)", "penstock int8"),
-    ("`none` (bfloat16)", "penstock (bf16)", "penstock none, bfloat16"),
-)
+WRITERS = sorted(
+    script for script in (ROOT / "docs").glob("write_*.py") if script.stem != "write_figures"
+)  # which writes tables into pages that people write
 
 
 def loaded(script: Path):
@@ -70,7 +67,7 @@ def test_every_dependency_has_its_line():
         assert name in page.lower(), name
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "docs").glob("write_*.py")), ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", WRITERS, ids=lambda script: script.stem)
 def test_generated_pages_say_what_the_code_says(script):
     """`make docs-pages` writes them again."""
     writer = loaded(script)
@@ -109,17 +106,62 @@ def test_a_page_that_the_navigation_forgets_is_found(tmp_path, monkeypatch):
     ]
 
 
-def test_the_figures_of_the_tuning_page_are_those_of_the_records_that_it_links():
-    page = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
-    compare, quality = (json.loads((ROOT / "docs" / path).read_text(encoding="utf-8")) for path in RECORD.findall(page))
-    speeds = {
-        each["name"]: [(round(r["decode_tok_s"]), round(r["prefill_tok_s"])) for r in each["rows"]]
-        for each in compare["contenders"]
-    }
-    costs = {each["name"]: each for each in quality["rows"]}
-    for shown, ours, measured in FORMS:
-        decode, prefill = ([f"{value:,}" for value in values] for values in zip(*speeds[ours], strict=True))
-        assert f"| {shown} | {' / '.join(decode)} | {' / '.join(prefill)} |" in page
-        row = costs[measured]
-        figures = f"{row['weight_bytes'] / 1e6:.0f} MB | {row['kl_mean']:.4f} | {100 * row['same_top']:.1f} %"
-        assert f"| {shown} | {figures} |" in page
+def figures():
+    return loaded(ROOT / "docs" / "write_figures.py")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tuning.md"])
+def test_the_figures_of_a_page_are_those_of_the_records_that_it_links(page):
+    """`docs/write_figures.py` writes them again, after a link was changed to a new record."""
+    writer = figures()
+    assert ROOT / page in writer.PAGES
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert len(writer.BLOCK.findall(text)) == text.count("<!-- end of figures -->") == 2
+    assert writer.written(ROOT / page) == text
+
+
+def test_figures_taken_from_single_runs_are_those_that_the_comparison_took():
+    """Two ways to the same numbers: the writer's, and the summary that `penstock bench compare` wrote."""
+    writer = figures()
+    link = re.search(writer.RECORD.format(kind="compare"), (ROOT / "README.md").read_text(encoding="utf-8"))
+    record = json.loads((ROOT / link[1]).read_text(encoding="utf-8"))
+    ours, peers = ([each for each in record["contenders"] if each["ours"] is own] for own in (True, False))
+    assert ours
+    assert peers
+    for rate in ("prefill", "decode"):
+        for each in (*ours, *peers):
+            assert writer.rates(each, rate) == pytest.approx([row[f"{rate}_tok_s"] for row in each["rows"]])
+            for own in ours:
+                told = [row["ours_over_theirs"][own["name"]][rate][0] for row in each["rows"]]
+                assert writer.ratios(own, each, rate) == pytest.approx(told)
+        best = [each["ours_over_theirs"][0] for each in record["best"] if each["rate"] == rate]
+        assert writer.best_ratios(ours, peers, rate) == pytest.approx(best)
+
+
+def test_a_page_with_other_figures_than_its_record_is_found_and_mended(tmp_path, monkeypatch, capsys):
+    writer, page = figures(), tmp_path / "page.md"
+    row = {"weight_bytes": 2e6, "kl_mean": 0.25, "same_top": 0.5}
+    record = {"rows": [{"name": name} | row for _, _, name in writer.FORMS]}
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    (tmp_path / "bench" / "results" / "today-quality-x.json").write_text(json.dumps(record))
+    around = (
+        "a\n\n<!-- figures: cost-of-forms -->\n{}<!-- end of figures -->\n\n([b](bench/results/today-quality-x.json))\n"
+    )
+    page.write_text(around.format("| old |\n"))
+    monkeypatch.setattr(writer, "PAGES", (page,))
+    assert writer.main(["--check"]) == 1
+    assert capsys.readouterr().out == "page.md is not what the records say: run docs/write_figures.py\n"
+    assert writer.main([]) == writer.main(["--check"]) == 0
+    rows = ["| weights | bytes of weights | divergence | same likeliest token |", "| --- | --- | --- | --- |"]
+    rows += [f"| {title} | 2 MB | 0.2500 | 50.0 % |" for title, _, _ in writer.FORMS]
+    assert page.read_text() == around.format("".join(f"{each}\n" for each in rows))
+    page.write_text("<!-- figures: cost-of-forms -->\n<!-- end of figures -->\n")
+    with pytest.raises(ValueError, match="no link to a record of 'quality'"):
+        writer.main([])
+    page.write_text("<!-- figures: none -->\n<!-- end of figures -->\n")
+    with pytest.raises(ValueError, match="no table 'none'"):
+        writer.main([])
+
+
+def test_ratios_are_shown_with_two_decimals_below_2():
+    assert figures()._ratios([0.5, 1.994, 1.996, 12.34]) == "0.50 / 1.99 / 2.0 / 12.3"

@@ -1,43 +1,93 @@
-"""Law 1 on the default model: no batch, order, chunk, block size, cache state, preemption or thread count matters."""
+"""Law 1 on real checkpoints: no batch, order, chunk, block size, cache state, preemption or thread count matters."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
+from tiny_checkpoints import write_checkpoint, write_letters
 
 from penstock.contract.config import EngineConfig
 from penstock.kernels import native, onednn_linear
-from penstock.verify import Extent, profile
+from penstock.verify import Extent, Report, profile
+
+pytestmark = pytest.mark.skipif(
+    not native.available(), reason="installed without a C++ compiler: torch's kernels make no such promise"
+)
 
 EXTENT = Extent(requests=8, schedules=4, prompt_tokens=160, new_tokens=16)
 
+BY_ISA = """
+import sys
+from penstock.contract.config import EngineConfig
+from penstock.kernels import native
+from penstock.verify import Extent, profile
+for quantization, kv in (("none", "auto"), ("int8", "int8"), ("int4", "auto")):
+    served = EngineConfig(model=sys.argv[1], dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv)
+    report = profile(served, Extent(requests=5, schedules=2, prompt_tokens=32, new_tokens=8))
+    print(native.isa(), report.exact, report.tally.tokens, sum(verdict.preemptions for verdict in report.verdicts))
+"""
 
-@pytest.mark.model
-@pytest.mark.skipif(
-    not native.available(), reason="installed without a C++ compiler: torch's kernels make no such promise"
-)
-@pytest.mark.parametrize("quantization", ["none", "file", "int8", "int4"])
-def test_every_form_of_weights_is_exact(default_model, quantization):
-    served = EngineConfig(model=str(default_model), quantization=quantization)
-    report = profile(served, EXTENT)
+
+def check(report: Report) -> None:
+    """Nothing differed, and what may not matter did happen: sequences were preempted and prefixes were found."""
     assert report.exact, report.verdict_line()
     assert report.tally.tokens > 150
+    tight = [verdict for verdict in report.verdicts if verdict.schedule.tight]
+    warm = [verdict for verdict in report.verdicts if verdict.schedule.cache == "warm"]
+    off = [verdict for verdict in report.verdicts if verdict.schedule.cache == "off"]
+    assert tight, report.table()
+    assert warm, report.table()
+    assert all(verdict.preemptions for verdict in tight), report.table()
+    assert all(verdict.hit_tokens for verdict in warm), report.table()
+    assert not any(verdict.hit_tokens for verdict in off), report.table()
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory):
+    directory = write_checkpoint(tmp_path_factory.mktemp("exact") / "tiny-llama", "llama", "wide_heads_untied")
+    write_letters(directory, 101)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tiny_gpt2(tmp_path_factory):
+    """A family that has no decoder in one call: its kernels are called one by one."""
+    directory = write_checkpoint(tmp_path_factory.mktemp("exact") / "tiny-gpt2", "gpt2", "tied")
+    write_letters(directory, 101)
+    return directory
 
 
 @pytest.mark.model
-@pytest.mark.skipif(
-    not native.available(), reason="installed without a C++ compiler: the KV cache is not kept in int8 then"
+@pytest.mark.parametrize(
+    ("quantization", "kv"),
+    [("none", "auto"), ("file", "auto"), ("int8", "auto"), ("int4", "auto"), ("auto", "int8"), ("int8", "int8")],
 )
-def test_an_int8_kv_cache_is_exact(default_model):
-    report = profile(EngineConfig(model=str(default_model), kv_cache_dtype="int8"), EXTENT)
-    assert report.exact, report.verdict_line()
-    assert report.tally.tokens > 150
+def test_every_form_of_weights_and_caches_is_exact(default_model, quantization, kv):
+    check(profile(EngineConfig(model=str(default_model), quantization=quantization, kv_cache_dtype=kv), EXTENT))
+
+
+@pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("int8", "auto"), ("int8", "int8")])
+def test_a_family_without_a_compiled_decoder_is_exact(tiny_gpt2, quantization, kv):
+    served = EngineConfig(model=str(tiny_gpt2), dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv)
+    check(profile(served, EXTENT))
+
+
+@pytest.mark.parametrize("isa", native.isas()[1:])
+def test_every_other_instruction_set_of_this_machine_is_exact(tiny_llama, isa, monkeypatch):
+    """The best one is what the tests above run."""
+    monkeypatch.setenv("PENSTOCK_ISA", isa)
+    done = subprocess.run([sys.executable, "-c", BY_ISA, str(tiny_llama)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [(used, exact) for used, exact, _, _ in lines] == [(isa, "True")] * 3
+    assert all(int(tokens) > 40 and int(preempted) for _, _, tokens, preempted in lines), done.stdout
 
 
 @pytest.mark.deep
 @pytest.mark.model
-@pytest.mark.skipif(
-    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
-)
+@pytest.mark.skipif(not onednn_linear.available(), reason="this torch has no oneDNN to call")
 def test_products_by_onednn_are_exact(default_model):
     served = EngineConfig(model=str(default_model), quantization="none", linear_kernels="onednn")
     report = profile(served, EXTENT)
@@ -47,12 +97,8 @@ def test_products_by_onednn_are_exact(default_model):
 
 @pytest.mark.deep
 @pytest.mark.model
-@pytest.mark.skipif(
-    not native.available(), reason="installed without a C++ compiler: torch's kernels make no such promise"
-)
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize("quantization", ["none", "file", "int8", "int4"])
 def test_every_parameter_in_every_company_is_exact(default_model, quantization, seed):
     served = EngineConfig(model=str(default_model), quantization=quantization)
-    report = profile(served, Extent(requests=48, schedules=8, seed=seed, prompt_tokens=200, new_tokens=32))
-    assert report.exact, report.verdict_line()
+    check(profile(served, Extent(requests=48, schedules=8, seed=seed, prompt_tokens=200, new_tokens=32)))

@@ -44,6 +44,9 @@ def test_a_model_that_computes_row_by_row_is_exact(seed, monkeypatch):
 def test_the_fake_runner_is_exact(seed):
     report = verify(fake_subject(), Extent(seed=seed, prompt_tokens=32), EngineConfig())
     assert report.exact, report.table()
+    assert all(bool(verdict.preemptions) == verdict.schedule.tight for verdict in report.verdicts), report.table()
+    assert all(verdict.hit_tokens for verdict in report.verdicts if verdict.schedule.cache == "warm"), report.table()
+    assert not any(verdict.hit_tokens for verdict in report.verdicts if verdict.schedule.cache == "off")
 
 
 def test_a_used_up_budget_closes_the_reasoning_in_every_schedule(monkeypatch):

@@ -42,8 +42,9 @@ class PagedAttend(Attend):
     A class to inherit from, not a protocol: every step asks whether it is one.
 
     Attributes:
-        keys: of each layer, natural or packed: see `kernels.native_attention`.
-        values: of each layer, `[num_blocks, block_size, Hkv, D]`; or both in int8, see there too.
+        keys: of each layer: natural, `[num_blocks, block_size, Hkv, D]`, or packed, or int8; the last two are said in
+            `kernels.native_attention`.
+        values: of each layer, in the same of the three ways; packed and int8 values lie otherwise than such keys.
         write_slots: `[T]` int64, where each token's keys and values go.
         q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
         kv_len: `[R]` int32, positions of each row's sequence, the new ones included.

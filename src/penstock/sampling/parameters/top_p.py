@@ -27,7 +27,7 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
     order.
     """
     p = values.to(logits.device)  # [R, 1] float64
-    probabilities = logits.softmax(-1)  # [R, V]
+    probabilities = logits.double().softmax(-1)  # [R, V]; in float32 those of a large vocabulary do not add up to 1
     width = min(_FIRST_LOOK, logits.shape[-1])
     threshold, reached = _last_of_nucleus(probabilities.topk(width, dim=-1).values, p)  # [R, 1], [R]
     wide = (~reached).nonzero().squeeze(-1)  # rows whose nucleus is larger
@@ -39,7 +39,7 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
 
 def _last_of_nucleus(descending: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest probability `[R, 1]` within the nucleus, and whether the sum `[R]` reached p at all."""
-    sums = descending.double().cumsum(-1)  # [R, W]
+    sums = descending.cumsum(-1)  # [R, W]
     size = 1 + (sums[:, :-1] < p).sum(-1, keepdim=True)  # [R, 1]: a token is in if those before it do not reach p
     return descending.gather(-1, size - 1), sums[:, -1] >= p.squeeze(-1)
 

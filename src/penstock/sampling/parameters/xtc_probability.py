@@ -27,8 +27,8 @@ def apply(logits: Tensor, rows: RowViews) -> Tensor:
     """`[R, V]` less the tokens above the threshold, but for the least likely of them and what is tied with it."""
     device = logits.device
     struck = (rows.uniform(COIN) < rows.column("xtc_probability", 0.0)).to(device)  # [R, 1]
-    threshold = rows.column("xtc_threshold", THRESHOLD).to(device=device, dtype=logits.dtype)  # [R, 1]
-    probabilities = logits.softmax(-1)
+    threshold = rows.column("xtc_threshold", THRESHOLD).to(device)  # [R, 1] float64
+    probabilities = logits.double().softmax(-1)  # in float32 those of a large vocabulary do not add up to 1
     top = probabilities >= threshold  # [R, V]
     least = probabilities.masked_fill(~top, float("inf")).amin(-1, keepdim=True)  # [R, 1]
     return logits.masked_fill(struck & top & (probabilities > least), float("-inf"))

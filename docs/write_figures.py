@@ -1,0 +1,228 @@
+"""Writes the tables of figures in README.md and docs/tuning.md: `.venv/bin/python docs/write_figures.py`.
+
+A table stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`, and is made of the first record of its
+kind that its page links to: so a new record is shown by changing the link and running this. With `--check` nothing is
+written, and the exit code is 1 if a page says something else. Figures are taken from the single runs: rates are medians
+of the rounds, ratios are taken round by round, and then their median.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.batch import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tuning.md")
+BLOCK = re.compile(r"(?<=<!-- figures: )(?P<name>[\w-]+) -->\n.*?(?=<!-- end of figures -->)", re.DOTALL)
+RECORD = r"\(([./]*bench/results/[\w.-]+-{kind}-[\w.-]+\.json)\)"
+
+Record = dict[str, Any]
+Contender = dict[str, Any]
+
+NAMES = {
+    "penstock (file)": "Penstock, the 4-bit file",
+    "penstock (int8)": "Penstock, int8",
+    "penstock (bf16)": "Penstock, bf16",
+    "llama.cpp": "llama.cpp, the same file",
+    "openvino-genai:int8": "OpenVINO GenAI, int8 export",
+    "openvino-genai:int4": "OpenVINO GenAI, int4 export",
+}
+"""Of contenders; one that is not here is shown as the record calls it, with a comma for the colon."""
+
+PAIRS = (
+    ("file / llama.cpp on the same file", "penstock (file)", "llama.cpp"),
+    ("int8 / llama.cpp Q8_0", "penstock (int8)", "llama.cpp:Q8_0"),
+    ("bf16 / llama.cpp BF16", "penstock (bf16)", "llama.cpp:BF16"),
+)
+"""Which ratios are shown of one form of ours to the same form of theirs."""
+
+FORMS = (
+    ("the 4-bit file", "penstock (file)", "penstock file"),
+    ("`int8`", "penstock (int8)", "penstock int8"),
+    ("`none` (bfloat16)", "penstock (bf16)", "penstock none, bfloat16"),
+)
+"""Forms of weights on the tuning page: its words, and the names in records of `compare` and of `quality`."""
+
+COSTS = (
+    ("the 4-bit file", "penstock file", "llama.cpp"),
+    ("int8, Q8_0", "penstock int8", "llama.cpp:Q8_0"),
+    ("bf16", "penstock none, bfloat16", ""),
+)
+"""Forms of weights whose cost in quality README shows, with the names of ours and of theirs in the record."""
+
+
+def written(page: Path) -> str:
+    """The page with its tables made anew.
+
+    Raises:
+        ValueError: it links to no record of the kind that a table needs, or names a table that there is not.
+    """
+    text = page.read_text(encoding="utf-8")
+
+    def table(block: re.Match[str]) -> str:
+        name = block["name"]
+        if name not in TABLES:
+            raise ValueError(f"{page.name}: there is no table {name!r}")
+        kind, make = TABLES[name]
+        found = re.search(RECORD.format(kind=kind), text)
+        if found is None:
+            raise ValueError(f"{page.name}: no link to a record of {kind!r}, which the table {name!r} is made of")
+        record = json.loads((page.parent / found[1]).read_text(encoding="utf-8"))
+        return f"{name} -->\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in make(record))
+
+    return BLOCK.sub(table, text)
+
+
+# ---- from a record
+
+
+def runs(contender: Contender, rate: str) -> list[list[float]]:
+    """A contender's rates, `[streams][round]`."""
+    return [[getattr(Run.read(run), f"{rate}_tok_s") for run in row["runs"]] for row in contender["rows"]]
+
+
+def rates(contender: Contender, rate: str) -> list[float]:
+    """The median of the rounds, for each number of streams."""
+    return [statistics.median(rounds) for rounds in runs(contender, rate)]
+
+
+def ratios(ours: Contender, theirs: Contender, rate: str) -> list[float]:
+    """For each number of streams the median of the ratios of each round."""
+    pairs = zip(runs(ours, rate), runs(theirs, rate), strict=True)
+    return [statistics.median(a / b for a, b in zip(*rounds, strict=True)) for rounds in pairs]
+
+
+def best_ratios(ours: list[Contender], theirs: list[Contender], rate: str) -> list[float]:
+    """`ratios` of the quickest of ours, by the median, to the quickest of theirs; they may differ by streams."""
+    found = []
+    for index in range(len(ours[0]["rows"])):
+
+        def speed(contender: Contender, index: int = index) -> float:
+            return rates(contender, rate)[index]
+
+        found.append(ratios(max(ours, key=speed), max(theirs, key=speed), rate)[index])
+    return found
+
+
+# ---- README
+
+
+def speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Rates of all, ratios, and which share of the machine's limit ours reached: prefill, decode."""
+    by_name = {each["name"]: each for each in record["contenders"]}
+    ours, peers = ([each for each in by_name.values() if each["ours"] is own] for own in (True, False))
+    streams = f"{_joined([str(count) for count in record['streams']])} streams"
+    yield "tokens a second", f"prefill, {streams}", f"decode, {streams}"
+    yield "---", "---", "---"
+    for each in by_name.values():
+        yield _cells(_shown(each), _rates, partial(rates, each))
+    for title, own, their in PAIRS:
+        if own in by_name and their in by_name:
+            yield _cells(title, _ratios, partial(ratios, by_name[own], by_name[their]))
+    for each in peers:
+        if not each["name"].startswith("llama.cpp"):
+            title = f"best of ours / {_shown(each).replace(',', '').removesuffix(' export')}"
+            yield _cells(title, _ratios, partial(best_ratios, ours, [each]))
+    yield _cells("best of ours / best of these peers", _ratios, partial(best_ratios, ours, peers))
+    if record["limits"] is None:
+        return
+    yield f"**share of the machine's limit**, at {record['limits']['read_bytes'] / 1e9:.0f} GB/s", "", ""
+    for each in ours:
+        yield _cells(_shown(each).removeprefix("Penstock, "), _shares, partial(_limit_shares, each))
+
+
+def cost_rows(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Divergence of each form of the weights, ours and theirs."""
+    divergence = {row["name"]: f"{row['kl_mean']:.4f}" for row in record["rows"]}
+    yield f"nats a token, first {record['context'] * record['chunks']:,} tokens", "Penstock", "llama.cpp"
+    yield "---", "---", "---"
+    for title, own, their in COSTS:
+        yield title, divergence[own], divergence[their] if their else ""
+
+
+def _limit_shares(contender: Contender, rate: str) -> list[float]:
+    return [row[f"{rate}_share_of_limit"] for row in contender["rows"]]
+
+
+def _cells(title: str, shown: Callable[[list[float]], str], of: Callable[[str], list[float]]) -> tuple[str, str, str]:
+    return title, shown(of("prefill")), shown(of("decode"))
+
+
+# ---- the tuning page
+
+
+def form_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Rates of each form of the weights."""
+    by_name = {each["name"]: each for each in record["contenders"]}
+    streams = _joined([str(count) for count in record["streams"]])
+    yield "weights", f"decoding, tokens a second, {streams} streams", f"prompts, tokens a second, {streams} streams"
+    yield "---", "---", "---"
+    for title, name, _ in FORMS:
+        yield title, _rates(rates(by_name[name], "decode")), _rates(rates(by_name[name], "prefill"))
+
+
+def form_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str]]:
+    """Bytes and cost of each form of the weights."""
+    rows = {each["name"]: each for each in record["rows"]}
+    yield "weights", "bytes of weights", "divergence", "same likeliest token"
+    yield "---", "---", "---", "---"
+    for title, _, name in FORMS:
+        row = rows[name]
+        yield title, f"{row['weight_bytes'] / 1e6:.0f} MB", f"{row['kl_mean']:.4f}", f"{100 * row['same_top']:.1f} %"
+
+
+TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
+    "speed": ("compare", speed_rows),
+    "cost": ("quality", cost_rows),
+    "speed-of-forms": ("compare", form_speed_rows),
+    "cost-of-forms": ("quality", form_cost_rows),
+}
+"""The tables by name: the kind of record that each is made of, and what makes it."""
+
+
+# ---- numbers in words
+
+
+def _shown(contender: Contender) -> str:
+    return NAMES.get(contender["name"], contender["name"].replace(":", ", "))
+
+
+def _joined(texts: list[str]) -> str:
+    return " / ".join(texts)
+
+
+def _rates(values: list[float]) -> str:
+    return _joined([f"{value:,.0f}" for value in values])
+
+
+def _ratios(values: list[float]) -> str:
+    """Two decimals below 2, one from there on."""
+    return _joined([f"{value:.2f}" if round(value, 2) < 2 else f"{value:.1f}" for value in values])
+
+
+def _shares(values: list[float]) -> str:
+    return f"{_joined([f'{100 * value:.0f}' for value in values])} %"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with `--check` say which are not up to date; the exit code."""
+    stale = {page: text for page in PAGES if (text := written(page)) != page.read_text(encoding="utf-8")}
+    if arguments == ["--check"]:
+        for page in stale:
+            print(f"{page.name} is not what the records say: run docs/write_figures.py")  # noqa: T201
+        return int(bool(stale))
+    for page, text in stale.items():
+        page.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

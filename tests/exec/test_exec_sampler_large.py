@@ -1,0 +1,66 @@
+"""Vocabularies of today's size: both ways of sampling keep and draw what float64 does, one row at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.exec import sampler
+from penstock.exec.sampler import Draw, sample
+from penstock.kernels import native
+from penstock.sampling import SamplingParams
+
+DRAWS = 12
+FIELDS = [
+    {"top_k": 1000},
+    {"top_p": 0.5},
+    {"top_p": 0.9},
+    {"top_p": 0.99},
+    {"min_p": 0.02},
+    {"temperature": 0.8, "top_k": 30_000, "top_p": 0.95, "min_p": 0.001},
+]
+
+
+@pytest.fixture(params=["torch", *(native.isas() if native.available() else ())], autouse=True)
+def way(request, monkeypatch):
+    """In torch, or in the compiled call of each instruction set."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler.native, "available", lambda: False)
+        yield
+        return
+    before = native.isa()
+    native.set_isa(request.param)
+    yield
+    native.set_isa(before)
+
+
+def distribution(logits, fields):
+    """What may be drawn, by the definitions, in float64."""
+    x = logits.double().numpy() / fields.get("temperature", 1.0)
+    if "top_k" in fields:
+        x = np.where(x >= np.partition(x, -fields["top_k"])[-fields["top_k"]], x, -np.inf)
+    p = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    if "top_p" in fields:
+        order = np.argsort(-p, kind="stable")
+        p[order[1 + int((np.cumsum(p[order])[:-1] < fields["top_p"]).sum()) :]] = 0.0
+    p[p < fields.get("min_p", 0.0) * p.max()] = 0.0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("vocabulary", [50_257, 151_936])
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_the_least_likely_that_are_kept_are_drawn_in_the_middle_of_their_share(fields, vocabulary, spread, monkeypatch):
+    """One token too many or too few moves the others by the share of such a token, and so to their neighbours."""
+    logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4)) * spread
+    p = distribution(logits[0], fields)
+    kept = np.flatnonzero(p)
+    tokens = np.sort(kept[np.argsort(p[kept])][:DRAWS])
+    middles = np.cumsum(p)[tokens] - p[tokens] / 2
+    monkeypatch.setattr(sampler, "uniform", lambda seed, choice, position: float(middles[choice]))
+    spec = SamplingParams(seed=1, **fields).spec()
+    drawn = sample(
+        logits.expand(DRAWS, -1).contiguous(), [Draw.of(spec, choice) for choice in range(DRAWS)], [0] * DRAWS
+    )
+    assert drawn.tokens == tokens.tolist()
