@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tqdm import tqdm
 
 from penstock import models
-from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
+from penstock.contract.config import BYTE_FIELDS, EngineConfig, SchedulerConfig, ServerConfig, read_bytes
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard, ModelShape, ModelWork
@@ -56,8 +57,6 @@ from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
 
 if TYPE_CHECKING:
-    import torch
-
     from penstock.nn.causal_lm import CausalLM
 
 __all__ = [
@@ -134,6 +133,11 @@ class LoadedModel:
         """The model's sizes."""
         return self.model.shape
 
+    @property
+    def isa(self) -> str:
+        """The instruction set of the compiled kernels that compute with it, or `torch`."""
+        return native.isa() if self.device.type == "cpu" and self.dtype == torch.bfloat16 else "torch"
+
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
         packed = serves_packed(self.shape, self.kv_dtype, self.device, block_size)
@@ -155,7 +159,7 @@ class LoadedModel:
 
 
 def engine_config(**options: Any) -> EngineConfig:
-    """An `EngineConfig` from keyword arguments.
+    """An `EngineConfig` from keyword arguments; sizes may be text, such as `2GB`, as on the command line.
 
     Raises:
         ConfigError: an option is unknown or has a value that cannot be used.
@@ -164,7 +168,16 @@ def engine_config(**options: Any) -> EngineConfig:
     for name in options:
         if name not in known:
             raise ConfigError(name, f"is not an option; options are {', '.join(sorted(known))}")
-    return EngineConfig(**options)
+    return EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
+
+
+def _read_size(name: str, value: Any) -> Any:
+    if name not in BYTE_FIELDS or not isinstance(value, str):
+        return value
+    try:
+        return read_bytes(value)
+    except ValueError as error:
+        raise ConfigError(name, str(error)) from error
 
 
 def assemble(

@@ -181,9 +181,7 @@ def _project(product: Callable[[Tensor, PackedWeight], Tensor], x: Tensor, turns
     return product(x, turns.next())
 
 
-def _linear_cases(
-    kernel: str, product: Callable[[Tensor, PackedWeight], Tensor], *, residual: bool = False
-) -> Iterator[Case]:
+def _linear_cases(kernel: str, product: Callable[..., Tensor], *, residual: bool = False) -> Iterator[Case]:
     for inputs, outputs in LINEAR_SHAPES:
         for kind in _PACK:
             turns = _Turns(weight := _weight(kind, outputs, inputs))
