@@ -16,24 +16,29 @@ from penstock.kernels import native
 from penstock.verify import Extent, profile
 
 compiled = pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler")
+KINDS = {
+    "float32": ("gpt2", "tied"),
+    "float16": ("llama", "wide_heads_untied"),
+    "bfloat16": ("qwen3", "wide_heads_tied"),
+}
 OPTIONS = {"kv_cache_memory": 10_000_000, "threads": 1}
 
 
-def write_tiny(directory: Path, dtype: torch.dtype) -> Path:
-    write_checkpoint(directory, "llama", "wide_heads_untied", dtype)
+def write_tiny(directory: Path, dtype: str) -> Path:
+    write_checkpoint(directory, *KINDS[dtype], getattr(torch, dtype))
     write_letters(directory, 101)
     return directory
 
 
-@pytest.fixture(scope="module", params=["float32", "float16", "bfloat16"])
+@pytest.fixture(scope="module", params=KINDS)
 def stored(request, tmp_path_factory):
     """The name of a type, and a tiny model in it."""
-    return request.param, write_tiny(tmp_path_factory.mktemp(request.param) / "tiny", getattr(torch, request.param))
+    return request.param, write_tiny(tmp_path_factory.mktemp(request.param) / "tiny", request.param)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> str:
-    return str(write_tiny(tmp_path_factory.mktemp("one") / "tiny", torch.float32))
+    return str(write_tiny(tmp_path_factory.mktemp("one") / "tiny", "float16"))
 
 
 @compiled

@@ -12,7 +12,10 @@ from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_check
 from weights_samples import Tiny, write_gguf
 from weights_samples import weights as random_weights
 
+from penstock import app
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ModelFileError
+from penstock.kernels import native
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
 from penstock.models import load
 from penstock.nn.dense import DenseAttention
@@ -152,6 +155,21 @@ def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(t
     binder.take_linear([(f"{attention}v_proj.weight", (32, 64))])
     binder.take_linear([(f"{attention}o_proj.weight", (64, 64))])
     assert (list(binder.forms), len(binder.mixed)) == (["bfloat16", "Q4_0"], 2)
+
+
+@pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler: blocks are not kept")
+def test_the_start_report_counts_and_names_what_mixed_kinds_cost(tmp_path):
+    kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "Q8_0"}
+    path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
+    said: list[str] = []
+    loaded = app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), said.append)
+    [line] = [line for line in said if line.startswith("rounded")]
+    assert line.startswith("rounded          3 fused weights to bfloat16")  # both layers' QKV, and gate and up of one
+    assert "model.layers.1.mlp.gate_proj.weight (Q4_0, Q8_0)" in line
+    assert loaded.weight_forms == "Q4_0 as in the file; bfloat16"
+    write_gguf(path, Tiny(), random_weights(Tiny()), "Q4_0")
+    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), said.append)
+    assert len([line for line in said if line.startswith("rounded")]) == 1
 
 
 def test_the_numbers_of_mixed_kinds_are_those_of_the_official_reader(tmp_path):
