@@ -85,6 +85,8 @@ def test_a_result_that_could_not_be_written_is_refused_before_anything_runs(tmp_
         assert "there is no folder" in line
     assert "--trace" in refused("verify", "--trace", lost)
     assert "--output" in refused("generate", "--input", __file__, "--output", lost)
+    assert "--output" in refused("run-batch", "--input", __file__, "--output", lost)
+    assert "--errors" in refused("run-batch", "-i", __file__, "-o", str(tmp_path / "x"), "--errors", lost)
     assert "--plot" in refused("bench", "compare", "--plot", lost)
     assert "--json" in refused("bench", "kernels", "--json", "/proc/version/x")
     for name in ("x.foo", "x"):
