@@ -74,7 +74,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard native/*) | $(VENV
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
-	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub)
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub bench)
 	@touch $@
 
 $(VENV)/.installed-page-test: $(VENV)/.installed-test

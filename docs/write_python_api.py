@@ -125,7 +125,7 @@ CONFIG = """
 ## EngineConfig
 
 The options that `LLM(...)` and `AsyncLLM(...)` take by name, and `penstock serve` as flags. Which to set:
-[Tuning](tuning.md).
+[Tuning](tuning.md). Sizes in bytes may be text, as on the command line: `LLM(kv_cache_memory="2GB")`.
 
 """
 

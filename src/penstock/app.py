@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tqdm import tqdm
 
 from penstock import models
-from penstock.contract.config import EngineConfig, SchedulerConfig, ServerConfig
+from penstock.contract.config import BYTE_FIELDS, EngineConfig, SchedulerConfig, ServerConfig, read_bytes
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard, ModelShape, ModelWork
@@ -32,6 +33,7 @@ from penstock.exec.device import (
     resolve_dtype,
     resolve_linear_kernels,
     resolve_packing,
+    set_isa,
     set_threads,
 )
 from penstock.exec.kv_store import (
@@ -43,6 +45,7 @@ from penstock.exec.kv_store import (
     serves_packed,
 )
 from penstock.exec.runner import TorchRunner
+from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.nn.work import work_of
@@ -55,8 +58,6 @@ from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
 
 if TYPE_CHECKING:
-    import torch
-
     from penstock.nn.causal_lm import CausalLM
 
 __all__ = [
@@ -84,7 +85,7 @@ class Assembly:
     """An engine that is ready to be stepped, and what it says of itself.
 
     Attributes:
-        report: lines for the operator: model, device, memory.
+        report: lines for the operator: model, who computes, memory.
         work: what computing with the model takes.
     """
 
@@ -117,6 +118,7 @@ class LoadedModel:
         dtype: of activations.
         kv_dtype: of the KV stores made for it.
         weight_bytes: memory of its weights.
+        weight_forms: how they are kept, in words.
     """
 
     files: ModelFiles
@@ -125,11 +127,17 @@ class LoadedModel:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     weight_bytes: int
+    weight_forms: str = ""
 
     @property
     def shape(self) -> ModelShape:
         """The model's sizes."""
         return self.model.shape
+
+    @property
+    def isa(self) -> str:
+        """The instruction set of the compiled kernels that compute with it, or `torch`."""
+        return native.isa() if self.device.type == "cpu" and self.dtype == torch.bfloat16 else "torch"
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
@@ -152,7 +160,7 @@ class LoadedModel:
 
 
 def engine_config(**options: Any) -> EngineConfig:
-    """An `EngineConfig` from keyword arguments.
+    """An `EngineConfig` from keyword arguments; sizes may be text, such as `2GB`, as on the command line.
 
     Raises:
         ConfigError: an option is unknown or has a value that cannot be used.
@@ -161,7 +169,16 @@ def engine_config(**options: Any) -> EngineConfig:
     for name in options:
         if name not in known:
             raise ConfigError(name, f"is not an option; options are {', '.join(sorted(known))}")
-    return EngineConfig(**options)
+    return EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
+
+
+def _read_size(name: str, value: Any) -> Any:
+    if name not in BYTE_FIELDS or not isinstance(value, str):
+        return value
+    try:
+        return read_bytes(value)
+    except ValueError as error:
+        raise ConfigError(name, str(error)) from error
 
 
 def assemble(
@@ -177,7 +194,13 @@ def assemble(
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
     """
-    say = announce or _say_nothing
+    report: list[str] = []
+
+    def say(line: str) -> None:
+        report.append(line)
+        if announce is not None:
+            announce(line)
+
     files = find_model(config, cache_dir)
     text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     loaded = load_model(config, files, say)
@@ -195,7 +218,8 @@ def assemble(
     )
     for line in memory.lines():
         say(line)
-    return _join(config, files, text, runner, card, memory, work_of(loaded.model), grammars)
+    engine, intake = _join(config, files, text, runner, card, memory, grammars)
+    return Assembly(engine, intake, card, config, tuple(report), work_of(loaded.model), grammars)
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
@@ -222,7 +246,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     Raises:
         SetupError: an option cannot be used here, or the files lack something.
     """
-    _force_isa(os.environ)
+    set_isa(os.environ.get("PENSTOCK_ISA", ""))
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
     packing = resolve_packing(config.quantization, files.stored_dtype, dtype, device, native.isa())
@@ -230,9 +254,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
     threads = set_threads(config.threads, packed=packing is not Packing.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
-    announce(
-        f"runs on          {device}, {str(dtype).removeprefix('torch.')}, {threads} threads, {native.isa()} kernels"
-    )
+    announce(computing_line(device, dtype, threads, packing))
     if packing is Packing.ONEDNN:
         why = "this processor has AMX" if config.linear_kernels == "auto" else "as asked for"
         announce(f"linear           oneDNN: {why}")
@@ -240,7 +262,10 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
         model = models.load(files.config, binder, str(files.path))
-    return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes)
+    if binder.mixed:
+        announce(mixed_line(binder.mixed))
+    forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
+    return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes, forms)
 
 
 def _build_runner(
@@ -255,7 +280,8 @@ def _build_runner(
     runner.warm_up()
     kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")
-    return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len, kept_in)
+    forms = loaded.weight_forms
+    return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len, kept_in, forms)
 
 
 def _join(
@@ -265,10 +291,9 @@ def _join(
     runner: TorchRunner,
     card: ModelCard,
     memory: MemoryReport,
-    work: ModelWork,
     grammars: GrammarLibrary,
-) -> Assembly:
-    """The engine around a runner."""
+) -> tuple[Engine, Intake]:
+    """The engine around a runner, and what hands it requests."""
     scheduler_config = SchedulerConfig(
         num_blocks=memory.num_blocks,
         block_size=config.block_size,
@@ -284,7 +309,7 @@ def _join(
     intake = Intake(
         text, card, DEFAULT_LIMITS, SystemClock(), lambda: secrets.randbits(62), config.scheduling_policy, grammars
     )
-    return Assembly(engine, intake, card, config, memory.lines(), work, grammars)
+    return engine, intake
 
 
 def serve(
@@ -342,23 +367,8 @@ def local_application(
         assembly.close()
 
 
-def _force_isa(environ: Mapping[str, str]) -> None:
-    """Use the kernels that `PENSTOCK_ISA` names, for tests and comparisons; without it, the best for this machine."""
-    name = environ.get("PENSTOCK_ISA", "")
-    if not name:
-        return
-    if name not in native.isas():
-        there = ", ".join(native.isas()) or "none: this installation was made without a C++ compiler"
-        raise ConfigError("PENSTOCK_ISA", f"{name!r} cannot run here; there are {there}")
-    native.set_isa(name)
-
-
 def _update_bytes(bar: tqdm[Any], width: int, count: int) -> None:
     bar.update(count * width)
-
-
-def _say_nothing(line: str) -> None:
-    """For callers who do not want the start report."""
 
 
 def _max_model_len(config: EngineConfig, shape: ModelShape, kv_tokens: int) -> int:

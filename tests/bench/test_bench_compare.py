@@ -282,9 +282,20 @@ def test_llama_cpp_is_run_with_its_flags_and_understood(setting, tmp_path):
         for pl in (1, 4)
     )
     measured = peer.read(f"loading\n{printed}\n\n")
+    assert measured.version == peers.LLAMA_CPP_SOURCE  # for this program says none
     assert measured.runs == tuple(Run(load, 0.5, 2.5, early_tokens=0) for load in setting.loads())
     assert measured.runs[1].decode_tok_s == 4 * 100 / 2.0
     assert measured.flags["flash_attn"] == 1
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_the_version_is_what_the_program_says(setting, tmp_path, stream):
+    code = f"import sys; print('version: 0.5.0 (build 7, commit 0c1e570)\\nbuilt with care', file=sys.{stream})"
+    program(tmp_path / "llama.cpp" / "bin" / "llama-batched-bench", code)
+    line = '{"n_kv_max": 8, "n_batch": 1, "n_ubatch": 1, "flash_attn": 1, "n_threads": 1, "n_threads_batch": 1, '
+    line += '"pp": 8, "tg": 4, "pl": 1, "t_pp": 0.5, "t_tg": 0.5}'
+    measured = find_peer("llama.cpp", tmp_path, setting.model).read(line)
+    assert measured.version == "llama.cpp 0.5.0 (build 7, commit 0c1e570)"
 
 
 def test_peers_that_are_not_there_say_what_to_do(setting, tmp_path, monkeypatch):
@@ -436,6 +447,14 @@ def test_a_picture_is_drawn_where_matplotlib_is(setting, tmp_path):
     plot.draw(compare_record(comparison), tmp_path / "picture.svg", plot.plotting())
     picture = (tmp_path / "picture.svg").read_text()
     assert all(words in picture for words in ("ours", "peer", "4 streams", "prefill: prompt tokens a second"))
+
+
+def test_the_suffix_of_a_picture_is_one_that_can_be_drawn(tmp_path):
+    for suffix in plot.SUFFIXES:
+        plot.check_suffix(tmp_path / f"picture{suffix}")
+    for name in ("picture.foo", "picture", "picture.json"):
+        with pytest.raises(ConfigError, match=r"plot: .*\.svg"):
+            plot.check_suffix(tmp_path / name)
 
 
 def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatch):

@@ -77,6 +77,7 @@ def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name)
     monkeypatch.setattr(kernels, "COLD_BYTES", 1)
     monkeypatch.setattr(kernels, "LAYERS", 2)
     monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
+    monkeypatch.setattr(kernels, "VOCABULARY", 640)
     monkeypatch.setattr(kernels, "best_seconds", lambda call: call() is not None or 1.0)
     rows = list(kernels.kernel_rows([name], lambda line: None))
     assert rows
@@ -97,6 +98,31 @@ def test_onednn_is_one_more_form_of_linear_where_it_is_there(one_thread, monkeyp
     for case in cases:
         assert case.call().shape == (case.rows, 96)
         assert case.bytes >= 2 * 64 * 96
+
+
+@compiled
+def test_every_compiled_kernel_that_a_model_is_made_of_has_its_rows(one_thread, monkeypatch):
+    monkeypatch.setattr(kernels, "COLD_BYTES", 1)
+    monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
+    monkeypatch.setattr(kernels, "VOCABULARY", 640)
+    names = [name for name in kernels.KERNELS if name not in ("decoder", "sampler")]
+    timed = {case.kernel for name in names for case in kernels.KERNELS[name]()}
+    products = {"linear", "linear, residual", "linear, gated", "lookup"}
+    rowwise = {"rms_norm", "layer_norm", "silu_and_mul", "gelu_new", "rope and KV write"}
+    assert timed == products | rowwise | {"attention", "attention, int8"}
+
+
+@compiled
+def test_an_int8_cache_of_random_keys_attends_nearly_as_the_same_in_bfloat16(one_thread):
+    found = []
+    q = torch.randn(2, kernels.Q_HEADS, kernels.HEAD_DIM, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for dtype in (torch.bfloat16, torch.int8):
+        torch.manual_seed(0)
+        cache = kernels._Cache.of(sequences=2, new_tokens=1, dtype=dtype)
+        assert cache.values.dtype == dtype
+        found.append(kernels._attend(q, cache).float())
+    assert (found[0] - found[1]).abs().max() < 0.05
+    assert found[0].abs().max() > 0.05
 
 
 @compiled

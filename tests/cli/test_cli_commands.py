@@ -14,21 +14,21 @@ import pytest
 from penstock.kernels import native
 
 
-def penstock(*arguments: str, stdin: str = "", seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def penstock(*arguments: str, stdin: str = "", seconds: float = 120, isa: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "penstock", *arguments],
         input=stdin,
         capture_output=True,
         text=True,
         timeout=seconds,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**os.environ, "COLUMNS": "120", "PENSTOCK_ISA": isa},
     )
 
 
-def refused(*arguments: str) -> str:
+def refused(*arguments: str, isa: str = "") -> str:
     """The one line that a mistake of the user's is answered with, within 10 s and with exit code 2."""
     began = time.monotonic()
-    done = penstock(*arguments)
+    done = penstock(*arguments, isa=isa)
     assert done.returncode == 2, done.stderr
     assert time.monotonic() - began < 10
     assert "Traceback" not in done.stderr
@@ -43,7 +43,7 @@ def test_the_version():
     assert penstock("--version").stdout == f"penstock, version {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "generate", "run-batch", "bench batch"])
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "run-batch"])
 def test_help_shows_every_option_of_the_engine_with_its_default(command):
     from dataclasses import fields
 
@@ -56,6 +56,51 @@ def test_help_shows_every_option_of_the_engine_with_its_default(command):
         assert f"--{field.name.replace('_', '-')}" in shown
         if isinstance(field.default, int) and not isinstance(field.default, bool):
             assert f"[default: {field.default}]" in shown.replace("\n", " ").replace("  ", " ") or field.default == 0
+
+
+@pytest.mark.parametrize("command", ["bench batch", "bench compare", "bench quality", "verify"])
+def test_measurements_offer_no_option_that_would_do_nothing(command):
+    from click.testing import CliRunner
+
+    from penstock.cli import penstock as commands
+
+    shown = CliRunner().invoke(commands, [*command.split(), "--help"]).output
+    assert "--threads" in shown
+    for option in (
+        "tool-call-parser",
+        "reasoning-parser",
+        "max-queued-tokens",
+        "max-queued-requests",
+        "scheduling-policy",
+    ):
+        assert f"--{option}" not in shown
+    assert ("--record" in shown) == (command == "bench batch")
+
+
+def test_a_result_that_could_not_be_written_is_refused_before_anything_runs(tmp_path):
+    lost = str(tmp_path / "missing" / "x.json")
+    for command in (("bench", "batch"), ("bench", "kernels"), ("bench", "compare"), ("bench", "quality"),
+                    ("bench", "serve"), ("verify",)):  # fmt: skip
+        assert "--json" in (line := refused(*command, "--json", lost))
+        assert "there is no folder" in line
+    assert "--trace" in refused("verify", "--trace", lost)
+    assert "--output" in refused("generate", "--input", __file__, "--output", lost)
+    assert "--output" in refused("run-batch", "--input", __file__, "--output", lost)
+    assert "--errors" in refused("run-batch", "-i", __file__, "-o", str(tmp_path / "x"), "--errors", lost)
+    assert "--plot" in refused("bench", "compare", "--plot", lost)
+    assert "--json" in refused("bench", "kernels", "--json", "/proc/version/x")
+    for name in ("x.foo", "x"):
+        assert ".svg" in refused("bench", "compare", "--plot", str(tmp_path / name))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_that_cannot_be_written_after_all_is_printed(tmp_path, capsys):
+    from penstock.cli.bench_report import report
+    from penstock.contract.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="--json"):
+        report("a table", {"took": "long"}, tmp_path / "gone" / "x.json")
+    assert json.loads(capsys.readouterr().out.removeprefix("a table\n")) == {"took": "long"}
 
 
 def test_help_is_quick_because_it_loads_no_torch():
@@ -170,6 +215,8 @@ def test_mistakes_in_the_benches_options_are_one_line_and_exit_code_2(tmp_path):
     assert "shared_prefixes" in refused("bench", "serve", "--shared-prefixes", "2")
     assert "trace_speed" in refused("bench", "serve", "--trace-speed", "2")
     assert "isa" in refused("bench", "kernels", "--isa", "z80")
+    assert "PENSTOCK_ISA" in refused("bench", "kernels", isa="z80")
+    assert "PENSTOCK_ISA" in refused("bench", "compare", isa="z80")
     assert "rate" in refused("bench", "serve", "--trace", "x.jsonl", "--rate", "1")
     assert "x.jsonl" in refused("bench", "serve", "--trace", str(tmp_path / "x.jsonl"))
 
@@ -205,17 +252,20 @@ def test_the_bench_prints_a_row_for_each_number_of_streams(default_model: Path, 
 
 
 def test_kernels_are_timed_beside_the_machines_limits(tmp_path):
-    done = penstock("bench", "kernels", "--kernel", "norm", "--threads", "1", "--json", str(tmp_path / "kernels.json"))
+    isa = native.isas()[-1] if native.available() else ""
+    done = penstock("bench", "kernels", "--kernel", "norm", "--threads", "1", "--json", str(tmp_path / "kernels.json"),
+                    isa=isa)  # fmt: skip
     if not native.available():
         assert done.returncode != 0
         assert "compiled kernels" in done.stderr
         return
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "kernels.json").read_text())
-    assert [row["rows"] for row in record["rows"]] == [1, 8, 32, 256]
-    assert record["limits"]["threads"] == 1
+    assert [row["rows"] for row in record["rows"]] == [1, 8, 32, 256] * 2
+    assert (record["limits"]["threads"], record["limits"]["isa"]) == (1, isa)
     assert "GB/s read" in done.stdout
     assert "rms_norm" in done.stdout
+    assert "layer_norm" in done.stdout
 
 
 @pytest.mark.model
@@ -227,16 +277,20 @@ def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(de
                     "pp": 8, "tg": tg, "pl": pl, "t_pp": 1e-9, "t_tg": 1e-9})
         for tg in (3, 4) for pl in (1, 2)
     ]  # fmt: skip
-    peer.write_text(f"#!{sys.executable}\nprint({chr(10).join(lines)!r})\n")
+    version = "import sys\nif '--version' in sys.argv:\n    sys.exit('version: 9.9 (abc)\\nbuilt with care')\n"
+    peer.write_text(f"#!{sys.executable}\n{version}print({chr(10).join(lines)!r})\n")
     peer.chmod(0o755)
     done = penstock("bench", "compare", "--peers-dir", str(tmp_path / "peers"), "--peer", "llama.cpp", "--streams", "1",
                     "--streams", "2", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1",
                     "--threads", "1", "--ours", "none", "--ours", "file:int8-kv", "--json", "-",
-                    "--max-num-batched-tokens", "128")  # fmt: skip
+                    "--max-num-batched-tokens", "128",
+                    isa=(isa := native.isas()[:2][-1] if native.available() else ""))  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert [each["name"] for each in record["contenders"][1:]] == ["penstock (file:int8-kv)", "llama.cpp"]
     assert [each["ours"] for each in record["contenders"]] == [True, True, False]
+    assert record["contenders"][2]["version"] == "llama.cpp 9.9 (abc)"
+    assert (record["limits"] or {}).get("isa", "") == isa
     assert [each["flags"] for each in record["contenders"][:2]] == [
         ["--quantization", *form, "--max-num-batched-tokens", "128"]
         for form in (["none"], ["file", "--kv-cache-dtype", "int8"])

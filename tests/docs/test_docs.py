@@ -49,6 +49,21 @@ def test_the_tour_names_at_least_thirty_things():
     assert sum(check.names_code(m["text"], ROOT / "docs" / m["target"]) for m in check.LINK.finditer(tour)) >= 30
 
 
+def test_make_test_installs_all_that_a_test_would_skip_without():
+    import tomllib
+
+    wanted = {
+        name for file in ROOT.glob("tests/**/*.py") for name in re.findall(r'importorskip\("(\w+)', file.read_text())
+    }
+    rule = re.search(r"/\.installed-test: .*?\(EXTRAS\) ([a-z -]+)\)", (ROOT / "Makefile").read_text(), re.DOTALL)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = [each for extra in rule[1].split() for each in extras[extra]]
+    installed = {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in asked}
+    exact = {line.partition("==")[0].replace("-", "_") for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert "matplotlib" in wanted
+    assert wanted <= installed & exact
+
+
 def test_every_dependency_has_its_line():
     import tomllib
 

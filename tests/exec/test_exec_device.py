@@ -39,6 +39,9 @@ def test_auto_takes_a_cuda_device_where_there_is_one(monkeypatch):
         ("float32", {FP32, BF16}, FP32),
         ("float16", {FP32, BF16}, FP32),
         ("float16", {FP32, FP16}, FP16),
+        ("float32", {BF16}, BF16),  # compiled kernels: quick, and exact bit for bit
+        ("float16", {BF16}, BF16),
+        ("quantised", {BF16}, BF16),
         ("quantised", {FP32, BF16}, BF16),
         ("quantised", {FP32}, FP32),
     ],
@@ -71,7 +74,21 @@ def test_a_cpu_is_good_at_bfloat16_with_instructions_for_it_or_with_compiled_ker
     if cpuinfo is not None:
         file.write_text(cpuinfo)
     assert room.good_dtypes(CPU, False, file) == good
-    assert room.good_dtypes(CPU, True, file) == {torch.float32, torch.bfloat16}
+    assert room.good_dtypes(CPU, True, file) == {BF16}
+
+
+def test_an_instruction_set_is_used_as_named_or_refused_by_what_named_it(monkeypatch):
+    used = []
+    monkeypatch.setattr(room.native, "isas", lambda: ["avx2", "portable"])
+    monkeypatch.setattr(room.native, "set_isa", used.append)
+    room.set_isa("")
+    room.set_isa("portable")
+    assert used == ["portable"]
+    with pytest.raises(ConfigError, match=r"PENSTOCK_ISA.*'mmx'.*avx2, portable"):
+        room.set_isa("mmx")
+    monkeypatch.setattr(room.native, "isas", list)
+    with pytest.raises(ConfigError, match=r"isa: .*without a C\+\+ compiler"):
+        room.set_isa("avx2", "isa")
 
 
 def test_threads_are_as_told_or_one_a_core_within_the_containers_quota(monkeypatch, tmp_path):

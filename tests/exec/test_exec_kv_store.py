@@ -85,7 +85,8 @@ def test_the_report_says_where_the_memory_goes():
     text = "\n".join(report.lines())
     for part in ("98.0 MiB", "3.0 GiB", "100 blocks", "1600 tokens in all, int8", "1600 tokens, prompt and output"):
         assert part in text
-    assert "0 bytes" in MemoryReport(0, 1500, 1, 1, 1, "float32").lines()[0]
+    assert MemoryReport(0, 1500, 1, 1, 1, "float32").lines()[0] == "weights          0 bytes"
+    assert MemoryReport(0, 1500, 1, 1, 1, "float32", "int8").lines()[0] == "weights          0 bytes: int8"
     assert "1.5 KiB" in MemoryReport(0, 1500, 1, 1, 1, "float32").lines()[1]
 
 

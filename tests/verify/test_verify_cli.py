@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from verify_doubles import TEXT, BatchLM, RowLM, loaded, row_attention
 
+from penstock.bench.machine import provenance
 from penstock.cli import main
 from penstock.core.trace import replay
+from penstock.kernels import native
 
 SIZES = ("--requests", "6", "--schedules", "3", "--prompt-tokens", "16", "--new-tokens", "6")
 
@@ -55,6 +61,10 @@ def test_a_model_that_is_not_exact_is_exit_code_1_and_leaves_a_trace_that_replay
     assert any(line.endswith(": kept.jsonl") for line in lines)
     with (tmp_path / "kept.jsonl").open() as trace:
         report = replay(trace)
+    page = Path(__file__).parents[2] / "docs" / "tuning.md"
+    [code] = re.findall(r"python -c '(.*)' penstock-verify\.jsonl", page.read_text(encoding="utf-8"))
+    said = subprocess.run([sys.executable, "-c", code, "kept.jsonl"], capture_output=True, text=True, cwd=tmp_path)
+    assert said.stdout == f"{report.explain()}\n", said.stderr
     assert report.same
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["exact"], found["trace"]) == (False, "kept.jsonl")
@@ -82,6 +92,15 @@ def test_the_engine_s_options_shape_the_first_schedule(run, tmp_path):
     first = json.loads((tmp_path / "found.json").read_text())["schedules"][0]
     sizes = (first["block_size"], first["max_num_seqs"], first["max_num_batched_tokens"], first["cache"])
     assert sizes == (3, 2, 9, "off")
+
+
+def test_the_record_says_of_which_code_machine_and_kernels_it_speaks(run, tmp_path):
+    run(RowLM(), *SIZES, "--json", "found.json")
+    found, others = json.loads((tmp_path / "found.json").read_text()), provenance()
+    assert (found["kind"], found["penstock"], found["commit"]) == ("verify", others["penstock"], others["commit"])
+    assert found["machine"].keys() == others["machine"].keys()
+    assert (found["dtype"], found["isa"]) == ("float32", "torch")
+    assert replace(loaded(RowLM()), dtype=torch.bfloat16).isa == native.isa()
 
 
 def test_the_seed_decides_what_is_drawn(run, tmp_path):

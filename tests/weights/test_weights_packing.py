@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_checkpoint
+from weights_samples import Tiny, write_gguf
+from weights_samples import weights as random_weights
 
+from penstock import app
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, ModelFileError
-from penstock.kernels import onednn_linear
+from penstock.kernels import native, onednn_linear
 from penstock.kernels.linear import linear
 from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
@@ -182,6 +186,68 @@ def test_blocks_are_those_that_the_official_reader_sees(default_model: Path):
     ours = open_gguf(default_model).read_blocks("model.layers.5.mlp.up_proj.weight")
     assert ours.kind == theirs.tensor_type.name
     assert np.array_equal(ours.data.numpy().ravel(), np.asarray(theirs.data).ravel())
+
+
+def test_forms_are_named_as_they_are_kept(tmp_path):
+    weights = {"a": draw(64, 64), "b": draw(64, 64)}
+    for dtype, packing, forms in (
+        (torch.float32, Packing.DENSE, ["float32"]),
+        (torch.bfloat16, Packing.BF16, ["bfloat16"]),
+        (torch.bfloat16, Packing.INT8, ["int8"]),
+        (torch.bfloat16, Packing.INT4, ["int4", "int8"]),
+    ):
+        binder = Binder(Held(weights), dtype, "cpu", "m", packing=packing)
+        binder.take_linear([("a", (64, 64))])
+        binder.take_table("b", (64, 64))
+        assert list(binder.forms) == forms
+
+
+def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(tmp_path):
+    kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "F32", ".down_proj.": "Q8_0"}
+    path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
+    source = open_gguf(path)
+    binder = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED)
+    attention, mlp = "model.layers.0.self_attn.", "model.layers.1.mlp."
+    qkv = [(f"{attention}q_proj.weight", (64, 64)), (f"{attention}k_proj.weight", (32, 64))]
+    up = [(f"{mlp}gate_proj.weight", (96, 64)), (f"{mlp}up_proj.weight", (96, 64))]
+    plain = Binder(source, torch.float32, "cpu", "m")
+    for parts in (qkv, up):
+        packed = binder.take_linear(parts)
+        assert packed.kind is PackedKind.BF16
+        assert torch.equal(unpack(packed), plain.take_fused(parts).bfloat16().float())
+    assert binder.mixed == [f"{qkv[0][0]} (Q4_0, Q8_0)", f"{up[0][0]} (Q4_0, plain)"]
+    binder.take_linear([(f"{attention}v_proj.weight", (32, 64))])
+    binder.take_linear([(f"{attention}o_proj.weight", (64, 64))])
+    assert (list(binder.forms), len(binder.mixed)) == (["bfloat16", "Q4_0"], 2)
+
+
+@pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler: blocks are not kept")
+def test_the_start_report_counts_and_names_what_mixed_kinds_cost(tmp_path):
+    kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "Q8_0"}
+    path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
+    said: list[str] = []
+    loaded = app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), said.append)
+    [line] = [line for line in said if line.startswith("rounded")]
+    assert line.startswith("rounded          3 fused weights to bfloat16")  # both layers' QKV, and gate and up of one
+    assert "model.layers.1.mlp.gate_proj.weight (Q4_0, Q8_0)" in line
+    assert loaded.weight_forms == "Q4_0 as in the file; bfloat16"
+    write_gguf(path, Tiny(), random_weights(Tiny()), "Q4_0")
+    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), said.append)
+    assert len([line for line in said if line.startswith("rounded")]) == 1
+
+
+def test_the_numbers_of_mixed_kinds_are_those_of_the_official_reader(tmp_path):
+    tiny = Tiny(architecture="qwen2")  # rows keep their order
+    path = write_gguf(tmp_path / "mixed.gguf", tiny, random_weights(tiny), {"": "Q4_0", ".k_proj.": "Q8_0"})
+    theirs = {
+        tensor.name: torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    attention = "model.layers.0.self_attn."
+    parts = [(f"{attention}{part}_proj.weight", (rows, 64)) for part, rows in (("q", 64), ("k", 32), ("v", 32))]
+    packed = Binder(open_gguf(path), torch.bfloat16, "cpu", "m", packing=Packing.STORED).take_linear(parts)
+    stacked = torch.cat([theirs[f"blk.0.attn_{part}.weight"] for part in "qkv"])
+    assert torch.equal(unpack(packed), stacked.bfloat16().float())
 
 
 def test_plain_tensors_have_no_blocks(tmp_path):

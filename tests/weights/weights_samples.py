@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,12 +140,15 @@ def write_gguf(
     path: Path,
     tiny: Tiny,
     tensors: dict[str, torch.Tensor],
-    quantisation: str = "F32",
+    quantisation: str | Mapping[str, str] = "F32",
     keys: dict[str, Any] | None = None,
     extra_tensors: dict[str, np.ndarray] | None = None,
     vocabulary: dict[str, Any] | None = None,
 ) -> Path:
-    """A GGUF file whose matrices have one type; `keys` override the metadata (None removes a key)."""
+    """A GGUF file whose matrices have one type; `keys` override the metadata (None removes a key).
+
+    With a mapping as `quantisation`, those whose name holds a key of it have that type, and "" is for all others.
+    """
     writer = gguf.GGUFWriter(path, tiny.architecture)
     for key, value in (gguf_metadata(tiny) | (keys or {})).items():
         if value is not None:
@@ -152,8 +156,9 @@ def write_gguf(
     for key, value in (default_vocabulary() | (vocabulary or {})).items():
         if value is not None:
             _add(writer, f"tokenizer.{key}", value)
-    kind = gguf.GGMLQuantizationType[quantisation]
+    kinds = {"": quantisation} if isinstance(quantisation, str) else quantisation
     for name, tensor in tensors.items():
+        kind = gguf.GGMLQuantizationType[next((kinds[part] for part in kinds if part and part in name), kinds[""])]
         stored, array = to_gguf(tiny, name, tensor)
         if array.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
             writer.add_tensor(stored, gguf.quants.quantize(array, kind), raw_dtype=kind)

@@ -22,12 +22,20 @@ from torch import Tensor
 
 from penstock.bench.limits import Limits
 from penstock.kernels import activation, native, native_peak, norm, onednn_linear
-from penstock.kernels.native_attention import packed_keys_shape, packed_values_shape, paged_attention, rotate_and_write
+from penstock.kernels.native_attention import (
+    int8_keys_shape,
+    int8_values_shape,
+    packed_keys_shape,
+    packed_values_shape,
+    paged_attention,
+    rotate_and_write,
+    write_kv,
+)
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
-from penstock.kernels.native_rows import rms_norm, silu_and_mul
+from penstock.kernels.native_rows import gelu_new, layer_norm, rms_norm, silu_and_mul
 from penstock.kernels.native_sampler import choose
 from penstock.kernels.onednn_linear import pack_onednn
-from penstock.kernels.packed_linear import packed_gated_linear, packed_linear
+from penstock.kernels.packed_linear import embedding_rows, packed_gated_linear, packed_linear
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, quantize_int4, quantize_int8
 from penstock.kernels.weight_memory import WeightMemory
 
@@ -180,7 +188,7 @@ def _project(product: Callable[[Tensor, _AnyPacked], Tensor], x: Tensor, turns: 
     return product(x, turns.next())
 
 
-def _linear_cases(kernel: str, product: Callable[[Tensor, PackedWeight], Tensor]) -> Iterator[Case]:
+def _linear_cases(kernel: str, product: Callable[..., Tensor], *, residual: bool = False) -> Iterator[Case]:
     for inputs, outputs in LINEAR_SHAPES:
         for kind in _PACK:
             weight = _weight(kind, outputs, inputs)
@@ -188,9 +196,10 @@ def _linear_cases(kernel: str, product: Callable[[Tensor, PackedWeight], Tensor]
             for rows in ROWS:
                 x = torch.randn(rows, inputs).bfloat16()
                 form, ops = f"{kind} {inputs}->{outputs}", 2 * rows * inputs * outputs
+                added = partial(product, residual=torch.randn(rows, outputs)) if residual else product
                 yield Case(
                     kernel, form, rows, weight.nbytes, ops, _arithmetic(kind),
-                    partial(_project, product, x, turns),
+                    partial(_project, added, x, turns),
                 )  # fmt: skip
 
 
@@ -208,6 +217,15 @@ def _onednn_cases() -> Iterator[Case]:
             )  # fmt: skip
 
 
+def _lookup_cases() -> Iterator[Case]:
+    for kind in _PACK:
+        table = _weight(kind, VOCABULARY, HIDDEN)
+        for rows in ROWS:
+            ids = torch.randint(VOCABULARY, (rows,))
+            moved = rows * (table.nbytes // VOCABULARY + HIDDEN * torch.float32.itemsize)
+            yield Case("lookup", f"{kind} {HIDDEN} wide", rows, moved, 0, "", partial(embedding_rows, ids, table))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cache:
     """Keys and values of sequences of `CONTEXT` positions, in scattered blocks of which none is shared."""
@@ -221,15 +239,15 @@ class _Cache:
     write_slots: Tensor
 
     @classmethod
-    def of(cls, sequences: int, new_tokens: int) -> _Cache:
-        """For a step in which each sequence computes its last `new_tokens` positions."""
+    def of(cls, sequences: int, new_tokens: int, dtype: torch.dtype = torch.bfloat16) -> _Cache:
+        """For a step in which each sequence computes its last `new_tokens` positions; in bfloat16 or int8."""
         count = -(-CONTEXT // BLOCK)
         blocks = torch.randperm(sequences * count).view(sequences, count)
-        shape = (sequences * count, BLOCK, KV_HEADS, HEAD_DIM)
+        keys, values = _filled(sequences * count, dtype)
         last = torch.arange(CONTEXT - new_tokens, CONTEXT)
         return cls(
-            keys=torch.randn(packed_keys_shape(*shape, torch.bfloat16)).bfloat16(),
-            values=torch.randn(packed_values_shape(*shape, torch.bfloat16)).bfloat16(),
+            keys=keys,
+            values=values,
             block_table=blocks.int(),
             kv_len=torch.full((sequences,), CONTEXT, dtype=torch.int32),
             q_start=torch.arange(sequences + 1, dtype=torch.int32) * new_tokens,
@@ -242,6 +260,23 @@ class _Cache:
         return int(self.keys.nbytes + self.values.nbytes)
 
 
+def _filled(num_blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Random keys and values in every position of so many blocks, as the kernels store them."""
+    shape = (num_blocks, BLOCK, KV_HEADS, HEAD_DIM)
+    if dtype == torch.int8:
+        keys, values = (
+            torch.zeros(int8_keys_shape(*shape), dtype=dtype),
+            torch.zeros(int8_values_shape(*shape), dtype=dtype),
+        )
+    else:
+        keys, values = (torch.zeros(of(*shape, dtype), dtype=dtype) for of in (packed_keys_shape, packed_values_shape))
+    for first in range(0, num_blocks * BLOCK, CONTEXT):  # in pieces, lest the numbers take more than the cache
+        slots = torch.arange(first, min(first + CONTEXT, num_blocks * BLOCK))
+        k, v = (torch.randn(len(slots), KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
+        write_kv(keys, values, k, v, slots)
+    return keys, values
+
+
 def _pairs(sequences: int, new_tokens: int) -> int:
     """Pairs of a query and a position that it attends to."""
     return sequences * sum(range(CONTEXT - new_tokens + 1, CONTEXT + 1))
@@ -252,15 +287,17 @@ def _attend(q: Tensor, cache: _Cache) -> Tensor:
 
 
 def _attention_cases() -> Iterator[Case]:
-    for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
-        cache, count = _Cache.of(sequences, new_tokens), sequences * new_tokens
-        q = torch.randn(count, Q_HEADS, HEAD_DIM).bfloat16()
-        form = f"{'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
-        ops = 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens)
-        yield Case(
-            "attention", form, count, cache.bytes, ops, "bf16",
-            partial(_attend, q, cache),
-        )  # fmt: skip
+    # Attention over int8 multiplies 16 bits by 8, for which no limit is measured.
+    for kernel, dtype, arithmetic in (("attention", torch.bfloat16, "bf16"), ("attention, int8", torch.int8, "")):
+        for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
+            cache, count = _Cache.of(sequences, new_tokens, dtype), sequences * new_tokens
+            q = torch.randn(count, Q_HEADS, HEAD_DIM).bfloat16()
+            form = f"{'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
+            ops = 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens) if arithmetic else 0
+            yield Case(
+                kernel, form, count, cache.bytes, ops, arithmetic,
+                partial(_attend, q, cache),
+            )  # fmt: skip
 
 
 def _angles() -> tuple[Tensor, Tensor]:
@@ -284,16 +321,22 @@ def _rope_cases() -> Iterator[Case]:
 
 
 def _norm_cases() -> Iterator[Case]:
-    weight = torch.ones(HIDDEN)
+    weight, bias, form = torch.ones(HIDDEN), torch.zeros(HIDDEN), f"{HIDDEN} wide"
     for rows in ROWS:
         x = torch.randn(rows, HIDDEN).bfloat16()
-        yield Case("rms_norm", f"{HIDDEN} wide", rows, 2 * x.nbytes, 0, "", partial(rms_norm, x, weight, 1e-5))
+        yield Case("rms_norm", form, rows, 2 * x.nbytes, 0, "", partial(rms_norm, x, weight, 1e-5))
+    for rows in ROWS:
+        x = torch.randn(rows, HIDDEN).bfloat16()
+        yield Case("layer_norm", form, rows, 2 * x.nbytes, 0, "", partial(layer_norm, x, weight, bias, 1e-5))
 
 
 def _activation_cases() -> Iterator[Case]:
     for rows in ROWS:
         x = torch.randn(rows, 2 * INNER).bfloat16()
         yield Case("silu_and_mul", f"{INNER} wide", rows, x.nbytes * 3 // 2, 0, "", partial(silu_and_mul, x))
+    for rows in ROWS:
+        x = torch.randn(rows, INNER).bfloat16()
+        yield Case("gelu_new", f"{INNER} wide", rows, 2 * x.nbytes, 0, "", partial(gelu_new, x))
 
 
 def _sampler_cases() -> Iterator[Case]:
@@ -362,7 +405,9 @@ def _decoder_call(decoder: NativeDecoder, caches: list[_Cache], embedded: Tensor
 
 KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
     "linear": lambda: chain(_linear_cases("linear", packed_linear), _onednn_cases()),
+    "residual": partial(_linear_cases, "linear, residual", packed_linear, residual=True),
     "gated": partial(_linear_cases, "linear, gated", packed_gated_linear),
+    "lookup": _lookup_cases,
     "attention": _attention_cases,
     "rope": _rope_cases,
     "norm": _norm_cases,

@@ -6,6 +6,7 @@ Decides the environment that they all run in: offline, their output unbuffered.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from penstock.contract.errors import EngineFault
 
-__all__ = ["BIN", "EXE", "LLAMA_CPP_PROGRAMS", "NotInstalledError", "is_installed", "program", "run"]
+__all__ = ["BIN", "EXE", "LLAMA_CPP_PROGRAMS", "NotInstalledError", "is_installed", "program", "run", "version_of"]
 
 BIN, EXE = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
 LLAMA_CPP_PROGRAMS = ("llama-quantize", "llama-perplexity", "llama-batched-bench")
@@ -58,9 +59,29 @@ def run(command: Sequence[str], folder: Path | None = None) -> str:
     Raises:
         EngineFault: it could not be started or failed.
     """
+    done = _finished(command, folder)
+    if done.returncode:
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        tail = " | ".join(lines[-3:])
+        raise EngineFault(f"{Path(command[0]).name} ended with status {done.returncode}: {tail[-600:]}")
+    return done.stdout
+
+
+def version_of(path: Path) -> str:
+    """What a program of llama.cpp answers to `--version`, on either of its outputs; "" where it says none.
+
+    Raises:
+        EngineFault: it could not be started.
+    """
+    done = _finished([str(path), "--version"])
+    said = re.search(r"^version: *(\S.*)$", f"{done.stdout}\n{done.stderr}", re.MULTILINE)
+    return "" if said is None else said[1].strip()
+
+
+def _finished(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     try:
-        done = subprocess.run(  # noqa: S603 (programs of ours and of the peers that the operator installed)
+        return subprocess.run(  # noqa: S603 (programs of ours and of the peers that the operator installed)
             command,
             cwd=folder,
             env=environment,
@@ -72,8 +93,3 @@ def run(command: Sequence[str], folder: Path | None = None) -> str:
         )
     except OSError as error:
         raise EngineFault(f"{command[0]} cannot be run: {error}") from error
-    if done.returncode:
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        tail = " | ".join(lines[-3:])
-        raise EngineFault(f"{Path(command[0]).name} ended with status {done.returncode}: {tail[-600:]}")
-    return done.stdout

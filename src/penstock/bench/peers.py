@@ -22,12 +22,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.batch import WARM_UP_TOKENS, Load, Run
 from penstock.bench.peer_models import EXPORTED_WIDTHS, GGUF_WIDTHS, checkpoint, exported, gguf, transformers_python
-from penstock.bench.peer_process import NotInstalledError, program
+from penstock.bench.peer_process import NotInstalledError, program, version_of
 from penstock.contract.errors import ConfigError
 
 __all__ = [
@@ -188,7 +189,8 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def _llama_cpp(name: str, width: str, folder: Path, model: Path) -> Contender:
-    bench = str(program(folder, "llama.cpp"))
+    path = program(folder, "llama.cpp")
+    bench, version = str(path), version_of(path)
     given = gguf(folder, model, width) if width else model
 
     def command(setting: Setting, flags: Sequence[str]) -> list[str]:
@@ -199,10 +201,11 @@ def _llama_cpp(name: str, width: str, folder: Path, model: Path) -> Contender:
         threads = ["-t", str(setting.threads), "-tb", str(setting.threads)]
         return [bench, "-m", str(given), *sizes, *streams, *threads, "--output-format", "jsonl", *flags]
 
-    return Contender(name, command, read_batched_bench, LLAMA_CPP_FLAGS)
+    said = f"llama.cpp {version}" if version else LLAMA_CPP_SOURCE
+    return Contender(name, command, partial(read_batched_bench, version=said), LLAMA_CPP_FLAGS)
 
 
-def read_batched_bench(printed: str) -> Measured:
+def read_batched_bench(printed: str, version: str) -> Measured:
     """The JSON lines of llama-batched-bench; of two lines of one number of streams, the longer run counts."""
     records = [json.loads(line) for line in printed.splitlines() if re.fullmatch(r'\{"n_kv_max".*\}', line.strip())]
     longest = max(record["tg"] for record in records)
@@ -212,7 +215,7 @@ def read_batched_bench(printed: str) -> Measured:
         Run(Load(each["pp"], each["tg"], each["pl"]), each["t_pp"], each["t_pp"] + each["t_tg"], early_tokens=0)
         for each in kept
     )
-    return Measured(LLAMA_CPP_SOURCE, flags, runs)
+    return Measured(version, flags, runs)
 
 
 def _openvino(name: str, width: str, folder: Path, model: Path) -> Contender:

@@ -15,7 +15,9 @@ from typing import Any
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["bars", "colours", "draw", "plotting"]
+__all__ = ["SUFFIXES", "bars", "check_suffix", "colours", "draw", "plotting"]
+
+SUFFIXES = (".pdf", ".png", ".svg")
 
 INK = "#808890"  # grey enough for white and for black
 OURS = (0.85, 0.33, 0.10)
@@ -23,6 +25,16 @@ HUES = ((0.20, 0.47, 0.75), (0.10, 0.60, 0.50), (0.55, 0.40, 0.75), (0.75, 0.60,
 """Red, green and blue of each engine among the peers, in order of appearance."""
 
 PHASES = (("prefill", "prompt tokens a second"), ("decode", "new tokens a second"))
+
+
+def check_suffix(target: Path) -> None:
+    """Make sure that `target` says in which format it is to be drawn.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if target.suffix not in SUFFIXES:
+        raise ConfigError("plot", f"{target} must end in one of {', '.join(SUFFIXES)}")
 
 
 def plotting() -> ModuleType:

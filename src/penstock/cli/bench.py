@@ -21,6 +21,7 @@ from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
+from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 
@@ -33,6 +34,18 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
     return click.option(flag, name, multiple=True, type=kind, default=default, show_default=True, help=help_text)
 
 
+# Options of the engine that a measurement has no use for: prompts are token ids, all of one rank, and none is queued.
+_LEFT_OUT = frozenset(
+    {
+        "model",
+        "served_model_name",
+        "scheduling_policy",
+        "max_queued_requests",
+        "max_queued_tokens",
+        "tool_call_parser",
+        "reasoning_parser",
+    }
+)
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
@@ -67,7 +80,7 @@ command.add_command(bench_kernels.command)
 @REPEATS
 @LIMITS
 @json_option
-@config_options(EngineConfig)
+@config_options(EngineConfig, leave_out=_LEFT_OUT)
 @click.pass_context
 def batch_command(
     context: click.Context,
@@ -137,9 +150,13 @@ def batch_command(
 @LIMITS
 @json_option
 @click.option(
-    "--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the result here (PNG, SVG)."
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
+    help=f"Draw the result here; the suffix decides the format: {', '.join(plot.SUFFIXES)}.",
 )
-@config_options(EngineConfig)
+@config_options(EngineConfig, leave_out=_LEFT_OUT | {"record"})
 @click.pass_context
 def compare_command(
     context: click.Context,
@@ -159,11 +176,14 @@ def compare_command(
 ) -> None:
     """Measure Penstock and other engines on MODEL, in turns, each at its best flags: medians, ratios, spread."""
     (config,) = build_configs(context, EngineConfig)
+    if picture is not None:
+        plot.check_suffix(picture)
     pyplot = plot.plotting() if picture is not None else None
-    from penstock.exec.device import compute_threads, set_threads
+    from penstock.exec.device import compute_threads, set_isa, set_threads
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull
 
+    set_isa(os.environ.get("PENSTOCK_ISA", ""))  # as in each process of ours, so that limits are those of its kernels
     cache = default_cache_dir(os.environ)
     folder = peers_dir or cache / "peers"
     model = pull(config.model, cache, show_progress=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from penstock.contract.errors import ConfigError
 
 __all__ = ["command"]
 
-NAMES = ("linear", "gated", "attention", "rope", "norm", "activation", "sampler", "decoder")
+NAMES = ("linear", "residual", "gated", "lookup", "attention", "rope", "norm", "activation", "sampler", "decoder")
 """As `bench.kernels.KERNELS` has them, which brings torch in: not for --help."""
 
 
@@ -35,22 +36,24 @@ NAMES = ("linear", "gated", "attention", "rope", "norm", "activation", "sampler"
     help="Compute threads; 0 takes one per physical core.",
 )
 @click.option(
-    "--isa", default="", help="The instruction set, such as avx2; by default the best that this processor has."
+    "--isa",
+    default="",
+    help="The instruction set, such as avx2; by default that of PENSTOCK_ISA, else the best that this processor has.",
 )
 @json_option
 def command(names: tuple[str, ...], threads: int, isa: str, target: Path | None) -> None:
     """Measure each compiled kernel in bytes and operations a second, beside the machine's own limits."""
     head = provenance()
     from penstock.bench import kernels
-    from penstock.exec.device import set_threads
+    from penstock.exec.device import set_isa, set_threads
     from penstock.kernels import native
 
     if not native.available():
         raise ConfigError("kernels", "this installation has no compiled kernels: it was made without a C++ compiler")
     if isa:
-        if isa not in native.isas():
-            raise ConfigError("isa", f"{isa!r} cannot run here; there are {', '.join(native.isas())}")
-        native.set_isa(isa)
+        set_isa(isa, "isa")
+    else:
+        set_isa(os.environ.get("PENSTOCK_ISA", ""))
     set_threads(threads, packed=True)
     limits = kernels.measure_limits()
     with tqdm(desc="Measuring", unit="kernel", leave=False, disable=None) as bar:

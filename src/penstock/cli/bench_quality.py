@@ -41,6 +41,9 @@ _LEFT_OUT = frozenset(
         "scheduling_policy",
         "prefix_caching",
         "max_queued_requests",
+        "max_queued_tokens",
+        "tool_call_parser",
+        "reasoning_parser",
         "record",
     }
 )

@@ -8,28 +8,40 @@ from typing import Any
 
 import click
 
+from penstock.cli.targets import STANDARD_OUTPUT, writable, write_text
+from penstock.contract.errors import ConfigError
+
 __all__ = ["json_only", "json_option", "report"]
 
 json_option = click.option(
     "--json",
     "target",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    callback=writable,
     help="Write the results here too, as JSON; '-' writes them to standard output and all else to standard error.",
 )
 
 
 def json_only(target: Path | None) -> bool:
     """Whether standard output belongs to the record."""
-    return target is not None and str(target) == "-"
+    return target is not None and str(target) == STANDARD_OUTPUT
 
 
 def report(table: str, record: dict[str, Any], target: Path | None) -> None:
-    """Print the table, and write the record where it is wanted."""
+    """Print the table, and write the record where it is wanted.
+
+    Raises:
+        ConfigError: it cannot be written there; it is on standard output then, for it took long to make.
+    """
     click.echo(table, err=json_only(target))
     if target is None:
         return
     text = json.dumps(record, indent=2) + "\n"
     if json_only(target):
         click.echo(text, nl=False)
-    else:
-        target.write_text(text, encoding="utf-8")
+        return
+    try:
+        write_text(target, text, "--json")
+    except ConfigError:
+        click.echo(text, nl=False)
+        raise

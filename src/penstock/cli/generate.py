@@ -15,6 +15,7 @@ from tqdm import tqdm
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
+from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
 from penstock.contract.request import Prompt
@@ -48,6 +49,7 @@ READ_AHEAD = 1024
     "-o",
     "target",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
     help=("Where results go, one JSON line a prompt. Lines that are there already are not computed again."),
 )
 @sampling_options(leave_out=frozenset({"logprobs_mode", "prompt_logprobs"}))

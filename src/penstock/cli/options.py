@@ -6,7 +6,6 @@ then `--config` file, then default. No environment variable stands in for a flag
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
@@ -16,13 +15,11 @@ import click
 import yaml
 
 from penstock.cli.sections import SectionedOption, model_argument
-from penstock.contract.config import EngineConfig
+from penstock.contract.config import BYTE_FIELDS, EngineConfig, read_bytes
 from penstock.contract.errors import ConfigError
 
 __all__ = ["build_configs", "config_options"]
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-BYTE_FIELDS = frozenset({"kv_cache_memory"})
 METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL"}
 
 
@@ -35,10 +32,10 @@ class ByteSize(click.ParamType[int]):
         """Parse, or fail naming the option."""
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", str(value))
-        if match is None or match[2].lower() not in UNITS:
-            self.fail(f"{value!r} is not a number of bytes such as 500MB, 8GiB or 1048576", param, ctx)
-        return int(float(match[1]) * UNITS[match[2].lower()])
+        try:
+            return read_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def config_options(*classes: type, leave_out: frozenset[str] = frozenset({"model"})) -> Callable[[Any], Any]:

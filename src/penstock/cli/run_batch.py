@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
+from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
 
 __all__ = ["command"]
@@ -32,6 +33,7 @@ __all__ = ["command"]
     "-o",
     "results",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
     required=True,
     help="Where answers go, one JSON line each, as they come. Lines that are answered there are not asked again.",
 )
@@ -39,6 +41,7 @@ __all__ = ["command"]
     "--errors",
     "-e",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
     help="Where the answers of lines that failed go; by default beside the others.",
 )
 @click.option(

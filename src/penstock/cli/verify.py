@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 from tqdm import tqdm
 
+from penstock.bench.machine import load_average, provenance
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
+from penstock.cli.targets import writable, write_text
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ConfigError
-from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.verify import Report
@@ -26,7 +25,7 @@ __all__ = ["command"]
 
 NOT_EXACT = 1
 
-# Options of the engine that a verification has no use for: names, queues and memory are its own.
+# Options of the engine that a verification has no use for: names, queues, memory and what answers are read for.
 _LEFT_OUT = frozenset(
     {
         "model",
@@ -35,6 +34,9 @@ _LEFT_OUT = frozenset(
         "kv_cache_memory",
         "scheduling_policy",
         "max_queued_requests",
+        "max_queued_tokens",
+        "tool_call_parser",
+        "reasoning_parser",
         "record",
     }
 )
@@ -55,11 +57,18 @@ _LEFT_OUT = frozenset(
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
     default="penstock-verify.jsonl",
     show_default=True,
     help="Where the record of the first schedule that is not exact goes.",
 )
-@click.option("--json", "target", type=click.Path(path_type=Path, dir_okay=False), help="Write the results here too.")
+@click.option(
+    "--json",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
+    help="Write the results here too.",
+)
 @config_options(EngineConfig, leave_out=_LEFT_OUT)
 @click.pass_context
 def command(
@@ -80,6 +89,7 @@ def command(
     first way has the sizes given here, as `penstock serve` would use them. Exit code 1 if anything differs.
     """
     (config,) = build_configs(context, EngineConfig)
+    head = provenance()
     from penstock.app import find_model, load_model  # brings torch in: not for --help
     from penstock.verify import Extent, ScheduleCrashed, open_subject, verify
 
@@ -95,17 +105,17 @@ def command(
     click.echo(report.table())
     where = keep_trace(report, trace)
     if target is not None:
-        record = {
-            "version": __version__,
-            "machine": platform.platform(),
-            "python": platform.python_version(),
+        record = head | {
+            "kind": "verify",
             "config": asdict(config),
             "dtype": str(loaded.dtype).removeprefix("torch."),
             "device": str(loaded.device),
+            "isa": loaded.isa,
             **report.as_json(),
             "trace": where,
+            "load_average_after": load_average(),
         }
-        write(target, json.dumps(record, indent=2) + "\n", "--json")
+        write_text(target, json.dumps(record, indent=2) + "\n", "--json")
     click.echo(report.verdict_line())
     if not report.exact:
         raise SystemExit(NOT_EXACT)
@@ -135,17 +145,5 @@ def keep_trace(report: Report, path: Path) -> str | None:
 
 def write_trace(path: Path, schedule: int, lines: Sequence[str]) -> None:
     """Write the record of a schedule, and say where it is."""
-    write(path, "".join(f"{line}\n" for line in lines), "--trace")
+    write_text(path, "".join(f"{line}\n" for line in lines), "--trace")
     click.echo(f"trace of schedule {schedule}: {path}")
-
-
-def write(path: Path, text: str, option: str) -> None:
-    """Write a whole file.
-
-    Raises:
-        ConfigError: it cannot be written; names the option.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(option, f"{path} cannot be written: {error.strerror}") from error

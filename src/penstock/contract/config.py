@@ -5,13 +5,23 @@ Nothing below `cli` reads the environment. Each field's help text lives beside i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS
 
-__all__ = ["DEFAULT_MODEL", "QUANTIZATIONS", "EngineConfig", "SchedulerConfig", "ServerConfig", "option_help"]
+__all__ = [
+    "BYTE_FIELDS",
+    "DEFAULT_MODEL",
+    "QUANTIZATIONS",
+    "EngineConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "option_help",
+    "read_bytes",
+]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -25,6 +35,12 @@ TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "none")
 REASONING_PARSERS = ("auto", "think", "none")
 LOG_FORMATS = ("text", "json")
 
+BYTE_FIELDS = frozenset({"kv_cache_memory"})
+"""Fields that operators may give as text, for `read_bytes`."""
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_NUMBERS = {bool: "true or false", int: "an integer", float: "a number"}
+
 
 def _option(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": help_text, "choices": choices})
@@ -34,6 +50,33 @@ def option_help(config: type, name: str) -> str:
     """The help text of one field of a configuration class."""
     text: str = config.__dataclass_fields__[name].metadata["help"]  # type: ignore[attr-defined]
     return text
+
+
+def read_bytes(text: str) -> int:
+    """A number of bytes, plain or with a unit: 500MB, 8GiB.
+
+    Raises:
+        ValueError: the text is none; the message says so.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is not a number of bytes such as 500MB, 8GiB or 1048576")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _check_numbers(config: EngineConfig | ServerConfig) -> None:
+    """Make sure that every flag and number of a configuration is of its field's type; an integer may stand for a float.
+
+    Raises:
+        ConfigError: naming the first that is not.
+    """
+    for each in fields(config):
+        value, wanted = getattr(config, each.name), type(each.default)
+        if wanted not in _NUMBERS:
+            continue
+        kinds = (int, float) if wanted is float else (wanted,)
+        if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
+            raise ConfigError(each.name, f"must be {_NUMBERS[wanted]}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +132,10 @@ class EngineConfig:
     )
     served_model_name: str = _option("", "The name that clients ask for; by default the model's own.")
     dtype: str = _option(
-        "auto", "Type of weights and activations; auto takes the checkpoint's, where this device is good at it.", DTYPES
+        "auto",
+        "Type of weights and activations; auto takes bfloat16 on a CPU with compiled kernels, elsewhere the"
+        " checkpoint's where this device is good at it.",
+        DTYPES,
     )
     quantization: str = _option(
         "auto",
@@ -151,6 +197,7 @@ class EngineConfig:
             choices = self.__dataclass_fields__[name].metadata["choices"]
             if choices and getattr(self, name) not in choices:
                 raise ConfigError(name, f"must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        _check_numbers(self)
         for name in ("threads", "max_model_len", "kv_cache_memory"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
@@ -205,6 +252,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.log_format not in LOG_FORMATS:
             raise ConfigError("log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
+        _check_numbers(self)
         if not 0 <= self.port <= 65535:
             raise ConfigError("port", f"must lie in 0..65535, got {self.port}")
         for name in ("request_timeout", "drain_timeout"):

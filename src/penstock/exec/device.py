@@ -25,6 +25,7 @@ __all__ = [
     "resolve_dtype",
     "resolve_linear_kernels",
     "resolve_packing",
+    "set_isa",
     "set_threads",
 ]
 
@@ -64,7 +65,10 @@ def resolve_device(option: str) -> torch.device:
 
 
 def good_dtypes(device: torch.device, compiled: bool, cpuinfo: Path = _CPUINFO) -> frozenset[torch.dtype]:
-    """The dtypes in which this device computes fast; float32 is always among them.
+    """The dtypes that `auto` may choose on this device.
+
+    Where the compiled kernels serve that is bfloat16 alone: they are quick and exact bit for bit, and float32, which
+    torch computes here, is neither. Elsewhere those in which the device is fast, float32 always among them.
 
     Args:
         device: where the model runs.
@@ -75,8 +79,9 @@ def good_dtypes(device: torch.device, compiled: bool, cpuinfo: Path = _CPUINFO) 
         return frozenset(
             {torch.float32, torch.float16} | ({torch.bfloat16} if torch.cuda.is_bf16_supported() else set())
         )
-    bfloat16 = compiled or bool(_BFLOAT16_FLAGS & _cpu_flags(cpuinfo))
-    return frozenset({torch.float32} | ({torch.bfloat16} if bfloat16 else set()))
+    if compiled:
+        return frozenset({torch.bfloat16})
+    return frozenset({torch.float32} | ({torch.bfloat16} if _BFLOAT16_FLAGS & _cpu_flags(cpuinfo) else set()))
 
 
 def resolve_dtype(option: str, stored: str, device: torch.device, good: frozenset[torch.dtype]) -> torch.dtype:
@@ -86,7 +91,7 @@ def resolve_dtype(option: str, stored: str, device: torch.device, good: frozense
         option: `auto`, `float32`, `bfloat16` or `float16`.
         stored: the name of the dtype that the checkpoint is stored in; any other word means that it is quantised.
         device: where the model will run.
-        good: the dtypes that the device is good at, from `good_dtypes`.
+        good: the dtypes that `auto` may choose here, from `good_dtypes`.
 
     Raises:
         ConfigError: for float16 on a CPU, where sums overflow and nothing is gained.
@@ -96,7 +101,9 @@ def resolve_dtype(option: str, stored: str, device: torch.device, good: frozense
     if option != "auto":
         return _DTYPES[option]
     preferred = _DTYPES.get(stored, torch.bfloat16)
-    return preferred if preferred in good else torch.float32
+    if preferred in good:
+        return preferred
+    return torch.float32 if torch.float32 in good else torch.bfloat16
 
 
 def resolve_packing(option: str, stored: str, dtype: torch.dtype, device: torch.device, isa: str) -> Packing:
@@ -163,6 +170,24 @@ def _instead(device: torch.device) -> str:
 def compute_threads(option: int) -> int:
     """Threads for the option `threads`: itself, or for 0 one a physical core that this process may use."""
     return option or min(_physical_cores(), _cpu_quota(_CGROUP))
+
+
+def set_isa(name: str, option: str = "PENSTOCK_ISA") -> None:
+    """Use the compiled kernels of one instruction set, for tests and comparisons; "" leaves those in use.
+
+    Args:
+        name: one of `native.isas()`, or "".
+        option: what the operator gave it by, for messages.
+
+    Raises:
+        ConfigError: there are no such kernels, or this machine cannot run them.
+    """
+    if not name:
+        return
+    if name not in native.isas():
+        there = ", ".join(native.isas()) or "none: this installation was made without a C++ compiler"
+        raise ConfigError(option, f"{name!r} cannot run here; there are {there}")
+    native.set_isa(name)
 
 
 def set_threads(option: int, packed: bool = False) -> int:

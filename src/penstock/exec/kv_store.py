@@ -156,6 +156,7 @@ class MemoryReport:
 
     Attributes:
         weight_bytes: what the model's parameters take.
+        weight_forms: how they are kept, in words.
         kv_bytes: what the KV cache takes once all of it is used.
         kv_dtype: what it is kept in, as its name in torch.
         max_model_len: most tokens of one request.
@@ -167,6 +168,7 @@ class MemoryReport:
     block_size: int
     max_model_len: int
     kv_dtype: str
+    weight_forms: str = ""
 
     @property
     def kv_tokens(self) -> int:
@@ -181,8 +183,9 @@ class MemoryReport:
     def lines(self) -> tuple[str, ...]:
         """The report, a line each."""
         holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
+        forms = f": {self.weight_forms}" if self.weight_forms else ""
         return (
-            f"weights          {_readable(self.weight_bytes)}",
+            f"weights          {_readable(self.weight_bytes)}{forms}",
             f"KV cache         {_readable(self.kv_bytes)}: {holds}",
             f"longest request  {self.longest_request} tokens, prompt and output together",
         )

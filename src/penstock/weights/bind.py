@@ -40,6 +40,10 @@ class Binder:
 
     Attributes:
         bytes: memory of all tensors taken so far.
+        forms: how the weights of projections and embeddings taken so far are kept, in order of appearance: names of
+            types, and of GGUF's block kinds for blocks that stay as they are in the file.
+        mixed: of projections that are fused here and whose parts the file has in blocks of different kinds, the first
+            tensor and the kinds; such weights become bfloat16.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Binder:
         self.dtype = dtype
         self.device = torch.device(device)
         self.bytes = 0
+        self.forms: dict[str, None] = {}
+        self.mixed: list[str] = []
         self._file = file
         self._progress = progress
         self._packer = Packer(packing, file)
@@ -123,6 +129,7 @@ class Binder:
         self._claim(name, shape)
         if self._packer.packing is Packing.INT4:
             weight: Weight = self._packer.table(self._stacked([(name, shape)], torch.float32), name)
+            self.forms["int8"] = None
         else:
             weight = self._linear([(name, shape)], self._packer.table)
         self.bytes += weight.nbytes
@@ -137,6 +144,7 @@ class Binder:
     ) -> Weight:
         packing = self._packer.packing
         if packing is Packing.DENSE:
+            self.forms[str(self.dtype).removeprefix("torch.")] = None
             return self._numbers(parts, transposed, self.dtype)
         first = parts[0][0]
         rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
@@ -145,8 +153,13 @@ class Binder:
             blocks = [self._source.read_blocks(name) for name, _ in parts]
             self._progress(rows * inputs)
             data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
-            return self._packer.blocks(StoredBlocks(kinds.pop(), data), rows, inputs, first)
+            kind = kinds.pop()
+            self.forms[kind] = None
+            return self._packer.blocks(StoredBlocks(kind, data), rows, inputs, first)
+        if packing is Packing.STORED and len(kinds) > 1:
+            self.mixed.append(f"{first} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
         quantises = packing in (Packing.INT8, Packing.INT4)
+        self.forms[packing.value if quantises else "bfloat16"] = None
         return pack(self._numbers(parts, transposed, torch.float32 if quantises else torch.bfloat16), first)
 
     def _numbers(

@@ -1,0 +1,66 @@
+"""What the operator is told at start: who computes, in which numbers, how exact that is, and how the weights are kept.
+
+Decides the wording alone. What was chosen is decided in `device` and `weights`; where memory goes says `MemoryReport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from penstock.kernels import native
+from penstock.weights.packing import Packing
+
+__all__ = ["computing_line", "forms_of_weights", "mixed_line"]
+
+_BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
+_NAMED = 3
+
+
+def computing_line(device: torch.device, dtype: torch.dtype, threads: int, packing: Packing) -> str:
+    """Where the model runs, by whose kernels, and how exactly; where they are torch's, why.
+
+    Torch's matrix products choose their order of summation by shape, so that batch and chunks may change last bits.
+    """
+    return f"runs on          {device}, {_name(dtype)}, {threads} threads, {_kernels(device, dtype, packing)}"
+
+
+def _kernels(device: torch.device, dtype: torch.dtype, packing: Packing) -> str:
+    if device.type != "cpu":
+        return "torch kernels (the compiled ones are for CPUs), exact up to rounding"
+    if not native.available():
+        return "installed without a C++ compiler: torch kernels, slower, exact up to rounding"
+    if dtype == torch.bfloat16:
+        return f"compiled {native.isa()} kernels, exact bit for bit"
+    products = "" if packing is Packing.DENSE else f", but for products with the weights (compiled {native.isa()})"
+    return f"torch kernels{products}, exact up to rounding (--dtype bfloat16: compiled, quicker, exact bit for bit)"
+
+
+def forms_of_weights(forms: Collection[str], stored: str, dtype: torch.dtype) -> str:
+    """How the weights are kept, in words.
+
+    Args:
+        forms: as `weights.bind.Binder` lists them.
+        stored: what the checkpoint is stored in, as `ModelFiles.stored_dtype` has it.
+        dtype: of the activations.
+    """
+    blocks = sorted(form for form in forms if form in _BLOCKS)
+    said = [f"{', '.join(blocks)} as in the file"] if blocks else []
+    said += [form for form in forms if form not in _BLOCKS]
+    if dtype == torch.bfloat16 and "bfloat16" in forms and stored in ("float16", "float32"):
+        said[-1] += f", rounded from the file's {stored} (--dtype float32 keeps its numbers)"
+    return "; ".join(said)
+
+
+def mixed_line(mixed: Collection[str]) -> str:
+    """That fused weights were rounded to bfloat16, since the file has their parts in blocks of different kinds."""
+    names = ", ".join(list(mixed)[:_NAMED])
+    more = f" and {len(mixed) - _NAMED} more" if len(mixed) > _NAMED else ""
+    return (
+        f"rounded          {len(mixed)} fused weights to bfloat16, their parts being of different kinds: {names}{more}"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

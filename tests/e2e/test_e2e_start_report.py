@@ -1,0 +1,111 @@
+"""What an engine says of itself at start, for every type that a checkpoint may be stored in, and what it then does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoints import write_checkpoint, write_letters
+
+from penstock import LLM
+from penstock.app import assemble, engine_config
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
+from penstock.kernels import native
+from penstock.verify import Extent, profile
+
+compiled = pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler")
+KINDS = {
+    "float32": ("gpt2", "tied"),
+    "float16": ("llama", "wide_heads_untied"),
+    "bfloat16": ("qwen3", "wide_heads_tied"),
+}
+OPTIONS = {"kv_cache_memory": 10_000_000, "threads": 1}
+
+
+def write_tiny(directory: Path, dtype: str) -> Path:
+    write_checkpoint(directory, *KINDS[dtype], getattr(torch, dtype))
+    write_letters(directory, 101)
+    return directory
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def stored(request, tmp_path_factory):
+    """The name of a type, and a tiny model in it."""
+    return request.param, write_tiny(tmp_path_factory.mktemp(request.param) / "tiny", request.param)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("one") / "tiny", "float16"))
+
+
+@compiled
+def test_by_default_a_checkpoint_of_any_type_runs_on_the_compiled_kernels(stored):
+    name, model = stored
+    with LLM(str(model), **OPTIONS) as llm:
+        lines = {line[:17].rstrip(): line[17:] for line in llm.report}
+    assert lines["runs on"] == f"cpu, bfloat16, 1 threads, compiled {native.isa()} kernels, exact bit for bit"
+    rounded = "" if name == "bfloat16" else f", rounded from the file's {name} (--dtype float32 keeps its numbers)"
+    assert lines["weights"].partition(": ")[2] == f"bfloat16{rounded}"
+    assert list(lines) == ["model", "runs on", "weights", "KV cache", "longest request"]
+
+
+@compiled
+def test_by_default_a_checkpoint_of_any_type_is_exact(stored):
+    report = profile(EngineConfig(model=str(stored[1])), Extent(requests=6, schedules=3, prompt_tokens=60))
+    assert report.exact, report.verdict_line()
+
+
+@compiled
+def test_float32_is_torchs_and_says_how_exact_and_what_is_exact(tiny):
+    with LLM(tiny, dtype="float32", **OPTIONS) as llm:
+        [line] = [line for line in llm.report if line.startswith("runs on")]
+        [weights] = [line for line in llm.report if line.startswith("weights")]
+    assert "float32, 1 threads, torch kernels, exact up to rounding (--dtype bfloat16: compiled" in line
+    assert weights.endswith(": float32")
+
+
+def test_without_a_compiler_one_line_says_why_and_what_it_costs(tiny, monkeypatch):
+    monkeypatch.setattr(native, "module", None)
+    with LLM(tiny, **OPTIONS) as llm:
+        [line] = [line for line in llm.report if line.startswith("runs on")]
+    assert line.endswith("installed without a C++ compiler: torch kernels, slower, exact up to rounding")
+
+
+def test_each_line_is_announced_as_it_is_known_and_kept(tiny):
+    said: list[str] = []
+    assembly = assemble(engine_config(model=tiny, **OPTIONS), announce=said.append)
+    assembly.close()
+    assert assembly.report == tuple(said)
+
+
+@pytest.mark.model
+@compiled
+def test_a_quantised_file_says_in_which_blocks_it_runs(default_model):
+    with LLM(str(default_model), kv_cache_memory=50_000_000) as llm:
+        [weights] = [line for line in llm.report if line.startswith("weights")]
+    assert weights.endswith(": Q4_1, Q8_0 as in the file")
+
+
+@pytest.fixture
+def same_isa_afterwards():
+    before = native.isa()
+    yield
+    if native.available():
+        native.set_isa(before)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_the_environment_chooses_the_instruction_set(tiny, isa, monkeypatch, same_isa_afterwards):
+    monkeypatch.setenv("PENSTOCK_ISA", isa)
+    with LLM(tiny, **OPTIONS) as llm:
+        assert native.isa() == isa
+        assert any(f"compiled {isa} kernels" in line for line in llm.report)
+
+
+def test_an_instruction_set_that_cannot_run_is_refused_by_the_variables_name(tiny, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_ISA", "mmx")
+    with pytest.raises(ConfigError, match=r"PENSTOCK_ISA.*'mmx' cannot run here"):
+        LLM(tiny, **OPTIONS)

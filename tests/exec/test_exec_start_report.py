@@ -1,0 +1,72 @@
+"""The start report says who computes, why it is torch where it is, and how the weights are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.exec import start_report as room
+from penstock.weights.packing import Packing
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+FP32, BF16 = torch.float32, torch.bfloat16
+WAY_OUT = "--dtype bfloat16: compiled, quicker, exact bit for bit"
+ROUNDED = f"exact up to rounding ({WAY_OUT})"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "packing", "isa", "line"),
+    [
+        (CPU, BF16, Packing.BF16, "avx2", "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
+        (CPU, BF16, Packing.STORED, "avx2", "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
+        (
+            CPU, FP32, Packing.DENSE, "avx2",
+            f"cpu, float32, 2 threads, torch kernels, {ROUNDED}",
+        ),
+        (
+            CPU, FP32, Packing.INT8, "avx2",
+            f"cpu, float32, 2 threads, torch kernels, but for products with the weights (compiled avx2), {ROUNDED}",
+        ),
+        (
+            CPU, FP32, Packing.DENSE, "torch",
+            "cpu, float32, 2 threads, installed without a C++ compiler: torch kernels, slower, exact up to rounding",
+        ),
+        (
+            CUDA, BF16, Packing.DENSE, "avx2",
+            "cuda:0, bfloat16, 2 threads, torch kernels (the compiled ones are for CPUs), exact up to rounding",
+        ),
+    ],
+)  # fmt: skip
+def test_the_line_on_who_computes_says_why_it_is_torch_and_that_answers_are_then_exact_up_to_rounding(
+    monkeypatch, device, dtype, packing, isa, line
+):
+    monkeypatch.setattr(room.native, "available", lambda: isa != "torch")
+    monkeypatch.setattr(room.native, "isa", lambda: isa)
+    assert room.computing_line(device, dtype, 2, packing) == f"runs on          {line}"
+
+
+@pytest.mark.parametrize(
+    ("forms", "stored", "dtype", "words"),
+    [
+        (["Q8_0", "Q4_1"], "quantised", BF16, "Q4_1, Q8_0 as in the file"),
+        (["Q8_0", "bfloat16"], "quantised", BF16, "Q8_0 as in the file; bfloat16"),
+        (["bfloat16"], "bfloat16", BF16, "bfloat16"),
+        (["int4", "int8"], "float16", BF16, "int4; int8"),
+        (["float32"], "float32", FP32, "float32"),
+        (
+            ["bfloat16"],
+            "float16",
+            BF16,
+            "bfloat16, rounded from the file's float16 (--dtype float32 keeps its numbers)",
+        ),
+    ],
+)
+def test_the_form_of_the_weights_is_said(forms, stored, dtype, words):
+    assert room.forms_of_weights(forms, stored, dtype) == words
+
+
+def test_fused_weights_that_were_rounded_are_counted_and_the_first_named():
+    line = room.mixed_line(["a (Q4_0, Q8_0)", "b (Q4_0, Q8_0)", "c (Q4_0, Q8_0)", "d (Q4_1, Q8_0)"])
+    assert line.startswith("rounded          4 fused weights to bfloat16")
+    assert line.endswith("a (Q4_0, Q8_0), b (Q4_0, Q8_0), c (Q4_0, Q8_0) and 1 more")
+    assert "more" not in room.mixed_line(["a (Q4_0, Q8_0)"])
