@@ -190,6 +190,14 @@ def test_short_trials_in_turns_pick_the_fastest_flags(setting):
     assert said[11] == "  takes -fa off: 16.0 with -fa on, 32.0 with -fa off, 21.3 with the defaults"
 
 
+def test_one_round_of_trials_takes_its_fastest(setting):
+    stage = Stage()
+    peer = stage.contender("peer", [4.0, 2.0, 3.0, 5.0], alternatives=(("-fa", "on"), ("-fa", "off"), ()))
+    comparison = compare([stage.contender("ours", [1.0]), peer], setting, 1, quiet, stage.execute, trials=1)
+    assert comparison.standings[1].chosen == ("-fa", "off")
+    assert len(stage.called) == 3 + 2
+
+
 def test_one_lucky_trial_chooses_nothing(setting):
     assert chosen_of(setting, a=[2, 2, 2], b=[0.1, 3, 3]) == "a"
 

@@ -29,10 +29,10 @@ from penstock.bench.peers import Absent, Contender, Measured, Setting
 from penstock.contract.errors import EngineFault
 from penstock.contract.model import ModelWork
 
-__all__ = ["Comparison", "Standing", "compare", "compare_record", "compare_table"]
+__all__ = ["TRIALS", "Comparison", "Standing", "compare", "compare_record", "compare_table"]
 
 TRIAL_TOKENS = 32
-TRIAL_ROUNDS = 3
+TRIALS = 3
 Execute = Callable[[Sequence[str]], str]
 T = TypeVar("T")
 
@@ -65,6 +65,7 @@ def compare(
     repeats: int,
     announce: Callable[[str], None],
     execute: Execute = run_program,
+    trials: int = TRIALS,
 ) -> Comparison:
     """Measure all contenders in `repeats` rounds.
 
@@ -76,6 +77,7 @@ def compare(
         repeats: rounds.
         announce: called with a line before each trial and run, and its output rates after it.
         execute: runs a command and returns what it printed.
+        trials: rounds of trials between alternative flags.
 
     Raises:
         EngineFault: one of ours failed.
@@ -97,7 +99,7 @@ def compare(
 
     for contender in contenders:
         with step(contender, "flags"):
-            chosen[contender.name] = choose_flags(contender, setting, announce, execute)
+            chosen[contender.name] = choose_flags(contender, setting, announce, execute, trials)
     for number in range(repeats):
         for contender in in_turn([each for each in contenders if each.name not in failed], number):
             with step(contender, f"round {number + 1} of {repeats}"):
@@ -117,7 +119,7 @@ def in_turn(those: Sequence[T], number: int) -> list[T]:
 
 
 def choose_flags(
-    contender: Contender, setting: Setting, announce: Callable[[str], None], execute: Execute
+    contender: Contender, setting: Setting, announce: Callable[[str], None], execute: Execute, trials: int = TRIALS
 ) -> tuple[str, ...]:
     """The fastest alternative by short trials in turns, or an earlier one which it does not beat in every round.
 
@@ -129,9 +131,9 @@ def choose_flags(
         return contender.alternatives[0]
     trial = replace(setting, new_tokens=min(setting.new_tokens, TRIAL_TOKENS))
     speeds: dict[tuple[str, ...], list[float]] = {flags: [] for flags in contender.alternatives}
-    for number in range(TRIAL_ROUNDS):
+    for number in range(trials):
         for flags in in_turn(contender.alternatives, number):
-            announce(f"  trial {number + 1} of {TRIAL_ROUNDS}: {_flags_text(flags)}")
+            announce(f"  trial {number + 1} of {trials}: {_flags_text(flags)}")
             runs = measure(contender, trial, flags, execute).runs
             speeds[flags].append(geometric_mean(each.output_tok_s for each in runs))
     chosen = _fastest(speeds)

@@ -12,7 +12,7 @@ import click
 from tqdm import tqdm
 
 from penstock.bench import batch, peers, plot
-from penstock.bench.compare import compare, compare_record, compare_table
+from penstock.bench.compare import TRIALS, compare, compare_record, compare_table
 from penstock.bench.forms import FORMS, form_name
 from penstock.bench.limits import Limits, limits_line, shares
 from penstock.bench.machine import load_average, provenance
@@ -147,6 +147,9 @@ def batch_command(
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Length of each prompt.")
 @click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens generated for each.")
 @REPEATS
+@click.option(
+    "--trials", type=click.IntRange(1), default=TRIALS, show_default=True, help="Rounds of trials to choose flags by."
+)
 @LIMITS
 @json_option
 @click.option(
@@ -169,6 +172,7 @@ def compare_command(
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
+    trials: int,
     with_limits: bool,
     target: Path | None,
     picture: Path | None,
@@ -194,7 +198,7 @@ def compare_command(
     head = provenance()
     set_threads(config.threads, packed=True)
     limits = _measured_limits() if with_limits else None
-    comparison = compare(contenders, setting, repeats, _say)
+    comparison = compare(contenders, setting, repeats, _say, trials=trials)
     if limits is not None and (limits := _measured_limits(limits)) is not None:
         _say(limits_line(limits))
     record = head | {"kind": "compare"} | compare_record(comparison, limits)
