@@ -29,6 +29,7 @@ Contender = dict[str, Any]
 
 NAMES = {
     "penstock (file)": "Penstock, the 4-bit file",
+    "penstock (file:int8-kv)": "Penstock, the same with an int8 KV cache",
     "penstock (int8)": "Penstock, int8",
     "penstock (bf16)": "Penstock, bf16",
     "llama.cpp": "llama.cpp, the same file",
@@ -53,6 +54,7 @@ FORMS = (
 
 COSTS = (
     ("the 4-bit file", "penstock file", "llama.cpp"),
+    ("the same with an int8 KV cache", "penstock file:int8-kv", ""),
     ("int8, Q8_0", "penstock int8", "llama.cpp:Q8_0"),
     ("bf16", "penstock none, bfloat16", ""),
 )
