@@ -45,7 +45,7 @@ from penstock.exec.kv_store import (
     serves_packed,
 )
 from penstock.exec.runner import TorchRunner
-from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line
+from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line, onednn_line
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.nn.work import work_of
@@ -256,8 +256,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     announce(computing_line(device, dtype, threads, packing))
     if packing is Packing.ONEDNN:
-        why = "this processor has AMX" if config.linear_kernels == "auto" else "as asked for"
-        announce(f"linear           oneDNN: {why}")
+        announce(onednn_line(config.linear_kernels))
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)

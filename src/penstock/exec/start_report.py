@@ -12,7 +12,7 @@ import torch
 from penstock.kernels import native
 from penstock.weights.packing import Packing
 
-__all__ = ["computing_line", "forms_of_weights", "mixed_line"]
+__all__ = ["computing_line", "forms_of_weights", "mixed_line", "onednn_line"]
 
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 _NAMED = 3
@@ -35,6 +35,11 @@ def _kernels(device: torch.device, dtype: torch.dtype, packing: Packing) -> str:
         return f"compiled {native.isa()} kernels, exact bit for bit"
     products = "" if packing is Packing.DENSE else f", but for products with the weights (compiled {native.isa()})"
     return f"torch kernels{products}, exact up to rounding (--dtype bfloat16: compiled, quicker, exact bit for bit)"
+
+
+def onednn_line(option: str) -> str:
+    """That oneDNN multiplies, and why, where `option` is what the operator said of linear kernels."""
+    return f"linear           oneDNN: {'this processor has AMX' if option == 'auto' else 'as asked for'}"
 
 
 def forms_of_weights(forms: Collection[str], stored: str, dtype: torch.dtype) -> str:
