@@ -44,8 +44,6 @@ PENSTOCK_INLINE void store_elements(const Rows& to, int64_t row, int64_t column,
     store_at(static_cast<bf16*>(to.data) + at, 0, count, value);
 }
 
-constexpr int64_t kMostRowsAtMemorySpeed = 4;
-
 // Where the panels of a tile begin: side by side, or in a gated call the first half at the gates and the second half
 // at what they weigh.
 template <int P>
@@ -181,8 +179,8 @@ void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64
 // it. With few rows one task a thread, because weights come from memory then, and soonest in one long run.
 template <class Kernel>
 void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
-    constexpr int64_t kLeastProducts = 1 << 16, kTasksAThread = 3;
-    const int64_t tasks_each = call.rows <= kMostRowsAtMemorySpeed ? 1 : kTasksAThread;
+    constexpr int64_t kLeastProducts = 1 << 16, kTasksAThread = 3, kFewRows = 4;
+    const int64_t tasks_each = call.rows <= kFewRows ? 1 : kTasksAThread;
     const int64_t panels = panels_of(call.columns()), work = call.rows * round_up(call.outputs, kPanel) * call.inputs;
     const int64_t threads = pool.threads();
     const int64_t tasks = threads == 1 ? 1 : larger(1, smaller(threads * tasks_each, work / kLeastProducts));
