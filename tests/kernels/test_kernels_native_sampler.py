@@ -12,7 +12,7 @@ from penstock.kernels import native
 if not native.available():
     pytest.skip("this installation has no compiled kernels", allow_module_level=True)
 
-from penstock.kernels.native_sampler import choose
+from penstock.kernels.native_sampler import Terms, choose
 from penstock.sampling import STAGES
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -34,7 +34,7 @@ def logits_of(rows, vocabulary, seed=0, spread=3.0):
 
 
 def columns(rows, uniform=None, logprobs=False, **values):
-    """The columns of `choose`, the same parameters in every row."""
+    """What `choose_by` takes, the same parameters in every row."""
     values = NEUTRAL | values
     uniform = torch.zeros(rows, dtype=torch.float64) if uniform is None else uniform
     return {
@@ -45,6 +45,10 @@ def columns(rows, uniform=None, logprobs=False, **values):
         "uniform": uniform,
         "wants_logprob": torch.full((rows,), logprobs),
     }
+
+
+def choose_by(logits, uniform, **columns):
+    return choose(logits, Terms(**columns), uniform)
 
 
 def sums_by_reference(logits, **values):
@@ -78,7 +82,7 @@ def test_the_drawn_token_is_the_reference_s(vocabulary, spread, values):
     rows = 40
     logits = logits_of(rows, vocabulary, spread=spread)
     uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    chosen = choose(logits, **columns(rows, uniform, **values))
+    chosen = choose_by(logits, **columns(rows, uniform, **values))
     sums = sums_by_reference(logits, **values)
     assert not chosen.failed.any()
     for row, token in enumerate(chosen.tokens.tolist()):
@@ -96,7 +100,7 @@ def test_what_is_kept_is_what_the_reference_keeps(values):
     shares = torch.diff(sums, prepend=torch.zeros(1, dtype=torch.float64))
     kept = (shares > 4e-6).nonzero().squeeze(-1)
     middles = sums[kept] - shares[kept] / 2
-    chosen = choose(logits.expand(len(kept), -1).contiguous(), **columns(len(kept), middles, **values))
+    chosen = choose_by(logits.expand(len(kept), -1).contiguous(), **columns(len(kept), middles, **values))
     assert torch.equal(chosen.tokens, kept)
 
 
@@ -104,7 +108,7 @@ def test_tokens_tied_with_the_last_kept_stay():
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]])
     for values in ({"top_k": 1}, {"top_k": 2}, {"top_p": 0.2}):
         tokens = [
-            choose(logits, **columns(1, torch.tensor([u], dtype=torch.float64), **values)).tokens.item()
+            choose_by(logits, **columns(1, torch.tensor([u], dtype=torch.float64), **values)).tokens.item()
             for u in (0.0, 0.3, 0.4, 0.6, 0.7, 0.999)
         ]
         assert tokens == [1, 1, 2, 2, 3, 3], values
@@ -118,7 +122,7 @@ def test_greedy_takes_the_lowest_of_the_likeliest():
     logits[3] = -5.0
     logits[4, :] = -math.inf
     logits[4, 17] = -3e38
-    chosen = choose(logits, **columns(6, temperature=0.0))
+    chosen = choose_by(logits, **columns(6, temperature=0.0))
     assert torch.equal(chosen.tokens, logits.argmax(-1))
     assert chosen.tokens[:5].tolist() == [700, 1002, 0, 0, 17]
     assert not chosen.failed.any()
@@ -127,9 +131,9 @@ def test_greedy_takes_the_lowest_of_the_likeliest():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_without_a_distribution_fail_alone(temperature):
     logits = logits_of(6, 333)
-    clean = choose(logits, **columns(6, temperature=temperature))
+    clean = choose_by(logits, **columns(6, temperature=temperature))
     logits[1, 332], logits[3, 16], logits[4] = math.nan, math.inf, -math.inf
-    chosen = choose(logits, **columns(6, temperature=temperature))
+    chosen = choose_by(logits, **columns(6, temperature=temperature))
     assert chosen.failed.tolist() == [False, True, False, True, True, False]
     assert torch.equal(chosen.tokens[[0, 2, 5]], clean.tokens[[0, 2, 5]])
 
@@ -138,13 +142,13 @@ def test_ruled_out_tokens_are_never_drawn():
     logits = logits_of(200, 100)
     logits[:, ::2] = -math.inf
     uniform = torch.linspace(0, 1 - 2**-52, 200, dtype=torch.float64)
-    assert (choose(logits, **columns(200, uniform)).tokens % 2 == 1).all()
+    assert (choose_by(logits, **columns(200, uniform)).tokens % 2 == 1).all()
 
 
 def test_the_smallest_temperature_is_greedy():
     logits = logits_of(5, 1000)
     uniform = torch.rand(5, dtype=torch.float64)
-    chosen = choose(logits, **columns(5, uniform, temperature=1e-45))
+    chosen = choose_by(logits, **columns(5, uniform, temperature=1e-45))
     assert torch.equal(chosen.tokens, logits.argmax(-1))
 
 
@@ -152,10 +156,10 @@ def test_the_smallest_temperature_is_greedy():
 @pytest.mark.parametrize("vocabulary", [5, 1000, 30_001])
 def test_logprobs_are_those_of_the_raw_distribution(vocabulary, temperature):
     logits = logits_of(8, vocabulary)
-    chosen = choose(logits, **columns(8, logprobs=True, temperature=temperature))
+    chosen = choose_by(logits, **columns(8, logprobs=True, temperature=temperature))
     exact = logits.double().log_softmax(-1).gather(-1, chosen.tokens[:, None]).squeeze(-1)
     torch.testing.assert_close(chosen.logprobs.double(), exact, atol=2e-6, rtol=1e-6)
-    assert not choose(logits, **columns(8)).logprobs.any()
+    assert not choose_by(logits, **columns(8)).logprobs.any()
 
 
 def test_a_row_sees_neither_neighbours_nor_threads_nor_strides():
@@ -164,13 +168,13 @@ def test_a_row_sees_neither_neighbours_nor_threads_nor_strides():
     uniform = torch.rand(33, dtype=torch.float64)
     given = columns(33, uniform, logprobs=True, temperature=0.9, top_k=200, top_p=0.9)
     given["temperature"][::3] = 0.0
-    whole = choose(logits, **given)
+    whole = choose_by(logits, **given)
     for row in (0, 7, 32):
-        alone = choose(logits[row : row + 1], **{name: column[row : row + 1] for name, column in given.items()})
+        alone = choose_by(logits[row : row + 1], **{name: column[row : row + 1] for name, column in given.items()})
         assert alone.tokens[0] == whole.tokens[row]
         assert alone.logprobs[0] == whole.logprobs[row]
     native.set_threads(3)
-    again = choose(logits.contiguous(), **given)
+    again = choose_by(logits.contiguous(), **given)
     assert torch.equal(again.tokens, whole.tokens)
     assert torch.equal(again.logprobs, whole.logprobs)
 
@@ -183,6 +187,16 @@ def test_values_out_of_range_are_refused(name, value):
     given = columns(2)
     given[name] = torch.full_like(given[name], value)
     with pytest.raises(ValueError, match=name):
-        choose(logits_of(2, 10), **given)
+        choose_by(logits_of(2, 10), **given)
     with pytest.raises(ValueError, match=name):
-        choose(logits_of(2, 10), **(given | {name: given[name].half()}))
+        choose_by(logits_of(2, 10), **(given | {name: given[name].half()}))
+
+
+def test_terms_that_do_not_fit_the_logits_are_refused():
+    given = columns(2, temperature=0.0)
+    del given["uniform"]
+    with pytest.raises(ValueError, match="terms are of 2 rows, and logits of 3"):
+        choose(logits_of(3, 10), Terms(**given))
+    given["temperature"][1] = 0.5
+    with pytest.raises(ValueError, match="uniform must be given"):
+        choose(logits_of(2, 10), Terms(**given))

@@ -33,7 +33,7 @@ from penstock.kernels.native_attention import (
 )
 from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.native_rows import gelu_new, layer_norm, rms_norm, silu_and_mul
-from penstock.kernels.native_sampler import choose
+from penstock.kernels.native_sampler import Terms, choose
 from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import embedding_rows, packed_gated_linear, packed_linear
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, quantize_int4, quantize_int8
@@ -343,15 +343,15 @@ def _sampler_cases() -> Iterator[Case]:
     for form, temperature in (("greedy", 0.0), ("temperature, top_p", 0.8)):
         for rows in (1, 8, 32):
             logits = torch.randn(rows, VOCABULARY) * 3
-            columns = (
-                torch.full((rows,), temperature),
-                torch.zeros(rows, dtype=torch.int32),
-                torch.full((rows,), 0.95, dtype=torch.float64),
-                torch.zeros(rows),
-                torch.rand(rows, dtype=torch.float64),
-                torch.zeros(rows, dtype=torch.bool),
+            terms = Terms(
+                temperature=torch.full((rows,), temperature),
+                top_k=torch.zeros(rows, dtype=torch.int32),
+                top_p=torch.full((rows,), 0.95, dtype=torch.float64),
+                min_p=torch.zeros(rows),
+                wants_logprob=torch.zeros(rows, dtype=torch.bool),
             )
-            yield Case("sampler", form, rows, logits.nbytes, 0, "", partial(choose, logits, *columns))
+            uniform = torch.rand(rows, dtype=torch.float64)
+            yield Case("sampler", form, rows, logits.nbytes, 0, "", partial(choose, logits, terms, uniform))
 
 
 def _decoder_cases() -> Iterator[Case]:

@@ -339,8 +339,9 @@ class Scheduler:
                 f"step {plan.step}: {samples} rows sample, but {len(result.tokens)} tokens and"
                 f" {len(result.logprobs)} logprobs came"
             )
-        due = [row.slot for row, seq in zip(plan.rows, flight.seqs, strict=True) if _completes_embedding(row, seq)]
-        if sorted(each.slot for each in result.embeddings) != sorted({*due} - failed):
+        embedded = [(row, seq) for row, seq in zip(plan.rows, flight.seqs, strict=True) if seq.request.embedding]
+        due = {row.slot for row, seq in embedded if row.start + row.count == len(seq.request.prompt)}
+        if sorted(each.slot for each in result.embeddings) != sorted(due - failed):
             raise EngineFault(f"step {plan.step}: embeddings came for other slots than those that want them")
         return flight
 
@@ -348,6 +349,8 @@ class Scheduler:
         """Note `count` more computed positions, and seal the blocks they filled."""
         seq.computed += count
         sealed = seq.lease.sealed
+        if seq.computed < (sealed + 1) * self.config.block_size:  # nearly every token
+            return
         filled = seq.chain.keys[sealed : seq.computed // self.config.block_size]
         for index, key in enumerate(filled, start=sealed):
             self._pool.seal(seq.lease, index, key)
@@ -360,9 +363,10 @@ class Scheduler:
         ending = seq.ending()
         if ending is not None:
             return [generated, self._finish(seq, ending)]
-        named = len(seq.chain.keys)
-        self._name_blocks(seq)
-        self._promises.make(seq, seq.chain.keys[named:])
+        if len(seq.tokens) % self.config.block_size == 0:
+            named = len(seq.chain.keys)
+            self._name_blocks(seq)
+            self._promises.make(seq, seq.chain.keys[named:])
         return [generated]
 
     def _name_blocks(self, seq: Seq) -> None:
@@ -390,7 +394,3 @@ class Scheduler:
 
     def _withdraw(self, seq: Seq) -> None:
         self._promises.settle(seq, seq.chain.keys[seq.lease.sealed :])
-
-
-def _completes_embedding(row: Row, seq: Seq) -> bool:
-    return seq.request.embedding is not None and row.start + row.count == len(seq.request.prompt)

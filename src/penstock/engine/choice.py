@@ -46,6 +46,7 @@ class Choice:
         spelled: frozenset[int] = reader.spelled if reader is not None else frozenset()
         self._detokenizer = Detokenizer(tokenizer, spelled=spelled, prompt=prompt)
         self._scanner = StopStrings(rules.strings, include=rules.include_stop_string)
+        self._plain = not rules.strings and self._parser is None  # then nothing is ever held back
         self._pending: deque[TokenPiece] = deque()  # not let out yet
         self._decoded = 0  # characters decoded so far
         self._released = 0  # characters let out so far
@@ -69,10 +70,14 @@ class Choice:
         """Take the next token. After this, `ended` says whether it ended the choice."""
         if self._parser is not None and not self._parser.reasoning_over:
             self._reasoning_starts.append(self._decoded)
-        self._pending.append(token_piece(self._tokenizer, token, logprob, top, rank, self._decoded))
+        piece = token_piece(self._tokenizer, token, logprob, top, rank, self._decoded)
         text = self._detokenizer.push(token)
         self._decoded += len(text)
         self.generated += 1
+        if self._plain:  # nearly every token
+            self._released += len(text)
+            return ChoiceDelta(self.index, text, (piece,))
+        self._pending.append(piece)
         return self._release(self._scan(text))
 
     def finish(self) -> ChoiceDelta:

@@ -40,7 +40,6 @@ class ForwardBatch:
         q_start: `[R + 1]` int32 on the host; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
         kv_len: `[R]` int32 on the host, positions that each sequence has computed after this step.
         block_table: `[R, M]` int32, as wide as the longest row needs.
-        sample_rows: `[S]` int64, index among the tokens of the last one of each row that samples.
     """
 
     token_ids: Tensor
@@ -49,7 +48,35 @@ class ForwardBatch:
     q_start: Tensor
     kv_len: Tensor
     block_table: Tensor
-    sample_rows: Tensor
+
+
+class _Form:
+    """The memory of a batch of `tokens` tokens in `rows` rows, and the tensors that show it.
+
+    Written anew in each step that has this form. A small call costs little, but not beside a small model, whose weights
+    have driven out of the caches all that is seldom used: so what can be kept from step to step is kept.
+    """
+
+    def __init__(self, rows: int, tokens: int, width: int) -> None:
+        self.shape = rows, tokens, width
+        self.token_ids = np.empty(tokens, dtype=np.int64)
+        self.positions = np.empty(tokens, dtype=np.int64)
+        self.write_slots = np.empty(tokens, dtype=np.int64)
+        self.q_start = np.arange(rows + 1, dtype=np.int32)  # of one token a row
+        self.kv_len = np.empty(rows, dtype=np.int32)
+        self.block_table = np.empty((rows, width), dtype=np.int32)
+        arrays = (self.token_ids, self.positions, self.write_slots, self.q_start, self.kv_len, self.block_table)
+        self._batch = ForwardBatch(*map(torch.from_numpy, arrays))
+
+    def batch(self, device: torch.device) -> ForwardBatch:
+        """What lies in the memory now, on `device`; the host keeps what the host reads."""
+        host = self._batch
+        if device.type == "cpu":
+            return host
+        token_ids, positions, write_slots, block_table = (
+            tensor.to(device) for tensor in (host.token_ids, host.positions, host.write_slots, host.block_table)
+        )
+        return ForwardBatch(token_ids, positions, write_slots, host.q_start, host.kv_len, block_table)
 
 
 class SlotTables:
@@ -62,11 +89,19 @@ class SlotTables:
         self._block_size = block_size
         self._tokens = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
         self._blocks = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._places = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)  # block * block_size + offset
         self._num_tokens = [0] * max_num_seqs
         self._prompt_tokens = [0] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
         self._computed = [0] * max_num_seqs
         self._draws: dict[int, Draw] = {}
+        self._scored: set[int] = set()
+        self._form = _Form(0, 0, 0)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the prompt of any sequence is scored."""
+        return bool(self._scored)
 
     @property
     def taken(self) -> frozenset[int]:
@@ -77,6 +112,7 @@ class SlotTables:
         """Forget the sequence in `slot`."""
         assert slot in self._draws, f"slot {slot} is released but holds nothing"
         del self._draws[slot]
+        self._scored.discard(slot)
 
     def admit(self, admit: Admit) -> None:
         """Take in a sequence."""
@@ -89,7 +125,10 @@ class SlotTables:
         self._num_blocks[slot] = 0
         self._append_blocks(slot, admit.blocks)
         self._computed[slot] = admit.computed
-        self._draws[slot] = _SILENT if admit.embedding is not None else Draw.of(admit.sampling, admit.choice)
+        draw = _SILENT if admit.embedding is not None else Draw.of(admit.sampling, admit.choice)
+        self._draws[slot] = draw
+        if draw.prompt_top >= 0:
+            self._scored.add(slot)
 
     def advance(self, row: Row) -> None:
         """Take note that `row` is computed now: its new blocks, and where the next row of its slot starts."""
@@ -133,38 +172,35 @@ class SlotTables:
         )
 
     def batch(self, rows: Sequence[Row], device: torch.device) -> ForwardBatch:
-        """The tensors for `rows`, at least one, all of them already taken note of."""
-        # Every operation counts here: beside a small model, a step of one row is a few milliseconds.
+        """The tensors for `rows`, at least one, all of them already taken note of; they hold until the next call."""
         slots, starts, counts = np.array([(row.slot, row.start, row.count) for row in rows]).T
-        q_start = np.zeros(len(rows) + 1, dtype=np.int32)
-        counts.cumsum(out=q_start[1:])
-        ends = q_start[1:]
-        slot_of, positions = slots, starts.copy()  # [T]
-        if ends[-1] > len(rows):  # not just one token a row
+        tokens, longest = sum(row.count for row in rows), max(row.start + row.count for row in rows)
+        form = self._form_of(len(rows), tokens, -(-longest // self._block_size))
+        slot_of, positions = slots, starts  # [T]
+        if tokens > len(rows):  # not just one token a row
+            q_start = np.concatenate(([0], counts.cumsum()))
             slot_of = slots.repeat(counts)
-            positions = (starts - ends + counts).repeat(counts) + np.arange(ends[-1])
-        block = positions // self._block_size
-        write_slots = self._blocks[slot_of, block] * np.int64(self._block_size) + (positions - block * self._block_size)
-        kv_len = starts + counts
-        width = -(-int(kv_len.max()) // self._block_size)
-        return ForwardBatch(
-            token_ids=_tensor(self._tokens[slot_of, positions], device),
-            positions=_tensor(positions, device),
-            write_slots=_tensor(write_slots, device),
-            q_start=torch.from_numpy(q_start),
-            kv_len=torch.from_numpy(kv_len.astype(np.int32)),
-            block_table=_tensor(self._blocks[slots, :width], device),
-            sample_rows=_tensor(ends[[row.sample for row in rows]] - np.int64(1), device),
-        )
+            positions = (starts - q_start[:-1]).repeat(counts) + np.arange(tokens)
+            form.q_start[:] = q_start
+        at = slot_of * self._tokens.shape[1] + positions
+        self._tokens.reshape(-1).take(at, out=form.token_ids, mode="clip")  # "raise" would make a copy
+        self._places.reshape(-1).take(at, out=form.write_slots, mode="clip")
+        form.positions[:] = positions
+        form.kv_len[:] = starts + counts
+        self._blocks[:, : form.shape[2]].take(slots, axis=0, out=form.block_table, mode="clip")
+        return form.batch(device)
+
+    def _form_of(self, rows: int, tokens: int, width: int) -> _Form:
+        if self._form.shape != (rows, tokens, width):
+            self._form = _Form(rows, tokens, width)
+        return self._form
 
     def _append_blocks(self, slot: int, blocks: tuple[int, ...]) -> None:
         if not blocks:
             return
-        have = self._num_blocks[slot]
+        have, size = self._num_blocks[slot], self._block_size
         self._blocks[slot, have : have + len(blocks)] = blocks
+        places = (np.array(blocks, dtype=np.int64)[:, None] * size + np.arange(size)).ravel()
+        of_slot = self._places[slot, have * size :]  # which may end within the last block
+        of_slot[: len(places)] = places[: len(of_slot)]
         self._num_blocks[slot] = have + len(blocks)
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

@@ -127,7 +127,7 @@ class TorchRunner:
         if not sampling:
             return NOTHING, prompts, pooled
         if len(sampling) < len(hidden):
-            hidden = hidden[batch.sample_rows]
+            hidden = hidden[[end - 1 for end, row in zip(batch.q_start.tolist()[1:], rows, strict=True) if row.sample]]
         logits = self._model.logits(hidden)  # [S, V]
         draws = [self._slots.draw(row.slot) for row in sampling]
         slots = [row.slot for row in sampling]
@@ -137,7 +137,7 @@ class TorchRunner:
 
     def _scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> Iterator[PromptScores]:
         """Scores of the prompt tokens that `rows` predict, of those rows that want them."""
-        if all(self._slots.draw(row.slot).prompt_top < 0 for row in rows):
+        if not self._slots.scores_prompts:
             return
         for row, first in zip(rows, batch.q_start.tolist(), strict=False):  # of which the last is an end
             top = self._slots.draw(row.slot).prompt_top

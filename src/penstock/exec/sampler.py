@@ -23,7 +23,7 @@ from torch import Tensor
 from penstock.contract.plan import Alternatives
 from penstock.contract.sampling import SamplingSpec
 from penstock.kernels import native
-from penstock.kernels.native_sampler import choose
+from penstock.kernels.native_sampler import Terms, choose
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
@@ -167,10 +167,12 @@ def _pick(rows: Sequence[int], draws: Sequence[Draw], positions: Sequence[int]) 
 
 def _sample_compiled(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
     """`sample`, for rows whose stages are `_COMPILED`."""
-    drawn = [
-        0.0 if draw.greedy else uniform(draw.seed, draw.choice, at) for draw, at in zip(draws, positions, strict=True)
-    ]
-    chosen = choose(logits, **_columns(tuple(draws)), uniform=torch.tensor(drawn, dtype=torch.float64))
+    terms, drawn = _terms(tuple(draws)), None
+    if terms.random:
+        where = zip(draws, positions, strict=True)
+        numbers = [0.0 if draw.greedy else uniform(draw.seed, draw.choice, at) for draw, at in where]
+        drawn = torch.tensor(numbers, dtype=torch.float64)
+    chosen = choose(logits, terms, drawn)
     sampled = _without_places(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
     return _with_places(sampled, logits, draws, [row for row, draw in enumerate(draws) if draw.wants_logprob])
 
@@ -181,14 +183,13 @@ def _rows_that_compile(draws: tuple[Draw, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=16)
-def _columns(draws: tuple[Draw, ...]) -> dict[str, Tensor]:
-    """What the compiled call is told of the rows, but for where they are; never changed."""
+def _terms(draws: tuple[Draw, ...]) -> Terms:
     values = [{"temperature": 0.0} if draw.greedy else dict(draw.stages) for draw in draws]
     columns = {
         name: torch.tensor([given.get(name, neutral) for given in values], dtype=dtype)
         for name, (dtype, neutral) in _COLUMNS.items()
     }
-    return columns | {"wants_logprob": torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool)}
+    return Terms(**columns, wants_logprob=torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool))
 
 
 def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], look: Look) -> Sampled:

@@ -173,7 +173,7 @@ class NativeDecoder:
         )
         start = vector("stream", stream.view(-1), torch.float32, stream.numel())
         out = torch.empty(stream.shape, dtype=out_dtype)
-        size = self._plan.scratch_bytes(count, rows, int(kv_len.max()) if rows else 0)
+        size = self._plan.scratch_bytes(count, rows, max(kv_len.tolist(), default=0))  # a step's tensors are small
         scratch = self._scratch.address_of(size)
         result = (out.data_ptr(), element("out", out))
         self._plan.run(count, start, *result, *addresses, block_table.shape[1], scale, scratch, size)

@@ -7,14 +7,50 @@ distribution function in the order of the vocabulary. A row's outcome depends on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.native_rows import required
 
-__all__ = ["Choices", "choose"]
+__all__ = ["Choices", "Terms", "choose"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """How each of `S` rows chooses, whatever it chooses from: looked at once and used for many steps, never changed.
+
+    Attributes:
+        temperature: `[S]` float32; 0 takes the likeliest token, the lowest id where several are.
+        top_k: `[S]` int32; 0 takes all.
+        top_p: `[S]` float64, above 0; 1 takes all.
+        min_p: `[S]` float32; 0 takes all.
+        wants_logprob: `[S]` bool.
+
+    Raises:
+        ValueError: a column does not fit.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    wants_logprob: Tensor
+    random: bool = field(init=False)
+    """Whether any row draws."""
+    unused: Tensor = field(init=False)
+    """`[S]` float64, in place of the uniform numbers of rows none of which draws."""
+
+    def __post_init__(self) -> None:
+        count = len(self.temperature)
+        _check_column("temperature", self.temperature, torch.float32, count)
+        _check_column("top_k", self.top_k, torch.int32, count)
+        _check_column("top_p", self.top_p, torch.float64, count)
+        _check_column("min_p", self.min_p, torch.float32, count)
+        _check_column("wants_logprob", self.wants_logprob, torch.bool, count)
+        object.__setattr__(self, "random", bool(self.temperature.any()))
+        object.__setattr__(self, "unused", torch.zeros(count, dtype=torch.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,52 +68,44 @@ class Choices:
     failed: Tensor
 
 
-def choose(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    uniform: Tensor,
-    wants_logprob: Tensor,
-) -> Choices:
+def choose(logits: Tensor, terms: Terms, uniform: Tensor | None = None) -> Choices:
     """Choose one token for each row.
+
+    Beside a small model's step this costs a tenth of a millisecond or a hundredth: so nothing is looked at here that
+    `terms` has looked at before.
 
     Args:
         logits: `[S, V]` float32; not changed; rows may be strided.
-        temperature: `[S]` float32; 0 takes the likeliest token, the lowest id where several are.
-        top_k: `[S]` int32; 0 takes all.
-        top_p: `[S]` float64, above 0; 1 takes all.
-        min_p: `[S]` float32; 0 takes all.
-        uniform: `[S]` float64 in [0, 1).
-        wants_logprob: `[S]` bool.
+        terms: of as many rows.
+        uniform: `[S]` float64 in [0, 1); needed where any row draws.
 
     Raises:
-        ValueError: a column or a value in it does not fit; nothing was written then.
+        ValueError: an argument or a value in it does not fit; nothing was written then.
     """
     count, vocabulary = logits.shape
     if logits.dtype != torch.float32 or (vocabulary > 1 and logits.stride(1) != 1):
         raise ValueError(f"logits must be [S, V] float32 with contiguous rows, not {logits.dtype}")
-    columns = (
-        ("temperature", temperature, torch.float32),
-        ("top_k", top_k, torch.int32),
-        ("top_p", top_p, torch.float64),
-        ("min_p", min_p, torch.float32),
-        ("uniform", uniform, torch.float64),
-        ("wants_logprob", wants_logprob, torch.bool),
-    )
-    for name, column, dtype in columns:
-        if column.shape != (count,) or column.dtype != dtype or not column.is_contiguous():
-            raise ValueError(f"{name} must be [{count}] {dtype}, not {tuple(column.shape)} {column.dtype}")
-    chosen = Choices(
-        tokens=torch.empty(count, dtype=torch.int64),
-        logprobs=torch.empty(count, dtype=torch.float32),
-        failed=torch.empty(count, dtype=torch.bool),
-    )
-    scratch = torch.empty((count, vocabulary) if bool(temperature.any()) else (0,), dtype=torch.float32)
+    if len(terms.temperature) != count:
+        raise ValueError(f"terms are of {len(terms.temperature)} rows, and logits of {count}")
+    if uniform is None:
+        if terms.random:
+            raise ValueError("uniform must be given where a row draws")
+        uniform = terms.unused
+    else:
+        _check_column("uniform", uniform, torch.float64, count)
+    tokens = torch.empty(count, dtype=torch.int64)
+    logprobs = torch.empty(count, dtype=torch.float32)
+    failed = torch.empty(count, dtype=torch.bool)
+    scratch = torch.empty((count, vocabulary), dtype=torch.float32) if terms.random else None
     required().sample(
         *(count, vocabulary, logits.data_ptr(), logits.stride(0)),
-        *(column.data_ptr() for _, column, _ in columns),
-        *(chosen.tokens.data_ptr(), chosen.logprobs.data_ptr(), chosen.failed.data_ptr(), scratch.data_ptr()),
+        *(terms.temperature.data_ptr(), terms.top_k.data_ptr(), terms.top_p.data_ptr(), terms.min_p.data_ptr()),
+        *(uniform.data_ptr(), terms.wants_logprob.data_ptr()),
+        *(tokens.data_ptr(), logprobs.data_ptr(), failed.data_ptr(), 0 if scratch is None else scratch.data_ptr()),
     )
-    return chosen
+    return Choices(tokens, logprobs, failed)
+
+
+def _check_column(name: str, column: Tensor, dtype: torch.dtype, count: int) -> None:
+    if column.shape != (count,) or column.dtype != dtype or not column.is_contiguous():
+        raise ValueError(f"{name} must be [{count}] {dtype}, not {tuple(column.shape)} {column.dtype}")

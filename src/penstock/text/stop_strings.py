@@ -65,6 +65,8 @@ class StopStrings:
         """Take the next piece of text. After a match all text is dropped and the match reported again."""
         if self._matched is not None:
             return StopScan("", self._matched)
+        if len(self._next) == 1:  # nothing is searched for
+            return StopScan(text)
         seen = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             self._state = self._move(self._state, character)
