@@ -17,7 +17,7 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 
 struct LinearBf16 {
 #if defined(PENSTOCK_ISA_AVX512_BF16)
-    static constexpr int kRows = 6, kPanels = 4, kFewRows = 3;  // 24 sums, 4 weights, 1 activation: 29 of 32 registers
+    static constexpr int kRows = 6, kPanels = 4, kFewRows = 8;  // 24 sums, 4 weights, 1 activation: 29 of 32 registers
 #elif defined(PENSTOCK_AVX512)
     static constexpr int kRows = 6, kPanels = 2, kFewRows = 3;
 #elif defined(PENSTOCK_ISA_AVX2)
@@ -33,7 +33,7 @@ struct LinearBf16 {
     template <int R, int P>
     void tile(int64_t row, int64_t panel) const {
         const int64_t pairs = divide_up(call.inputs, 2), bytes = panel_bytes(Kind::bf16, call.inputs);
-        const int64_t ahead = distance_ahead<P>(call, bytes);
+        const WeightsAhead<R, P> ahead(call, bytes);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const bf16* rows = x + row * x_stride;
@@ -47,7 +47,7 @@ struct LinearBf16 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + k * 64;
                 w[p] = load_weight_pairs(at);
-                fetch_ahead<P == 1>(at + ahead);
+                ahead.ask(at);
             }
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 const Pair pair = load_pair(rows + r * x_stride + 2 * k);

@@ -37,7 +37,7 @@ struct LinearQ4 {
     template <int R, int P>
     void tile(int64_t row, int64_t panel) const {
         const int64_t bytes = panel_bytes(Kind::q4, call.inputs);
-        const int64_t ahead = distance_ahead<P>(call, bytes);
+        const WeightsAhead<R, P> ahead(call, bytes);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const int8_t* codes = x.high(row);
@@ -60,7 +60,7 @@ struct LinearQ4 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;
                     load_nibbles(at, low[p], high[p]);
-                    fetch_ahead<P == 1>(at + ahead);
+                    ahead.ask(at);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const int8_t* eight = codes + r * stride + g * kGroup + c * 8;
@@ -72,7 +72,7 @@ struct LinearQ4 {
             }
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + group + 256;
-                fetch_ahead<P == 1>(at + ahead);
+                ahead.ask(at);
                 const f32x16 scale = load_f16(at), minimum = load_f16(at + 32);
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const f32x16 both = mul(scale, broadcast(scales[r * floats + g]));

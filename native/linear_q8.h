@@ -33,7 +33,7 @@ struct LinearQ8 {
     template <int R, int P>
     void tile(int64_t row, int64_t panel) const {
         const int64_t bytes = panel_bytes(Kind::q8, call.inputs);
-        const int64_t ahead = distance_ahead<P>(call, bytes);
+        const WeightsAhead<R, P> ahead(call, bytes);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const int8_t* codes = x.high(row);
@@ -58,7 +58,7 @@ struct LinearQ8 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;
                     w[p] = load_codes(at);
-                    fetch_ahead<true>(at + ahead);
+                    ahead.ask(at);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);

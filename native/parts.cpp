@@ -7,7 +7,6 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t kLeastTokens = 8;           // of a part; of 4 a part is slower in bf16
 constexpr int64_t kSharedBytes = 8 << 20;     // of weights: a quarter of what a shared cache has
 constexpr int64_t kProductsAPosition = 40;    // weights are multiplied in the time in which attention reads one element
 
@@ -21,6 +20,9 @@ int64_t sum_of(const DecoderLayer& layer, const Of& of) {
 int64_t bytes_of(const DecoderLayer& layer) {
     return sum_of(layer, [](const Projection& by) { return packed_bytes(by.kind, by.outputs, by.inputs); });
 }
+
+// Fewer tokens in a part do not make up for reading all weights where half of them would do: 4-bit ones are read soonest.
+int64_t least_tokens(const DecoderPlan& plan) { return plan.layers[0].qkv.kind == Kind::q4 ? 4 : 8; }
 
 // What a token costs in a layer, in positions that attention reads.
 struct Costs {
@@ -64,7 +66,7 @@ int64_t parts_scratch(int32_t rows, int count) {
 
 bool split_step(const DecoderPlan& plan, const DecoderStep& step, int count, uint8_t* scratch, int64_t scratch_bytes,
                 Part* parts) {
-    if (count < 2 || count > kMostParts || step.tokens < count * kLeastTokens || plan.layers.empty()) return false;
+    if (count < 2 || count > kMostParts || plan.layers.empty() || step.tokens < count * least_tokens(plan)) return false;
     if (bytes_of(plan.layers[0]) > kSharedBytes || scratch_bytes < parts_scratch(step.rows, count)) return false;
     const Costs costs(plan);
     int64_t whole = 0;
