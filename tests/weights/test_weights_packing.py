@@ -170,6 +170,26 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
     assert (ours - exact).square().mean() <= 2 * (theirs - exact).square().mean()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "packing", "arithmetic"),
+    [
+        (torch.float32, Packing.DENSE, "fp32"),
+        (torch.float32, Packing.F32, "fp32"),
+        (torch.bfloat16, Packing.BF16, "bf16"),
+        (torch.float32, Packing.INT8, "int8"),
+        (torch.bfloat16, Packing.INT4, "int8"),
+    ],
+)
+def test_a_models_work_is_done_in_the_arithmetic_of_its_weights(tmp_path, dtype, packing, arithmetic):
+    directory = write_checkpoint(tmp_path, "llama", "wide_heads_untied")
+    files = open_model(directory)
+    work = work_of(load(files.config, Binder(files.source, dtype, "cpu", "m", packing=packing), "m"))
+    assert work.arithmetic == arithmetic
+    if arithmetic != "int8":  # two operations a number; the last panel of a weight may be filled up
+        size = dtype.itemsize
+        assert size <= work.weight_bytes / ((work.ops_a_token + work.ops_a_sample) / 2) < 1.2 * size
+
+
 @needs_onednn
 @pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
 def test_a_models_work_is_counted_alike_whoever_multiplies(tmp_path, family, variant):
@@ -237,7 +257,11 @@ def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(t
     for parts in (qkv, up):
         packed = binder.take_linear(parts)
         assert packed.kind is PackedKind.BF16
-        assert torch.equal(unpack(packed), plain.take_fused(parts).bfloat16().float())
+        numbers = plain.take_fused(parts)
+        assert torch.equal(unpack(packed), numbers.bfloat16().float())
+        wide = Binder(source, torch.float32, "cpu", "m", packing=Packing.STORED).take_linear(parts)
+        assert wide.kind is PackedKind.F32
+        assert torch.equal(unpack(wide), numbers)
     assert binder.mixed == [f"{qkv[0][0]} (Q4_0, Q8_0)", f"{up[0][0]} (Q4_0, plain)"]
     binder.take_linear([(f"{attention}v_proj.weight", (32, 64))])
     binder.take_linear([(f"{attention}o_proj.weight", (64, 64))])
@@ -254,6 +278,9 @@ def test_the_start_report_counts_and_names_what_mixed_kinds_cost(tmp_path):
     assert line.startswith("rounded          3 fused weights to bfloat16")  # both layers' QKV, and gate and up of one
     assert "model.layers.1.mlp.gate_proj.weight (Q4_0, Q8_0)" in line
     assert loaded.weight_forms == "Q4_0 as in the file; bfloat16"
+    wide = EngineConfig(model=str(path), threads=1, dtype="float32", quantization="file")
+    loaded = app.load_model(wide, open_model(path), said.append)
+    assert loaded.weight_forms == "Q4_0 as in the file; float32"
     write_gguf(path, Tiny(), random_weights(Tiny()), "Q4_0")
     app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), said.append)
     assert len([line for line in said if line.startswith("rounded")]) == 1
