@@ -58,7 +58,7 @@ Projection projection_of(const Weight& weight, int64_t outputs, int64_t inputs) 
 }
 
 void make_plan(DecoderPlan* place, int64_t hidden, int64_t inner, int q_heads, int kv_heads, int head_dim, float eps,
-               int norms, int activation, const NormVectors& norm, uintptr_t cos, uintptr_t sin,
+               int norms, int activation, int qkv_element, const NormVectors& norm, uintptr_t cos, uintptr_t sin,
                int64_t num_positions) {
     check_heads(kv_heads, head_dim);
     require(hidden >= 1 && hidden <= kMostInputs && inner >= 1 && inner <= kMostInputs,
@@ -77,6 +77,7 @@ void make_plan(DecoderPlan* place, int64_t hidden, int64_t inner, int q_heads, i
                             eps,
                             kind,
                             activation_of(activation),
+                            element_of(qkv_element),
                             norm_of(norm, kind),
                             pointer<float>(cos),
                             pointer<float>(sin),

@@ -29,6 +29,7 @@ LookupKernel lookup_kernel(Kind kind) {
         case Kind::bf16: return table.lookup_bf16;
         case Kind::q4: return table.lookup_q4;
         case Kind::q8: return table.lookup_q8;
+        case Kind::f32: return table.lookup_f32;
     }
     throw std::invalid_argument("no such kind");
 }
@@ -60,8 +61,9 @@ void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, 
     require(call.weight != nullptr, "weight must be given");
     require(call.residual.data == nullptr || rows <= 1 || residual_stride >= outputs,
             "rows of residual must be at least `outputs` apart");
-    // Rows that are bfloat16 pairs already are read where they lie.
-    const bool in_place = kind == Kind::bf16 && call.x.element == Element::bf16 && inputs % 2 == 0;
+    // Rows that are float32, or bfloat16 pairs, already are read where they lie.
+    const bool in_place = (kind == Kind::bf16 && call.x.element == Element::bf16 && inputs % 2 == 0) ||
+                          (kind == Kind::f32 && call.x.element == Element::f32);
     require(in_place || (scratch != 0 && scratch % 64 == 0 && scratch_bytes >= rows * scratch_stride(kind, inputs)),
             "scratch must be aligned to 64 bytes and have room for every row");
     nb::gil_scoped_release released;
@@ -89,14 +91,17 @@ void lookup(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, 
     lookup_kernel(kind)(call, pool());
 }
 
+using PackNumbers = void (*)(const ConstRows&, int64_t, int64_t, uint8_t*, Pool&);
+
+template <Kind kind, PackNumbers pack>
 void pack_numbers(int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride, int element, uintptr_t to,
                   int64_t to_bytes) {
     check_sizes(outputs, inputs);
     const ConstRows rows{pointer<void>(weight), stride, element_of(element)};
     check_rows(rows.data, stride, outputs, inputs, "weight must be given, with rows at least `inputs` apart");
-    require(to != 0 && to_bytes == packed_bytes(Kind::bf16, outputs, inputs), "to must have packed_bytes() bytes");
+    require(to != 0 && to_bytes == packed_bytes(kind, outputs, inputs), "to must have packed_bytes() bytes");
     nb::gil_scoped_release released;
-    pack_bf16(rows, outputs, inputs, pointer<uint8_t>(to), pool());
+    pack(rows, outputs, inputs, pointer<uint8_t>(to), pool());
 }
 
 using PackBlocks = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*, Pool&);
@@ -123,7 +128,8 @@ void bind_linear(nb::module_& module) {
     using namespace penstock;
     module.def("linear", &linear, "out = x times a packed weight + bias + residual, or of it silu(first half) * second; addresses of 0 are absent.");
     module.def("lookup", &lookup, "Rows of a packed weight as numbers.");
-    module.def("pack_bf16", &pack_numbers, "Pack rows of numbers.");
+    module.def("pack_bf16", &pack_numbers<Kind::bf16, pack_bf16>, "Pack rows of numbers, rounded to bfloat16.");
+    module.def("pack_f32", &pack_numbers<Kind::f32, pack_f32>, "Pack rows of numbers as they are.");
     module.def("pack_q4_0", &pack_blocks<Kind::q4, kQ40Block, pack_q4_0>, "Pack rows of GGUF Q4_0 blocks.");
     module.def("pack_q4_1", &pack_blocks<Kind::q4, kQ41Block, pack_q4_1>, "Pack rows of GGUF Q4_1 blocks.");
     module.def("pack_q8_0", &pack_blocks<Kind::q8, kQ80Block, pack_q8_0>, "Pack rows of GGUF Q8_0 blocks.");

@@ -33,7 +33,7 @@ inline KvElement kv_element_of(int element) {
 }
 
 inline Kind kind_of(int kind) {
-    require(kind >= 0 && kind <= static_cast<int>(Kind::q8), "kind must be 0 (bf16), 1 (q4) or 2 (q8)");
+    require(kind >= 0 && kind <= static_cast<int>(Kind::f32), "kind must be 0 (bf16), 1 (q4), 2 (q8) or 3 (f32)");
     return static_cast<Kind>(kind);
 }
 

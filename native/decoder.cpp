@@ -19,8 +19,8 @@ namespace {
 //
 // Where a step is split, each part has all but the last of them to itself, one part after the other.
 //
-// What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into a quantised one is fp32, and
-// is rounded once, to int8.
+// What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into another one is fp32; a
+// quantised one rounds it once, to int8.
 struct Areas {
     int64_t wide, inner, mixed, linear, attention;  // offsets in bytes
 };
@@ -103,7 +103,7 @@ struct Run {
     template <class Stored>
     void attend(const DecoderLayer& layer, const KvCache& cache, const Stored& stored) const {
         const Rows normed = rows(0, plan.hidden, layer.qkv);
-        const Rows qkv{scratch + at.wide, plan.qkv_width(), Element::bf16};  // as keys and values are kept
+        const Rows qkv{scratch + at.wide, plan.qkv_width(), plan.qkv_element};
         const Rows q = rows(at.inner, plan.q_width(), layer.qkv), mixed = rows(at.mixed, plan.q_width(), layer.output);
         norm(layer.attention_norm, normed);
         project(layer.qkv, normed, {}, qkv);

@@ -2,9 +2,9 @@
 // would call them, without the way through Python between them, which costs as much as a small kernel. Which kernels
 // these are, where families differ, is data of the plan.
 //
-// The stream of hidden states stays fp32 from the embedding to the last norm; so does what passes between quantised
-// projections, while bf16 weights are met by bf16. Nothing is owned, nothing is allocated, and the caller has checked
-// everything.
+// The stream of hidden states stays fp32 from the embedding to the last norm; so does what passes between projections,
+// but for those with bf16 weights, which are met by bf16. Nothing is owned, nothing is allocated, and the caller has
+// checked everything.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +50,7 @@ struct DecoderPlan {
     float eps;  // of every norm
     Norm norms;  // the kind of all but q_norm and k_norm, which are of RMS
     Activation activation;
+    Element qkv_element;  // of queries, keys and values as they are projected, before they are rotated and stored
     NormWeights norm;
     const float* cos;  // [num_positions][head_dim / 2]; null: queries and keys are not rotated
     const float* sin;

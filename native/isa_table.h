@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "kernel_table.h"
 #include "linear_bf16.h"
+#include "linear_f32.h"
 #include "linear_q4.h"
 #include "linear_q8.h"
 #include "lookup.h"
@@ -22,9 +23,11 @@ constexpr KernelTable table_named(const char* isa) {
     table.linear_bf16 = linear_bf16;
     table.linear_q4 = linear_q4;
     table.linear_q8 = linear_q8;
+    table.linear_f32 = linear_f32;
     table.lookup_bf16 = lookup_bf16;
     table.lookup_q4 = lookup_q4;
     table.lookup_q8 = lookup_q8;
+    table.lookup_f32 = lookup_f32;
 
     table.attention = attention;
     table.rotate_and_store = rotate_and_store;

@@ -16,9 +16,11 @@ struct KernelTable {
     void (*linear_bf16)(const LinearCall& call, Pool& pool);
     void (*linear_q4)(const LinearCall& call, Pool& pool);
     void (*linear_q8)(const LinearCall& call, Pool& pool);
+    void (*linear_f32)(const LinearCall& call, Pool& pool);
     void (*lookup_bf16)(const LookupCall& call, Pool& pool);
     void (*lookup_q4)(const LookupCall& call, Pool& pool);
     void (*lookup_q8)(const LookupCall& call, Pool& pool);
+    void (*lookup_f32)(const LookupCall& call, Pool& pool);
 
     void (*attention)(const AttentionCall& call, Pool& pool);
     void (*rotate_and_store)(const RotaryCall& call, Pool& pool);
@@ -35,6 +37,7 @@ constexpr auto linear_kernel(const KernelTable& table, Kind kind) {
     switch (kind) {
         case Kind::q4: return table.linear_q4;
         case Kind::q8: return table.linear_q8;
+        case Kind::f32: return table.linear_f32;
         default: return table.linear_bf16;
     }
 }

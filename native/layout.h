@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-enum class Kind : int32_t { bf16 = 0, q4 = 1, q8 = 2 };
+enum class Kind : int32_t { bf16 = 0, q4 = 1, q8 = 2, f32 = 3 };
 
 constexpr int64_t kPanel = 16;   // outputs of a panel: the lanes of a vector
 constexpr int64_t kGroup = 32;   // inputs that share a scale in q4 and q8
@@ -26,6 +26,7 @@ constexpr int64_t panel_bytes(Kind kind, int64_t inputs) {
         case Kind::bf16: return divide_up(inputs, 2) * kPanel * 4;
         case Kind::q4: return groups_of(inputs) * kQ4Group;
         case Kind::q8: return groups_of(inputs) * kQ8Group;
+        case Kind::f32: return inputs * kPanel * 4;
     }
     return 0;
 }
@@ -34,7 +35,8 @@ constexpr int64_t packed_bytes(Kind kind, int64_t outputs, int64_t inputs) {
     return panels_of(outputs) * panel_bytes(kind, inputs);
 }
 
-// Bytes of scratch for one row. bf16: the row rounded to bfloat16, filled up to an even number. The others:
+// Bytes of scratch for one row. bf16: the row rounded to bfloat16, filled up to an even number. f32: the row widened.
+// The others:
 //
 //     | high bytes of the inputs, zeros up to whole groups | low bytes | scales | offsets | more offsets | fine? |
 //
@@ -42,6 +44,7 @@ constexpr int64_t packed_bytes(Kind kind, int64_t outputs, int64_t inputs) {
 constexpr int64_t fine_words(int64_t inputs) { return divide_up(groups_of(inputs), 32); }
 constexpr int64_t scratch_stride(Kind kind, int64_t inputs) {
     if (kind == Kind::bf16) return round_up(inputs * 2, 64);
+    if (kind == Kind::f32) return round_up(inputs * 4, 64);
     return round_up(groups_of(inputs) * (2 * kGroup + 3 * 4) + fine_words(inputs) * 4, 64);
 }
 

@@ -39,6 +39,14 @@ inline void lookup_bf16(const LookupCall& call, Pool& pool) {
     });
 }
 
+inline void lookup_f32(const LookupCall& call, Pool& pool) {
+    look_up(call, Kind::f32, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
+        float number;
+        memcpy(&number, panel + k * 64 + lane * 4, sizeof number);
+        return number;
+    });
+}
+
 inline void lookup_q4(const LookupCall& call, Pool& pool) {
     look_up(call, Kind::q4, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
         const uint8_t* group = panel + k / kGroup * kQ4Group;

@@ -30,6 +30,15 @@ uint16_t bf16_at(const ConstRows& weight, int64_t output, int64_t input) {
     return static_cast<const uint16_t*>(weight.data)[at];
 }
 
+float f32_at(const ConstRows& weight, int64_t output, int64_t input) {
+    const int64_t at = output * weight.stride + input;
+    if (weight.element == Element::f32) return static_cast<const float*>(weight.data)[at];
+    const uint32_t bits = uint32_t(static_cast<const uint16_t*>(weight.data)[at]) << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
 // -8 times an fp16 number, by its bits; false where that is not a finite fp16 number. Multiplying by 8 loses no digits.
 bool minus_eight_times(uint16_t half, uint16_t& result) {
     const int sign = ~half & 0x8000;
@@ -97,6 +106,17 @@ void pack_bf16(const ConstRows& weight, int64_t outputs, int64_t inputs, uint8_t
         for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
             for (int64_t k = 0; k < inputs; k++) {
                 store_u16(start + k / 2 * 64 + lane * 4 + k % 2 * 2, bf16_at(weight, panel * kPanel + lane, k));
+            }
+        }
+    });
+}
+
+void pack_f32(const ConstRows& weight, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
+    fill_panels(Kind::f32, outputs, inputs, to, pool, [&](int64_t panel, uint8_t* start) {
+        for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
+            for (int64_t k = 0; k < inputs; k++) {
+                const float number = f32_at(weight, panel * kPanel + lane, k);
+                std::memcpy(start + k * 64 + lane * 4, &number, sizeof number);
             }
         }
     });

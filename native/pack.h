@@ -16,6 +16,7 @@ constexpr int64_t kQ41Block = 20;  // fp16 scale, fp16 minimum, codes as above
 constexpr int64_t kQ80Block = 34;  // fp16 scale, 32 signed bytes
 
 void pack_bf16(const ConstRows& weight, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
+void pack_f32(const ConstRows& weight, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 void pack_q4_1(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);

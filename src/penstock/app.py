@@ -45,7 +45,7 @@ from penstock.exec.kv_store import (
     serves_packed,
 )
 from penstock.exec.runner import TorchRunner
-from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line, onednn_line
+from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line, onednn_line, wide_heads_line
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.nn.work import work_of
@@ -137,7 +137,7 @@ class LoadedModel:
     @property
     def isa(self) -> str:
         """The instruction set of the compiled kernels that compute with it, or `torch`."""
-        return native.isa() if self.device.type == "cpu" and self.dtype == torch.bfloat16 else "torch"
+        return native.isa() if self.device.type == "cpu" else "torch"
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
@@ -254,15 +254,18 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
     threads = set_threads(config.threads, packed=packing is not Packing.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
-    announce(computing_line(device, dtype, threads, packing))
+    announce(computing_line(device, dtype, threads))
     if packing is Packing.ONEDNN:
         announce(onednn_line(config.linear_kernels))
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
         model = models.load(files.config, binder, str(files.path))
-    if binder.mixed:
+    if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
+    head_dim = model.shape.head_dim
+    if native.available() and device.type == "cpu" and head_dim > native.MAX_HEAD_DIM:
+        announce(wide_heads_line(head_dim))
     forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
     return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes, forms)
 

@@ -179,7 +179,7 @@ def test_float32_does_not_diverge_from_itself_and_coarser_forms_diverge_more(tin
     assert 0 < means["bfloat16"] < means["int8"] < means["int4"]
 
 
-def test_forms_are_all_that_can_be_had_and_others_are_refused_by_name(tiny):
+def test_forms_are_all_that_can_be_had_and_others_are_refused_by_name(tiny, monkeypatch):
     files = open_model(tiny)
 
     def named(*wanted: str, **options: str) -> list[str]:
@@ -192,9 +192,11 @@ def test_forms_are_all_that_can_be_had_and_others_are_refused_by_name(tiny):
     assert named("int4:int8-kv", "int4", kv_cache_dtype="int8") == ["int4:int8-kv"]
     with pytest.raises(ConfigError, match="quantization: the file is not quantised"):
         named("file")
+    assert named("none:int8-kv", dtype="float32") == ["none:int8-kv"]
+    monkeypatch.setattr(native, "module", None)
     for wanted, options in [(["none:int8-kv"], {}), ([], {"kv_cache_dtype": "int8"})]:
         with pytest.raises(ConfigError, match="kv_cache_dtype: int8 needs"):
-            named(*wanted, dtype="float32", **options)
+            named(*wanted, **options)
 
 
 def test_the_name_of_a_form_says_weights_and_kv_cache_and_leaves_the_rest():
@@ -456,7 +458,7 @@ print(pathlib.Path({str(tmp_path / "sample")!r}).read_text().replace("46.289067"
     ("arguments", "says"),
     [
         (("--quantization", "file"), "quantization"),
-        (("--quantization", "none:int8-kv", "--dtype", "float32"), "kv_cache_dtype"),
+        (("--quantization", "none", "--dtype", "float32", "--linear-kernels", "onednn"), "linear_kernels"),
         (("--tokens", "63"), "tokens"),
         (("--context", "513"), "context"),
         (("--peer", "llama.cpp"), "peer"),

@@ -23,8 +23,9 @@ import sys
 from penstock.contract.config import EngineConfig
 from penstock.kernels import native
 from penstock.verify import Extent, profile
-for quantization, kv in (("none", "auto"), ("int8", "int8"), ("int4", "auto")):
-    served = EngineConfig(model=sys.argv[1], dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv)
+forms = [("bfloat16", "none", "auto"), ("bfloat16", "int8", "int8"), ("bfloat16", "int4", "auto")]
+for dtype, quantization, kv in (*forms, ("float32", "none", "auto")):
+    served = EngineConfig(model=sys.argv[1], dtype=dtype, quantization=quantization, kv_cache_dtype=kv)
     report = profile(served, Extent(requests=5, schedules=2, prompt_tokens=32, new_tokens=8))
     print(native.isa(), report.exact, report.tally.tokens, sum(verdict.preemptions for verdict in report.verdicts))
 """
@@ -53,7 +54,6 @@ def tiny_llama(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny_gpt2(tmp_path_factory):
-    """A family that has no decoder in one call: its kernels are called one by one."""
     directory = write_checkpoint(tmp_path_factory.mktemp("exact") / "tiny-gpt2", "gpt2", "tied")
     write_letters(directory, 101)
     return directory
@@ -68,9 +68,15 @@ def test_every_form_of_weights_and_caches_is_exact(default_model, quantization, 
     check(profile(EngineConfig(model=str(default_model), quantization=quantization, kv_cache_dtype=kv), EXTENT))
 
 
+@pytest.mark.model
+def test_float32_is_exact(default_model):
+    check(profile(EngineConfig(model=str(default_model), dtype="float32"), EXTENT))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("int8", "auto"), ("int8", "int8")])
-def test_a_family_without_a_compiled_decoder_is_exact(tiny_gpt2, quantization, kv):
-    served = EngineConfig(model=str(tiny_gpt2), dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv)
+def test_a_family_with_layer_norms_and_learned_positions_is_exact(tiny_gpt2, quantization, kv, dtype):
+    served = EngineConfig(model=str(tiny_gpt2), dtype=dtype, quantization=quantization, kv_cache_dtype=kv)
     check(profile(served, EXTENT))
 
 
@@ -81,7 +87,7 @@ def test_every_other_instruction_set_of_this_machine_is_exact(tiny_llama, isa, m
     done = subprocess.run([sys.executable, "-c", BY_ISA, str(tiny_llama)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert [(used, exact) for used, exact, _, _ in lines] == [(isa, "True")] * 3
+    assert [(used, exact) for used, exact, _, _ in lines] == [(isa, "True")] * 4
     assert all(int(tokens) > 40 and int(preempted) for _, _, tokens, preempted in lines), done.stdout
 
 

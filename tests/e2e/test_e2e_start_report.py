@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_checkpoints import write_checkpoint, write_letters
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from penstock import LLM
+from penstock import LLM, SamplingParams
 from penstock.app import assemble, engine_config
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
@@ -59,12 +60,29 @@ def test_by_default_a_checkpoint_of_any_type_is_exact(stored):
 
 
 @compiled
-def test_float32_is_torchs_and_says_how_exact_and_what_is_exact(tiny):
+def test_float32_runs_on_the_compiled_kernels_too_and_rounds_nothing(tiny):
     with LLM(tiny, dtype="float32", **OPTIONS) as llm:
-        [line] = [line for line in llm.report if line.startswith("runs on")]
-        [weights] = [line for line in llm.report if line.startswith("weights")]
-    assert "float32, 1 threads, torch kernels, exact up to rounding (--dtype bfloat16: compiled" in line
-    assert weights.endswith(": float32")
+        lines = {line[:17].rstrip(): line[17:] for line in llm.report}
+    assert lines["runs on"] == f"cpu, float32, 1 threads, compiled {native.isa()} kernels, exact bit for bit"
+    assert lines["weights"].endswith(": float32")
+    assert lines["KV cache"].endswith(", float32")
+    assert list(lines) == ["model", "runs on", "weights", "KV cache", "longest request"]
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_wider_than_the_compiled_attention_takes_run_on_torchs_which_is_said(tmp_path, dtype):
+    sizes = {"hidden_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 320, "vocab_size": 101}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, intermediate_size=88, max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    write_letters(tmp_path, 101)
+    with LLM(str(tmp_path), dtype=dtype, **OPTIONS) as llm:
+        [line] = [line for line in llm.report if line.startswith("attention")]
+        assert "torch: heads of 320 are wider than 256" in line
+        [reply] = llm.generate("ab", SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+        assert len(reply.outputs[0].token_ids) == 5
+    with pytest.raises(ConfigError, match="kv_cache_dtype"):
+        LLM(str(tmp_path), dtype=dtype, kv_cache_dtype="int8", **OPTIONS)
 
 
 def test_without_a_compiler_one_line_says_why_and_what_it_costs(tiny, monkeypatch):

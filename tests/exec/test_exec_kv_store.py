@@ -7,7 +7,7 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
-from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, resolve_kv_dtype
+from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, resolve_kv_dtype, serves_packed
 from penstock.kernels import native
 
 SHAPE = ModelShape(
@@ -28,14 +28,34 @@ def test_a_block_costs_what_its_tensors_take():
 
 
 @pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
-def test_int8_is_there_for_bfloat16_on_a_cpu_only():
+def test_int8_is_there_on_a_cpu_only():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert resolve_kv_dtype("int8", torch.bfloat16, cpu) == torch.int8
+    for dtype in (torch.float32, torch.bfloat16):
+        assert resolve_kv_dtype("int8", dtype, cpu) == torch.int8
     assert resolve_kv_dtype("auto", torch.float16, cuda) == torch.float16
-    for dtype, device in ((torch.float32, cpu), (torch.bfloat16, cuda)):
-        with pytest.raises(ConfigError, match=f"{device} in {str(dtype).removeprefix('torch.')}") as refused:
-            resolve_kv_dtype("int8", dtype, device)
-        assert refused.value.option == "kv_cache_dtype"
+    with pytest.raises(ConfigError, match="here the model runs on cuda") as refused:
+        resolve_kv_dtype("int8", torch.bfloat16, cuda)
+    assert refused.value.option == "kv_cache_dtype"
+
+
+def test_int8_is_refused_where_heads_are_too_wide_for_the_attention_that_reads_it():
+    wide = ModelShape(3, 640, 2, 1, 320, 10, 64)
+    assert KVStore(wide, 1, 16, torch.float32, torch.device("cpu")).keys[0].shape == (1, 16, 1, 320)
+    with pytest.raises(ConfigError, match="heads of at most 256, and these have 320") as refused:
+        KVStore(wide, 1, 16, torch.int8, torch.device("cpu"))
+    assert refused.value.option == "kv_cache_dtype"
+
+
+@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+def test_a_cache_is_packed_where_the_compiled_attention_is_quicker_with_it():
+    cpu = torch.device("cpu")
+    for dtype in (torch.float32, torch.bfloat16):
+        assert serves_packed(SHAPE, dtype, cpu, 16)
+        assert not serves_packed(SHAPE, dtype, cpu, 8)
+        assert not serves_packed(SHAPE, dtype, torch.device("cuda"), 16)
+        for head_dim in (63, 320):
+            assert not serves_packed(ModelShape(3, 640, 2, 1, head_dim, 10, 64), dtype, cpu, 16)
+    assert not serves_packed(SHAPE, torch.int8, cpu, 16)  # which is packed by itself
 
 
 def test_int8_without_compiled_kernels_is_refused(monkeypatch):

@@ -6,43 +6,37 @@ import pytest
 import torch
 
 from penstock.exec import start_report as room
-from penstock.weights.packing import Packing
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 FP32, BF16 = torch.float32, torch.bfloat16
-WAY_OUT = "--dtype bfloat16: compiled, quicker, exact bit for bit"
-ROUNDED = f"exact up to rounding ({WAY_OUT})"
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "packing", "isa", "line"),
+    ("device", "dtype", "isa", "line"),
     [
-        (CPU, BF16, Packing.BF16, "avx2", "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
-        (CPU, BF16, Packing.STORED, "avx2", "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
+        (CPU, BF16, "avx2", "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
+        (CPU, FP32, "avx2", "cpu, float32, 2 threads, compiled avx2 kernels, exact bit for bit"),
         (
-            CPU, FP32, Packing.DENSE, "avx2",
-            f"cpu, float32, 2 threads, torch kernels, {ROUNDED}",
-        ),
-        (
-            CPU, FP32, Packing.INT8, "avx2",
-            f"cpu, float32, 2 threads, torch kernels, but for products with the weights (compiled avx2), {ROUNDED}",
-        ),
-        (
-            CPU, FP32, Packing.DENSE, "torch",
+            CPU, FP32, "torch",
             "cpu, float32, 2 threads, installed without a C++ compiler: torch kernels, slower, exact up to rounding",
         ),
         (
-            CUDA, BF16, Packing.DENSE, "avx2",
+            CUDA, BF16, "avx2",
             "cuda:0, bfloat16, 2 threads, torch kernels (the compiled ones are for CPUs), exact up to rounding",
         ),
     ],
 )  # fmt: skip
 def test_the_line_on_who_computes_says_why_it_is_torch_and_that_answers_are_then_exact_up_to_rounding(
-    monkeypatch, device, dtype, packing, isa, line
+    monkeypatch, device, dtype, isa, line
 ):
     monkeypatch.setattr(room.native, "available", lambda: isa != "torch")
     monkeypatch.setattr(room.native, "isa", lambda: isa)
-    assert room.computing_line(device, dtype, 2, packing) == f"runs on          {line}"
+    assert room.computing_line(device, dtype, 2) == f"runs on          {line}"
+
+
+def test_heads_too_wide_for_the_compiled_attention_are_said_and_what_they_cost():
+    line = room.wide_heads_line(320)
+    assert line == "attention        torch: heads of 320 are wider than 256, so answers are exact up to rounding only"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="this installatio
 
 FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
 PACKINGS = [Packing.BF16, Packing.INT8, Packing.INT4]
+FORMS = [(torch.bfloat16, packing) for packing in PACKINGS]
+FORMS += [(torch.float32, Packing.F32), (torch.float32, Packing.INT8)]
 CPU = torch.device("cpu")
 LENGTHS = (37, 5, 300, 1, 18)
 
@@ -57,10 +59,10 @@ KEPT: list[TemporaryDirectory] = []
 
 
 @cache
-def model_of(family: str, variant: str, packing: Packing) -> Decoder | GPT2:
+def model_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> Decoder | GPT2:
     directory = checkpoint(family, variant)
     files = open_model(directory)
-    return load(files.config, Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing), "m")
+    return load(files.config, Binder(files.source, dtype, "cpu", str(directory), packing=packing), "m")
 
 
 def prompt_of(model: Decoder | GPT2, length: int) -> list[int]:
@@ -203,8 +205,27 @@ def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, varian
     assert error(ours, exact) <= 1.5 * error(theirs, exact)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("packing", [Packing.F32, Packing.INT8])
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+def test_one_call_in_float32_has_the_bits_of_the_kernels_one_by_one(family, variant, packing):
+    """Nothing is rounded between kernels, so there is nothing that one call could round less often."""
+    model = model_of(family, variant, packing, torch.float32)
+    assert model.compiled is not None
+    ours = whole(model, 40, cache_dtype=torch.float32)
+    assert ours.dtype == torch.float32
+    assert torch.equal(ours, whole(model, 40, cache_dtype=torch.float32, hidden_caches=True))
+
+
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+def test_one_call_in_float32_computes_what_transformers_does(family, variant):
+    model = model_of(family, variant, Packing.F32, torch.float32)
+    ours = model.logits(whole(model, 40, cache_dtype=torch.float32))
+    theirs = reference_logits(checkpoint(family, variant), prompt_of(model, 40))
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize(("dtype", "packing"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
@@ -215,8 +236,9 @@ def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, varian
         ("qwen3", "all_to_one_narrow_heads"),
     ],
 )
-def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, packing, cache_dtype):
-    model = model_of(family, variant, packing)
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, packing, cache_dtype):
+    cache_dtype = cache_dtype or dtype
+    model = model_of(family, variant, packing, dtype)
     alone = [whole(model, length, cache_dtype=cache_dtype) for length in LENGTHS]
     together = Bench(model, block_size=5, packed=False, cache_dtype=cache_dtype)
     for slot, length in enumerate(LENGTHS):
@@ -235,11 +257,18 @@ def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, packing
     assert torch.equal(torch.cat((first[1], second[0], third[1])), alone[0])
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(
+    ("dtype", "packing", "cache_dtype"),
+    [
+        (torch.bfloat16, Packing.INT8, torch.bfloat16),
+        (torch.bfloat16, Packing.INT8, torch.int8),
+        (torch.float32, Packing.F32, torch.float32),
+    ],
+)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("family", "variant"), [("gpt2", "tied"), ("qwen3", "wide_heads_tied")])
-def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, cache_dtype):
-    model = model_of(family, variant, Packing.INT8)
+def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, dtype, packing, cache_dtype):
+    model = model_of(family, variant, packing, dtype)
     lengths = (301, 3, 64, 1, 90)  # cut in the middle of a prompt, of a block and of a pair of positions
     results = []
     for threads in (1, 2, 3, 8, 16):
@@ -252,19 +281,19 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
     assert all(torch.equal(got, results[0]) for got in results[1:])
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize(("dtype", "packing"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),
     [("gpt2", "tied"), ("gpt2", "untied_inner_gelu"), ("gpt2", "one_head_relu"), ("qwen3", "wide_heads_tied")],
 )
-def test_every_instruction_set_computes_nearly_the_same(family, variant, packing):
-    model, best = model_of(family, variant, packing), native.isa()
-    wanted = whole(model, 40).float()
-    most = 0.02 if packing is Packing.BF16 else 0.05  # a last bit may tip a code over, a step of 1 in 127
+def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, packing):
+    model, best = model_of(family, variant, packing, dtype), native.isa()
+    wanted = whole(model, 40, cache_dtype=dtype).float()
+    most = {Packing.F32: 1e-5, Packing.BF16: 0.02}.get(packing, 0.05)  # a last bit may tip a code over, 1 in 127
     try:
         for isa in native.isas():
             native.set_isa(isa)
-            assert error(whole(model, 40), wanted) < most**2
+            assert error(whole(model, 40, cache_dtype=dtype), wanted) < most**2
     finally:
         native.set_isa(best)
 
@@ -286,7 +315,7 @@ def test_an_int8_cache_serves_too(family, variant, hidden_caches):
 
 
 @pytest.mark.parametrize(("family", "variant"), [("gpt2", "tied"), ("llama", "wide_heads_untied")])
-def test_a_model_in_float32_or_with_plain_weights_runs_one_by_one(family, variant):
+def test_a_model_with_plain_weights_runs_one_by_one(family, variant):
     directory = checkpoint(family, variant)
     files = open_model(directory)
     for dtype in (torch.float32, torch.bfloat16):
@@ -351,6 +380,7 @@ def plan(**changed: object) -> NativeDecoder:
     described["layers"] = [NativeLayer((ones, ones), qkv, None, None, output, (ones, ones), up, down)]
     described |= {"hidden": 4, "inner": 6, "q_heads": 2, "kv_heads": 2, "head_dim": 2, "eps": 1e-5}
     described |= {"normalise": layer_norm, "activation": gelu_new, "norm": (ones, ones), "rotation": None}
+    described |= {"dtype": torch.bfloat16}
     return NativeDecoder(**described | changed)
 
 
@@ -360,6 +390,7 @@ def test_a_plan_is_refused_that_does_not_fit_its_weights():
     for message, changed in {
         "must be one of rms_norm, layer_norm": {"normalise": gelu_new},
         "must be one of silu_and_mul, gelu_new, gelu, relu": {"activation": rms_norm},
+        "dtype must be float32 or bfloat16": {"dtype": torch.float16},
         "an RMS norm has no bias": {"normalise": rms_norm},
         "does not have the sizes of its place": {"activation": silu_and_mul},
         "the bias of norm must be": {"norm": (ones, torch.ones(3))},

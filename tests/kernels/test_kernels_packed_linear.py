@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock.kernels import native, packed_layout
 from penstock.kernels.packed_linear import (
@@ -21,6 +24,7 @@ from penstock.kernels.packed_linear import (
 from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
+    pack_f32,
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
@@ -55,6 +59,7 @@ def pack_gguf(kind):
 
 
 MAKERS = {
+    "f32": pack_f32,
     "bf16": pack_bf16,
     "int8": quantize_int8,
     "int4": quantize_int4,
@@ -123,6 +128,54 @@ def test_bfloat16_weights_give_the_product_of_rounded_numbers(isa):
         weight = pack_bf16(numbers)
         assert ((linear(x, weight).double() - exact).abs() <= tolerance(x, weight)).all()
         assert torch.equal(linear(x, weight), linear(x.bfloat16(), weight, out_dtype=torch.float32))
+
+
+def test_float32_weights_give_the_product_of_the_numbers_themselves(isa):
+    for outputs, inputs in SHAPES:
+        numbers, x = random(outputs, inputs, seed=1), random(5, inputs)
+        weight = pack_f32(numbers)
+        assert torch.equal(unpack(weight), numbers)
+        exact = x.double().numpy() @ numbers.double().numpy().T
+        assert (np.abs(linear(x, weight).numpy() - exact) <= tolerance(x, weight).numpy()).all()
+        narrow = x.bfloat16()
+        assert torch.equal(linear(narrow, weight, out_dtype=torch.float32), linear(narrow.float(), weight))
+
+
+def test_float32_is_packed_from_any_rows_of_numbers():
+    wide = random(20, 50)
+    for numbers in (wide[:, 7:40], wide.T, wide.bfloat16()):
+        assert torch.equal(unpack(pack_f32(numbers)), numbers.float())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.tuples(st.integers(1, 150), st.integers(1, 90), st.integers(1, 40)),
+    threads=st.integers(1, 3),
+    adds=st.tuples(st.booleans(), st.booleans()),
+    gated=st.booleans(),
+)
+def test_float32_in_any_shape_is_near_float64_and_a_row_is_what_it_is_alone(compiled, sizes, threads, adds, gated):
+    outputs, inputs, rows = sizes
+    outputs = -(-outputs // 32) * 32 if gated else outputs
+    weight, x = pack_f32(random(outputs, inputs, seed=1)), random(rows, inputs)
+    bias = random(outputs, seed=2) if adds[0] else None
+    residual = random(rows, outputs, seed=3) if adds[1] and not gated else None
+    exact = x.double().numpy() @ unpack(weight).double().numpy().T
+    exact += 0 if bias is None else bias.double().numpy()
+    exact += 0 if residual is None else residual.double().numpy()
+    native.set_threads(threads)
+    product = partial(packed_gated_linear, bias=bias) if gated else partial(linear, bias=bias)
+    others = [{} if residual is None else {"residual": residual[row : row + 1]} for row in range(rows)]
+    out = product(x, weight, **({} if residual is None else {"residual": residual}))
+    alone = [product(x[row : row + 1], weight, **other) for row, other in enumerate(others)]
+    assert torch.equal(out, torch.cat(alone))
+    bound = tolerance(x, weight).numpy() + 1e-6
+    if gated:
+        gate, up = np.split(exact, 2, axis=1)
+        exact = gate / (1 + np.exp(-gate)) * up
+        below, above = np.split(bound, 2, axis=1)
+        bound = 1.2 * np.abs(up) * below + (np.abs(gate) + below) * above + 4e-6 * np.abs(exact)
+    assert (np.abs(out.numpy() - exact) <= bound).all()
 
 
 @pytest.mark.parametrize("maker", ["int8", "int4", "Q4_0", "Q4_1", "Q8_0"])
@@ -206,7 +259,7 @@ def with_outliers(rows, inputs):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("maker", [maker for maker in MAKERS if maker != "bf16"])
+@pytest.mark.parametrize("maker", [maker for maker in MAKERS if maker not in ("bf16", "f32")])
 def test_groups_with_outliers_have_16_bits(isa, maker, rows):
     for outputs, inputs in ((17, 320), (40, 576), (33, 2080)):
         weight = packed(maker, outputs, inputs)
@@ -253,6 +306,7 @@ def test_the_largest_sums_do_not_overflow(compiled, sign):
     for numbers in (torch.ones(3, 65536), -torch.ones(3, 65536)):
         expected = (numbers.sum(dim=1) * sign).expand(2, -1)
         assert torch.equal(linear(x, pack_bf16(numbers)), expected)
+        assert torch.equal(linear(x, pack_f32(numbers)), expected)
         torch.testing.assert_close(linear(x, quantize_int8(numbers)), expected, rtol=1e-3, atol=0)  # fp16 scales
     x = torch.full((2, 64), sign)
     blocks = torch.full((3 * 2, 34), 0xFF, dtype=torch.uint8)
@@ -328,6 +382,7 @@ def test_layouts_are_undone_by_their_inverse():
     scales, minima = random(17, 2, seed=1, dtype=torch.float16), random(17, 2, seed=2, dtype=torch.float16)
     small, whole = (codes % 16).to(torch.uint8), (codes % 256 - 128).to(torch.int8)
     spread = scales.float().repeat_interleave(32, dim=1)
+    assert torch.equal(packed_layout.unpack_f32(packed_layout.pack_f32(spread), 17, 64), spread)
     assert torch.equal(packed_layout.unpack_bf16(packed_layout.pack_bf16(small.bfloat16()), 17, 64), small.float())
     assert torch.equal(packed_layout.unpack_q8(packed_layout.pack_q8(whole, scales), 17, 64), whole * spread)
     lowest = minima.float().repeat_interleave(32, dim=1)
@@ -360,7 +415,7 @@ def test_operands_that_do_not_fit_are_refused(isa, change, words):
 
 
 def test_weights_that_cannot_be_packed_are_refused(isa):
-    for pack in (pack_bf16, quantize_int8, quantize_int4):
+    for pack in (pack_f32, pack_bf16, quantize_int8, quantize_int4):
         for weight in (random(4), random(0, 4), random(4, 0), random(4, 4).double(), torch.zeros(1, 65537)):
             with pytest.raises(ValueError, match="a weight must be"):
                 pack(weight)
@@ -461,7 +516,7 @@ def test_nothing_is_written_beyond_the_outputs(compiled):
 @pytest.mark.parametrize(
     "change",
     [
-        {"kind": 3},
+        {"kind": 4},
         {"kind": -1},
         {"gated": True},
         {"gated": True, "outputs": 32, "residual": 64, "residual_stride": 32},

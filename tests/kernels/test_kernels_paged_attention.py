@@ -8,7 +8,15 @@ import random
 import pytest
 import torch
 
+from penstock.kernels import native
 from penstock.kernels.paged_attention import paged_attention, write_kv
+
+
+@pytest.fixture(autouse=True, params=["chosen", "torch"])
+def implementation(request, monkeypatch):
+    """Whatever serves here, and torch's."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "module", None)
 
 
 def attend_in_float64(q, k, v, scale):
@@ -46,7 +54,7 @@ def ragged_case(lengths, counts, heads, kv_heads, head_dim, block_size, dtype=to
     return rows, k_cache, v_cache, q_start, torch.tensor(lengths, dtype=torch.int32), table
 
 
-SHAPES = [(4, 4, 8), (6, 2, 5), (9, 3, 64), (8, 1, 16)]
+SHAPES = [(4, 4, 8), (6, 2, 5), (9, 3, 64), (8, 1, 16), (2, 1, 300)]
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -187,19 +187,27 @@ def test_comparison_has_no_tolerance_and_counts_places():
     assert (whole.tokens, whole.requests, whole.mismatches, whole.largest) == (8, 2, 5, 2**-40)
 
 
-def test_a_real_checkpoint_differs_by_roundings_at_most(tmp_path):
-    """Through the files, the families and the kernels of this machine; float32 keeps what differs small."""
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_real_checkpoint_in_float32_is_exact_or_by_torch_differs_by_roundings_at_most(
+    tmp_path, monkeypatch, compiled
+):
+    """Through the files, the families and the kernels of this machine."""
     from tiny_checkpoints import write_checkpoint, write_letters
 
+    if compiled and not native.available():
+        pytest.skip("installed without a C++ compiler")
     threads = torch.get_num_threads()
     directory = write_checkpoint(tmp_path, "llama", "wide_heads_untied")
     write_letters(directory, 101)
     served = EngineConfig(model=str(directory), dtype="float32", threads=1)
+    if not compiled:
+        monkeypatch.setattr(native, "module", None)
     try:
         report = profile(served, Extent(requests=8, schedules=3, prompt_tokens=24, new_tokens=8))
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
+    assert report.exact or not compiled, report.verdict_line()
     assert report.tally.largest < 1e-4
     assert report.tally.tokens > 60
 

@@ -36,7 +36,7 @@ from penstock.kernels.native_rows import gelu_new, layer_norm, rms_norm, silu_an
 from penstock.kernels.native_sampler import Terms, choose
 from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import embedding_rows, packed_gated_linear, packed_linear
-from penstock.kernels.packed_weight import PackedWeight, pack_bf16, quantize_int4, quantize_int8
+from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int4, quantize_int8
 from penstock.kernels.weight_memory import WeightMemory
 
 __all__ = ["KERNELS", "kernel_rows", "kernel_table", "measure_limits", "with_shares"]
@@ -151,7 +151,12 @@ def _line(row: dict[str, Any]) -> str:
 # ---- weights --------------------------------------------------------------------------------------------------------
 
 
-_PACK: dict[str, Callable[[Tensor], PackedWeight]] = {"bf16": pack_bf16, "q4": quantize_int4, "q8": quantize_int8}
+_PACK: dict[str, Callable[[Tensor], PackedWeight]] = {
+    "bf16": pack_bf16,
+    "q4": quantize_int4,
+    "q8": quantize_int8,
+    "f32": pack_f32,
+}
 
 
 def _weight(kind: str, outputs: int, inputs: int) -> PackedWeight:
@@ -159,7 +164,12 @@ def _weight(kind: str, outputs: int, inputs: int) -> PackedWeight:
 
 
 def _arithmetic(kind: str) -> str:
-    return "bf16" if kind == "bf16" else "int8"
+    return {"bf16": "bf16", "f32": "fp32"}.get(kind, "int8")
+
+
+def _dtype(kind: str) -> torch.dtype:
+    """Of the activations of a model with such weights."""
+    return torch.float32 if kind == "f32" else torch.bfloat16
 
 
 _AnyPacked = TypeVar("_AnyPacked")
@@ -194,7 +204,7 @@ def _linear_cases(kernel: str, product: Callable[..., Tensor], *, residual: bool
             weight = _weight(kind, outputs, inputs)
             turns = _Turns(partial(_copied, weight, WeightMemory()), weight.nbytes)
             for rows in ROWS:
-                x = torch.randn(rows, inputs).bfloat16()
+                x = torch.randn(rows, inputs).to(_dtype(kind))
                 form, ops = f"{kind} {inputs}->{outputs}", 2 * rows * inputs * outputs
                 added = partial(product, residual=torch.randn(rows, outputs)) if residual else product
                 yield Case(
@@ -240,7 +250,7 @@ class _Cache:
 
     @classmethod
     def of(cls, sequences: int, new_tokens: int, dtype: torch.dtype = torch.bfloat16) -> _Cache:
-        """For a step in which each sequence computes its last `new_tokens` positions; in bfloat16 or int8."""
+        """For a step in which each sequence computes its last `new_tokens` positions."""
         count = -(-CONTEXT // BLOCK)
         blocks = torch.randperm(sequences * count).view(sequences, count)
         keys, values = _filled(sequences * count, dtype)
@@ -358,11 +368,11 @@ def _decoder_cases() -> Iterator[Case]:
     for kind in _PACK:
         decoder, weight_bytes, weights = _decoder(kind)
         for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
-            caches = [_Cache.of(sequences, new_tokens) for _ in range(LAYERS)]
+            caches = [_Cache.of(sequences, new_tokens, _dtype(kind)) for _ in range(LAYERS)]
             count, form = sequences * new_tokens, f"{kind} {'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
             ops = 2 * weights * count + LAYERS * 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens)
             moved = weight_bytes + sum(cache.bytes for cache in caches)
-            run = _decoder_call(decoder, caches, torch.randn(count, HIDDEN))
+            run = _decoder_call(decoder, caches, torch.randn(count, HIDDEN), _dtype(kind))
             yield Case(f"decoder, {LAYERS} layers", form, count, moved, ops, _arithmetic(kind), run)
 
 
@@ -388,6 +398,7 @@ def _decoder(kind: str) -> tuple[NativeDecoder, int, int]:
         eps=1e-5,
         normalise=norm.rms_norm,
         activation=activation.silu_and_mul,
+        dtype=_dtype(kind),
         layers=[layer() for _ in range(LAYERS)],
         norm=(ones, None),
         rotation=(cos, sin),
@@ -395,11 +406,13 @@ def _decoder(kind: str) -> tuple[NativeDecoder, int, int]:
     return decoder, LAYERS * sum(each.nbytes for each in made), LAYERS * sum(a * b for a, b in shapes)
 
 
-def _decoder_call(decoder: NativeDecoder, caches: list[_Cache], embedded: Tensor) -> Callable[[], object]:
+def _decoder_call(
+    decoder: NativeDecoder, caches: list[_Cache], embedded: Tensor, dtype: torch.dtype
+) -> Callable[[], object]:
     step, keys, values = caches[0], [cache.keys for cache in caches], [cache.values for cache in caches]
     return lambda: decoder.run(
         embedded.clone(), step.positions, step.write_slots, keys, values, step.q_start, step.kv_len, step.block_table,
-        HEAD_DIM**-0.5,
+        HEAD_DIM**-0.5, dtype,
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from penstock.contract.errors import ConfigError
 from penstock.contract.model import ModelShape
 from penstock.kernels import native
 from penstock.kernels.native_attention import (
-    MAX_HEAD_DIM,
     int8_keys_shape,
     int8_values_shape,
     packed_keys_shape,
@@ -41,12 +40,12 @@ def resolve_kv_dtype(option: str, dtype: torch.dtype, device: torch.device) -> t
     """
     if option == "auto":
         return dtype
-    if device.type != "cpu" or not native.available() or dtype != torch.bfloat16:
-        here = f"the model runs on {device} in {str(dtype).removeprefix('torch.')}"
-        if device.type == "cpu" and not native.available():
-            here = "this installation was made without a C++ compiler"
+    if device.type != "cpu":
+        raise ConfigError("kv_cache_dtype", f"int8 needs the compiled CPU kernels; here the model runs on {device}")
+    if not native.available():
         raise ConfigError(
-            "kv_cache_dtype", f"int8 needs the compiled CPU kernels and bfloat16 activations; here {here}"
+            "kv_cache_dtype",
+            "int8 needs the compiled CPU kernels; here this installation was made without a C++ compiler",
         )
     return torch.int8
 
@@ -77,9 +76,9 @@ def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: tor
 
 def serves_packed(shape: ModelShape, dtype: torch.dtype, device: torch.device, block_size: int) -> bool:
     """Whether the attention that will run here reads a packed cache, and is quicker with it."""
-    compiled = native.available() and dtype == torch.bfloat16 and device.type == "cpu"
+    compiled = native.available() and dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
     # An odd head_dim would be filled up, and take more memory than `block_bytes` says.
-    return compiled and shape.head_dim <= MAX_HEAD_DIM and shape.head_dim % 2 == 0 and block_size % 16 == 0
+    return compiled and shape.head_dim <= native.MAX_HEAD_DIM and shape.head_dim % 2 == 0 and block_size % 16 == 0
 
 
 class KVStore:
@@ -113,6 +112,11 @@ class KVStore:
         key_size: tuple[int, ...] = size
         value_size: tuple[int, ...] = size
         if dtype == torch.int8:
+            if shape.head_dim > native.MAX_HEAD_DIM:
+                raise ConfigError(
+                    "kv_cache_dtype",
+                    f"int8 is for heads of at most {native.MAX_HEAD_DIM}, and these have {shape.head_dim}; use auto",
+                )
             key_size, value_size = int8_keys_shape(*size), int8_values_shape(*size)
         elif packed:
             key_size, value_size = packed_keys_shape(*size, dtype), packed_values_shape(*size, dtype)

@@ -10,31 +10,35 @@ from collections.abc import Collection
 import torch
 
 from penstock.kernels import native
-from penstock.weights.packing import Packing
 
-__all__ = ["computing_line", "forms_of_weights", "mixed_line", "onednn_line"]
+__all__ = ["computing_line", "forms_of_weights", "mixed_line", "onednn_line", "wide_heads_line"]
 
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 _NAMED = 3
 
 
-def computing_line(device: torch.device, dtype: torch.dtype, threads: int, packing: Packing) -> str:
+def computing_line(device: torch.device, dtype: torch.dtype, threads: int) -> str:
     """Where the model runs, by whose kernels, and how exactly; where they are torch's, why.
 
     Torch's matrix products choose their order of summation by shape, so that batch and chunks may change last bits.
     """
-    return f"runs on          {device}, {_name(dtype)}, {threads} threads, {_kernels(device, dtype, packing)}"
+    return f"runs on          {device}, {_name(dtype)}, {threads} threads, {_kernels(device)}"
 
 
-def _kernels(device: torch.device, dtype: torch.dtype, packing: Packing) -> str:
+def _kernels(device: torch.device) -> str:
     if device.type != "cpu":
         return "torch kernels (the compiled ones are for CPUs), exact up to rounding"
     if not native.available():
         return "installed without a C++ compiler: torch kernels, slower, exact up to rounding"
-    if dtype == torch.bfloat16:
-        return f"compiled {native.isa()} kernels, exact bit for bit"
-    products = "" if packing is Packing.DENSE else f", but for products with the weights (compiled {native.isa()})"
-    return f"torch kernels{products}, exact up to rounding (--dtype bfloat16: compiled, quicker, exact bit for bit)"
+    return f"compiled {native.isa()} kernels, exact bit for bit"
+
+
+def wide_heads_line(head_dim: int) -> str:
+    """That torch attends, since a model's heads are wider than the compiled attention takes."""
+    widest = native.MAX_HEAD_DIM
+    return (
+        f"attention        torch: heads of {head_dim} are wider than {widest}, so answers are exact up to rounding only"
+    )
 
 
 def onednn_line(option: str) -> str:

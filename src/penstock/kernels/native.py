@@ -13,7 +13,23 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["available", "isa", "isas", "module", "serves", "set_isa", "set_threads", "threads"]
+__all__ = [
+    "MAX_HEAD_DIM",
+    "available",
+    "isa",
+    "isas",
+    "module",
+    "serves",
+    "serves_heads",
+    "set_isa",
+    "set_threads",
+    "threads",
+]
+
+MAX_HEAD_DIM = 256
+"""The widest head that the compiled kernels take."""
+
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def _load() -> ModuleType | None:
@@ -32,11 +48,13 @@ def available() -> bool:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether compiled kernels take over for this operand: bfloat16 on a CPU.
+    """Whether compiled kernels take over for this operand: float32 or bfloat16 on a CPU."""
+    return module is not None and x.dtype in _DTYPES and x.device.type == "cpu"
 
-    Float32 stays with the torch kernels: it is the reference that everything else is measured by.
-    """
-    return module is not None and x.dtype == torch.bfloat16 and x.device.type == "cpu"
+
+def serves_heads(x: Tensor) -> bool:
+    """Whether they do for heads `[..., D]`: such as they serve, and not too wide."""
+    return serves(x) and x.shape[-1] <= MAX_HEAD_DIM
 
 
 def isa() -> str:

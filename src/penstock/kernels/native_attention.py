@@ -20,7 +20,6 @@ from torch import Tensor
 from penstock.kernels.native_rows import element, required, rows
 
 __all__ = [
-    "MAX_HEAD_DIM",
     "cache_address",
     "int8_keys_shape",
     "int8_values_shape",
@@ -31,9 +30,6 @@ __all__ = [
     "vector",
     "write_kv",
 ]
-
-MAX_HEAD_DIM = 256
-"""The widest head that the compiled attention takes."""
 
 _ABSENT = (0, 0, 0)
 _INT8 = 2  # what the compiled functions call an int8 cache

@@ -19,7 +19,7 @@ from penstock.kernels.activation import gelu, gelu_new, relu, silu_and_mul
 from penstock.kernels.native_attention import cache_address, vector
 from penstock.kernels.native_rows import element, required
 from penstock.kernels.norm import layer_norm, rms_norm
-from penstock.kernels.packed_weight import PackedWeight
+from penstock.kernels.packed_weight import ELEMENTS, PackedWeight
 from penstock.kernels.scratch import Scratch
 
 __all__ = ["NativeDecoder", "NativeLayer", "Norm", "Projection"]
@@ -80,6 +80,7 @@ class NativeDecoder:
         eps: float,
         normalise: Callable[..., Tensor],
         activation: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
         layers: Sequence[NativeLayer],
         norm: Norm,
         rotation: tuple[Tensor, Tensor] | None,
@@ -95,6 +96,7 @@ class NativeDecoder:
             eps: of every norm.
             normalise: `rms_norm` or `layer_norm` of `kernels.norm`: the kind of all norms but those of heads.
             activation: a function of `kernels.activation`; with `silu_and_mul`, and with no other, there are gates.
+            dtype: of queries, keys and values before they are rotated and stored: bfloat16 or float32.
             layers: the tensors of each layer.
             norm: `[H]`, the last one.
             rotation: cosines and sines `[P, D/2]` float32, of all positions; or None: nothing is rotated.
@@ -109,7 +111,7 @@ class NativeDecoder:
         self._seen: tuple[Sequence[Tensor], Sequence[Tensor], _Caches] | None = None
         self._plan = required().Decoder(
             *(hidden, inner, q_heads, kv_heads, head_dim, eps),
-            *(_code("normalise", normalise, _NORMS), _code("activation", activation, _ACTIVATIONS)),
+            *(_code("normalise", normalise, _NORMS), _code("activation", activation, _ACTIVATIONS), _element(dtype)),
             *(_norm("norm", norm, hidden), *_tables(rotation, head_dim)),
         )
         for layer in layers:
@@ -201,6 +203,12 @@ def _code(name: str, kernel: Callable[..., Tensor], codes: dict[Callable[..., Te
     if kernel not in codes:
         raise ValueError(f"{name} must be one of {', '.join(each.__name__ for each in codes)}, not {kernel!r}")
     return codes[kernel]
+
+
+def _element(dtype: torch.dtype) -> int:
+    if dtype not in ELEMENTS:
+        raise ValueError(f"dtype must be float32 or bfloat16, not {dtype}")
+    return ELEMENTS[dtype]
 
 
 def _norm(name: str, norm: Norm, width: int) -> tuple[tuple[int, int], tuple[int, int]]:

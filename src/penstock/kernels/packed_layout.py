@@ -14,9 +14,11 @@ from torch.nn.functional import pad
 __all__ = [
     "GROUP",
     "pack_bf16",
+    "pack_f32",
     "pack_q4",
     "pack_q8",
     "unpack_bf16",
+    "unpack_f32",
     "unpack_q4",
     "unpack_q8",
 ]
@@ -58,6 +60,16 @@ def unpack_bf16(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     """The numbers as float32 `[N, K]`."""
     pairs = packed.view(torch.bfloat16).view(-1, _up(inputs, 2) // 2, _PANEL, 2)
     return _rows(pairs.permute(0, 2, 1, 3), outputs, inputs).float()
+
+
+def pack_f32(weight: Tensor) -> Tensor:
+    """Float32 `[N, K]` to bytes."""
+    return _bytes(_filled(weight, 1).transpose(1, 2)).flatten()
+
+
+def unpack_f32(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The numbers `[N, K]`."""
+    return _rows(packed.view(torch.float32).view(-1, inputs, _PANEL).transpose(1, 2), outputs, inputs)
 
 
 def _lanes_last(groups: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ element over the inputs in one order, so a row's bits depend neither on the othe
 Without them the same products come from torch, unpacked at every call: a reference, slow and without that promise.
 
 What is computed, for every kind: sums in float32 (exact integers where weights and activations are integers), plus
-bias, plus residual, rounded once. Activations meet bfloat16 weights as bfloat16, and groups as integers with one scale
-for each row and group of 32: of 8 bits, or of 16 where the group's largest magnitude is far above the row's usual ones
-(native/quantized_rows.h). A row with an infinite or NaN activation gives NaN where activations are quantised; no other
-row is touched.
+bias, plus residual, rounded once. Activations meet float32 weights as they are, bfloat16 weights as bfloat16, and
+groups as integers with one scale for each row and group of 32: of 8 bits, or of 16 where the group's largest magnitude
+is far above the row's usual ones (native/quantized_rows.h). A row with an infinite or NaN activation gives NaN where
+activations are quantised; no other row is touched.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def packed_linear_reference(
 
 
 def _as_multiplied(x: Tensor, kind: PackedKind) -> Tensor:
-    """Activations as they meet weights of this kind: rounded to bfloat16, or to codes of 8 or 16 bits and back."""
+    """Activations as they meet weights of this kind: as they are, or rounded to bfloat16, or to codes and back."""
+    if kind is PackedKind.F32:
+        return x.float().contiguous()  # torch may add up strided rows in another order
     if kind is PackedKind.BF16:
         return x.bfloat16().float()
     inputs = x.shape[1]

@@ -1,4 +1,4 @@
-"""Weights that are packed once: bfloat16, and groups of 32 with 4 or 8 bits.
+"""Weights that are packed once: float32, bfloat16, and groups of 32 with 4 or 8 bits.
 
 Decides how numbers are rounded and which layout they get; does not know what a weight belongs to or how products are
 computed. GGUF's blocks keep their numbers bit by bit.
@@ -7,6 +7,7 @@ computed. GGUF's blocks keep their numbers bit by bit.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "SMALLEST",
     "UNPACK",
     "pack_bf16",
+    "pack_f32",
     "pack_q4_0",
     "pack_q4_1",
     "pack_q8_0",
@@ -43,11 +45,12 @@ SMALLEST = 2.0**-80
 
 
 class PackedKind(enum.IntEnum):
-    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32) and 8.5 bits a weight."""
+    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight."""
 
     BF16 = 0
     Q4 = 1
     Q8 = 2
+    F32 = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,15 +109,29 @@ def pack_bf16(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeigh
         ValueError: another shape or dtype.
     """
     _check_weight(weight)
-    outputs, inputs = weight.shape
     if native.module is None:
-        return _packed(PackedKind.BF16, outputs, inputs, _kept(packed_layout.pack_bf16(weight.bfloat16()), memory))
+        data = packed_layout.pack_bf16(weight.bfloat16())
+        return _packed(PackedKind.BF16, *weight.shape, _kept(data, memory))
+    return _pack_numbers(PackedKind.BF16, native.module.pack_bf16, weight, memory)
+
+
+def pack_f32(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+    """Pack numbers as they are; see `pack_bf16`."""
+    _check_weight(weight)
+    if native.module is None:
+        return _packed(PackedKind.F32, *weight.shape, _kept(packed_layout.pack_f32(weight.float()), memory))
+    return _pack_numbers(PackedKind.F32, native.module.pack_f32, weight, memory)
+
+
+def _pack_numbers(
+    kind: PackedKind, pack: Callable[..., None], weight: Tensor, memory: WeightMemory | None
+) -> PackedWeight:
+    """By a compiled function."""
+    outputs, inputs = weight.shape
     weight = weight if weight.stride(1) == 1 and weight.stride(0) >= inputs else weight.contiguous()
-    data = _room(PackedKind.BF16, outputs, inputs, memory)
-    native.module.pack_bf16(
-        outputs, inputs, weight.data_ptr(), weight.stride(0), ELEMENTS[weight.dtype], data.data_ptr(), len(data)
-    )
-    return _packed(PackedKind.BF16, outputs, inputs, data)
+    data = _room(kind, outputs, inputs, memory)
+    pack(outputs, inputs, weight.data_ptr(), weight.stride(0), ELEMENTS[weight.dtype], data.data_ptr(), len(data))
+    return _packed(kind, outputs, inputs, data)
 
 
 def quantize_int8(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
@@ -264,6 +281,7 @@ UNPACK = {
     PackedKind.BF16: packed_layout.unpack_bf16,
     PackedKind.Q4: packed_layout.unpack_q4,
     PackedKind.Q8: packed_layout.unpack_q8,
+    PackedKind.F32: packed_layout.unpack_f32,
 }
 
 

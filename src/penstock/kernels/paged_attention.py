@@ -21,7 +21,7 @@ __all__ = ["paged_attention", "paged_attention_reference", "write_kv", "write_kv
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
     """`write_kv_reference`, by the compiled kernel where it serves."""
-    (native_attention.write_kv if native.serves(k) else write_kv_reference)(k_cache, v_cache, k, v, write_slots)
+    (native_attention.write_kv if native.serves_heads(k) else write_kv_reference)(k_cache, v_cache, k, v, write_slots)
 
 
 def paged_attention(
@@ -34,7 +34,7 @@ def paged_attention(
     scale: float,
 ) -> Tensor:
     """`paged_attention_reference`, by the compiled kernel where it serves."""
-    compute = native_attention.paged_attention if native.serves(q) else paged_attention_reference
+    compute = native_attention.paged_attention if native.serves_heads(q) else paged_attention_reference
     return compute(q, k_cache, v_cache, q_start, kv_len, block_table, scale)
 
 

@@ -15,7 +15,7 @@ __all__ = ["rotate", "rotate_reference"]
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotate_reference`, by the compiled kernel where it serves."""
-    return (native_rows.rotate if native.serves(x) else rotate_reference)(x, cos, sin)
+    return (native_rows.rotate if native.serves_heads(x) else rotate_reference)(x, cos, sin)
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

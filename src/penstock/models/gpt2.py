@@ -146,6 +146,7 @@ def _compiled(
         eps=config.layer_norm_epsilon,
         normalise=layer_norm,
         activation=_ACTIVATIONS[config.activation],
+        dtype=dtype,
         layers=[_native_layer(layer) for layer in layers],
         norm=_native_norm(norm),
         rotation=None,  # positions are in the stream already

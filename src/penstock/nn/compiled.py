@@ -12,9 +12,8 @@ from torch import Tensor
 
 from penstock.kernels import native
 from penstock.kernels.embedding import embedding
-from penstock.kernels.native_attention import MAX_HEAD_DIM
 from penstock.kernels.native_decoder import NativeDecoder, Projection
-from penstock.kernels.packed_weight import PackedWeight
+from penstock.kernels.packed_weight import ELEMENTS, PackedWeight
 from penstock.nn.causal_lm import PagedAttend
 from penstock.nn.layers import Embedding, Linear
 
@@ -23,7 +22,7 @@ __all__ = ["compiles", "embedded", "projection", "run_compiled"]
 
 def compiles(dtype: torch.dtype, head_dim: int, linears: Iterable[Linear]) -> bool:
     """Whether compiled kernels do all that layers of these projections do; else they run one by one."""
-    if not native.available() or dtype != torch.bfloat16 or head_dim > MAX_HEAD_DIM:
+    if not native.available() or dtype not in ELEMENTS or head_dim > native.MAX_HEAD_DIM:
         return False
     return all(isinstance(linear.weight, PackedWeight) for linear in linears)
 

@@ -134,6 +134,7 @@ def _compiled(
         eps=config.rms_norm_eps,
         normalise=rms_norm,
         activation=silu_and_mul,
+        dtype=dtype,
         layers=[_native_layer(layer) for layer in layers],
         norm=(norm.weight, None),
         rotation=(rope.cos, rope.sin),

@@ -25,10 +25,10 @@ def bind_head(parameters: Parameters, table: Embedding, rows: int, width: int, *
 
 
 def hidden_dtype(head: Linear) -> torch.dtype:
-    """What the head is given: a quantised one rounds by itself, and rounding twice loses more."""
+    """What the head is given: a quantised one rounds by itself, and one in float32 does not; rounding loses more."""
     weight = head.weight
-    quantised = isinstance(weight, PackedWeight) and weight.kind is not PackedKind.BF16
-    return torch.float32 if quantised else torch.bfloat16
+    wide = isinstance(weight, PackedWeight) and weight.kind is not PackedKind.BF16
+    return torch.float32 if wide else torch.bfloat16
 
 
 def logits(head: Linear, hidden: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def _numbers(linear: Linear) -> int:
 
 
 def _arithmetic(linear: Linear) -> str:
-    """In what the products are computed: packed weights of 8 bits and fewer meet activations of 8 bits."""
+    """In what the products are computed: quantised weights meet activations of 8 bits."""
     weight = linear.weight
     if isinstance(weight, PackedWeight):
-        return "bf16" if weight.kind is PackedKind.BF16 else "int8"
+        return {PackedKind.F32: "fp32", PackedKind.BF16: "bf16"}.get(weight.kind, "int8")
     return "fp32" if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32 else "bf16"

@@ -43,7 +43,7 @@ class Binder:
         forms: how the weights of projections and embeddings taken so far are kept, in order of appearance: names of
             types, and of GGUF's block kinds for blocks that stay as they are in the file.
         mixed: of projections that are fused here and whose parts the file has in blocks of different kinds, the first
-            tensor and the kinds; such weights become bfloat16.
+            tensor and the kinds; such weights become plain numbers, which in a model in bfloat16 rounds them.
     """
 
     def __init__(
@@ -158,9 +158,11 @@ class Binder:
             return self._packer.blocks(StoredBlocks(kind, data), rows, inputs, first)
         if packing is Packing.STORED and len(kinds) > 1:
             self.mixed.append(f"{first} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
-        quantises = packing in (Packing.INT8, Packing.INT4)
-        self.forms[packing.value if quantises else "bfloat16"] = None
-        return pack(self._numbers(parts, transposed, torch.float32 if quantises else torch.bfloat16), first)
+        if packing in (Packing.INT8, Packing.INT4):
+            self.forms[packing.value] = None
+            return pack(self._numbers(parts, transposed, torch.float32), first)
+        self.forms[str(self.dtype).removeprefix("torch.")] = None
+        return pack(self._numbers(parts, transposed, self.dtype), first)
 
     def _numbers(
         self, parts: Sequence[tuple[str, tuple[int, int]]], transposed: bool, dtype: torch.dtype

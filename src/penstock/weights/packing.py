@@ -16,6 +16,7 @@ from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
 from penstock.kernels.packed_weight import (
     PackedWeight,
     pack_bf16,
+    pack_f32,
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
@@ -33,6 +34,7 @@ class Packing(StrEnum):
 
     DENSE = "dense"
     """Plain tensors in the activations' dtype, for torch's kernels."""
+    F32 = "f32"
     BF16 = "bf16"
     ONEDNN = "onednn"
     """Projections in bfloat16 as oneDNN packs them, embeddings and heads as in BF16."""
@@ -41,13 +43,19 @@ class Packing(StrEnum):
     INT4 = "int4"
     """Scale and minimum for each 32 inputs; embeddings and heads, which feel it most, in int8."""
     STORED = "stored"
-    """As the file has it: quantised blocks stay as they are, other tensors become bf16."""
+    """As the file has it: quantised blocks stay as they are, other tensors become bf16, or f32 where a model is."""
+
+
+def _pack_stored(numbers: torch.Tensor, memory: WeightMemory) -> PackedWeight:
+    """Numbers that are no blocks, in the type that they were read in."""
+    return (pack_f32 if numbers.dtype == torch.float32 else pack_bf16)(numbers, memory)
 
 
 _WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory], PackedWeight]] = {
+    Packing.F32: pack_f32,
     Packing.BF16: pack_bf16,
     Packing.ONEDNN: pack_bf16,
-    Packing.STORED: pack_bf16,
+    Packing.STORED: _pack_stored,
     Packing.INT8: quantize_int8,
     Packing.INT4: quantize_int4,
 }
