@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import is_not
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ _ACTIVATIONS: dict[Callable[..., Tensor], int] = {silu_and_mul: 0, gelu_new: 1, 
 
 _Caches = tuple[list[int], list[int], int, bool, int, int]
 """Addresses of each layer's keys and values, and what is common: dtype code, layout, number and size of blocks."""
+
+_Step = tuple[int, int, int, int, int, int]
+"""Addresses of positions, write slots, row starts, context lengths and block table, and the width of the last."""
 
 Projection = tuple[PackedWeight, Tensor | None]
 """A weight, and a bias `[N]` or None."""
@@ -66,7 +70,8 @@ class NativeLayer:
 class NativeDecoder:
     """Layers and last norm of one model.
 
-    Immutable but for its working memory, of which each thread has its own, and for the caches that it has seen last.
+    Immutable but for its working memory, of which each thread has its own, and for what it has seen last: caches, and a
+    step's tensors, which must not be resized in place.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class NativeDecoder:
         self._held = (tuple(layers), norm, rotation)  # the plan has their addresses only
         self._scratch = Scratch()
         self._seen: tuple[Sequence[Tensor], Sequence[Tensor], _Caches] | None = None
+        self._seen_step: tuple[tuple[Tensor, ...], _Step] | None = None
         self._plan = required().Decoder(
             *(hidden, inner, q_heads, kv_heads, head_dim, eps),
             *(_code("normalise", normalise, _NORMS), _code("activation", activation, _ACTIVATIONS), _element(dtype)),
@@ -160,26 +166,39 @@ class NativeDecoder:
             ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing was written then.
         """
         count, rows = len(positions), len(kv_len)
-        if block_table.dim() != 2 or len(block_table) != rows:
-            raise ValueError(f"block_table must be [{rows}, M], not {tuple(block_table.shape)}")
         if stream.shape != (count, self._hidden) or not stream.is_contiguous():
             raise ValueError(f"stream must be [{count}, {self._hidden}] and contiguous, not {tuple(stream.shape)}")
-        addresses = (
-            vector("positions", positions, torch.int64, count),
-            vector("write_slots", write_slots, torch.int64, count),
-            *self._caches(keys, values),
-            rows,
-            vector("q_start", q_start, torch.int32, rows + 1),
-            vector("kv_len", kv_len, torch.int32, rows),
-            vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel()),
-        )
+        step = self._step(positions, write_slots, q_start, kv_len, block_table)
         start = vector("stream", stream.view(-1), torch.float32, stream.numel())
         out = torch.empty(stream.shape, dtype=out_dtype)
         size = self._plan.scratch_bytes(count, rows, max(kv_len.tolist(), default=0))  # a step's tensors are small
-        scratch = self._scratch.address_of(size)
-        result = (out.data_ptr(), element("out", out))
-        self._plan.run(count, start, *result, *addresses, block_table.shape[1], scale, scratch, size)
+        self._plan.run(
+            *(count, start, out.data_ptr(), element("out", out), *step[:2], *self._caches(keys, values)),
+            *(rows, *step[2:], scale, self._scratch.address_of(size), size),
+        )
         return out
+
+    def _step(self, *tensors: Tensor) -> _Step:
+        """Where a step's tensors are; looked at anew only when they are others than in the last step."""
+        seen = self._seen_step
+        if seen is None or any(map(is_not, seen[0], tensors)):
+            self._seen_step = seen = tensors, self._look_at_step(*tensors)
+        return seen[1]
+
+    def _look_at_step(
+        self, positions: Tensor, write_slots: Tensor, q_start: Tensor, kv_len: Tensor, block_table: Tensor
+    ) -> _Step:
+        count, rows = len(positions), len(kv_len)
+        if block_table.dim() != 2 or len(block_table) != rows or not block_table.is_contiguous():
+            raise ValueError(f"block_table must be [{rows}, M] and contiguous, not {tuple(block_table.shape)}")
+        return (
+            vector("positions", positions, torch.int64, count),
+            vector("write_slots", write_slots, torch.int64, count),
+            vector("q_start", q_start, torch.int32, rows + 1),
+            vector("kv_len", kv_len, torch.int32, rows),
+            vector("block_table", block_table.view(-1), torch.int32, block_table.numel()),
+            block_table.shape[1],
+        )
 
     def _caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> _Caches:
         """Where the caches are; looked at anew only when they are others than in the last step."""
