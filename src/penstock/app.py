@@ -56,6 +56,7 @@ from penstock.exec.runner import TorchRunner
 from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line, onednn_line
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
+from penstock.kernels.weight_memory import give_back
 from penstock.nn.work import work_of
 from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
@@ -269,6 +270,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
         model = models.load(files.config, binder, str(files.path))
+    give_back()
     if binder.mixed:
         announce(mixed_line(binder.mixed))
     forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
