@@ -9,7 +9,7 @@ EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyp
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 
-.PHONY: help serve test test-deep test-page check format bench docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page check format bench cross docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ bench: $(VENV)/.installed ## Measure this machine's offline throughput with the 
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/penstock bench batch $(MODEL) $(ARGS)
 
+cross: build/cross/.installed ## Compile the kernels for Linux and macOS, Arm and x86-64, with clang (a compiler is fetched, 400 MB unpacked)
+	@build/cross/venv/bin/python native/cross.py build/cross
+
 docs: $(VENV)/.installed-docs ## Build the documentation site into build/site; a warning is an error
 	@$(BIN)/python docs/check.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -66,7 +69,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard native/*) | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/cross.py,$(wildcard native/*)) | $(VENV)/bin/python
 	@echo "Installing Penstock into $(VENV) (once; about 300 MB, and a minute of compiling) ..."
 	@$(PIP) install --constraint constraints.txt torch==2.13.0
 	@$(PIP) install --constraint constraints.txt --editable .
@@ -90,4 +93,9 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 $(VENV)/.installed-check: $(VENV)/.installed
 	@echo "Installing what the checks need ..."
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) check)
+	@touch $@
+
+build/cross/.installed: Makefile
+	@$(PYTHON) -m venv build/cross/venv
+	@build/cross/venv/bin/python -m pip --disable-pip-version-check --quiet install cmake==4.4.4 nanobind==3.1.0 ninja==1.13.2 ziglang==0.17.1
 	@touch $@

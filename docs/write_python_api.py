@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import penstock
-from penstock.contract.config import EngineConfig
+from penstock.contract.config import EngineConfig, Front
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "python-api.md"
@@ -114,8 +114,11 @@ def _entries(text: str) -> Iterator[str]:
 def _config() -> str:
     parts = [CONFIG, "| option | default | values and meaning |\n|---|---|---|\n"]
     for field in fields(EngineConfig):
+        if field.metadata["front"] > Front.QUEUE:
+            continue
         choices = " or ".join(f"`{choice}`" for choice in field.metadata["choices"])
         said = f"{choices}. {field.metadata['help']}" if choices else field.metadata["help"]
+        said += " `AsyncLLM` alone, which raises `Overloaded` then." if field.metadata["front"] == Front.QUEUE else ""
         said = said.replace("<", "&lt;")
         parts.append(f"| `{field.name}` | `{field.default!r}` | {said} |\n")
     return "".join(parts)
@@ -124,8 +127,8 @@ def _config() -> str:
 CONFIG = """
 ## EngineConfig
 
-The options that `LLM(...)` and `AsyncLLM(...)` take by name, and `penstock serve` as flags. Which to set:
-[Tuning](tuning.md). Sizes in bytes may be text, as on the command line: `LLM(kv_cache_memory="2GB")`.
+The options that `LLM(...)` and `AsyncLLM(...)` take by name, and `penstock serve` as flags, with some of its own. Which
+to set: [Tuning](tuning.md). Sizes in bytes may be text, as on the command line: `LLM(kv_cache_memory="2GB")`.
 
 """
 

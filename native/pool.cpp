@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-constexpr int kMostTasks = 0xffff;
+[[maybe_unused]] constexpr int kMostTasks = 0xffff;
 constexpr auto kSpin = std::chrono::microseconds(60);  // longer than the Python between two kernels of a layer
 constexpr int kPausesBetweenLooksAtTheClock = 64;
 

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,15 @@ import torch
 from tqdm import tqdm
 
 from penstock import models
-from penstock.contract.config import BYTE_FIELDS, EngineConfig, SchedulerConfig, ServerConfig, read_bytes
+from penstock.contract.config import (
+    BYTE_FIELDS,
+    EngineConfig,
+    Front,
+    SchedulerConfig,
+    ServerConfig,
+    options_behind,
+    read_bytes,
+)
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard, ModelShape, ModelWork
@@ -48,6 +56,7 @@ from penstock.exec.runner import TorchRunner
 from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line, onednn_line, wide_heads_line
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
+from penstock.kernels.weight_memory import give_back
 from penstock.nn.work import work_of
 from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
@@ -159,13 +168,13 @@ class LoadedModel:
         return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), grammars, budgets)
 
 
-def engine_config(**options: Any) -> EngineConfig:
+def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
     """An `EngineConfig` from keyword arguments; sizes may be text, such as `2GB`, as on the command line.
 
     Raises:
-        ConfigError: an option is unknown or has a value that cannot be used.
+        ConfigError: an option is unknown, has a value that cannot be used, or would do nothing behind this front.
     """
-    known = {field.name for field in fields(EngineConfig)}
+    known = options_behind(front)
     for name in options:
         if name not in known:
             raise ConfigError(name, f"is not an option; options are {', '.join(sorted(known))}")
@@ -261,6 +270,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
         model = models.load(files.config, binder, str(files.path))
+    give_back()
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
     head_dim = model.shape.head_dim

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 import pytest
 
-from penstock import LLM
+from penstock import LLM, AsyncLLM
 from penstock.app import engine_config
-from penstock.contract.config import BYTE_FIELDS, EngineConfig, ServerConfig, read_bytes
+from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, ServerConfig, options_behind, read_bytes
 from penstock.contract.errors import ConfigError
 
 NUMBERS = [
@@ -49,3 +49,28 @@ def test_a_number_of_a_wrong_type_is_refused_by_its_fields_name(config, name, wa
 
 def test_a_whole_number_stands_for_a_float():
     assert ServerConfig(request_timeout=3).request_timeout == 3
+
+
+QUEUE = {"max_queued_requests": 8, "max_queued_tokens": 100}
+HTTP = {"served_model_name": "mine", "scheduling_policy": "priority"}
+
+
+@pytest.mark.parametrize(("library", "unread"), [(LLM, QUEUE | HTTP), (AsyncLLM, HTTP)])
+def test_an_option_that_nothing_would_read_is_refused_by_its_name(library, unread):
+    for name, value in unread.items():
+        with pytest.raises(ConfigError, match="is not an option; options are block_size, ") as refused:
+            library("no-such-model", **{name: value})
+        assert refused.value.option == name
+        assert name not in str(refused.value).partition("options are")[2]
+
+
+def test_what_each_front_reads_is_all_that_the_one_before_it_reads():
+    names = {field.name for field in fields(EngineConfig)}
+    assert options_behind(Front.HTTP) == names
+    assert options_behind(Front.QUEUE) == names - HTTP.keys()
+    assert options_behind(Front.NONE) == names - HTTP.keys() - QUEUE.keys()
+
+
+def test_the_limits_of_the_queue_are_the_async_librarys_too():
+    with pytest.raises(ConfigError, match="max_queued_tokens: must be at least 1"):
+        AsyncLLM("no-such-model", max_queued_tokens=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from weights_samples import Tiny, weights, write_gguf
+
+from penstock import app
+from penstock.contract.config import EngineConfig
+from penstock.kernels import weight_memory
+from penstock.weights.files import open_model
 
 PROGRAM = """
 import pathlib, sys
@@ -65,3 +72,48 @@ def test_safetensors_load_within_1_3_of_their_final_size(large: Path, dtype: str
 @pytest.mark.model
 def test_the_default_model_loads_within_1_3_of_its_final_size(default_model: Path) -> None:
     assert 0.9 < growth(default_model, "bfloat16") < 1.3
+
+
+HOLES = """
+import ctypes
+import pathlib, sys
+import torch
+from penstock.kernels.weight_memory import give_back
+
+
+def resident():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+kept = [torch.ones(16_000, dtype=torch.uint8) for _ in range(8_000)][::50]  # 128 MB, of which a fiftieth lives on
+before = resident()
+give_back()
+print(before - resident(), sum(int(tensor.sum()) for tensor in kept))
+"""
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="only glibc is asked")
+def test_what_was_freed_between_what_lives_on_goes_back_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True, timeout=300)
+    returned, sum_of_kept = map(int, done.stdout.split())
+    assert returned > 90_000_000
+    assert sum_of_kept == 16_000 * 160
+
+
+def test_a_c_library_that_cannot_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_memory.ctypes, "CDLL", lambda name: object())
+    weight_memory.give_back()
+    monkeypatch.setattr(weight_memory.sys, "platform", "win32")
+    monkeypatch.delattr(weight_memory.ctypes, "CDLL")
+    weight_memory.give_back()
+
+
+def test_a_model_is_loaded_before_memory_is_given_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    load = app.models.load
+    monkeypatch.setattr(app.models, "load", lambda *given: (load(*given), happened.append("loaded"))[0])
+    monkeypatch.setattr(app, "give_back", lambda: happened.append("given back"))
+    path = write_gguf(tmp_path / "tiny.gguf", Tiny(), weights(Tiny()))
+    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), lambda line: None)
+    assert happened == ["loaded", "given back"]

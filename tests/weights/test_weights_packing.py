@@ -245,6 +245,17 @@ def test_forms_are_named_as_they_are_kept(tmp_path):
         assert list(binder.forms) == forms
 
 
+@pytest.mark.parametrize(
+    ("variant", "table", "head"),
+    [("wide_heads_untied", PackedKind.Q8, PackedKind.Q4), ("one_to_one_tied_linear", PackedKind.Q8, PackedKind.Q8)],
+)
+def test_int4_keeps_a_table_in_int8_and_a_head_only_where_it_is_the_table(tmp_path, variant, table, head):
+    files = open_model(write_checkpoint(tmp_path, "llama", variant))
+    model = load(files.config, Binder(files.source, torch.bfloat16, "cpu", "m", packing=Packing.INT4), "m")
+    assert (model.embedding.weight.kind, model.head.weight.kind) == (table, head)
+    assert (model.embedding.weight is model.head.weight) == (head is table)
+
+
 def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(tmp_path):
     kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "F32", ".down_proj.": "Q8_0"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)

@@ -19,7 +19,7 @@ from penstock.bench.machine import load_average, provenance
 from penstock.bench.peer_install import install_peer
 from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
-from penstock.cli.options import build_configs, config_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
@@ -35,17 +35,7 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
 
 
 # Options of the engine that a measurement has no use for: prompts are token ids, all of one rank, and none is queued.
-_LEFT_OUT = frozenset(
-    {
-        "model",
-        "served_model_name",
-        "scheduling_policy",
-        "max_queued_requests",
-        "max_queued_tokens",
-        "tool_call_parser",
-        "reasoning_parser",
-    }
-)
+_LEFT_OUT = NOT_OFFLINE | {"model", "tool_call_parser", "reasoning_parser"}
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
@@ -99,7 +89,7 @@ def batch_command(
     head = provenance()
     from penstock.llm.offline import LLM  # brings torch in: not for --help
 
-    with LLM(**asdict(config)) as llm:
+    with LLM(**library_options(config)) as llm:
         for line in llm.report:
             click.echo(line, err=json_only(target))
         kv = llm.scheduler.config

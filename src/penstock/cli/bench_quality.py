@@ -18,7 +18,7 @@ from penstock.bench.machine import load_average, provenance
 from penstock.bench.peer_install import install_peer
 from penstock.bench.peers import Absent
 from penstock.cli.bench_report import json_option, report
-from penstock.cli.options import build_configs, config_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault
@@ -30,23 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 # Options of the engine that a measurement of quality has no use for.
-_LEFT_OUT = frozenset(
-    {
-        "model",
-        "served_model_name",
-        "quantization",
-        "max_model_len",
-        "kv_cache_memory",
-        "max_num_seqs",
-        "scheduling_policy",
-        "prefix_caching",
-        "max_queued_requests",
-        "max_queued_tokens",
-        "tool_call_parser",
-        "reasoning_parser",
-        "record",
-    }
-)
+_LEFT_OUT = NOT_OFFLINE | {
+    "model",
+    "quantization",
+    "max_model_len",
+    "kv_cache_memory",
+    "max_num_seqs",
+    "prefix_caching",
+    "tool_call_parser",
+    "reasoning_parser",
+    "record",
+}
 
 
 @click.command("quality", cls=SectionedCommand)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.options import build_configs, config_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
@@ -51,7 +50,7 @@ class Conversation:
 @click.command("chat", cls=SectionedCommand)
 @click.option("--system", default="", help="System prompt.")
 @sampling_options(leave_out=frozenset({"best_of", "logprobs_mode", "prompt_logprobs"}), max_tokens=None)
-@config_options(EngineConfig)
+@config_options(EngineConfig, leave_out=NOT_OFFLINE | {"model", "tool_call_parser"})
 @click.pass_context
 def command(context: click.Context, /, system: str, **_: object) -> None:
     """Talk to MODEL in the terminal; /help lists what can be typed beside questions."""
@@ -59,7 +58,7 @@ def command(context: click.Context, /, system: str, **_: object) -> None:
     params = sampling_params(context)
     from penstock.llm.offline import LLM  # brings torch in: not for --help
 
-    with LLM(**asdict(config)) as llm:
+    with LLM(**library_options(config)) as llm:
         click.echo("Type a question; /help for more, /exit to leave.")
         converse(llm, Conversation(system), params)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
-from penstock.cli.options import build_configs, config_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
@@ -53,7 +53,7 @@ READ_AHEAD = 1024
     help=("Where results go, one JSON line a prompt. Lines that are there already are not computed again."),
 )
 @sampling_options(leave_out=frozenset({"logprobs_mode", "prompt_logprobs"}))
-@config_options(EngineConfig)
+@config_options(EngineConfig, leave_out=NOT_OFFLINE | {"model", "tool_call_parser"})
 @click.pass_context
 def command(
     context: click.Context,
@@ -74,7 +74,7 @@ def command(
     jobs = read_jobs(source, params, chat) if source is not None else []
     from penstock.llm.offline import LLM  # brings torch in: not for --help
 
-    with LLM(**asdict(config)) as llm:
+    with LLM(**library_options(config)) as llm:
         if target is not None:
             run_jobs(llm, jobs, target)
             return

@@ -15,10 +15,13 @@ import click
 import yaml
 
 from penstock.cli.sections import SectionedOption, model_argument
-from penstock.contract.config import BYTE_FIELDS, EngineConfig, read_bytes
+from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, options_behind, read_bytes
 from penstock.contract.errors import ConfigError
 
-__all__ = ["build_configs", "config_options"]
+__all__ = ["NOT_OFFLINE", "build_configs", "config_options", "library_options"]
+
+NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Front.NONE)
+"""Options of the engine that do nothing where the command steps it itself."""
 
 METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL"}
 
@@ -100,6 +103,11 @@ def build_configs(context: click.Context, *classes: type) -> list[Any]:
             if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
                 given[name] = _convert(context, name, value, path)
     return [config(**{f.name: given[f.name] for f in fields(config) if f.name in given}) for config in classes]
+
+
+def library_options(config: EngineConfig) -> dict[str, Any]:
+    """What `LLM` takes of a configuration."""
+    return {name: getattr(config, name) for name in options_behind(Front.NONE)}
 
 
 def _read_file(path: Path, known: set[str]) -> dict[str, Any]:

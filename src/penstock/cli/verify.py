@@ -13,7 +13,7 @@ import click
 from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
-from penstock.cli.options import build_configs, config_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable, write_text
 from penstock.contract.config import EngineConfig
@@ -26,20 +26,14 @@ __all__ = ["command"]
 NOT_EXACT = 1
 
 # Options of the engine that a verification has no use for: names, queues, memory and what answers are read for.
-_LEFT_OUT = frozenset(
-    {
-        "model",
-        "served_model_name",
-        "max_model_len",
-        "kv_cache_memory",
-        "scheduling_policy",
-        "max_queued_requests",
-        "max_queued_tokens",
-        "tool_call_parser",
-        "reasoning_parser",
-        "record",
-    }
-)
+_LEFT_OUT = NOT_OFFLINE | {
+    "model",
+    "max_model_len",
+    "kv_cache_memory",
+    "tool_call_parser",
+    "reasoning_parser",
+    "record",
+}
 
 
 @click.command("verify", cls=SectionedCommand)

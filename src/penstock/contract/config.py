@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from enum import IntEnum
 from typing import Any
 
 from penstock.contract.errors import ConfigError
@@ -17,9 +18,11 @@ __all__ = [
     "DEFAULT_MODEL",
     "QUANTIZATIONS",
     "EngineConfig",
+    "Front",
     "SchedulerConfig",
     "ServerConfig",
     "option_help",
+    "options_behind",
     "read_bytes",
 ]
 
@@ -42,8 +45,22 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "m
 _NUMBERS = {bool: "true or false", int: "an integer", float: "a number"}
 
 
-def _option(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": help_text, "choices": choices})
+class Front(IntEnum):
+    """What stands between callers and the engine; each has what those before it have.
+
+    An option that only some front reads is offered nowhere else: it would do nothing.
+    """
+
+    NONE = 0
+    """Callers step the engine themselves: `LLM`, `penstock generate`, `penstock chat`."""
+    QUEUE = 1
+    """They wait for an engine in a thread of its own: `AsyncLLM`."""
+    HTTP = 2
+    """They ask for a model by its name, and may give a priority: `penstock serve`, `penstock run-batch`."""
+
+
+def _option(default: Any, help_text: str, choices: tuple[str, ...] = (), front: Front = Front.NONE) -> Any:
+    return field(default=default, metadata={"help": help_text, "choices": choices, "front": front})
 
 
 def option_help(config: type, name: str) -> str:
@@ -130,7 +147,7 @@ class EngineConfig:
         "A name that `penstock models` lists, a directory in Hugging Face layout, a .gguf file, or org/name on the"
         " Hugging Face hub.",
     )
-    served_model_name: str = _option("", "The name that clients ask for; by default the model's own.")
+    served_model_name: str = _option("", "The name that clients ask for; by default the model's own.", front=Front.HTTP)
     dtype: str = _option(
         "auto",
         "Type of weights and activations; auto takes bfloat16 on a CPU with compiled kernels, elsewhere the"
@@ -171,13 +188,19 @@ class EngineConfig:
     max_num_batched_tokens: int = _option(
         256, "Most tokens computed in one step: the chunk size of long prompts. Smaller keeps running streams smoother."
     )
-    scheduling_policy: str = _option("fcfs", "Order of admission: first come first served, or by priority.", POLICIES)
+    scheduling_policy: str = _option(
+        "fcfs", "Order of admission: first come first served, or by priority.", POLICIES, Front.HTTP
+    )
     prefix_caching: bool = _option(True, "Reuse the KV of prompts that begin alike.")
     max_queued_requests: int = _option(
-        DEFAULT_SERVER_LIMITS.max_queued_requests, "Sequences that may wait; more are answered 429."
+        DEFAULT_SERVER_LIMITS.max_queued_requests,
+        "Sequences that may wait; more are answered 429.",
+        front=Front.QUEUE,
     )
     max_queued_tokens: int = _option(
-        DEFAULT_SERVER_LIMITS.max_queued_tokens, "Prompt tokens that may wait, all requests together; then 429."
+        DEFAULT_SERVER_LIMITS.max_queued_tokens,
+        "Prompt tokens that may wait, all requests together; then 429.",
+        front=Front.QUEUE,
     )
     tool_call_parser: str = _option(
         "auto",
@@ -210,6 +233,11 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+
+
+def options_behind(front: Front) -> frozenset[str]:
+    """The names of `EngineConfig`'s options that something reads behind this front."""
+    return frozenset(each.name for each in fields(EngineConfig) if each.metadata["front"] <= front)
 
 
 @dataclass(frozen=True, slots=True)

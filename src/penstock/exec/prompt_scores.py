@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.contract.plan import Alternatives, PromptScores
-from penstock.exec.sampler import likeliest, ranks_of
+from penstock.exec.sampler import likeliest, log_probabilities, ranks_of
 
 __all__ = ["PORTION", "prompt_scores"]
 
@@ -39,7 +39,7 @@ def prompt_scores(
     for begin in range(0, len(targets), PORTION):
         here = torch.tensor(targets[begin : begin + PORTION], device=hidden.device)
         logits = logits_of(hidden[begin : begin + len(here)])  # [P, V]
-        scores = logits.log_softmax(-1)
+        scores = log_probabilities(logits)
         logprobs += scores.gather(-1, here[:, None]).squeeze(-1).tolist()
         tops += likeliest(logits, scores, [top] * len(here)) if top else [()] * len(here)
         ranks += ranks_of(logits, here)

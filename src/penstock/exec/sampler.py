@@ -27,7 +27,7 @@ from penstock.kernels.native_sampler import Terms, choose
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
-__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "ranks_of", "sample", "score_again"]
+__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "log_probabilities", "ranks_of", "sample", "score_again"]
 
 _STAGES = dict(STAGES)  # in the order in which they run
 
@@ -267,7 +267,7 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
     logprobs = torch.zeros(len(tokens), device=logits.device)
     if wanted:
         at = _index(wanted, logits)
-        logprobs[at] = logits[at].log_softmax(-1).gather(-1, tokens[at, None]).squeeze(-1)
+        logprobs[at] = log_probabilities(logits[at]).gather(-1, tokens[at, None]).squeeze(-1)
     return logprobs
 
 
@@ -290,13 +290,18 @@ def _with_tops(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], wanted: 
     if not wanted:
         return sampled
     of = logits[_index(wanted, logits)]  # [R, V]
-    logprobs = of.log_softmax(-1)
+    logprobs = log_probabilities(of)
     chosen = torch.tensor([sampled.tokens[row] for row in wanted], device=logits.device)
     own = logprobs.gather(-1, chosen[:, None]).squeeze(-1).tolist()
     tops = likeliest(of, logprobs, [draws[row].top for row in wanted])
     for row, logprob, top in zip(wanted, own, tops, strict=True):
         sampled.logprobs[row], sampled.tops[row] = logprob, top
     return sampled
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """`[R, V]` float32, from sums in float64: in float32 those over a large vocabulary are off by up to 1e-5."""
+    return logits.double().log_softmax(-1).float()
 
 
 def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:

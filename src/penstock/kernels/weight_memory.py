@@ -6,12 +6,14 @@ the speed of memory, and with large pages that is a fifth faster than with small
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 
 import torch
 from torch import Tensor
 
-__all__ = ["WeightMemory", "large_block"]
+__all__ = ["WeightMemory", "give_back", "large_block"]
 
 _BLOCK = 64 << 20
 _LARGE_PAGE = 2 << 20
@@ -28,6 +30,17 @@ def large_block(size: int) -> Tensor:
     block = torch.frombuffer(memory, dtype=torch.uint8)
     start = -block.data_ptr() % _LARGE_PAGE
     return block[start : start + size]
+
+
+def give_back() -> None:
+    """Return what was freed to the system; to be called once weights are loaded.
+
+    glibc keeps the room of tensors that were read, widened and packed, between others that live on: tens of MiB that
+    nobody uses again, and that no KV cache is sized from (malloc_trim(3)). Other C libraries cannot be asked.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 class WeightMemory:

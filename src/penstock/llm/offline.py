@@ -14,7 +14,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from penstock.app import Assembly, assemble, engine_config
-from penstock.contract.config import DEFAULT_MODEL
+from penstock.contract.config import DEFAULT_MODEL, Front
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import ModelCard, ModelWork
 from penstock.contract.request import Ask, Prompt
@@ -43,7 +43,7 @@ class LLM:
         model: a catalogue name, a Hugging Face directory, a `.gguf` file, or `org/name`. A catalogue model that is not
             on disk yet is fetched.
         cache_dir: where fetched models are kept; None takes the user's cache directory.
-        options: fields of `penstock.contract.config.EngineConfig`, by name.
+        options: of `penstock.contract.config.EngineConfig`, by name: those that mean something here.
 
     Raises:
         SetupError: the model or an option cannot be used; the message names the file or the option.
@@ -55,7 +55,7 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, *, cache_dir: Path | None = None, **options: Any) -> None:
-        self._assembly: Assembly = assemble(engine_config(model=model, **options), cache_dir)
+        self._assembly: Assembly = assemble(engine_config(Front.NONE, model=model, **options), cache_dir)
         self._engine = self._assembly.engine
         self._answers: dict[str, Answer] = {}
         self._missed: dict[str, RequestOutput] = {}

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.app import assemble, engine_config
-from penstock.contract.config import DEFAULT_MODEL
+from penstock.contract.config import DEFAULT_MODEL, Front
 from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
 from penstock.contract.request import Ask, Prompt
@@ -33,7 +33,7 @@ __all__ = ["AsyncLLM"]
 
 
 class AsyncLLM:
-    """A model that streams to many callers at once; arguments as for `LLM`.
+    """A model that streams to many callers at once; arguments as for `LLM`, and the limits of its queue.
 
     Example:
         >>> async with AsyncLLM() as llm:
@@ -42,7 +42,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, *, cache_dir: Path | None = None, **options: Any) -> None:
-        self._assembly = assemble(engine_config(model=model, **options), cache_dir)
+        self._assembly = assemble(engine_config(Front.QUEUE, model=model, **options), cache_dir)
         self._client = self._assembly.start_client()
 
     def generate(

@@ -41,7 +41,7 @@ class Packing(StrEnum):
     INT8 = "int8"
     """A scale for each 32 inputs."""
     INT4 = "int4"
-    """Scale and minimum for each 32 inputs; embeddings and heads, which feel it most, in int8."""
+    """Scale and minimum for each 32 inputs; an embedding table, and with it a head tied to it, as in INT8."""
     STORED = "stored"
     """As the file has it: quantised blocks stay as they are, other tensors become bf16, or f32 where a model is."""
 
