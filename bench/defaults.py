@@ -13,12 +13,13 @@ server, on purpose left small.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
 import re
+import selectors
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 from penstock import LLM, SamplingParams
@@ -79,12 +81,8 @@ def server_seconds(url: str, load: Load, prompts: list[list[int]], *, stream: bo
     if stream:
         body["stream_options"] = {"include_usage": True}
     requests = [_request(url, body | {"prompt": prompt}) for prompt in prompts]
-
-    async def ask_all() -> list[bytes]:
-        return await asyncio.gather(*[_exchange(url, request) for request in requests])
-
     began = time.perf_counter()
-    answers = asyncio.run(ask_all())
+    answers = _answers(url, requests)
     seconds = time.perf_counter() - began
     wanted = b'"completion_tokens":%d' % load.new_tokens
     assert all(wanted in answer for answer in answers), answers[0][-300:]
@@ -97,12 +95,24 @@ def _request(url: str, body: dict[str, object]) -> bytes:
     return f"{head}Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode() + content
 
 
-async def _exchange(url: str, request: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-    writer.write(request)
-    answer = await reader.read()
-    writer.close()
-    return answer
+def _answers(url: str, requests: list[bytes]) -> list[bytes]:
+    """What comes back for each, all sent at once; reads whatever has come, until the server closes."""
+    parts: list[list[bytes]] = [[] for _ in requests]
+    with selectors.DefaultSelector() as selector:
+        for request, its_parts in zip(requests, parts, strict=True):
+            connection = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port))
+            connection.sendall(request)
+            selector.register(connection, selectors.EVENT_READ, its_parts)
+        while selector.get_map():
+            for key, _ in selector.select():
+                connection = cast("socket.socket", key.fileobj)
+                came = connection.recv(1 << 16)
+                if came:
+                    key.data.append(came)
+                else:
+                    selector.unregister(connection)
+                    connection.close()
+    return [b"".join(its_parts) for its_parts in parts]
 
 
 def measure(model: str, loads: list[Load], rounds: int, *, stream: bool) -> list[dict[str, object]]:

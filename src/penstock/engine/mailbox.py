@@ -41,7 +41,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._waiting: list[Output] = []
         self._error: PenstockError | None = None
-        self._ready = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits
         self.closed = False
 
     @property
@@ -52,14 +52,14 @@ class Mailbox:
     def put(self, outputs: Iterable[Output]) -> None:
         """Add outputs; the terminal one closes the mailbox."""
         merge(self._waiting, outputs)
-        self.closed = self.closed or any(isinstance(output, AskFinished | AskFailed) for output in self._waiting[-1:])
-        self._ready.set()
+        self.closed = self.closed or bool(self._waiting and isinstance(self._waiting[-1], AskFinished | AskFailed))
+        self._wake()
 
     def fail(self, error: PenstockError) -> None:
         """Tell the reader that the ask was refused; there will be no outputs."""
         self._error = error
         self.closed = True
-        self._ready.set()
+        self._wake()
 
     async def take(self) -> list[Output]:
         """Wait for outputs and take all there are.
@@ -67,9 +67,14 @@ class Mailbox:
         Raises:
             PenstockError: the ask was refused.
         """
-        await self._ready.wait()
-        self._ready.clear()
+        if not self._waiting and self._error is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._error is not None:
             raise self._error
         taken, self._waiting = self._waiting, []
         return taken
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():  # done: woken already, or cancelled
+            self._reader.set_result(None)

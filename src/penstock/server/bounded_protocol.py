@@ -30,11 +30,34 @@ def bounded_protocol(limits: ServerLimits, max_connections: int) -> Any:
     return partial(BoundedProtocol, limits, max_connections)
 
 
+class _Connection(h11.Connection):
+    """h11's state of a connection, with a short way for what nearly every event is: more of a chunked body.
+
+    That changes no state, and h11 spends on it a sixth of what a streamed token costs over HTTP.
+    """
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_header_bytes)
+        self._in_chunks = False
+
+    def send(self, event: h11.Event) -> Any:
+        """As h11's: bytes to write, or None where the connection is to be closed."""
+        if self._in_chunks and type(event) is h11.Data:
+            # An empty chunk would be the end (RFC 9112, section 7.1).
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        written = super().send(event)
+        self._in_chunks = (
+            isinstance(event, h11.Response) and b"\r\ntransfer-encoding: chunked\r\n" in (written or b"").lower()
+        )
+        return written
+
+
 class BoundedProtocol(H11Protocol):
     """See the module. Confined to the event loop."""
 
     def __init__(self, limits: ServerLimits, max_connections: int, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.conn = _Connection(limits.max_header_bytes)
         self._limits = limits
         self._max_connections = max_connections
         self._surplus = False

@@ -111,17 +111,17 @@ class Replies:
         async with aclosing(_merged(self._client, self._exchange)) as outputs:
             async for prompt, output in outputs:
                 match output:
+                    case ChoiceDelta() | ChoiceFinished():
+                        self._note(output)
+                        begun = asks[prompt].echo and prompt in self.prompts  # an abort may come before the prompt
+                        said = _behind(self.prompts[prompt], output) if begun else output
+                        yield _renumbered(said, prompt * asks[prompt].n)
                     case PromptTokens():
                         self.prompts[prompt] = output
                         for choice in range(asks[prompt].n if asks[prompt].echo else 0):
                             yield _echoed(output, prompt * asks[prompt].n + choice, asks[prompt])
                     case Embedding(vector):
                         self.vectors[prompt] = vector
-                    case ChoiceDelta() | ChoiceFinished():
-                        self._note(output)
-                        begun = asks[prompt].echo and prompt in self.prompts  # an abort may come before the prompt
-                        said = _behind(self.prompts[prompt], output) if begun else output
-                        yield _renumbered(said, prompt * asks[prompt].n)
                     case AskFinished():
                         unfinished -= 1
                         self._add(output.usage, output.timings)

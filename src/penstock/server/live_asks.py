@@ -24,6 +24,43 @@ class _Closable(Protocol):
     async def aclose(self) -> None: ...
 
 
+class _Time:
+    """How long an ask may still be waited for: as `asyncio.timeout_at`, but one timer for all of its outputs.
+
+    The task that waits when the time is up is cancelled; between two outputs the reader has the turn, and must not be.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.up = False
+        self._waiting: asyncio.Task[object] | None = None
+        self._cancelled: asyncio.Task[object] | None = None
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._end) if seconds else None
+
+    def begin(self) -> None:
+        """The present task is about to wait."""
+        self._waiting = asyncio.current_task()
+
+    def pause(self) -> None:
+        """It has its output."""
+        self._waiting = None
+
+    def take_back(self) -> bool:
+        """Whether the present task's cancellation was this timer's alone; then it is undone."""
+        return self._cancelled is not None and self._cancelled.uncancel() == 0
+
+    def stop(self) -> None:
+        """Nobody waits any more."""
+        self._waiting = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        self.up = True
+        if self._waiting is not None:
+            self._cancelled = self._waiting
+            self._waiting.cancel()
+
+
 class LiveAsks:
     """An `EngineClient` around another one. Confined to one event loop.
 
@@ -42,20 +79,24 @@ class LiveAsks:
         Raises:
             RequestTimedOut: its time is up; it has been aborted.
         """
-        deadline = asyncio.get_running_loop().time() + self._seconds if self._seconds else None
+        time = _Time(self._seconds)
         self._tenants[ask.id] = ask.tenant
         outputs = self._client.generate(ask)
         try:
-            while True:
-                # Entered anew for every output: between two of them the reader has the turn, and must not be cancelled.
-                async with asyncio.timeout_at(deadline):
-                    output = await anext(outputs, None)
+            while not time.up:
+                time.begin()
+                output = await anext(outputs, None)
+                time.pause()
                 if output is None:
                     return
                 yield output
-        except TimeoutError:
-            raise RequestTimedOut(self._seconds) from None
+            raise RequestTimedOut(self._seconds)
+        except asyncio.CancelledError:
+            if time.take_back():
+                raise RequestTimedOut(self._seconds) from None
+            raise
         finally:
+            time.stop()
             del self._tenants[ask.id]
             await self._close(ask, outputs)
 

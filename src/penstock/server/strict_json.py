@@ -24,9 +24,12 @@ MAX_INT_DIGITS = 20
 """Digits of an integer that are looked at; a longer literal is out of range whatever follows."""
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def encode(value: Any) -> bytes:
     """JSON in UTF-8, without spaces. Refuses NaN and infinities (`ValueError`): they are not JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def decode(body: bytes) -> JsonObject:
