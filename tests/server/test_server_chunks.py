@@ -27,7 +27,9 @@ def written(connection: h11.Connection, request: bytes, headers: list[tuple[byte
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
-@given(parts=st.lists(st.binary(max_size=40), max_size=5), headers=st.sampled_from([[], [(b"X-A", b"transfer-encoding")]]))
+@given(
+    parts=st.lists(st.binary(max_size=40), max_size=5), headers=st.sampled_from([[], [(b"X-A", b"transfer-encoding")]])
+)
 def test_what_is_written_is_what_h11_writes(request_, parts, headers):
     parts = [] if request_.startswith(b"HEAD") else parts
     plain = h11.Connection(h11.SERVER)
