@@ -19,6 +19,7 @@ void bind_decoder(nb::module_& module);
 void bind_peak(nb::module_& module);
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // a decoder may outlive the interpreter: in a frozen heap, or held by a thread
     module.def("isas", &penstock::isas, "Instruction sets that this build has and this machine can run, best first.");
     module.def("isa", [] { return std::string(penstock::kernels().isa); }, "The instruction set in use.");
     module.def(

@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from penstock.contract.errors import InvalidParameter, ModelFileError
 from penstock.contract.model import GgufVocabulary, HuggingFaceText
 from penstock.text import TextModel, open_text
+from penstock.text.gguf_tokenizer import read_gguf
+from penstock.text.huggingface import read_huggingface
+from penstock.text.tokenizer import twin_of
 
 GGUF_NAMES = (*vocabularies.FAMILIES, "llama")
 
@@ -162,6 +165,20 @@ def test_threads_encode_alike(models):
         results = list(threads.map(encode_all, range(16)))
     assert all(result == results[0] for result in results)
     assert results[0] == encode_all(0)
+
+
+@pytest.mark.parametrize("name", [*vocabularies.NAMES, *(f"{name}.gguf" for name in GGUF_NAMES)])
+def test_a_twin_is_the_same_pipeline_over_the_same_vocabulary(name, saved):
+    plain = name.removesuffix(".gguf")
+    if name == plain:
+        backend = read_huggingface(saved[plain]).backend
+    else:
+        backend = read_gguf(vocabularies.to_gguf(plain, saved[plain])).backend
+    before, twin = backend.to_str(), twin_of(backend)
+    assert twin.to_str() == before
+    twin.add_tokens(["\ufdd0"])
+    twin.encode_special_tokens = True
+    assert (backend.to_str(), backend.encode_special_tokens) == (before, False)
 
 
 def test_truncation_and_padding_in_the_file_do_not_touch_prompts(saved, tmp_path):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
@@ -56,7 +57,8 @@ def command(context: click.Context, /, system: str, **_: object) -> None:
     """Talk to MODEL in the terminal; /help lists what can be typed beside questions."""
     (config,) = build_configs(context, EngineConfig)
     params = sampling_params(context)
-    from penstock.llm.offline import LLM  # brings torch in: not for --help
+    with lasting_imports():
+        from penstock.llm.offline import LLM  # brings torch in: not for --help
 
     with LLM(**library_options(config)) as llm:
         click.echo("Type a question; /help for more, /exit to leave.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
+from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
@@ -72,7 +73,8 @@ def command(
     (config,) = build_configs(context, EngineConfig)
     params = sampling_params(context)
     jobs = read_jobs(source, params, chat) if source is not None else []
-    from penstock.llm.offline import LLM  # brings torch in: not for --help
+    with lasting_imports():
+        from penstock.llm.offline import LLM  # brings torch in: not for --help
 
     with LLM(**library_options(config)) as llm:
         if target is not None:

@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 from tqdm import tqdm
 
+from penstock.cli.imports import lasting_imports
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
@@ -64,10 +65,11 @@ def command(
 ) -> None:
     """Answer every line of a batch file with MODEL, as its HTTP server would; run it again to go on after a stop."""
     (config,) = build_configs(context, EngineConfig)
-    from penstock.app import local_application  # brings torch in: not for --help
-    from penstock.llm.batch_file import BatchFiles, count_lines, read_answered, run_lines
-    from penstock.server.in_process import post
-    from penstock.weights.locate import default_cache_dir
+    with lasting_imports():
+        from penstock.app import local_application  # brings torch in: not for --help
+        from penstock.llm.batch_file import BatchFiles, count_lines, read_answered, run_lines
+        from penstock.server.in_process import post
+        from penstock.weights.locate import default_cache_dir
 
     files = BatchFiles(source, results, errors or results)
     total = count_lines(source)

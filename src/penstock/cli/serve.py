@@ -6,6 +6,7 @@ import os
 
 import click
 
+from penstock.cli.imports import lasting_imports
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig, ServerConfig
@@ -23,7 +24,9 @@ __all__ = ["command"]
 def command(context: click.Context, /, **_: object) -> None:
     """Assemble the engine and serve until interrupted."""
     engine_config, server_config = build_configs(context, EngineConfig, ServerConfig)
-    from penstock.app import serve
-    from penstock.weights.locate import default_cache_dir
+    with lasting_imports():
+        import penstock.server  # noqa: F401 - which `serve` imports when it is called
+        from penstock.app import serve
+        from penstock.weights.locate import default_cache_dir
 
     serve(engine_config, server_config, default_cache_dir(os.environ), announce=click.echo)

@@ -13,6 +13,7 @@ import click
 from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
+from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable, write_text
@@ -84,8 +85,9 @@ def command(
     """
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
-    from penstock.app import find_model, load_model  # brings torch in: not for --help
-    from penstock.verify import Extent, ScheduleCrashed, open_subject, verify
+    with lasting_imports():
+        from penstock.app import find_model, load_model  # brings torch in: not for --help
+        from penstock.verify import Extent, ScheduleCrashed, open_subject, verify
 
     extent = Extent(requests, schedules, seed, prompt_tokens, new_tokens)
     loaded = load_model(config, find_model(config), click.echo)

@@ -53,7 +53,6 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=drain_seconds,
-                h11_max_incomplete_event_size=limits.max_header_bytes,
             )
         )
         self._app = app

@@ -32,6 +32,8 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
+_BYTE_CHARACTERS = re.compile(f"[{re.escape(''.join(BYTE_OF_CHARACTER))}]*")
+_LATIN_OF_CHARACTER = str.maketrans({character: chr(byte) for character, byte in BYTE_OF_CHARACTER.items()})
 
 
 def token_byte_table(backend: Backend, file: str) -> tuple[bytes, ...]:
@@ -66,8 +68,8 @@ def strips_leading_space(backend: Backend) -> bool:
 
 
 def _from_byte_level(token: str) -> bytes:
-    if all(character in BYTE_OF_CHARACTER for character in token):
-        return bytes(BYTE_OF_CHARACTER[character] for character in token)
+    if _BYTE_CHARACTERS.fullmatch(token):
+        return token.translate(_LATIN_OF_CHARACTER).encode("latin-1")
     return token.encode()
 
 

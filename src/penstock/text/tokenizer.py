@@ -29,7 +29,7 @@ from penstock.text.reply import PLAIN_FORMAT, ReplyFormat, ReplyReader, find_rep
 from penstock.text.token_bytes import strips_leading_space, token_byte_table
 from penstock.text.unicode_text import require_unicode
 
-__all__ = ["TextModel", "Tokenizer", "open_text"]
+__all__ = ["TextModel", "Tokenizer", "open_text", "twin_of"]
 
 # Hold the places of a template's control tokens while the text around them is encoded. The 32 noncharacters of Unicode
 # 23.7: they are no text, and users' text that holds one is refused where it could be mistaken for ours.
@@ -57,7 +57,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special = {id_: token for id_, token in added.items() if token.special}
         # A second pipeline, since the switch that makes special tokens ordinary text is not per call.
-        self._literal = Backend.from_str(backend.to_str())
+        self._literal = twin_of(backend)
         self._literal.encode_special_tokens = True
         self._places = {id_: _place(token) for id_, token in self._special.items()}
         self._literal.add_tokens([_place(token) for token in self._special.values()])
@@ -252,6 +252,18 @@ class TextModel:
         """
         reader = self.reply_format.reader(prompt, rules, rendered.text)
         return reader and reader.spelling(self.tokenizer.special_ids(reader.markers))
+
+
+def twin_of(backend: Backend) -> Backend:
+    """A pipeline that does the same, with switches of its own. The vocabulary is shared: it may take 100 MB."""
+    twin = Backend(backend.model)
+    twin.normalizer = backend.normalizer
+    twin.pre_tokenizer = backend.pre_tokenizer
+    twin.post_processor = backend.post_processor
+    twin.decoder = backend.decoder
+    for _, token in sorted(backend.get_added_tokens_decoder().items()):  # new ones are numbered in this order
+        (twin.add_special_tokens if token.special else twin.add_tokens)([token])
+    return twin
 
 
 def open_text(files: TextFiles, *, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> TextModel:
