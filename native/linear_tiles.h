@@ -20,12 +20,6 @@
 #include "simd.h"
 #include "upcoming.h"
 
-#if defined(__GNUC__) || defined(__clang__)
-#define PENSTOCK_NOINLINE __attribute__((noinline))
-#else
-#define PENSTOCK_NOINLINE
-#endif
-
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 

@@ -3,12 +3,8 @@
 // What is kept and in which order the filters run is that of `penstock.sampling`: temperature, top_k, top_p, min_p;
 // then the first token in the order of the vocabulary at which the summed weight exceeds `uniform` times the sum of
 // all. Nothing is sorted. Weights exp((logit - top) / temperature) are computed once; a filter is a threshold, and a
-// threshold is found by a histogram of leading bits, refined twice:
-//
-//     bits of a weight   [ 12 bits | 10 bits | 10 bits ]     (positive floats are ordered as their bits are)
-//
-// from the top down until the count reaches k, or the mass reaches p. Mostly the few likeliest tokens decide, and only
-// those are looked at one by one.
+// threshold is found by cutting the interval in which it must lie: how many weights, and how much of the mass, are above
+// each cut? Once few weights lie in the interval, only those are looked at.
 #pragma once
 
 #include <cmath>
@@ -73,11 +69,15 @@ inline Likeliest find_likeliest(const float* logits, int64_t count) {
     return found;
 }
 
-// exp((logits[i] - top) * scale) for [i, i + 16), zero beyond `count`.
-PENSTOCK_INLINE f32x16 weights_at(const float* logits, int64_t i, int64_t count, f32x16 top, f32x16 divisor) {
-    if (count - i >= kLanes) return exp(div(sub(load(logits + i), top), divisor));
+// exp((logits[i] - top) / divisor) for [i, i + 16), zero beyond `count`.
+PENSTOCK_INLINE f32x16 weights_at(const float* logits, int64_t i, int64_t count, float top, float divisor) {
+    const auto weigh = [&](f32x16 logit) {
+        const f32x16 x = sub(logit, broadcast(top));
+        return exp(divisor == 1.0f ? x : div(x, broadcast(divisor)));  // a division takes as long as half of exp
+    };
+    if (count - i >= kLanes) return weigh(load(logits + i));
     const int left = int(count - i);
-    return select(first_lanes(left), exp(div(sub(load(logits + i, left), top), divisor)), zero());
+    return select(first_lanes(left), weigh(load(logits + i, left)), zero());
 }
 
 // The sum of 16 lanes at a time over runs: `at(i)` gives elements [i, i + 16).
@@ -94,8 +94,7 @@ PENSTOCK_INLINE double sum_in_runs(int64_t count, const At& at) {
 }
 
 inline float log_probability(const float* logits, int64_t count, float top, float logit) {
-    const double sum = sum_in_runs(
-        count, [&](int64_t i) { return weights_at(logits, i, count, broadcast(top), broadcast(1.0f)); });
+    const double sum = sum_in_runs(count, [&](int64_t i) { return weights_at(logits, i, count, top, 1.0f); });
     return float(double(logit) - double(top) - std::log(sum));
 }
 
@@ -109,82 +108,138 @@ struct Reach {
     double mass;
 };
 
-constexpr int kMostLikely = 4096;
-constexpr float kFloors[] = {0x1p-5f, 0x1p-10f, 0x1p-14f};
+// What the weights from a floor on are, all together.
+struct Held {
+    double tokens, mass;
+};
 
-// The weights that are at least `floor`, in their order; kMostLikely + 1 if there are more than fit.
-inline int gather_likely(const float* weights, int64_t count, float floor, float* likely) {
-    int found = 0;
-    for (int64_t i = 0; i < count; i += kLanes) {
-        Mask mask = greater_equal(weight_at(weights, i, count), broadcast(floor));
-        for (; mask; mask &= mask - 1) {
-            if (found == kMostLikely) return kMostLikely + 1;
-            likely[found++] = weights[i + lowest_lane(mask)];
+constexpr int kLooks = 4;  // floors that are tried at a time: a sum waits for the one before it
+
+// For each floor, all above 0, the weights that are at least that.
+PENSTOCK_NOINLINE inline void look(const float* weights, int64_t count, const float (&floors)[kLooks],
+                                   Held (&held)[kLooks]) {
+    f32x16 floor[kLooks];
+    for (int l = 0; l < kLooks; l++) {
+        floor[l] = broadcast(floors[l]);
+        held[l] = {0, 0};
+    }
+    for (int64_t run = 0; run < count; run += kRun) {
+        const int64_t end = count - run < kRun ? count : run + kRun;
+        f32x16 mass[kLooks];
+        int tokens[kLooks] = {};
+        PENSTOCK_UNROLL for (int l = 0; l < kLooks; l++) mass[l] = zero();
+        for (int64_t i = run; i < end; i += kLanes) {
+            const f32x16 w = weight_at(weights, i, count);
+            PENSTOCK_UNROLL for (int l = 0; l < kLooks; l++) {
+                const Mask mask = greater_equal(w, floor[l]);
+                tokens[l] += lanes_in(mask);
+                mass[l] = add(mass[l], select(mask, w, zero()));
+            }
         }
+        for (int l = 0; l < kLooks; l++) {
+            held[l].tokens += tokens[l];
+            held[l].mass += double(reduce_add(mass[l]));
+        }
+    }
+}
+
+// The weights in [low, high), in their order, to `to`, where there is room for 16 more. Returns how many.
+inline int64_t pack_between(const float* weights, int64_t count, float low, float high, float* to) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const f32x16 w = weight_at(weights, i, count);
+        found += pack_lanes(to + found, greater_equal(w, broadcast(low)) & greater(broadcast(high), w), w);
     }
     return found;
 }
 
+constexpr int kFew = 2048;
+
+struct Threshold {
+    float at;
+    double kept;  // tokens with weights from there on
+};
+
 // The largest threshold t at which the weights >= t number at least reach.tokens and hold at least reach.mass; 0 if
 // all together do not. All weights are in [0, 1].
-inline float find_in_histogram(const float* weights, int64_t count, Reach reach) {
-    constexpr int kBits[] = {12, 10, 10};
-    uint32_t prefix = 0;  // leading bits of the threshold, as far as they are known
-    int known = 0;
-    double before_tokens = 0, before_mass = 0;  // of all weights above the ones with this prefix
-    for (int bits : kBits) {
-        double bin_tokens[1 << 12] = {}, bin_mass[1 << 12] = {};
-        const int shift = 32 - known - bits;
-        // weights with the known prefix are those in [low, high); zeros are never looked at
-        const float low = known && prefix ? float_of(prefix << (32 - known)) : 0x1p-149f;
-        const float high = known ? float_of((prefix + 1) << (32 - known)) : __builtin_inff();
+inline Threshold find_threshold(const float* weights, int64_t count, Reach reach) {
+    // t is in [low, high), as bits, which order positive floats. Of the weights from high on `above` tells; in [low,
+    // high) there are `between`, of which the first `looked_at` numbers at `from` are all, once they are few.
+    uint32_t low = 0, high = bits_of(1.0f) + 1;
+    Held above{0, 0}, before{0, 0};
+    double between = double(count), kept = between;
+    float few[kFew + kLanes], floor[kLooks] = {0x1p-14f, 0x1p-10f, 0x1p-6f, 0x1p-3f};  // first guesses
+    const float* from = weights;
+    int64_t looked_at = count;
+    while (true) {
+        Held held[kLooks];
+        look(from, looked_at, floor, held);
+        for (int l = kLooks - 1; l >= 0; l--) {
+            const Held all{before.tokens + held[l].tokens, before.mass + held[l].mass};
+            if (all.tokens >= reach.tokens && all.mass >= reach.mass) {
+                low = bits_of(floor[l]);
+                kept = all.tokens;
+                between = kept - above.tokens;
+                break;
+            }
+            high = bits_of(floor[l]);
+            between -= all.tokens - above.tokens;
+            above = all;
+        }
+        if (high - low == 1) return {float_of(low), kept};
+        if (from == weights && between <= kFew) {
+            looked_at = pack_between(weights, count, float_of(low > 1 ? low : 1), float_of(high), few);
+            from = few;
+            before = above;
+        }
+        for (uint32_t l = 0; l < kLooks; l++) {  // parts of the interval, none of them at its ends
+            const uint32_t at = low + uint32_t(uint64_t(high - low) * (l + 1) / (kLooks + 1));
+            floor[l] = float_of(at == low ? low + 1 : at);
+        }
+    }
+}
+
+// What is drawn from: all weights of the vocabulary, or only those from a floor on, once these are few.
+struct Candidates {
+    float* weights;
+    int64_t count;
+    float floor = 0;  // of what is packed; 0: nothing is
+    float few[kFew + kLanes];
+
+    Candidates(float* all, int64_t size) : weights(all), count(size) {}
+
+    // Drops all below the threshold. `kept` is how many are left, or more.
+    void narrow(Threshold threshold) {
+        if (threshold.at == 0) return;
+        if (floor > 0 || threshold.kept <= kFew) {
+            count = pack_between(weights, count, threshold.at, 2.0f, few);
+            weights = few;
+            floor = threshold.at > floor ? threshold.at : floor;
+            return;
+        }
         for (int64_t i = 0; i < count; i += kLanes) {
             const f32x16 w = weight_at(weights, i, count);
-            Mask mask = greater_equal(w, broadcast(low)) & greater(broadcast(high), w);
-            for (; mask; mask &= mask - 1) {
-                const float weight = weights[i + lowest_lane(mask)];
-                const uint32_t bin = (bits_of(weight) >> shift) & ((1u << bits) - 1u);
-                bin_tokens[bin] += 1;
-                bin_mass[bin] += double(weight);
+            const f32x16 kept = select(greater_equal(w, broadcast(threshold.at)), w, zero());
+            if (count - i >= kLanes) {
+                store(weights + i, kept);
+            } else {
+                store(weights + i, kept, int(count - i));
             }
         }
-        int bin = (1 << bits) - 1;
-        for (; bin >= 0; bin--) {
-            if (before_tokens + bin_tokens[bin] >= reach.tokens && before_mass + bin_mass[bin] >= reach.mass) break;
-            before_tokens += bin_tokens[bin];
-            before_mass += bin_mass[bin];
-        }
-        if (bin < 0) return 0;
-        prefix = prefix << bits | uint32_t(bin);
-        known += bits;
     }
-    return float_of(prefix);
-}
+};
 
-// The same, of the few likeliest alone where they reach far enough.
-inline float find_threshold(const float* weights, int64_t count, Reach reach) {
-    float likely[kMostLikely];
-    for (float floor : kFloors) {
-        const int found = gather_likely(weights, count, floor, likely);
-        if (found > kMostLikely) break;
-        double mass = 0;
-        for (int i = 0; i < found; i++) mass += double(likely[i]);
-        // a little further than needed: the bins add up in another order
-        if (found >= reach.tokens && mass >= reach.mass * (1 + 1e-9)) return find_in_histogram(likely, found, reach);
+// Where the weight number `index` of those from `floor` on is.
+inline int64_t find_packed(const float* weights, int64_t count, float floor, int64_t index) {
+    int64_t i = 0;
+    Mask mask = 0;
+    for (; i < count; i += kLanes) {
+        mask = greater_equal(weight_at(weights, i, count), broadcast(floor));
+        if (index < lanes_in(mask)) break;
+        index -= lanes_in(mask);
     }
-    return find_in_histogram(weights, count, reach);
-}
-
-inline void drop_below(float* weights, int64_t count, float threshold) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 w = weight_at(weights, i, count);
-        const f32x16 kept = select(greater_equal(w, broadcast(threshold)), w, zero());
-        if (count - i >= kLanes) {
-            store(weights + i, kept);
-        } else {
-            store(weights + i, kept, int(count - i));
-        }
-    }
+    for (; index > 0; index--) mask &= mask - 1;
+    return i + lowest_lane(mask);
 }
 
 // The first token at which the summed weight exceeds uniform * (the sum of all).
@@ -215,22 +270,24 @@ inline int64_t draw_filtered(const SampleCall& call, int64_t row, const float* l
     const float smallest = 0x1p-126f;  // the smallest normal: a division below it could be by zero
     const float temperature = call.temperature[row] > smallest ? call.temperature[row] : smallest;
     for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 w = weights_at(logits, i, count, broadcast(top), broadcast(temperature));
+        const f32x16 w = weights_at(logits, i, count, top, temperature);
         if (count - i >= kLanes) {
             store(weights + i, w);
         } else {
             store(weights + i, w, int(count - i));
         }
     }
+    Candidates of(weights, count);
     if (call.top_k[row] > 0 && call.top_k[row] < count) {
-        drop_below(weights, count, find_threshold(weights, count, Reach{double(call.top_k[row]), 0}));
+        of.narrow(find_threshold(of.weights, of.count, Reach{double(call.top_k[row]), 0}));
     }
     if (call.top_p[row] < 1) {
-        const double all = sum_in_runs(count, [&](int64_t i) { return weight_at(weights, i, count); });
-        drop_below(weights, count, find_threshold(weights, count, Reach{1, call.top_p[row] * all}));
+        const double all = sum_in_runs(of.count, [&](int64_t i) { return weight_at(of.weights, i, of.count); });
+        of.narrow(find_threshold(of.weights, of.count, Reach{1, call.top_p[row] * all}));
     }
-    if (call.min_p[row] > 0) drop_below(weights, count, call.min_p[row]);  // the likeliest weighs 1
-    return draw(weights, count, call.uniform[row]);
+    if (call.min_p[row] > 0) of.narrow({call.min_p[row], double(of.count)});  // the likeliest weighs 1
+    const int64_t drawn = draw(of.weights, of.count, call.uniform[row]);
+    return of.floor > 0 ? find_packed(weights, count, of.floor, drawn) : drawn;
 }
 
 inline void sample(const SampleCall& call, Pool& pool) {

@@ -50,12 +50,14 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define PENSTOCK_INLINE inline __attribute__((always_inline))
 #define PENSTOCK_UNROLL _Pragma("GCC unroll 16")
+#define PENSTOCK_NOINLINE __attribute__((noinline))
 #define PENSTOCK_PREFETCH(p) __builtin_prefetch(p)
 #define PENSTOCK_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)  // into the second cache: many more may be on their way
 #define PENSTOCK_PREFETCH_WRITE(p) __builtin_prefetch(p, 1, 3)
 #else
 #define PENSTOCK_INLINE inline
 #define PENSTOCK_UNROLL
+#define PENSTOCK_NOINLINE
 #define PENSTOCK_PREFETCH_WRITE(p) ((void)(p))
 #define PENSTOCK_PREFETCH(p) ((void)(p))
 #define PENSTOCK_PREFETCH_FAR(p) ((void)(p))
@@ -111,6 +113,16 @@ PENSTOCK_INLINE int lowest_lane(Mask mask) {  // mask is not 0
     int lane = 0;
     while (!(mask >> lane & 1u)) lane++;
     return lane;
+#endif
+}
+
+PENSTOCK_INLINE int lanes_in(Mask mask) {
+#if defined(__GNUC__) || defined(__clang__)
+    return __builtin_popcount(mask);
+#else
+    int lanes = 0;
+    for (; mask; mask &= mask - 1) lanes++;
+    return lanes;
 #endif
 }
 
@@ -471,6 +483,20 @@ PENSTOCK_INLINE void load_pairs(const bf16* p, f32x16& even, f32x16& odd) {
 #endif
 
 // ---- for all instruction sets ---------------------------------------------------------------------------------------
+
+// The lanes in `mask`, one after the other, to `to`, where there is room for all 16. Returns how many they are.
+PENSTOCK_INLINE int pack_lanes(float* to, Mask mask, f32x16 a) {
+#if defined(PENSTOCK_AVX512)
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps(__mmask16(mask), a.v));
+    return lanes_in(mask);
+#else
+    float lane[kLanes];
+    store(lane, a);
+    int count = 0;
+    for (; mask; mask &= mask - 1) to[count++] = lane[lowest_lane(mask)];
+    return count;
+#endif
+}
 
 // Sum and maximum of all lanes: i + 8 into i, then 4, 2, 1. The maximum of NaN and a number is of no use: test first.
 PENSTOCK_INLINE float reduce_add(f32x16 a) {

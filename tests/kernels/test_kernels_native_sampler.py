@@ -114,6 +114,29 @@ def test_tokens_tied_with_the_last_kept_stay():
         assert tokens == [1, 1, 2, 2, 3, 3], values
 
 
+@pytest.mark.parametrize("values", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5, "min_p": 1.0}], ids=str)
+def test_more_ties_than_a_filter_can_tell_apart_all_stay(values):
+    """Also where they are too many to be looked at apart from the others."""
+    logits = torch.full((3, 7003), -1.0)
+    logits[:, 1000:] = 0.0
+    uniform = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert choose_by(logits, **columns(3, uniform, **values)).tokens.tolist() == [1000, 1000 + 6003 // 2, 7002]
+
+
+def test_filters_narrow_one_another_whichever_reaches_furthest():
+    """A later filter that would keep more than an earlier one left does not bring it back."""
+    logits = logits_of(1, 30_000, seed=5)
+    rows = 64
+    uniform = torch.linspace(0, 0.999, rows, dtype=torch.float64)
+    for values in ({"top_k": 7, "min_p": 1e-6}, {"top_k": 5000, "top_p": 0.3}, {"top_p": 0.3, "min_p": 1e-6}):
+        sums = sums_by_reference(logits, **values)[0]
+        kept = torch.diff(sums, prepend=torch.zeros(1, dtype=torch.float64)) > 0
+        chosen = choose_by(logits.expand(rows, -1).contiguous(), **columns(rows, uniform, **values)).tokens
+        assert kept[chosen].all(), values
+        expected = torch.searchsorted(sums, uniform, right=True)
+        assert torch.equal(chosen, expected), values
+
+
 def test_greedy_takes_the_lowest_of_the_likeliest():
     logits = logits_of(6, 1003)
     logits[0, 700] = logits[0, 701] = logits[0, 1002] = 99.0
