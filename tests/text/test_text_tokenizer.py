@@ -330,6 +330,7 @@ def _tiny() -> GgufVocabulary:
         ({"model": "llama"}, r"tokenizer\.ggml\.scores: has 0 entries for 4 tokens"),
         ({"merges": ("a c",)}, r"tokenizer\.ggml\.merges: merge 0, 'a c'"),
         ({"merges": ("ab",)}, r"tokenizer\.ggml\.merges: merge 0, 'ab'"),
+        ({"tokens": ("a", "b", "ab", ""), "merges": (" a",)}, r"tokenizer\.ggml\.merges: merge 0, ' a'"),
         ({"tokens": ("a", "b", "ab", "a")}, r"tokenizer\.ggml\.tokens: tokens 0 and 3 are both 'a'"),
         ({"eos": 4}, r"tokenizer\.ggml\.eos_token_id: 4 is no token id"),
         ({"bos": -2}, r"tokenizer\.ggml\.bos_token_id: -2 is no token id"),

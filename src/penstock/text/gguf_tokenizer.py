@@ -169,7 +169,7 @@ def _byte_level_bpe(vocabulary: GgufVocabulary) -> Backend:
 
 def _merge(vocabulary: GgufVocabulary, ids: dict[str, int], index: int, merge: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
-    if not (left in ids and space and right in ids and left + right in ids):
+    if not (left and space and right and left in ids and right in ids and left + right in ids):
         raise _refuse(vocabulary, "merges", f"merge {index}, {merge!r}, does not join two tokens into a third")
     return left, right
 
