@@ -71,13 +71,9 @@ inline Likeliest find_likeliest(const float* logits, int64_t count) {
 
 // exp((logits[i] - top) / divisor) for [i, i + 16), zero beyond `count`.
 PENSTOCK_INLINE f32x16 weights_at(const float* logits, int64_t i, int64_t count, float top, float divisor) {
-    const auto weigh = [&](f32x16 logit) {
-        const f32x16 x = sub(logit, broadcast(top));
-        return exp(divisor == 1.0f ? x : div(x, broadcast(divisor)));  // a division takes as long as half of exp
-    };
-    if (count - i >= kLanes) return weigh(load(logits + i));
-    const int left = int(count - i);
-    return select(first_lanes(left), weigh(load(logits + i, left)), zero());
+    const f32x16 x = sub(load_at(logits, int(i), int(count)), broadcast(top));
+    const f32x16 weight = exp(divisor == 1.0f ? x : div(x, broadcast(divisor)));  // a division takes half as long as exp
+    return count - i >= kLanes ? weight : select(first_lanes(int(count - i)), weight, zero());
 }
 
 // The sum of 16 lanes at a time over runs: `at(i)` gives elements [i, i + 16).
@@ -98,47 +94,44 @@ inline float log_probability(const float* logits, int64_t count, float top, floa
     return float(double(logit) - double(top) - std::log(sum));
 }
 
-PENSTOCK_INLINE f32x16 weight_at(const float* weights, int64_t i, int64_t count) {
-    return count - i >= kLanes ? load(weights + i) : load(weights + i, int(count - i));
-}
-
-// How far from the top a filter reaches: this many tokens, or this much mass, whichever is asked for.
-struct Reach {
-    double tokens;
-    double mass;
-};
-
-// What the weights from a floor on are, all together.
+// Some weights, all together.
 struct Held {
     double tokens, mass;
 };
 
-constexpr int kLooks = 4;  // floors that are tried at a time: a sum waits for the one before it
+// How far from the top a filter reaches: to so many tokens and so much mass.
+struct Reach {
+    double tokens, mass;
 
-// For each floor, all above 0, the weights that are at least that.
-PENSTOCK_NOINLINE inline void look(const float* weights, int64_t count, const float (&floors)[kLooks],
-                                   Held (&held)[kLooks]) {
-    f32x16 floor[kLooks];
-    for (int l = 0; l < kLooks; l++) {
-        floor[l] = broadcast(floors[l]);
-        held[l] = {0, 0};
+    bool met_by(Held held) const { return held.tokens >= tokens && held.mass >= mass; }
+};
+
+constexpr int kCuts = 4;  // tried at a time, because a sum waits for the one before it
+
+// For each cut, all above 0, what is at least that. A function of its own for the sake of registers.
+PENSTOCK_NOINLINE inline void hold_from(const float* weights, int64_t count, const float (&cuts)[kCuts],
+                                        Held (&held)[kCuts]) {
+    f32x16 cut[kCuts];
+    for (int c = 0; c < kCuts; c++) {
+        cut[c] = broadcast(cuts[c]);
+        held[c] = {0, 0};
     }
     for (int64_t run = 0; run < count; run += kRun) {
         const int64_t end = count - run < kRun ? count : run + kRun;
-        f32x16 mass[kLooks];
-        int tokens[kLooks] = {};
-        PENSTOCK_UNROLL for (int l = 0; l < kLooks; l++) mass[l] = zero();
+        f32x16 mass[kCuts];
+        int tokens[kCuts] = {};
+        PENSTOCK_UNROLL for (int c = 0; c < kCuts; c++) mass[c] = zero();
         for (int64_t i = run; i < end; i += kLanes) {
-            const f32x16 w = weight_at(weights, i, count);
-            PENSTOCK_UNROLL for (int l = 0; l < kLooks; l++) {
-                const Mask mask = greater_equal(w, floor[l]);
-                tokens[l] += lanes_in(mask);
-                mass[l] = add(mass[l], select(mask, w, zero()));
+            const f32x16 w = load_at(weights, int(i), int(count));
+            PENSTOCK_UNROLL for (int c = 0; c < kCuts; c++) {
+                const Mask mask = greater_equal(w, cut[c]);
+                tokens[c] += lanes_in(mask);
+                mass[c] = add(mass[c], select(mask, w, zero()));
             }
         }
-        for (int l = 0; l < kLooks; l++) {
-            held[l].tokens += tokens[l];
-            held[l].mass += double(reduce_add(mass[l]));
+        for (int c = 0; c < kCuts; c++) {
+            held[c].tokens += tokens[c];
+            held[c].mass += double(reduce_add(mass[c]));
         }
     }
 }
@@ -147,13 +140,13 @@ PENSTOCK_NOINLINE inline void look(const float* weights, int64_t count, const fl
 inline int64_t pack_between(const float* weights, int64_t count, float low, float high, float* to) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 w = weight_at(weights, i, count);
+        const f32x16 w = load_at(weights, int(i), int(count));
         found += pack_lanes(to + found, greater_equal(w, broadcast(low)) & greater(broadcast(high), w), w);
     }
     return found;
 }
 
-constexpr int kFew = 2048;
+constexpr int kFew = 2048;  // weights: 8 KB, which stay in the first cache
 
 struct Threshold {
     float at;
@@ -163,38 +156,37 @@ struct Threshold {
 // The largest threshold t at which the weights >= t number at least reach.tokens and hold at least reach.mass; 0 if
 // all together do not. All weights are in [0, 1].
 inline Threshold find_threshold(const float* weights, int64_t count, Reach reach) {
-    // t is in [low, high), as bits, which order positive floats. Of the weights from high on `above` tells; in [low,
-    // high) there are `between`, of which the first `looked_at` numbers at `from` are all, once they are few.
+    // The threshold is in [low, high), as bits, which order positive floats. `kept` are at least low, `above` at least
+    // high, and those between are all that is looked at once they are few.
     uint32_t low = 0, high = bits_of(1.0f) + 1;
-    Held above{0, 0}, before{0, 0};
-    double between = double(count), kept = between;
-    float few[kFew + kLanes], floor[kLooks] = {0x1p-14f, 0x1p-10f, 0x1p-6f, 0x1p-3f};  // first guesses
-    const float* from = weights;
-    int64_t looked_at = count;
+    double kept = double(count);
+    Held above{0, 0}, beyond{0, 0};  // beyond: not among what is looked at
+    const float* looked_at = weights;
+    int64_t size = count;
+    float few[kFew + kLanes], cut[kCuts] = {0x1p-14f, 0x1p-10f, 0x1p-6f, 0x1p-3f};  // first guesses
     while (true) {
-        Held held[kLooks];
-        look(from, looked_at, floor, held);
-        for (int l = kLooks - 1; l >= 0; l--) {
-            const Held all{before.tokens + held[l].tokens, before.mass + held[l].mass};
-            if (all.tokens >= reach.tokens && all.mass >= reach.mass) {
-                low = bits_of(floor[l]);
+        Held held[kCuts];
+        hold_from(looked_at, size, cut, held);
+        for (int c = kCuts - 1; c >= 0; c--) {
+            const Held all{beyond.tokens + held[c].tokens, beyond.mass + held[c].mass};
+            if (reach.met_by(all)) {
+                low = bits_of(cut[c]);
                 kept = all.tokens;
-                between = kept - above.tokens;
                 break;
             }
-            high = bits_of(floor[l]);
-            between -= all.tokens - above.tokens;
+            high = bits_of(cut[c]);
             above = all;
         }
+        const double between = kept - above.tokens;
         if (high - low == 1) return {float_of(low), kept};
-        if (from == weights && between <= kFew) {
-            looked_at = pack_between(weights, count, float_of(low > 1 ? low : 1), float_of(high), few);
-            from = few;
-            before = above;
+        if (looked_at == weights && between <= kFew) {
+            size = pack_between(weights, count, float_of(low > 1 ? low : 1), float_of(high), few);
+            looked_at = few;
+            beyond = above;
         }
-        for (uint32_t l = 0; l < kLooks; l++) {  // parts of the interval, none of them at its ends
-            const uint32_t at = low + uint32_t(uint64_t(high - low) * (l + 1) / (kLooks + 1));
-            floor[l] = float_of(at == low ? low + 1 : at);
+        for (uint32_t c = 0; c < kCuts; c++) {  // evenly in the interval, and never at its ends
+            const uint32_t at = low + uint32_t(uint64_t(high - low) * (c + 1) / (kCuts + 1));
+            cut[c] = float_of(at == low ? low + 1 : at);
         }
     }
 }
@@ -218,13 +210,8 @@ struct Candidates {
             return;
         }
         for (int64_t i = 0; i < count; i += kLanes) {
-            const f32x16 w = weight_at(weights, i, count);
-            const f32x16 kept = select(greater_equal(w, broadcast(threshold.at)), w, zero());
-            if (count - i >= kLanes) {
-                store(weights + i, kept);
-            } else {
-                store(weights + i, kept, int(count - i));
-            }
+            const f32x16 w = load_at(weights, int(i), int(count));
+            store_at(weights, int(i), int(count), select(greater_equal(w, broadcast(threshold.at)), w, zero()));
         }
     }
 };
@@ -234,7 +221,7 @@ inline int64_t find_packed(const float* weights, int64_t count, float floor, int
     int64_t i = 0;
     Mask mask = 0;
     for (; i < count; i += kLanes) {
-        mask = greater_equal(weight_at(weights, i, count), broadcast(floor));
+        mask = greater_equal(load_at(weights, int(i), int(count)), broadcast(floor));
         if (index < lanes_in(mask)) break;
         index -= lanes_in(mask);
     }
@@ -244,13 +231,13 @@ inline int64_t find_packed(const float* weights, int64_t count, float floor, int
 
 // The first token at which the summed weight exceeds uniform * (the sum of all).
 inline int64_t draw(const float* weights, int64_t count, double uniform) {
-    const auto at = [&](int64_t i) { return weight_at(weights, i, count); };
+    const auto at = [&](int64_t i) { return load_at(weights, int(i), int(count)); };
     const double target = uniform * sum_in_runs(count, at);
     double sum = 0;
     int64_t last = 0;  // a token that is kept: the run's sum by lanes may exceed its sum one by one
     for (int64_t run = 0; run < count; run += kRun) {
         const int64_t length = count - run < kRun ? count - run : kRun;
-        const double after = sum + sum_in_runs(length, [&](int64_t i) { return weight_at(weights + run, i, length); });
+        const double after = sum + sum_in_runs(length, [&](int64_t i) { return load_at(weights + run, int(i), int(length)); });
         if (after > target) {
             for (int64_t i = run; i < run + length; i++) {
                 sum += double(weights[i]);
@@ -270,19 +257,14 @@ inline int64_t draw_filtered(const SampleCall& call, int64_t row, const float* l
     const float smallest = 0x1p-126f;  // the smallest normal: a division below it could be by zero
     const float temperature = call.temperature[row] > smallest ? call.temperature[row] : smallest;
     for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 w = weights_at(logits, i, count, top, temperature);
-        if (count - i >= kLanes) {
-            store(weights + i, w);
-        } else {
-            store(weights + i, w, int(count - i));
-        }
+        store_at(weights, int(i), int(count), weights_at(logits, i, count, top, temperature));
     }
     Candidates of(weights, count);
     if (call.top_k[row] > 0 && call.top_k[row] < count) {
         of.narrow(find_threshold(of.weights, of.count, Reach{double(call.top_k[row]), 0}));
     }
     if (call.top_p[row] < 1) {
-        const double all = sum_in_runs(of.count, [&](int64_t i) { return weight_at(of.weights, i, of.count); });
+        const double all = sum_in_runs(of.count, [&](int64_t i) { return load_at(of.weights, int(i), int(of.count)); });
         of.narrow(find_threshold(of.weights, of.count, Reach{1, call.top_p[row] * all}));
     }
     if (call.min_p[row] > 0) of.narrow({call.min_p[row], double(of.count)});  // the likeliest weighs 1
