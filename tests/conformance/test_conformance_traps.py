@@ -38,7 +38,7 @@ from tiny_checkpoints import load_model, write_checkpoint
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Generated
 from penstock.contract.model import GgufVocabulary
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.core import Scheduler
 from penstock.engine.choice import Choice
 from penstock.exec.kv_store import KVStore
@@ -300,7 +300,7 @@ def _generate(model: Any, params: SamplingParams, num_blocks: int) -> tuple[dict
     for index in range(4):
         prompt = tuple(range(3 + index, 11 + index))
         rules = StopRules(max_tokens=params.max_tokens or 0)
-        scheduler.submit(GenerateRequest(str(index), prompt, sampling=params.spec(), stop=rules, choice=index))
+        scheduler.submit(SequenceRequest(str(index), prompt, sampling=params.spec(), stop=rules, choice=index))
     while scheduler.has_work:
         plan = scheduler.plan()
         for event in scheduler.commit(plan, runner.run(plan)):

@@ -15,7 +15,7 @@ from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, SeqEvent
 from penstock.contract.plan import StepPlan
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
 from penstock.core.scheduler import Scheduler
@@ -39,17 +39,17 @@ def config(num_blocks: int = 32, **options) -> SchedulerConfig:
     return SchedulerConfig(num_blocks, **{**defaults, **options})
 
 
-def request(seq_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **options) -> GenerateRequest:
+def request(seq_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **options) -> SequenceRequest:
     rules = {name: options.pop(name) for name in ("min_tokens", "token_ids") if name in options}
-    return GenerateRequest(seq_id, tuple(prompt), stop=StopRules(max_tokens=max_tokens, **rules), **options)
+    return SequenceRequest(seq_id, tuple(prompt), stop=StopRules(max_tokens=max_tokens, **rules), **options)
 
 
-def embedding(seq_id: str, prompt: Iterable[int], pooling: Pooling = Pooling.MEAN, **options) -> GenerateRequest:
+def embedding(seq_id: str, prompt: Iterable[int], pooling: Pooling = Pooling.MEAN, **options) -> SequenceRequest:
     spec, fresh = EmbeddingSpec(pooling), pooling is Pooling.MEAN
-    return GenerateRequest(seq_id, tuple(prompt), embedding=spec, fresh_prompt=fresh, **options)
+    return SequenceRequest(seq_id, tuple(prompt), embedding=spec, fresh_prompt=fresh, **options)
 
 
-def answer(req: GenerateRequest, max_model_len: int) -> tuple[tuple[int, ...], FinishReason, int]:
+def answer(req: SequenceRequest, max_model_len: int) -> tuple[tuple[int, ...], FinishReason, int]:
     """What must come out: tokens, reason and stop id, from the golden model and the stop rules alone."""
     if req.embedding is not None:
         return (), FinishReason.STOP, -1
@@ -69,7 +69,7 @@ class Harness:
         self.scheduler = Scheduler(cfg)
         self.runner = FakeRunner(cfg, VOCAB)
         self.trace = [trace.encode_header(cfg)]
-        self.requests: dict[str, GenerateRequest] = {}
+        self.requests: dict[str, SequenceRequest] = {}
         self.tokens: dict[str, list[int]] = {}
         self.vectors: dict[str, bytes] = {}
         self.admitted: dict[str, int] = {}
@@ -85,7 +85,7 @@ class Harness:
     def live(self) -> list[str]:
         return [seq_id for seq_id in self.requests if seq_id not in self.finished]
 
-    def submit(self, req: GenerateRequest) -> None:
+    def submit(self, req: SequenceRequest) -> None:
         self.scheduler.submit(req)
         self.trace.append(trace.encode_submit(req))
         self.requests[req.id] = req
@@ -252,7 +252,7 @@ def random_prompt(rng: random.Random) -> tuple[int, ...]:
     return stem[: rng.randint(1, len(stem))] + tail
 
 
-def random_request(rng: random.Random, number: int, policy: str) -> GenerateRequest:
+def random_request(rng: random.Random, number: int, policy: str) -> SequenceRequest:
     drawn = _random_generation(rng, number, policy)
     if rng.random() < 0.8:
         return drawn
@@ -260,8 +260,8 @@ def random_request(rng: random.Random, number: int, policy: str) -> GenerateRequ
     return replace(drawn, embedding=spec, stop=StopRules(), fresh_prompt=spec.pooling is Pooling.MEAN)
 
 
-def _random_generation(rng: random.Random, number: int, policy: str) -> GenerateRequest:
-    return GenerateRequest(
+def _random_generation(rng: random.Random, number: int, policy: str) -> SequenceRequest:
+    return SequenceRequest(
         id=f"s{number}",
         prompt=random_prompt(rng),
         choice=rng.choice([0, 0, 0, 1]),

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from penstock.contract.events import FinishReason
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.repetition import loops
 from penstock.core.sequence import Seq
@@ -37,7 +37,7 @@ def test_a_loop_is_copies_of_one_pattern_at_the_end():
 @pytest.mark.parametrize(("min_tokens", "ends_at"), [(0, 6), (9, 10)])
 def test_a_loop_ends_the_sequence_but_not_before_min_tokens(min_tokens, ends_at):
     rules = StopRules(max_tokens=50, min_tokens=min_tokens, repetition=(1, 4, 3))
-    request = GenerateRequest("a", (5, 6), stop=rules)
+    request = SequenceRequest("a", (5, 6), stop=rules)
     seq = Seq(request, (0.0,), 52, KeyChain(root_key(b"", ""), 4))
     for step in range(1, 50):
         seq.tokens.append(7 + step % 2 if step < 9 else 7)  # 8 7 8 7 8 7 8 7 7 7

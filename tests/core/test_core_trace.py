@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import Admit, Row, RowFailure, Stall, StepPlan, StepResult
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
 from penstock.core.trace import TRACE_VERSION, replay
@@ -35,7 +35,7 @@ def decode(line: str):
 
 
 @given(
-    st.from_type(GenerateRequest).map(trace.encode_submit)
+    st.from_type(SequenceRequest).map(trace.encode_submit)
     | st.from_type(StepPlan).map(trace.encode_plan)
     | st.from_type(StepResult).map(trace.encode_result)
 )
@@ -46,7 +46,7 @@ def test_encoding_what_was_decoded_gives_the_same_line(line):
     assert kinds[body](decode(line)) == line
 
 
-@given(st.from_type(GenerateRequest))
+@given(st.from_type(SequenceRequest))
 @settings(max_examples=60, deadline=None)
 def test_requests_survive_the_round_trip(value):
     again = decode(trace.encode_submit(value))
@@ -74,7 +74,7 @@ def test_configurations_survive_the_round_trip(value, root, caching):
 
 
 def test_a_trace_line_is_one_line():
-    line = trace.encode_submit(GenerateRequest("a\nb\u2028", (1,), stop=StopRules(strings=("\n", "é"))))
+    line = trace.encode_submit(SequenceRequest("a\nb\u2028", (1,), stop=StopRules(strings=("\n", "é"))))
     assert line.isascii()
     assert line.isprintable()
 

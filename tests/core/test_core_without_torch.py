@@ -12,12 +12,12 @@ for room in ("contract", "core", "sim"):
     for module in pkgutil.iter_modules(package.__path__, f"penstock.{room}."):
         importlib.import_module(module.name)
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.core import Scheduler
 from penstock.sim import FakeRunner
 config = SchedulerConfig(8)
 scheduler, runner = Scheduler(config), FakeRunner(config)
-scheduler.submit(GenerateRequest("a", (1, 2, 3), stop=StopRules(max_tokens=2)))
+scheduler.submit(SequenceRequest("a", (1, 2, 3), stop=StopRules(max_tokens=2)))
 while scheduler.has_work:
     plan = scheduler.plan()
     scheduler.commit(plan, runner.run(plan))

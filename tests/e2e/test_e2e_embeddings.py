@@ -9,7 +9,7 @@ from tiny_checkpoints import VARIANTS, load_model, write_checkpoint
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
 from penstock.contract.events import Embedded
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 
 CASES = [(family, next(iter(variants))) for family, variants in VARIANTS.items()]
 LENGTHS = (1, 7, 16, 90)
@@ -21,7 +21,7 @@ def embedded(bench, prompts, pooling):
     spec = EmbeddingSpec(pooling, normalize=False)
     for name, prompt in enumerate(prompts):
         fresh = pooling is Pooling.MEAN
-        bench.scheduler.submit(GenerateRequest(str(name), tuple(prompt), fresh_prompt=fresh, embedding=spec))
+        bench.scheduler.submit(SequenceRequest(str(name), tuple(prompt), fresh_prompt=fresh, embedding=spec))
     found = {}
     while bench.scheduler.has_work:
         plan = bench.scheduler.plan()

@@ -16,7 +16,7 @@ from tiny_checkpoints import VARIANTS, load_model, reference_greedy, write_check
 from penstock.app import SystemClock
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Admitted, Generated
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import Scheduler
 from penstock.exec.kv_store import KVStore
@@ -56,7 +56,7 @@ class Bench:
             self.submitted += 1
             answers[name] = []
             self.scheduler.submit(
-                GenerateRequest(name, tuple(prompt), sampling=GREEDY, stop=StopRules(max_tokens=COUNT))
+                SequenceRequest(name, tuple(prompt), sampling=GREEDY, stop=StopRules(max_tokens=COUNT))
             )
         while self.scheduler.has_work:
             plan = self.scheduler.plan()

@@ -14,7 +14,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
 from penstock.contract.plan import PromptScores, StepPlan, StepResult
 from penstock.contract.ports import Runner
-from penstock.contract.request import Ask, StopRules, TokenPrompt
+from penstock.contract.request import EngineRequest, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import Scheduler
 from penstock.engine import Engine, Intake, NoRecorder, Recorder
@@ -69,7 +69,7 @@ class Stand:
         """Queue an ask for a text prompt; unless told otherwise it ignores the model's end and is seeded."""
         return self.submit_ask(ask(f"ask-{next(self.ids)}", self.text, prompt, **fields))
 
-    def submit_ask(self, one: Ask) -> str:
+    def submit_ask(self, one: EngineRequest) -> str:
         self.engine.submit(self.intake.resolve(one))
         self.outputs[one.id] = []
         return one.id
@@ -96,10 +96,10 @@ class Stand:
         return "".join(self.text.tokenizer.token_bytes(token).decode() for token in tokens if token != END_ID)
 
 
-def ask(ask_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> Ask:
+def ask(ask_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> EngineRequest:
     stop = StopRules(**{"max_tokens": 8, "ignore_eos": True, **rules})
     ids = text.tokenizer.encode(prompt)
-    return Ask(ask_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
+    return EngineRequest(ask_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
 
 
 class Unhurried:

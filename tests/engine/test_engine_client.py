@@ -21,7 +21,7 @@ from penstock.contract.events import (
     TokenPiece,
     Usage,
 )
-from penstock.contract.request import Ask, TokenPrompt
+from penstock.contract.request import EngineRequest, TokenPrompt
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine.mailbox import merge
 from penstock.engine.pace import Pace
@@ -161,7 +161,7 @@ async def test_a_full_queue_is_refused_with_a_time_to_come_back():
 async def test_refusals_reach_the_one_who_asked():
     async with serving() as (bench, client):
         with pytest.raises(InvalidParameter):
-            await collect(client, Ask("a", TokenPrompt((999,))))
+            await collect(client, EngineRequest("a", TokenPrompt((999,))))
         running = asyncio.create_task(collect(client, stand.ask("twin", bench.text, "hello", max_tokens=100)))
         await eventually(lambda: client.health().running == 1)
         with pytest.raises(InvalidParameter):

@@ -14,7 +14,7 @@ from penstock.contract.events import AskFinished, ChoiceFinished, Embedding, Fin
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
-from penstock.contract.request import Ask, ChatPrompt, Message, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.tools import ReasoningUse, ReplyRules
 from penstock.core.trace import replay
@@ -39,7 +39,7 @@ def ended(stand: Stand, ask_id: str) -> list:
 def test_one_vector_then_one_end(spec):
     stand = build(max_num_batched_tokens=8)
     others = [stand.submit("the quick brown fox", max_tokens=6, seed=each) for each in (3, 4)]
-    ask_id = stand.submit_ask(Ask("a", TextPrompt("the quick brown fox jumps"), embedding=spec))
+    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("the quick brown fox jumps"), embedding=spec))
     stand.run()
     vector = golden_embedding(ids("the quick brown fox jumps"), spec.pooling)
     cached = 16 if spec is LAST else 0
@@ -51,7 +51,7 @@ def test_one_vector_then_one_end(spec):
 
 def test_it_is_measured_as_a_prompt_and_not_as_an_answer_of_tokens():
     stand = timed(max_num_batched_tokens=8)
-    ask_id = stand.submit_ask(Ask("a", TextPrompt("hello there"), embedding=SPEC))
+    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("hello there"), embedding=SPEC))
     stand.clock.advance(2.5)
     stand.run()
     timings = stand.outputs[ask_id][-1].timings
@@ -68,7 +68,7 @@ def test_it_is_measured_as_a_prompt_and_not_as_an_answer_of_tokens():
 def test_a_recorded_run_with_embeddings_replays(tmp_path):
     stand = build(record=tmp_path / "trace.jsonl")
     for number, spec in enumerate((SPEC, LAST, LAST)):
-        stand.submit_ask(Ask(str(number), TextPrompt("some words here"), embedding=spec))
+        stand.submit_ask(EngineRequest(str(number), TextPrompt("some words here"), embedding=spec))
         stand.submit("some words", max_tokens=3)
     stand.run()
     stand.engine.close()
@@ -78,8 +78,8 @@ def test_a_recorded_run_with_embeddings_replays(tmp_path):
 
 def test_a_failed_row_fails_its_ask_alone():
     stand = build()
-    bad = stand.submit_ask(Ask("bad", TextPrompt("hello"), embedding=SPEC))
-    good = stand.submit_ask(Ask("good", TextPrompt("hello"), embedding=SPEC))
+    bad = stand.submit_ask(EngineRequest("bad", TextPrompt("hello"), embedding=SPEC))
+    good = stand.submit_ask(EngineRequest("good", TextPrompt("hello"), embedding=SPEC))
     stand.runner.fail_sequence("bad/0", "not finite")
     stand.run()
     assert [type(output).__name__ for output in stand.outputs[bad]] == ["AskFailed"]
@@ -88,7 +88,7 @@ def test_a_failed_row_fails_its_ask_alone():
 
 def test_an_abort_ends_it_without_a_vector():
     stand = build(max_num_batched_tokens=8)
-    ask_id = stand.submit_ask(Ask("a", TextPrompt("the quick brown fox"), embedding=SPEC))
+    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("the quick brown fox"), embedding=SPEC))
     stand.step()
     stand.collect(stand.engine.abort(ask_id))
     assert ended(stand, ask_id)[0] == ChoiceFinished(0, FinishReason.ABORT)
@@ -102,14 +102,14 @@ def intake(hidden_size: int = 12) -> Intake:
 
 
 def test_a_prompt_may_fill_the_context():
-    (request,) = intake().resolve(Ask("a", TokenPrompt((1,) * 128), embedding=SPEC)).requests
+    (request,) = intake().resolve(EngineRequest("a", TokenPrompt((1,) * 128), embedding=SPEC)).requests
     assert (len(request.prompt), request.stop.max_tokens, request.fresh_prompt) == (128, 0, True)
     with pytest.raises(PromptTooLong):
-        intake().resolve(Ask("a", TokenPrompt((1,) * 129), embedding=SPEC))
+        intake().resolve(EngineRequest("a", TokenPrompt((1,) * 129), embedding=SPEC))
 
 
 def test_what_is_too_long_is_cut_at_its_end_where_that_is_asked_for():
-    ask = Ask("a", TokenPrompt(tuple(range(30)) * 9), embedding=LAST, most_prompt_tokens=35)
+    ask = EngineRequest("a", TokenPrompt(tuple(range(30)) * 9), embedding=LAST, most_prompt_tokens=35)
     (request,) = intake().resolve(ask).requests
     assert request.prompt == (*range(30), *range(5))
     assert not request.fresh_prompt
@@ -133,13 +133,13 @@ def test_what_is_too_long_is_cut_at_its_end_where_that_is_asked_for():
 )
 def test_what_means_nothing_beside_a_vector_is_refused_by_name(fields, param):
     with pytest.raises(RequestError) as caught:
-        intake().resolve(Ask(**{"id": "a", "prompt": TextPrompt("hi"), "embedding": SPEC} | fields))
+        intake().resolve(EngineRequest(**{"id": "a", "prompt": TextPrompt("hi"), "embedding": SPEC} | fields))
     assert isinstance(caught.value, InvalidParameter)
     assert caught.value.param == param
 
 
 def test_a_conversation_is_embedded_as_its_template_writes_it():
-    submission = intake().resolve(Ask("a", ChatPrompt((Message("user", "hi"),)), embedding=SPEC))
+    submission = intake().resolve(EngineRequest("a", ChatPrompt((Message("user", "hi"),)), embedding=SPEC))
     assert submission.prompt_text == "hi<|end|>"
 
 
@@ -151,7 +151,7 @@ async def test_readers_get_their_vectors_through_the_loop():
     texts = [f"a text {'z' * (i % 9)}" for i in range(30)]
 
     async def vector(number: int, text: str) -> bytes:
-        ask = Ask(str(number), TextPrompt(text), embedding=SPEC if number % 2 else LAST)
+        ask = EngineRequest(str(number), TextPrompt(text), embedding=SPEC if number % 2 else LAST)
         outputs = [output async for output in client.generate(ask)]
         return outputs[0].vector
 

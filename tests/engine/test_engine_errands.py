@@ -9,7 +9,7 @@ import pytest
 from engine_stand import build, text_of
 
 from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
-from penstock.contract.request import Ask, ChatPrompt, Message, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
 from penstock.core.trace import replay
 from penstock.engine import EngineLoop, LocalClient
 
@@ -24,7 +24,7 @@ class Running:
         self.client = LocalClient(self.stand.intake, self.loop)
 
     async def answer(self, ask_id: str, prompt: str, **fields) -> list:
-        ask = Ask(ask_id, TextPrompt(prompt), stop=StopRules(max_tokens=4, ignore_eos=True), **fields)
+        ask = EngineRequest(ask_id, TextPrompt(prompt), stop=StopRules(max_tokens=4, ignore_eos=True), **fields)
         return [output async for output in self.client.generate(ask)]
 
     def __enter__(self) -> Running:

@@ -4,11 +4,11 @@ import engine_stand as stand
 import pytest
 
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
-from penstock.contract.request import Ask, ChatPrompt, Message, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 
 
-def refusal(ask: Ask) -> RequestError:
+def refusal(ask: EngineRequest) -> RequestError:
     with pytest.raises(RequestError) as caught:
         stand.build().intake.resolve(ask)
     return caught.value
@@ -39,60 +39,66 @@ def refusal(ask: Ask) -> RequestError:
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(fields, param):
-    assert refusal(Ask(**{"id": "a", "prompt": TextPrompt("hi"), **fields})).param == param
+    assert refusal(EngineRequest(**{"id": "a", "prompt": TextPrompt("hi"), **fields})).param == param
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers():
-    error = refusal(Ask("a", TokenPrompt((1,) * 128)))
+    error = refusal(EngineRequest("a", TokenPrompt((1,) * 128)))
     assert isinstance(error, PromptTooLong)
     assert "128" in error.message
     assert error.code == "context_length_exceeded"
 
 
 def test_a_prompt_one_below_the_context_gets_one_token():
-    submission = stand.build().intake.resolve(Ask("a", TokenPrompt((1,) * 127), stop=StopRules(max_tokens=50)))
+    submission = stand.build().intake.resolve(
+        EngineRequest("a", TokenPrompt((1,) * 127), stop=StopRules(max_tokens=50))
+    )
     assert submission.requests[0].stop.max_tokens == 1
 
 
 def test_no_max_tokens_means_the_rest_of_the_context():
-    submission = stand.build().intake.resolve(Ask("a", TokenPrompt((1,) * 28)))
+    submission = stand.build().intake.resolve(EngineRequest("a", TokenPrompt((1,) * 28)))
     assert submission.requests[0].stop.max_tokens == 100
 
 
 def test_the_models_end_joins_the_callers_stop_ids_unless_it_is_ignored():
     intake = stand.build().intake
-    rules = intake.resolve(Ask("a", TextPrompt("hi"), stop=StopRules(token_ids=(3,)))).requests[0].stop
+    rules = intake.resolve(EngineRequest("a", TextPrompt("hi"), stop=StopRules(token_ids=(3,)))).requests[0].stop
     assert rules.token_ids == (3, stand.END_ID)
-    rules = intake.resolve(Ask("a", TextPrompt("hi"), stop=StopRules(token_ids=(3,), ignore_eos=True))).requests[0].stop
+    rules = (
+        intake.resolve(EngineRequest("a", TextPrompt("hi"), stop=StopRules(token_ids=(3,), ignore_eos=True)))
+        .requests[0]
+        .stop
+    )
     assert rules.token_ids == (3,)
 
 
 def test_random_sampling_gets_a_seed_and_greedy_none():
     intake = stand.build().intake
-    assert intake.resolve(Ask("a", TextPrompt("hi"))).requests[0].sampling.get("seed", -1) == 7
+    assert intake.resolve(EngineRequest("a", TextPrompt("hi"))).requests[0].sampling.get("seed", -1) == 7
     greedy = SamplingSpec((("temperature", 0.0),))
-    assert not intake.resolve(Ask("a", TextPrompt("hi"), sampling=greedy)).requests[0].sampling.has("seed")
+    assert not intake.resolve(EngineRequest("a", TextPrompt("hi"), sampling=greedy)).requests[0].sampling.has("seed")
     own = SamplingSpec((("seed", 99),))
-    assert intake.resolve(Ask("a", TextPrompt("hi"), sampling=own)).requests[0].sampling == own
+    assert intake.resolve(EngineRequest("a", TextPrompt("hi"), sampling=own)).requests[0].sampling == own
 
 
 def test_an_empty_text_starts_from_the_models_end_where_there_is_no_beginning():
-    submission = stand.build().intake.resolve(Ask("a", TextPrompt("")))
+    submission = stand.build().intake.resolve(EngineRequest("a", TextPrompt("")))
     assert submission.requests[0].prompt == (stand.END_ID,)
 
 
 def test_a_conversation_is_rendered_and_its_text_kept():
-    submission = stand.build().intake.resolve(Ask("a", ChatPrompt((Message("user", "hi there"),))))
+    submission = stand.build().intake.resolve(EngineRequest("a", ChatPrompt((Message("user", "hi there"),))))
     assert submission.prompt_text == "hi there" + stand.END
     assert submission.requests[0].prompt[-1] == stand.END_ID
 
 
 def test_choices_differ_in_id_and_index_only():
-    requests = stand.build().intake.resolve(Ask("a", TextPrompt("hi"), n=3)).requests
+    requests = stand.build().intake.resolve(EngineRequest("a", TextPrompt("hi"), n=3)).requests
     assert [(r.id, r.choice) for r in requests] == [("a/0", 0), ("a/1", 1), ("a/2", 2)]
     assert len({r.prompt for r in requests}) == 1
 
 
 def test_lone_surrogates_are_refused():
     with pytest.raises(InvalidParameter):
-        stand.build().intake.resolve(Ask("a", TextPrompt("\ud800")))
+        stand.build().intake.resolve(EngineRequest("a", TextPrompt("\ud800")))

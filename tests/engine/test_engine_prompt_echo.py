@@ -8,7 +8,7 @@ import pytest
 from engine_stand import Scoring, build
 
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, PromptTokens
-from penstock.contract.request import Ask, StopRules, TextPrompt
+from penstock.contract.request import EngineRequest, StopRules, TextPrompt
 from penstock.contract.sampling import SamplingSpec
 
 PROMPT = "the quick brown fox jumps"
@@ -21,7 +21,7 @@ def answered(*, echo=False, scores=False, n=1, prompt=PROMPT, others=0, **schedu
         stand.submit(PROMPT, max_tokens=30)
     spec = SamplingSpec((("prompt_logprobs", 1), ("seed", 7))) if scores else SamplingSpec((("seed", 7),))
     rules = StopRules(max_tokens=5, ignore_eos=True)
-    ask_id = stand.submit_ask(Ask("a", TextPrompt(prompt), n=n, sampling=spec, stop=rules, echo=echo))
+    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt(prompt), n=n, sampling=spec, stop=rules, echo=echo))
     return stand, ask_id
 
 

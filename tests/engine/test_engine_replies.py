@@ -16,7 +16,7 @@ from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.request import Ask, ChatPrompt, Message, StopRules
+from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.core import Scheduler
 from penstock.engine import Engine, Intake
@@ -97,7 +97,9 @@ def answer(
     card = ModelCard("m", 0, 1024, len(VOCABULARY), True)
     intake = Intake(TEXT, card, DEFAULT_LIMITS, SimClock(), lambda: 1, "fcfs", AnyGrammar())
     prompt = ChatPrompt((Message("user", "x"),), tools=tools, template_variables=variables)
-    engine.submit(intake.resolve(Ask("ask", prompt, n=n, stop=StopRules(**stop), reply=rules, grammar=grammar)))
+    engine.submit(
+        intake.resolve(EngineRequest("ask", prompt, n=n, stop=StopRules(**stop), reply=rules, grammar=grammar))
+    )
     outputs: list[Output] = []
     while engine.has_work:
         outputs += [output for _, output in engine.step()]

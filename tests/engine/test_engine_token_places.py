@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.contract.model import GgufVocabulary
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.engine.choice import Choice
-from penstock.engine.intake import Submission
+from penstock.engine.intake import ResolvedRequest
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.text import Detokenizer, open_text
 
@@ -74,8 +74,8 @@ def test_what_follows_a_token_is_what_the_tokens_after_it_say(prompt, tokens):
 
 
 def echoed(text, prompt: tuple[int, ...], given_text: str):
-    request = GenerateRequest("a/0", prompt)
-    output = PromptEcho(Submission("a", (request,), given_text, 1, echo=True), text.tokenizer).output()
+    request = SequenceRequest("a/0", prompt)
+    output = PromptEcho(ResolvedRequest("a", (request,), given_text, 1, echo=True), text.tokenizer).output()
     return output.text, [piece.start for piece in output.tokens]
 
 

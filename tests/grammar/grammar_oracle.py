@@ -241,10 +241,10 @@ def _tighter(keyword: str, *bounds: tuple[Decimal, bool]) -> tuple[Decimal, bool
     return value, any(is_open for bound, is_open in bounds if bound == value)
 
 
-Alternatives = list[tuple[Schema, tuple[str, ...]]]
+TopLogprobs = list[tuple[Schema, tuple[str, ...]]]
 
 
-def _product(left: Alternatives, right: Alternatives) -> Alternatives:
+def _product(left: TopLogprobs, right: TopLogprobs) -> TopLogprobs:
     pairs = [(_meet(one, two), max(inside, within, key=len)) for one, inside in left for two, within in right]
     return [(flat, around) for flat, around in pairs if flat["type"]]
 

@@ -13,9 +13,9 @@ from penstock.contract.events import AskFinished, ChoiceDelta, ChoiceFinished, F
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
-from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Message, TextPrompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Message, SequenceRequest, TextPrompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall
-from penstock.engine import Submission
+from penstock.engine import ResolvedRequest
 from penstock.llm.chat_request import ChatOptions, applied, prompt_of, read_chat, read_chats
 from penstock.llm.outputs import Answer
 from penstock.server.chat import parse_chat
@@ -24,7 +24,7 @@ CARD = ModelCard("m", 0, 512, 1000, has_chat_template=True)
 HI = [{"role": "user", "content": "Hi"}]
 NOW = {"type": "function", "function": {"name": "now"}}
 CALL = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-ASK = Ask("id", TextPrompt(""))
+ASK = EngineRequest("id", TextPrompt(""))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_form_and_a_call_that_must_be_made_contradict_each_other():
 
 
 def test_an_answer_comes_apart_and_can_be_sent_back():
-    submission = Submission("id", (GenerateRequest("id/0", (1,)),), "", answered=1)
+    submission = ResolvedRequest("id", (SequenceRequest("id/0", (1,)),), "", answered=1)
     answer = Answer(submission, wants_logprobs=False)
     answer.add(ChoiceDelta(0, "", (), reasoning="hm"))
     answer.add(ChoiceDelta(0, "I ", ()))
@@ -127,7 +127,7 @@ def test_an_answer_comes_apart_and_can_be_sent_back():
 
 
 def test_an_answer_in_words_is_a_plain_message():
-    answer = Answer(Submission("id", (GenerateRequest("id/0", (1,)),), "", answered=1), wants_logprobs=False)
+    answer = Answer(ResolvedRequest("id", (SequenceRequest("id/0", (1,)),), "", answered=1), wants_logprobs=False)
     answer.add(ChoiceDelta(0, "Hi", ()))
     assert answer.output().outputs[0].message == {"role": "assistant", "content": "Hi"}
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.request import Ask, StopRules
+from penstock.contract.request import EngineRequest, StopRules
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
 from penstock.sampling import PARAMETERS, STAGES, Home, SamplingParams
 from penstock.sampling import parameters as parameter_files
@@ -39,7 +39,7 @@ def test_every_parameter_has_its_field_with_the_same_default_and_no_field_is_wit
 
 def test_every_parameter_lands_in_a_field_that_its_value_of_the_contract_has():
     stop_fields = {field.name for field in dataclasses.fields(StopRules)}
-    ask_fields = {field.name for field in dataclasses.fields(Ask)}
+    ask_fields = {field.name for field in dataclasses.fields(EngineRequest)}
     for parameter in PARAMETERS:
         homes = {Home.STOP_RULES: stop_fields, Home.ASK: ask_fields, Home.SPEC: {parameter.name}}
         assert parameter.field in homes[parameter.home]

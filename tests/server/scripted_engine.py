@@ -26,7 +26,7 @@ from penstock.contract.events import (
 )
 from penstock.contract.measurements import Histogram, Measurements
 from penstock.contract.ports import Health, Tokenized
-from penstock.contract.request import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Until:
 
 
 Step = Output | Wait | Until | Exception
-Script = Callable[[Ask], Iterable[Step]]
+Script = Callable[[EngineRequest], Iterable[Step]]
 
 
 def delta(
@@ -78,7 +78,7 @@ def vector(*values: float) -> Embedding:
     return Embedding(struct.pack(f"<{len(values)}f", *values))
 
 
-def HELLO(ask: Ask) -> Iterable[Step]:
+def HELLO(ask: EngineRequest) -> Iterable[Step]:
     """What is said unless a test says otherwise."""
     if ask.embedding is not None:
         return vector(0.6, -0.8), stop(), finished(completion=0)
@@ -101,7 +101,7 @@ class ScriptedEngine:
 
     script: Script = HELLO
     state: Health = HEALTHY
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[EngineRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     left: list[str] = field(default_factory=list)
     yielded: int = 0
@@ -114,7 +114,7 @@ class ScriptedEngine:
         for record in (self.asks, self.live, self.left):
             record.clear()
 
-    async def generate(self, ask: Ask) -> AsyncIterator[Output]:
+    async def generate(self, ask: EngineRequest) -> AsyncIterator[Output]:
         self.asks.append(ask)
         self.live.add(ask.id)
         ended = False

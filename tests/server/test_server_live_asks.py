@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.contract.request import Ask
+from penstock.contract.request import EngineRequest
 from penstock.server.failures import RequestTimedOut
 from penstock.server.live_asks import LiveAsks
 
@@ -19,7 +19,7 @@ class Client:
         self.ready = asyncio.Semaphore(0)
         self.closed = False
 
-    async def generate(self, ask: Ask) -> AsyncIterator[str]:
+    async def generate(self, ask: EngineRequest) -> AsyncIterator[str]:
         try:
             while True:
                 await self.ready.acquire()
@@ -29,8 +29,8 @@ class Client:
 
 
 @pytest.fixture
-def ask() -> Ask:
-    return Ask(id="a", prompt=(1, 2))
+def ask() -> EngineRequest:
+    return EngineRequest(id="a", prompt=(1, 2))
 
 
 def test_an_ask_ends_when_its_time_is_up_while_it_is_waited_for(ask):

@@ -25,7 +25,7 @@ from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.events import AskFinished, Usage
 from penstock.contract.measurements import Timings
-from penstock.contract.request import Ask, TextPrompt
+from penstock.contract.request import EngineRequest, TextPrompt
 from penstock.server import create_app
 from penstock.server.exchange import Exchange, Replies
 from penstock.server.observation import RequestRecord
@@ -284,7 +284,7 @@ def test_spans_go_to_the_endpoint_and_closing_sends_what_is_left(monkeypatch):
     module.OTLPSpanExporter = Collector
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", module)
     spans = open_spans("http://collector:4318/v1/traces", "acme/tiny-1")
-    exchange = Exchange("cmpl-1", (Ask("cmpl-1", TextPrompt(SECRET)),))
+    exchange = Exchange("cmpl-1", (EngineRequest("cmpl-1", TextPrompt(SECRET)),))
     replies = Replies(ScriptedEngine(), exchange)
     spans(RequestRecord("r", "POST", "/v1/completions", 200, True, 1_000, 0.5, exchange, replies, {}))
     spans.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from penstock.contract.measurements import UNTIMED, Timings
-from penstock.contract.plan import Alternatives
+from penstock.contract.plan import TopLogprobs
 from penstock.contract.tools import CallPiece
 
 __all__ = [
@@ -65,7 +65,7 @@ class Generated:
     seq_id: str
     token: int
     logprob: float
-    top: Alternatives = ()
+    top: TopLogprobs = ()
     rank: int = 0
 
 
@@ -91,7 +91,7 @@ class PromptScored:
     seq_id: str
     start: int
     logprobs: tuple[float, ...]
-    tops: tuple[Alternatives, ...]
+    tops: tuple[TopLogprobs, ...]
     ranks: tuple[int, ...]
 
 

@@ -18,7 +18,7 @@ from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
     "Admit",
-    "Alternatives",
+    "TopLogprobs",
     "PromptEmbedding",
     "PromptScores",
     "Row",
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-Alternatives = tuple[tuple[int, float], ...]
+TopLogprobs = tuple[tuple[int, float], ...]
 """The likeliest tokens at a place, each with its log probability, likeliest first."""
 
 
@@ -163,7 +163,7 @@ class PromptScores:
     slot: int
     start: int
     logprobs: tuple[float, ...]
-    tops: tuple[Alternatives, ...]
+    tops: tuple[TopLogprobs, ...]
     ranks: tuple[int, ...]
 
 
@@ -198,7 +198,7 @@ class StepResult:
     logprobs: tuple[float, ...]
     failures: tuple[RowFailure, ...] = ()
     seconds: float = 0.0
-    tops: tuple[Alternatives, ...] = ()
+    tops: tuple[TopLogprobs, ...] = ()
     prompts: tuple[PromptScores, ...] = ()
     embeddings: tuple[PromptEmbedding, ...] = ()
     ranks: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from penstock.contract.events import Output
 from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.request import Ask, Prompt
+from penstock.contract.request import EngineRequest, Prompt
 from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
@@ -87,7 +87,7 @@ class Tokenized:
 class EngineClient(Protocol):
     """An engine as seen by a server: the same verbs for one in this process, in another, or elsewhere."""
 
-    def generate(self, ask: Ask) -> AsyncIterator[Output]:
+    def generate(self, ask: EngineRequest) -> AsyncIterator[Output]:
         """Submit and stream. Closing the iterator early (`aclose`, cancellation) aborts the request.
 
         Raises:

@@ -1,7 +1,7 @@
-"""What is asked of the engine: by a caller (`Ask`, in text) and of the scheduler (`GenerateRequest`, in token ids).
+"""What a caller asks of the engine, in text (`EngineRequest`), and what the scheduler is given (`SequenceRequest`).
 
-An `Ask` becomes one `GenerateRequest` per choice once the engine has rendered, tokenised and resolved it. Neither ever
-changes afterwards.
+An `EngineRequest` becomes one `SequenceRequest` per choice once the engine has rendered, tokenised and resolved it.
+Neither ever changes afterwards.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReplyRules, Tool, ToolCall
 
 __all__ = [
-    "Ask",
+    "EngineRequest",
     "ChatPrompt",
-    "GenerateRequest",
+    "SequenceRequest",
     "Message",
     "Prompt",
     "StopRules",
@@ -96,8 +96,8 @@ class StopRules:
     """When a sequence ends. The core reads ids and limits; the text side reads strings.
 
     Attributes:
-        max_tokens: most tokens to generate, at least 1; 0 stands for "the rest of the context" in an `Ask` and never
-            reaches the core.
+        max_tokens: most tokens to generate, at least 1; in an `EngineRequest` 0 stands for "the rest of the context",
+            which never reaches the core.
         min_tokens: no stop before this many generated tokens (length limits still hold).
         token_ids: ids that end the sequence, beside the model's own end-of-sequence ids.
         strings: texts that end the sequence; the match and all after it are cut from the output.
@@ -116,7 +116,7 @@ class StopRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class EngineRequest:
     """One caller's request, in the caller's terms: a prompt, `n` choices, how to sample, when to stop.
 
     Attributes:
@@ -157,7 +157,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class SequenceRequest:
     """One sequence to generate, or to embed, fully resolved: what the scheduler is given.
 
     Attributes:

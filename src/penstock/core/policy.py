@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.core.sequence import Seq
 
 __all__ = ["RANKINGS", "SeqList"]
@@ -17,15 +17,15 @@ __all__ = ["RANKINGS", "SeqList"]
 Rank = tuple[float, ...]
 
 
-def _first_come(request: GenerateRequest, order: int) -> Rank:
+def _first_come(request: SequenceRequest, order: int) -> Rank:
     return (request.arrival, order)
 
 
-def _by_priority(request: GenerateRequest, order: int) -> Rank:
+def _by_priority(request: SequenceRequest, order: int) -> Rank:
     return (request.priority, request.arrival, order)
 
 
-RANKINGS: dict[str, Callable[[GenerateRequest, int], Rank]] = {"fcfs": _first_come, "priority": _by_priority}
+RANKINGS: dict[str, Callable[[SequenceRequest, int], Rank]] = {"fcfs": _first_come, "priority": _by_priority}
 """Policy name -> rank of a request that was the `order`-th to be submitted; the smallest rank is served first."""
 
 

@@ -11,14 +11,14 @@ import math
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import InvalidParameter, NeverFits, PromptTooLong
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 
 __all__ = ["token_limit"]
 
 MAX_TOKEN_ID = 2**63 - 1
 
 
-def token_limit(request: GenerateRequest, config: SchedulerConfig) -> int:
+def token_limit(request: SequenceRequest, config: SchedulerConfig) -> int:
     """Most tokens the sequence may ever have, prompt and output together.
 
     Raises:
@@ -37,7 +37,7 @@ def token_limit(request: GenerateRequest, config: SchedulerConfig) -> int:
     return limit
 
 
-def _refuse_unusable(request: GenerateRequest, config: SchedulerConfig) -> None:
+def _refuse_unusable(request: SequenceRequest, config: SchedulerConfig) -> None:
     if not request.prompt:
         raise InvalidParameter("prompt", "must hold at least one token")
     if min(request.prompt) < 0 or max(request.prompt) > MAX_TOKEN_ID:
@@ -54,7 +54,7 @@ def _refuse_unusable(request: GenerateRequest, config: SchedulerConfig) -> None:
         raise InvalidParameter("priority", "must be 0: this engine serves first come, first served")
 
 
-def _refuse_unpoolable(request: GenerateRequest, spec: EmbeddingSpec) -> None:
+def _refuse_unpoolable(request: SequenceRequest, spec: EmbeddingSpec) -> None:
     """Whatever was computed earlier cannot be pooled any more, and nothing is generated after a prompt."""
     if request.stop.max_tokens != 0:
         raise InvalidParameter("max_tokens", f"must be 0 where a prompt is embedded, got {request.stop.max_tokens}")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Admit, Alternatives, Row, Stall, StallReason, StepPlan, StepResult
-from penstock.contract.request import GenerateRequest
+from penstock.contract.plan import Admit, Row, Stall, StallReason, StepPlan, StepResult, TopLogprobs
+from penstock.contract.request import SequenceRequest
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.invariants import check_sequences
@@ -111,7 +111,7 @@ class Scheduler:
 
     # ---- what comes in
 
-    def submit(self, request: GenerateRequest) -> None:
+    def submit(self, request: SequenceRequest) -> None:
         """Queue a sequence.
 
         Raises:
@@ -356,7 +356,7 @@ class Scheduler:
             self._pool.seal(seq.lease, index, key)
         self._promises.settle(seq, filled)
 
-    def _append(self, seq: Seq, token: int, logprob: float, top: Alternatives, rank: int) -> list[SeqEvent]:
+    def _append(self, seq: Seq, token: int, logprob: float, top: TopLogprobs, rank: int) -> list[SeqEvent]:
         """One more token: it may end the sequence, and it may fill a block."""
         seq.tokens.append(token)
         generated = Generated(seq.id, token, logprob, top, rank)

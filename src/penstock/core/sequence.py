@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import Finished, FinishReason
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.core.block_keys import KeyChain
 from penstock.core.block_pool import Lease
 from penstock.core.repetition import loops
@@ -67,7 +67,7 @@ class Seq:
         "tokens",
     )
 
-    def __init__(self, request: GenerateRequest, rank: tuple[float, ...], limit: int, chain: KeyChain) -> None:
+    def __init__(self, request: SequenceRequest, rank: tuple[float, ...], limit: int, chain: KeyChain) -> None:
         self.request = request
         self.rank = rank
         self.limit = limit

@@ -24,7 +24,7 @@ from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.events import FinishReason
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.core.scheduler import Scheduler
 
 __all__ = [
@@ -60,11 +60,11 @@ class _Reset:
     pass
 
 
-_Record = _Header | GenerateRequest | _Abort | _Reset | StepPlan | StepResult
+_Record = _Header | SequenceRequest | _Abort | _Reset | StepPlan | StepResult
 
 KINDS: dict[str, type[_Record]] = {
     "penstock_trace": _Header,
-    "submit": GenerateRequest,
+    "submit": SequenceRequest,
     "abort": _Abort,
     "reset": _Reset,
     "plan": StepPlan,
@@ -103,7 +103,7 @@ def encode_header(config: SchedulerConfig) -> str:
     return _encode("penstock_trace", _Header(TRACE_VERSION, config))
 
 
-def encode_submit(request: GenerateRequest) -> str:
+def encode_submit(request: SequenceRequest) -> str:
     """A request that the scheduler accepted."""
     return _encode("submit", request)
 
@@ -163,7 +163,7 @@ class _Disagreement(Exception):
 def _apply(scheduler: Scheduler, record: _Record, planned: StepPlan | None) -> StepPlan | None:
     """Do what was recorded; returns the plan in flight."""
     match record:
-        case GenerateRequest():
+        case SequenceRequest():
             scheduler.submit(record)
         case _Abort(seq_id, reason, message):
             scheduler.abort(seq_id, reason, message)

@@ -2,8 +2,8 @@
 
 from penstock.engine.client import LocalClient
 from penstock.engine.engine import Engine, StepOutputs
-from penstock.engine.intake import Intake, Submission
+from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.loop import EngineLoop
 from penstock.engine.recorder import NoRecorder, Recorder
 
-__all__ = ["Engine", "EngineLoop", "Intake", "LocalClient", "NoRecorder", "Recorder", "StepOutputs", "Submission"]
+__all__ = ["Engine", "EngineLoop", "Intake", "LocalClient", "NoRecorder", "Recorder", "StepOutputs", "ResolvedRequest"]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from penstock.contract.events import ChoiceDelta, FinishReason, TokenPiece
-from penstock.contract.plan import Alternatives
+from penstock.contract.plan import TopLogprobs
 from penstock.contract.request import StopRules
 from penstock.contract.tools import ToolUse
 from penstock.engine.token_pieces import token_piece
@@ -66,7 +66,7 @@ class Choice:
         called = self._parser is not None and self._parser.called and not self._named
         return FinishReason.TOOL_CALLS if called and reason is FinishReason.STOP else reason
 
-    def push(self, token: int, logprob: float, top: Alternatives = (), rank: int = 0) -> ChoiceDelta:
+    def push(self, token: int, logprob: float, top: TopLogprobs = (), rank: int = 0) -> ChoiceDelta:
         """Take the next token. After this, `ended` says whether it ended the choice."""
         if self._parser is not None and not self._parser.reasoning_over:
             self._reasoning_starts.append(self._decoded)

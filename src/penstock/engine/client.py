@@ -12,9 +12,9 @@ from contextlib import aclosing
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
-from penstock.contract.request import Ask, Prompt
+from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine.engine import Engine
-from penstock.engine.intake import Intake, Submission
+from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.loop import EngineLoop, Errand, Reader
 from penstock.engine.mailbox import Mailbox
 
@@ -34,7 +34,7 @@ class LocalClient:
         self._arriving: set[str] = set()  # asks that are being resolved, which the engine does not know yet
         self._left_early: set[str] = set()  # those of them that were aborted meanwhile
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def generate(self, ask: EngineRequest) -> AsyncGenerator[Output, None]:
         """See `EngineClient.generate`."""
         self._arriving.add(ask.id)
         try:
@@ -49,7 +49,7 @@ class LocalClient:
                 for output in outputs:
                     yield output
 
-    async def stream(self, submission: Submission) -> AsyncGenerator[list[Output], None]:
+    async def stream(self, submission: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
         """Submit and yield, each time, all that has come since the last."""
         mailbox = Mailbox()
         self._loop.submit(submission, Reader(mailbox, asyncio.get_running_loop()))

@@ -31,7 +31,7 @@ from penstock.contract.ports import Clock, Health, Runner
 from penstock.core import Scheduler
 from penstock.engine.best_of import BestOf
 from penstock.engine.choice import Choice
-from penstock.engine.intake import Submission
+from penstock.engine.intake import ResolvedRequest
 from penstock.engine.meter import Meter
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
@@ -50,7 +50,7 @@ class _LiveAsk:
 
     __slots__ = ("cached", "choices", "echo", "open", "submission")
 
-    def __init__(self, submission: Submission, choices: list[Choice]) -> None:
+    def __init__(self, submission: ResolvedRequest, choices: list[Choice]) -> None:
         self.submission = submission
         self.choices = choices
         self.open = len(choices)
@@ -142,7 +142,7 @@ class Engine:
         config = self.scheduler.config
         return self.meter.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
 
-    def submit(self, submission: Submission) -> None:
+    def submit(self, submission: ResolvedRequest) -> None:
         """Queue every choice of an ask, or none.
 
         Raises:

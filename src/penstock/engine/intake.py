@@ -1,4 +1,4 @@
-"""The engine's door: an `Ask` in the caller's terms becomes sequences in token ids, or is refused with a reason.
+"""Resolves an `EngineRequest`, in the caller's terms, into sequences of token ids, or refuses it with a reason.
 
 Everything that a caller can get wrong is checked here, whichever front end it came through, before anything is copied
 or queued. Resolution is pure but for two things drawn from outside: the seed of a random request that gave none, and
@@ -15,29 +15,37 @@ from penstock.contract.errors import InvalidParameter, PromptTooLong
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock, Grammars, Tokenized
-from penstock.contract.request import Ask, ChatPrompt, GenerateRequest, Prompt, StopRules, TextPrompt, TokenPrompt
+from penstock.contract.request import (
+    ChatPrompt,
+    EngineRequest,
+    Prompt,
+    SequenceRequest,
+    StopRules,
+    TextPrompt,
+    TokenPrompt,
+)
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReasoningUse, ReplyRules
 from penstock.engine.token_terms import TokenTerms
 from penstock.text import ReasoningBudgets, ReplyReader, TextModel
 
-__all__ = ["Intake", "Submission"]
+__all__ = ["Intake", "ResolvedRequest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class ResolvedRequest:
     """An ask that is ready to be scheduled: one request a choice, all of the same prompt.
 
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
         answered: how many of the choices are answered; fewer than there are where the best of them are wanted.
-        echo: as an `Ask`'s.
+        echo: as an `EngineRequest`'s.
         reader: what takes the answers apart; None when they are plain text.
     """
 
     id: str
-    requests: tuple[GenerateRequest, ...]
+    requests: tuple[SequenceRequest, ...]
     prompt_text: str
     answered: int
     echo: bool = False
@@ -76,7 +84,7 @@ class Intake:
         self._grammars = grammars
         self._thinking = ReasoningBudgets(text)
 
-    def resolve(self, ask: Ask) -> Submission:
+    def resolve(self, ask: EngineRequest) -> ResolvedRequest:
         """Render, tokenise, check and complete.
 
         Raises:
@@ -95,7 +103,7 @@ class Intake:
         sampling = _with_seed(self._token_terms.resolve(ask.sampling), self._draw_seed)
         if ask.candidates > ask.n and not sampling.has("logprobs"):
             sampling = sampling.put("logprobs", 0)  # what the choices are judged by
-        template = GenerateRequest(
+        template = SequenceRequest(
             id=ask.id,
             prompt=prompt,
             sampling=sampling,
@@ -114,16 +122,16 @@ class Intake:
                 replace(requests[0], fresh_prompt=True),
                 *(replace(request, sampling=others) for request in requests[1:]),
             )
-        return Submission(ask.id, requests, prompt_text, ask.n, ask.echo, reader)
+        return ResolvedRequest(ask.id, requests, prompt_text, ask.n, ask.echo, reader)
 
     def _resolve_embedding(
-        self, ask: Ask, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
-    ) -> Submission:
+        self, ask: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
+    ) -> ResolvedRequest:
         """As `resolve`, of a prompt that is to become a vector."""
         self._check_embedding(ask, spec)
         if len(prompt) > self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field, generates=False)
-        request = GenerateRequest(
+        request = SequenceRequest(
             id=f"{ask.id}/0",
             prompt=prompt,
             priority=ask.priority,
@@ -133,18 +141,18 @@ class Intake:
             fresh_prompt=spec.pooling is Pooling.MEAN,
             embedding=spec,
         )
-        return Submission(ask.id, (request,), prompt_text, answered=1)
+        return ResolvedRequest(ask.id, (request,), prompt_text, answered=1)
 
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""
-        token_ids, text, _, _ = self._tokenise(Ask("", prompt))
+        token_ids, text, _, _ = self._tokenise(EngineRequest("", prompt))
         return Tokenized(token_ids, tuple(map(self._text.tokenizer.token_bytes, token_ids)), text)
 
     def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """See `EngineClient.detokenize`."""
         return self._text.tokenizer.decode(self._check_ids(token_ids), skip_special_tokens=False)
 
-    def _check_limits(self, ask: Ask) -> None:
+    def _check_limits(self, ask: EngineRequest) -> None:
         limits = self._limits
         if not 1 <= ask.n <= limits.max_choices:
             raise InvalidParameter("n", f"must lie in 1..{limits.max_choices}, got {ask.n}")
@@ -166,7 +174,7 @@ class Intake:
         if ask.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
 
-    def _check_embedding(self, ask: Ask, spec: EmbeddingSpec) -> None:
+    def _check_embedding(self, ask: EngineRequest, spec: EmbeddingSpec) -> None:
         """Refuse what asks for text beside a vector, and a vector that this model does not have."""
         texts = {
             "n": ask.n != 1,
@@ -186,7 +194,7 @@ class Intake:
         if ask.prompt == TextPrompt(""):
             raise InvalidParameter("prompt", "is empty: there is nothing to embed")
 
-    def _check_prompt_scores(self, ask: Ask, prompt_tokens: int) -> None:
+    def _check_prompt_scores(self, ask: EngineRequest, prompt_tokens: int) -> None:
         """Refuse prompt log probabilities that would be more than an answer may hold."""
         if not ask.sampling.has("prompt_logprobs"):
             return
@@ -198,7 +206,7 @@ class Intake:
             )
             raise InvalidParameter("prompt_logprobs", message)
 
-    def _check_grammar(self, ask: Ask, rules: StopRules) -> None:
+    def _check_grammar(self, ask: EngineRequest, rules: StopRules) -> None:
         """Refuse a grammar that cannot be served, or that contradicts what else is asked."""
         if ask.grammar is None:
             return
@@ -213,7 +221,7 @@ class Intake:
         self._grammars.check(ask.grammar, rules.max_tokens)
 
     def _thinking_budget(
-        self, ask: Ask, prompt: tuple[int, ...], prompt_text: str, reader: ReplyReader | None
+        self, ask: EngineRequest, prompt: tuple[int, ...], prompt_text: str, reader: ReplyReader | None
     ) -> ThinkingBudget | None:
         """The bound on the reasoning; None where there is none, or none is needed: a guided answer does not think.
 
@@ -232,7 +240,7 @@ class Intake:
                 raise InvalidParameter(name, message)
         return budget if ask.grammar is None else None
 
-    def _tokenise(self, ask: Ask) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
+    def _tokenise(self, ask: EngineRequest) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
         """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""
         match ask.prompt:
             case TokenPrompt(token_ids):
@@ -294,7 +302,7 @@ class Intake:
         return replace(rules, max_tokens=max_tokens, token_ids=token_ids)
 
 
-def _rules(ask: Ask) -> ReplyRules:
+def _rules(ask: EngineRequest) -> ReplyRules:
     """How the answer is taken apart: a guided one holds no reasoning, though the template may have opened some."""
     return ask.reply if ask.grammar is None else replace(ask.reply, reasoning=ReasoningUse.INLINE)
 

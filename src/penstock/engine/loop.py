@@ -20,7 +20,7 @@ from penstock.contract.events import AskFailed, AskFinished, Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Clock, Health
 from penstock.engine.engine import Engine, StepOutputs
-from penstock.engine.intake import Submission
+from penstock.engine.intake import ResolvedRequest
 from penstock.engine.mailbox import Mailbox
 from penstock.engine.pace import Pace
 
@@ -56,7 +56,7 @@ class Errand:
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    submission: Submission
+    submission: ResolvedRequest
     reader: Reader
 
 
@@ -105,7 +105,7 @@ class EngineLoop:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, submission: Submission, reader: Reader) -> None:
+    def submit(self, submission: ResolvedRequest, reader: Reader) -> None:
         """Hand over an ask; acceptance or refusal arrives in the reader's mailbox."""
         with self._door:  # held for one append, never for a step
             if not self._ended:
@@ -173,7 +173,7 @@ class EngineLoop:
             case _Stop():
                 self._stopping = True
 
-    def _accept(self, submission: Submission, reader: Reader) -> None:
+    def _accept(self, submission: ResolvedRequest, reader: Reader) -> None:
         try:
             self._refuse_overload(submission)
             self._engine.submit(submission)
@@ -193,7 +193,7 @@ class EngineLoop:
             raise
         errand.settle(None)
 
-    def _refuse_overload(self, submission: Submission) -> None:
+    def _refuse_overload(self, submission: ResolvedRequest) -> None:
         scheduler = self._engine.scheduler
         waiting = scheduler.num_waiting
         message = ""
@@ -237,7 +237,7 @@ class EngineLoop:
 _Delivery = tuple[Mailbox, list[Output]]
 
 
-def _tokens(submission: Submission) -> int:
+def _tokens(submission: ResolvedRequest) -> int:
     return submission.prompt_tokens * len(submission.requests)
 
 

@@ -13,7 +13,7 @@ from penstock.contract.events import FinishReason
 from penstock.contract.measurements import Measurements, Timings
 from penstock.contract.plan import StepPlan
 from penstock.contract.ports import Clock
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.core import SchedulerStats
 from penstock.engine import tally
 from penstock.engine.tally import Tally
@@ -48,7 +48,7 @@ class _AskLife:
 class _SeqLife:
     """One sequence so far; -1 for instants that have not come."""
 
-    request: GenerateRequest
+    request: SequenceRequest
     ask: _AskLife
     admitted: float = -1.0
     first_token: float = -1.0
@@ -116,7 +116,7 @@ class Meter:
         """An ask was refused because too many wait."""
         self._rejections += 1
 
-    def submitted(self, requests: tuple[GenerateRequest, ...]) -> None:
+    def submitted(self, requests: tuple[SequenceRequest, ...]) -> None:
         """An ask was queued, one sequence a choice."""
         ask = _AskLife(requests[0].arrival, len(requests), len(requests))
         for request in requests:

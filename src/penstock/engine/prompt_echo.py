@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.contract.events import Output, PromptScored, PromptTokens, TokenPiece
-from penstock.engine.intake import Submission
+from penstock.engine.intake import ResolvedRequest
 from penstock.engine.token_pieces import token_piece
 from penstock.text import Detokenizer, Tokenizer
 
@@ -24,7 +24,7 @@ class PromptEcho:
         held: outputs that must come after the prompt, in order.
     """
 
-    def __init__(self, submission: Submission, tokenizer: Tokenizer) -> None:
+    def __init__(self, submission: ResolvedRequest, tokenizer: Tokenizer) -> None:
         self.held: list[Output] = []
         self._submission = submission
         self._tokenizer = tokenizer
@@ -32,7 +32,7 @@ class PromptEcho:
         self._scored = _is_scored(submission)
 
     @classmethod
-    def wanted(cls, submission: Submission) -> bool:
+    def wanted(cls, submission: ResolvedRequest) -> bool:
         """Whether the answer begins with the prompt at all."""
         return submission.echo or _is_scored(submission)
 
@@ -72,5 +72,5 @@ class PromptEcho:
         return text[:-1] if Detokenizer(self._tokenizer, prompt=prompt).unfinished else text
 
 
-def _is_scored(submission: Submission) -> bool:
+def _is_scored(submission: ResolvedRequest) -> bool:
     return submission.requests[0].sampling.has("prompt_logprobs")

@@ -13,7 +13,7 @@ from typing import TextIO
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_reset, encode_result, encode_submit
 
 __all__ = ["NoRecorder", "Recorder"]
@@ -36,7 +36,7 @@ class Recorder:
             raise ConfigError("record", f"{path} cannot be written: {error.strerror}") from error
         self._write(encode_header(config))
 
-    def submitted(self, request: GenerateRequest) -> None:
+    def submitted(self, request: SequenceRequest) -> None:
         """A sequence was queued."""
         self._write(encode_submit(request))
 
@@ -77,7 +77,7 @@ class Recorder:
 class NoRecorder:
     """Records nothing; what an engine has that is not asked to record."""
 
-    def submitted(self, request: GenerateRequest) -> None:
+    def submitted(self, request: SequenceRequest) -> None:
         """See `Recorder`."""
 
     def aborted(self, seq_id: str) -> None:

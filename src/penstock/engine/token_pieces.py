@@ -6,14 +6,14 @@ Decides nothing; the one place where alternatives get their ranks, which is the 
 from __future__ import annotations
 
 from penstock.contract.events import TokenPiece
-from penstock.contract.plan import Alternatives
+from penstock.contract.plan import TopLogprobs
 from penstock.text import Tokenizer
 
 __all__ = ["token_piece"]
 
 
 def token_piece(
-    tokenizer: Tokenizer, token: int, logprob: float, top: Alternatives, rank: int, start: int = 0
+    tokenizer: Tokenizer, token: int, logprob: float, top: TopLogprobs, rank: int, start: int = 0
 ) -> TokenPiece:
     """`token`, and the tokens that were likeliest in its place."""
     read = tokenizer.token_bytes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from penstock.contract.plan import Alternatives, PromptScores
+from penstock.contract.plan import PromptScores, TopLogprobs
 from penstock.exec.sampler import likeliest, log_probabilities, ranks_of
 
 __all__ = ["PORTION", "prompt_scores"]
@@ -34,7 +34,7 @@ def prompt_scores(
         start: see above.
     """
     logprobs: list[float] = []
-    tops: list[Alternatives] = []
+    tops: list[TopLogprobs] = []
     ranks: list[int] = []
     for begin in range(0, len(targets), PORTION):
         here = torch.tensor(targets[begin : begin + PORTION], device=hidden.device)

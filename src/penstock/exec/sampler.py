@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.contract.plan import Alternatives
+from penstock.contract.plan import TopLogprobs
 from penstock.contract.sampling import SamplingSpec
 from penstock.kernels import native
 from penstock.kernels.native_sampler import Terms, choose
@@ -118,7 +118,7 @@ class Sampled(NamedTuple):
     tokens: list[int]
     logprobs: list[float]
     failed: list[bool]
-    tops: list[Alternatives]
+    tops: list[TopLogprobs]
     ranks: list[int]
 
 
@@ -149,7 +149,7 @@ def sample(
     if len(compiled) == len(draws):
         return _sample_compiled(logits, draws, positions)
     others = [row for row, draw in enumerate(draws) if not draw.compiles]
-    outcomes: dict[int, tuple[int, float, bool, Alternatives, int]] = {}
+    outcomes: dict[int, tuple[int, float, bool, TopLogprobs, int]] = {}
     if compiled:
         part = _sample_compiled(logits[list(compiled)], *_pick(compiled, draws, positions))
         outcomes |= zip(compiled, zip(*part, strict=True), strict=True)
@@ -316,12 +316,12 @@ def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:
     return ranks
 
 
-def likeliest(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[Alternatives]:
+def likeliest(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[TopLogprobs]:
     """The `counts[r]` likeliest tokens of each row of `[R, V]`, equals by ascending id; none that is ruled out."""
     width = min(max(counts) + 1, logits.shape[-1])  # one more: it shows whether the last one was chosen among equals
     values, ids = logits.topk(width, dim=-1)
     found = logprobs.gather(-1, ids).tolist()
-    tops: list[Alternatives] = []
+    tops: list[TopLogprobs] = []
     for row, (count, of, at, theirs) in enumerate(zip(counts, values.tolist(), ids.tolist(), found, strict=True)):
         if 0 < count < width and of[count] == of[count - 1] > -torch.inf:
             order = logits[row].argsort(descending=True, stable=True)[:count]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.request import Ask, Prompt, StopRules, TokenPrompt
+from penstock.contract.request import EngineRequest, Prompt, StopRules, TokenPrompt
 from penstock.engine import Intake
 from penstock.llm.outputs import Logprob, RequestOutput
 from penstock.sampling import SamplingParams
@@ -117,7 +117,7 @@ class BeamSearch:
     def __init__(self, intake: Intake, prompt: Prompt, params: BeamSearchParams) -> None:
         rules = StopRules(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
         sampling = SamplingParams(temperature=GREEDY).spec()
-        [request] = intake.resolve(Ask("beam-search", prompt, sampling=sampling, stop=rules)).requests
+        [request] = intake.resolve(EngineRequest("beam-search", prompt, sampling=sampling, stop=rules)).requests
         self._intake = intake
         self._params = params
         self._prompt = request.prompt

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
-from penstock.contract.request import Ask, ChatPrompt, Prompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Prompt
 from penstock.contract.tools import ReasoningUse, ReplyRules
 from penstock.llm.prompts import Conversation, as_chat_prompt
 
@@ -27,7 +27,7 @@ class ChatRequest(Protocol):
         """The conversation."""
         ...
 
-    def applied(self, ask: Ask) -> Ask:
+    def applied(self, ask: EngineRequest) -> EngineRequest:
         """`ask` on these terms."""
         ...
 
@@ -57,7 +57,7 @@ class _PlainChat:
 
     prompt: ChatPrompt
 
-    def applied(self, ask: Ask) -> Ask:
+    def applied(self, ask: EngineRequest) -> EngineRequest:
         return replace(ask, prompt=self.prompt, reply=ReplyRules(ReasoningUse.SPLIT))
 
 
@@ -93,7 +93,7 @@ def prompt_of(given: Prompt | ChatRequest) -> Prompt:
     return given if isinstance(given, Prompt) else given.prompt
 
 
-def applied(given: Prompt | ChatRequest, ask: Ask) -> Ask:
+def applied(given: Prompt | ChatRequest, ask: EngineRequest) -> EngineRequest:
     """`ask` on the terms of a conversation, if it is one."""
     return ask if isinstance(given, Prompt) else given.applied(ask)
 

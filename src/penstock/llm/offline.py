@@ -17,7 +17,7 @@ from penstock.app import Assembly, assemble, engine_config
 from penstock.contract.config import DEFAULT_MODEL, Front
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import ModelCard, ModelWork
-from penstock.contract.request import Ask, Prompt
+from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine import StepOutputs
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chats
@@ -162,7 +162,10 @@ class LLM:
         """
         spec = embedding_spec(pooling, normalize, dimensions)
         most = kept_tokens(truncate_prompt_tokens, self.card.max_model_len)
-        asked = [Ask(str(next(self._ids)), one, embedding=spec, most_prompt_tokens=most) for one in as_prompts(prompts)]
+        asked = [
+            EngineRequest(str(next(self._ids)), one, embedding=spec, most_prompt_tokens=most)
+            for one in as_prompts(prompts)
+        ]
         order = self._queue_all((ask, False) for ask in asked)
         return [answer.embedding() for answer in self._finish_all(order, "Embedding", use_tqdm)]
 
@@ -183,7 +186,9 @@ class LLM:
         ours, theirs = as_prompts(queries), as_prompts(documents)
         check_pairs(len(ours), len(theirs))
         spec = embedding_spec(pooling, True, None)
-        order = self._queue_all((Ask(str(next(self._ids)), one, embedding=spec), False) for one in (*ours, *theirs))
+        order = self._queue_all(
+            (EngineRequest(str(next(self._ids)), one, embedding=spec), False) for one in (*ours, *theirs)
+        )
         found = [answer.embedding() for answer in self._finish_all(order, "Scoring", use_tqdm)]
         return scores(found[: len(ours)], found[len(ours) :])
 
@@ -284,7 +289,7 @@ class LLM:
             raise
         return [finished[request_id] for request_id in order]
 
-    def _queue_all(self, asks: Iterable[tuple[Ask, bool]]) -> dict[str, None]:
+    def _queue_all(self, asks: Iterable[tuple[EngineRequest, bool]]) -> dict[str, None]:
         """Queue all or none, each with whether it wants log probabilities; the ids in order."""
         order: dict[str, None] = {}
         try:
@@ -300,8 +305,8 @@ class LLM:
         for request_id in request_ids:
             self._fold(self._engine.abort(request_id))
 
-    def _ask(self, given: Prompt | ChatRequest, params: SamplingParams) -> Ask:
-        ask = Ask(
+    def _ask(self, given: Prompt | ChatRequest, params: SamplingParams) -> EngineRequest:
+        ask = EngineRequest(
             str(next(self._ids)),
             prompt_of(given),
             n=params.n,
@@ -313,7 +318,7 @@ class LLM:
         )
         return applied(given, ask)
 
-    def _queue(self, ask: Ask, wants_logprobs: bool) -> None:
+    def _queue(self, ask: EngineRequest, wants_logprobs: bool) -> None:
         submission = self._assembly.intake.resolve(ask)
         self._engine.submit(submission)
         self._answers[ask.id] = Answer(submission, wants_logprobs)

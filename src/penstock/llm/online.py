@@ -14,7 +14,7 @@ from penstock.app import assemble, engine_config
 from penstock.contract.config import DEFAULT_MODEL, Front
 from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
-from penstock.contract.request import Ask, Prompt
+from penstock.contract.request import EngineRequest, Prompt
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chat
 from penstock.llm.embeddings import (
@@ -63,7 +63,7 @@ class AsyncLLM:
     async def _stream(
         self, given: Prompt | ChatRequest, params: SamplingParams, request_id: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        ask = Ask(
+        ask = EngineRequest(
             request_id or uuid.uuid4().hex,
             prompt_of(given),
             n=params.n,
@@ -139,7 +139,7 @@ class AsyncLLM:
             Overloaded: the queue is full.
             EngineFault: it failed for a reason of ours, or was aborted.
         """
-        ask = Ask(
+        ask = EngineRequest(
             request_id or uuid.uuid4().hex,
             prompt if isinstance(prompt, Prompt) else as_prompt(prompt),
             embedding=embedding_spec(pooling, normalize, dimensions),

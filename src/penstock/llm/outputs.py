@@ -20,7 +20,7 @@ from penstock.contract.events import (
     Usage,
 )
 from penstock.contract.tools import CallPiece, ToolCall, made_calls
-from penstock.engine import Submission
+from penstock.engine import ResolvedRequest
 from penstock.llm.embeddings import EmbeddingOutput, EmbeddingRequestOutput
 
 __all__ = ["Answer", "CompletionOutput", "Logprob", "RequestOutput"]
@@ -114,7 +114,7 @@ class _GrowingChoice:
 class Answer:
     """Folds the outputs of one ask into a `RequestOutput`, or its vector. Owned by the call that waits for it."""
 
-    def __init__(self, submission: Submission, wants_logprobs: bool = False) -> None:
+    def __init__(self, submission: ResolvedRequest, wants_logprobs: bool = False) -> None:
         self._submission = submission
         self._wants_logprobs = wants_logprobs
         self._choices = [_GrowingChoice() for _ in range(submission.answered)]

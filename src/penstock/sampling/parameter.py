@@ -29,7 +29,7 @@ class Home(StrEnum):
     """Which value of the contract carries the parameter."""
 
     ASK = "ask"
-    """`Ask` itself: it says how many sequences there are, or what form they have."""
+    """`EngineRequest` itself: it says how many sequences there are, or what form they have."""
     SPEC = "spec"
     """`SamplingSpec`: the runner reads it."""
     STOP_RULES = "stop_rules"

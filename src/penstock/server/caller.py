@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from starlette.types import Scope
 
-from penstock.contract.request import Ask
+from penstock.contract.request import EngineRequest
 from penstock.server.exchange import Exchange
 
 __all__ = ["Caller", "caller_of"]
@@ -45,7 +45,7 @@ class Caller:
             return exchange
         return replace(exchange, asks=tuple(map(self._bind, exchange.asks)))
 
-    def _bind(self, ask: Ask) -> Ask:
+    def _bind(self, ask: EngineRequest) -> EngineRequest:
         salt = hmac.new(self.digest, b"salt:" + ask.cache_salt.encode(), hashlib.sha256).hexdigest()
         return replace(ask, tenant=self.name, cache_salt=salt)
 

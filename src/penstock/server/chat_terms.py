@@ -13,7 +13,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.request import Ask, ChatPrompt, TemplateValue
+from penstock.contract.request import ChatPrompt, EngineRequest, TemplateValue
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool
 from penstock.server.conversation import read_conversation
 from penstock.server.fields import BOOLEAN, OBJECT, Field, join_path
@@ -55,7 +55,7 @@ class ChatTerms:
     reply: ReplyRules
     offer: ToolOffer
 
-    def applied(self, ask: Ask) -> Ask:
+    def applied(self, ask: EngineRequest) -> EngineRequest:
         """`ask` on these terms; its own prompt and rules are left behind.
 
         Raises:

@@ -22,7 +22,7 @@ from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestErr
 from penstock.contract.events import Usage
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.request import Ask, Prompt, TextPrompt, TokenPrompt
+from penstock.contract.request import EngineRequest, Prompt, TextPrompt, TokenPrompt
 from penstock.server.caller import caller_of
 from penstock.server.completions import PROMPTS, check_token_ids, split_prompts
 from penstock.server.delivery import EngineResponse, Outlet
@@ -81,7 +81,7 @@ def parse_embeddings(body: JsonObject, exchange_id: str, card: ModelCard, limits
     terms = read_terms(given, {}, {}, card, limits)
     parts = split_prompts(given.get("input"), "input", limits.max_embedding_inputs)
     asks = tuple(
-        Ask(
+        EngineRequest(
             id=f"{exchange_id}-{index}",
             prompt=_read_input(part, path, most > 0, card, limits),
             priority=terms.priority,

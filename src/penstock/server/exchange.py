@@ -30,7 +30,7 @@ from penstock.contract.events import (
 )
 from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.ports import EngineClient
-from penstock.contract.request import Ask
+from penstock.contract.request import EngineRequest
 from penstock.server.prompt_logprobs import PromptLogprobs
 
 __all__ = ["Exchange", "Replies", "Transcript"]
@@ -58,7 +58,7 @@ class Exchange:
     """
 
     id: str
-    asks: tuple[Ask, ...]
+    asks: tuple[EngineRequest, ...]
     stream: bool = False
     include_usage: bool = False
     timings: bool = False
@@ -147,7 +147,7 @@ class Replies:
         )
 
 
-def _echoed(prompt: PromptTokens, choice: int, ask: Ask) -> ChoiceDelta:
+def _echoed(prompt: PromptTokens, choice: int, ask: EngineRequest) -> ChoiceDelta:
     """The prompt as a choice's beginning, its tokens with as many alternatives as the generated ones have."""
     count = ask.sampling.get("logprobs", 0)
     return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
@@ -189,7 +189,7 @@ class _Source:
         name: of the field that the prompt came from, for errors.
     """
 
-    def __init__(self, client: EngineClient, ask: Ask, name: str) -> None:
+    def __init__(self, client: EngineClient, ask: EngineRequest, name: str) -> None:
         self._client = client
         self._ask = ask
         self._name = name

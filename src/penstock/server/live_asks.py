@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import EngineClient, Health, Tokenized
-from penstock.contract.request import Ask, Prompt
+from penstock.contract.request import EngineRequest, Prompt
 from penstock.server.failures import RequestTimedOut
 
 __all__ = ["LiveAsks"]
@@ -73,7 +73,7 @@ class LiveAsks:
         self._seconds = seconds
         self._tenants: dict[str, str] = {}
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Output, None]:
+    async def generate(self, ask: EngineRequest) -> AsyncGenerator[Output, None]:
         """See `EngineClient.generate`.
 
         Raises:
@@ -139,7 +139,7 @@ class LiveAsks:
         """See `EngineClient.detokenize`."""
         return await self._client.detokenize(token_ids)
 
-    async def _close(self, ask: Ask, outputs: AsyncIterator[Output]) -> None:
+    async def _close(self, ask: EngineRequest, outputs: AsyncIterator[Output]) -> None:
         if isinstance(outputs, _Closable):
             await outputs.aclose()
         else:

@@ -1,4 +1,4 @@
-"""The fields that all three generating endpoints share, and what they become in an `Ask`.
+"""The fields that all three generating endpoints share, and what they become in an `EngineRequest`.
 
 Decides which fields those are (the sampling ones come from `penstock.sampling`, the rest are listed here), their
 limits, and the choice between two spellings of one thing. Knows no prompt and no answer.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.contract.errors import InvalidParameter, UnknownModel
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.request import Ask, Prompt
+from penstock.contract.request import EngineRequest, Prompt
 from penstock.sampling import PARAMETERS, SamplingParams
 from penstock.server.fields import (
     BOOLEAN,
@@ -72,9 +72,9 @@ class Terms:
     cache_salt: str
     echo: bool = False
 
-    def ask(self, ask_id: str, prompt: Prompt) -> Ask:
+    def ask(self, ask_id: str, prompt: Prompt) -> EngineRequest:
         """One prompt on these terms."""
-        return Ask(
+        return EngineRequest(
             id=ask_id,
             prompt=prompt,
             n=self.params.n,

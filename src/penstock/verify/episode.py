@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Alternatives
-from penstock.contract.request import GenerateRequest
+from penstock.contract.plan import TopLogprobs
+from penstock.contract.request import SequenceRequest
 from penstock.core import Scheduler
 from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
 from penstock.engine.choice import Choice
@@ -28,7 +28,7 @@ __all__ = ["Episode", "Outcome", "ScheduleCrashed", "run_alone", "run_schedule"]
 
 OnFinished = Callable[[], object]
 
-PromptEntry = tuple[int, float, Alternatives, int]
+PromptEntry = tuple[int, float, TopLogprobs, int]
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Outcome:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     failure: str = ""
-    tops: tuple[Alternatives, ...] = ()
+    tops: tuple[TopLogprobs, ...] = ()
     ranks: tuple[int, ...] = ()
     text: str = ""
     end: str = ""
@@ -91,7 +91,7 @@ class Episode:
 class _Live:
     """A request that is going on, and what came of it so far. Owned by the drive."""
 
-    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: SequenceRequest, tokenizer: Tokenizer) -> None:
         self._choice = Choice(request.choice, request.stop, tokenizer)
         self._drawn: list[Generated] = []
         self._text: list[str] = []
@@ -142,7 +142,7 @@ class _Drive:
         self._tokenizer = subject.text.tokenizer
         self._live: dict[str, _Live] = {}
 
-    def submit(self, request: GenerateRequest) -> None:
+    def submit(self, request: SequenceRequest) -> None:
         self.scheduler.submit(request)
         self.trace.append(encode_submit(request))
         self._live[request.id] = _Live(request, self._tokenizer)
@@ -195,7 +195,7 @@ class _Drive:
         self.scheduler.abort(seq_id)
 
 
-def run_alone(subject: Subject, request: GenerateRequest) -> Outcome:
+def run_alone(subject: Subject, request: SequenceRequest) -> Outcome:
     """The reference: one request on a fresh scheduler and runner, its prompt in one chunk, with no prefix cache.
 
     Raises:

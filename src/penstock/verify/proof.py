@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.app import LoadedModel, find_model, load_model, vocabulary_of
 from penstock.contract.config import EngineConfig
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.grammar import GrammarLibrary
 from penstock.text import open_text
 from penstock.verify.compare import Mismatch, compare, total
@@ -105,7 +105,7 @@ def open_subject(loaded: LoadedModel, served: EngineConfig) -> Iterator[Subject]
 
 
 def _run_each_alone(
-    subject: Subject, requests: Sequence[GenerateRequest], advance: Callable[[], object]
+    subject: Subject, requests: Sequence[SequenceRequest], advance: Callable[[], object]
 ) -> dict[str, Outcome]:
     """The references, by request id."""
     subject.set_threads(subject.threads)

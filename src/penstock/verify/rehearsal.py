@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.verify.episode import run_schedule
 from penstock.verify.schedules import Schedule
 from penstock.verify.subject import Subject
@@ -37,7 +37,7 @@ def _unread(schedule: Schedule) -> Schedule:
     return replace(schedule, arrivals=arrivals, strangers=strangers)
 
 
-def _to_the_end(request: GenerateRequest) -> GenerateRequest:
+def _to_the_end(request: SequenceRequest) -> SequenceRequest:
     return replace(request, stop=StopRules(max_tokens=request.stop.max_tokens), grammar=None)
 
 

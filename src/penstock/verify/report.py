@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.verify.compare import Mismatch, Tally, total
 from penstock.verify.extent import Extent
 from penstock.verify.schedules import Schedule
@@ -49,7 +49,7 @@ class Report:
     """What a verification found."""
 
     extent: Extent
-    requests: tuple[GenerateRequest, ...]
+    requests: tuple[SequenceRequest, ...]
     verdicts: tuple[Verdict, ...]
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from penstock.contract.request import GenerateRequest
+from penstock.contract.request import SequenceRequest
 from penstock.sampling import SamplingParams
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 from penstock.verify.lexicon import Lexicon
@@ -44,13 +44,13 @@ _FORMS: tuple[dict[str, Any], ...] = (
 
 def draw_requests(
     count: int, seed: int, lexicon: Lexicon, *, longest_prompt: int, new_tokens: int
-) -> tuple[GenerateRequest, ...]:
+) -> tuple[SequenceRequest, ...]:
     """Exactly `count` sequences, `<ask>/<choice>`; choices of an ask differ in nothing but their index.
 
     Of an ask with `best_of` all candidates are drawn. The prompt is scored for its first choice, as by the engine.
     """
     draw = Random(f"requests/{seed}")  # noqa: S311 - a workload, not a secret
-    requests: list[GenerateRequest] = []
+    requests: list[SequenceRequest] = []
     ask = 0
     while len(requests) < count:
         prompt = draw_prompt(draw, lexicon.vocab_size, longest_prompt, [request.prompt for request in requests])
@@ -62,9 +62,9 @@ def draw_requests(
 
 def _sequences(
     ask: str, prompt: Prompt, params: SamplingParams, lexicon: Lexicon, *, opened: bool
-) -> list[GenerateRequest]:
+) -> list[SequenceRequest]:
     spec = lexicon.resolve(params)
-    first = GenerateRequest(
+    first = SequenceRequest(
         f"{ask}/0",
         prompt,
         sampling=spec,

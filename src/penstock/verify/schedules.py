@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from penstock.contract.config import EngineConfig, SchedulerConfig
-from penstock.contract.request import GenerateRequest, StopRules
+from penstock.contract.request import SequenceRequest, StopRules
 from penstock.verify.lexicon import Lexicon
 from penstock.verify.requests import draw_params, draw_prompt, ragged
 
@@ -29,7 +29,7 @@ class Arrival:
     """A request is submitted before step `step`; ties keep the order of the schedule."""
 
     step: int
-    request: GenerateRequest
+    request: SequenceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Traits:
 def draw_schedules(
     count: int,
     seed: int,
-    requests: Sequence[GenerateRequest],
+    requests: Sequence[SequenceRequest],
     served: EngineConfig,
     *,
     lexicon: Lexicon,
@@ -124,7 +124,7 @@ def _draw_schedule(
     draw: Random,
     index: int,
     traits: _Traits,
-    requests: Sequence[GenerateRequest],
+    requests: Sequence[SequenceRequest],
     served: EngineConfig,
     lexicon: Lexicon,
     threads: int,
@@ -151,7 +151,7 @@ def _deal(index: int, served: EngineConfig) -> _Traits:
     return _Traits(tight=index % 2 == 1, caching=state != 2, runs=2 if state == 0 else 1)
 
 
-def _served_config(served: EngineConfig, everyone: Iterable[GenerateRequest]) -> SchedulerConfig:
+def _served_config(served: EngineConfig, everyone: Iterable[SequenceRequest]) -> SchedulerConfig:
     needs = _needs(everyone, served.block_size)
     return SchedulerConfig(
         num_blocks=sum(needs),
@@ -162,7 +162,7 @@ def _served_config(served: EngineConfig, everyone: Iterable[GenerateRequest]) ->
     )
 
 
-def _draw_config(draw: Random, traits: _Traits, everyone: Sequence[GenerateRequest]) -> SchedulerConfig:
+def _draw_config(draw: Random, traits: _Traits, everyone: Sequence[SequenceRequest]) -> SchedulerConfig:
     block_size = draw.choice(_TIGHT_BLOCK_SIZES if traits.tight else _BLOCK_SIZES)
     needs = _needs(everyone, block_size)
     seqs = max(2, ragged(draw, len(everyone)))
@@ -175,20 +175,20 @@ def _draw_config(draw: Random, traits: _Traits, everyone: Sequence[GenerateReque
     )
 
 
-def _needs(everyone: Iterable[GenerateRequest], block_size: int) -> list[int]:
+def _needs(everyone: Iterable[SequenceRequest], block_size: int) -> list[int]:
     """Blocks that each may come to need."""
     return [-(-_most_tokens(request) // block_size) for request in everyone]
 
 
-def _longest(everyone: Iterable[GenerateRequest]) -> int:
+def _longest(everyone: Iterable[SequenceRequest]) -> int:
     return max(_most_tokens(request) for request in everyone)
 
 
-def _most_tokens(request: GenerateRequest) -> int:
+def _most_tokens(request: SequenceRequest) -> int:
     return len(request.prompt) + request.stop.max_tokens
 
 
-def _draw_arrivals(draw: Random, requests: Sequence[GenerateRequest]) -> tuple[Arrival, ...]:
+def _draw_arrivals(draw: Random, requests: Sequence[SequenceRequest]) -> tuple[Arrival, ...]:
     """Any order; all at once, or spread over more and less time than they take."""
     span = draw.choice((0, 1, 2)) * len(requests)
     steps = sorted(draw.randint(0, span) for _ in requests)
@@ -196,14 +196,14 @@ def _draw_arrivals(draw: Random, requests: Sequence[GenerateRequest]) -> tuple[A
     return tuple(Arrival(step, request) for step, request in zip(steps, shuffled, strict=True))
 
 
-def _draw_strangers(draw: Random, requests: Sequence[GenerateRequest], lexicon: Lexicon) -> tuple[Stranger, ...]:
+def _draw_strangers(draw: Random, requests: Sequence[SequenceRequest], lexicon: Lexicon) -> tuple[Stranger, ...]:
     """One for every four requests, with prompts that begin like theirs: aborted before, in and after its prompt."""
     prompts = [request.prompt for request in requests]
     longest = max(requests, key=_most_tokens)
     strangers = []
     for index in range(1 + len(requests) // 4):
         prompt = draw_prompt(draw, lexicon.vocab_size, len(longest.prompt), prompts)
-        request = GenerateRequest(
+        request = SequenceRequest(
             f"stranger/{index}",
             prompt,
             sampling=lexicon.resolve(draw_params(draw, lexicon, 1)),
