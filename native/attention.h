@@ -7,17 +7,19 @@
 //
 // Order of the arithmetic, the same for every pair whatever its tile, its batch and the threads:
 //
-//     for each chunk of kChunk absolute positions, of which the pair sees a prefix:
+//     for each chunk of kChunk absolute positions of which the pair sees any, with the positions that it sees:
 //         score[p]  = sum over d ascending of q[d] * scale * k[p][d]             one accumulator a score
+//         score[p]  = softcap * tanh(score[p] / softcap)                         where there is a softcap
 //         top       = max score,  weight[p] = exp(score[p] - top)
 //         sum       = weights added up in 16 lanes (p mod 16, ascending), then across lanes
 //         mixed[d]  = sum over p ascending of weight[p] * v[p][d]                one accumulator an element
 //
 // With AVX512-BF16 and a bfloat16 cache, d and p go by pairs, whose products are added at once: then the scaled query
-// is rounded to bfloat16, and so is each weight, before it is added to `sum` too. A position without its neighbour (the
-// last of an odd number) has 0 for it.
+// is rounded to bfloat16, and so is each weight, before it is added to `sum` too. A position whose neighbour the pair does
+// not see has 0 for it.
 //
 //     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
+//     sum       = sum + exp(sink - top)                                      where there are sinks, after the last chunk
 //
 // Int8 keys and values (attention_call.h) differ in the products only: the query is rounded to int16 on a scale of its
 // own, so that the sum over d is one of integers and exact, and is then multiplied by both scales. The scale of a value
@@ -25,8 +27,9 @@
 // pair has for each chunk, and the sum over p is again one of integers.
 //
 // Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
-// Positions beyond a pair's own are never multiplied: scores there are replaced, values there are not read. (Blocks are
-// reused without being cleared, and 0 * NaN is NaN.)
+// Positions that a pair does not see, beyond its own or before its window, are never multiplied: scores there are
+// replaced, values there are not read. (Blocks are reused without being cleared, and 0 * NaN is NaN.) A tile reads
+// from the first position on that one of its pairs sees; no block before it is looked up.
 #pragma once
 
 #include "attention_call.h"
@@ -95,11 +98,43 @@ PENSTOCK_INLINE int64_t slot_of(const AttentionCall& call, int row, int position
     return int64_t(block) * call.cache.block_size + position % call.cache.block_size;
 }
 
-// Positions that pair `index` of the row sees.
+// The end of the positions that pair `index` of the row sees.
 PENSTOCK_INLINE int seen_by(const AttentionCall& call, int row, int index) {
     const int group = call.q_heads / call.cache.kv_heads;
     const int count = call.q_start[row + 1] - call.q_start[row];
     return call.kv_len[row] - count + index / group + 1;
+}
+
+// Their begin.
+PENSTOCK_INLINE int hidden_from(const AttentionCall& call, int row, int index) {
+    return window_start(call.window, seen_by(call, row, index));
+}
+
+// What the pairs of a tile see of one chunk, in positions of the chunk.
+struct Sight {
+    int from, until;        // the pairs that see some of it
+    int begin[kTileRows];   // of each of them, ascending
+    int end[kTileRows];     // of each of them, ascending
+    int first, most;        // the begin of all, and the end
+    int base;               // `first` rounded down to a vector: where scores begin
+};
+
+PENSTOCK_INLINE Sight sight_of(const AttentionCall& call, const TileSpan& span, int start) {
+    Sight sight;
+    sight.from = 0;
+    sight.until = span.count;
+    for (int m = 0; m < span.count; m++) {
+        const int end = seen_by(call, span.row, span.first + m) - start;
+        const int begin = window_start(call.window, end + start) - start;
+        sight.begin[m] = begin > 0 ? begin : 0;
+        sight.end[m] = end > kChunk ? kChunk : end;
+        if (end <= 0) sight.from = m + 1;
+        if (begin >= kChunk && m < sight.until) sight.until = m;
+    }
+    sight.first = sight.begin[sight.from];
+    sight.most = sight.end[sight.until - 1];
+    sight.base = sight.first / kLanes * kLanes;
+    return sight;
 }
 
 // ---- memory ahead --------------------------------------------------------------------------------------------------
@@ -207,15 +242,19 @@ PENSTOCK_INLINE void gather_natural(const T* const* key, int dim, uint32_t* to) 
     }
 }
 
-// The keys of positions [start, start + 16 * groups) of which `end` bounds those that may be read.
+// The keys of positions [start, start + 16 * groups), `start` a multiple of 16, of which those of [begin, end) may be
+// read: one of them at least in each group.
 template <typename T>
-PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& span, int start, int groups, int end,
-                                   uint32_t* memory) {
+PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& span, int start, int groups, int begin,
+                                   int end, uint32_t* memory) {
     const KvCache& cache = call.cache;
     const int words = words_of<T>(cache.head_dim), size = cache.block_size;
     [[maybe_unused]] const T* natural = static_cast<const T*>(cache.keys);
     const uint32_t* packed = static_cast<const uint32_t*>(cache.keys);
     const bool runs = cache.runs_of_keys();
+    const auto readable = [&](int position) {
+        return position < begin ? begin : position < end ? position : end - 1;
+    };
     KeyPiece piece;
     piece.stride = runs ? size : kLanes;
     for (int g = 0; g < groups; g++) {
@@ -227,7 +266,7 @@ PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& sp
             piece.group[g] = packed + (block * cache.kv_heads + span.kv_head) * words * size + first % size;
         } else if (cache.packed) {
             for (int i = 0; i < kLanes; i++) {
-                const int64_t slot = slot_of(call, span.row, first + i < end ? first + i : end - 1);
+                const int64_t slot = slot_of(call, span.row, readable(first + i));
                 const int64_t block = slot / size * cache.kv_heads + span.kv_head;
                 const uint32_t* key = packed + block * words * size + slot % size;
                 for (int w = 0; w < words; w++) to[w * kLanes + i] = key[int64_t(w) * size];
@@ -235,7 +274,7 @@ PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& sp
         } else if constexpr (!kIsInt8<T>) {
             const T* key[kLanes];
             for (int i = 0; i < kLanes; i++) {
-                const int64_t slot = slot_of(call, span.row, first + i < end ? first + i : end - 1);
+                const int64_t slot = slot_of(call, span.row, readable(first + i));
                 key[i] = natural + (slot * cache.kv_heads + span.kv_head) * cache.head_dim;
             }
             gather_natural(key, cache.head_dim, to);
@@ -389,11 +428,20 @@ PENSTOCK_INLINE f32x16 round_to(bf16* p, f32x16 weight) {
 #endif
 }
 
-// Scores [0, seen) become weights; lanes beyond become 0, which is exp(-inf). With kPairs they go to `rounded`.
+// Scores [begin, end) become softcap * tanh(score / softcap) (Gemma 2: Riviere et al. 2024, section 2).
+inline void cap_scores(float* scores, int begin, int end, float softcap) {
+    const f32x16 cap = broadcast(softcap), inverse = broadcast(1.0f / softcap);
+    for (int p = begin; p < end; p += kLanes) store(scores + p, mul(cap, tanh(mul(load(scores + p), inverse))));
+}
+
+// Scores [hidden, seen) become weights; lanes before and beyond become 0, which is exp(-inf). With kPairs they go to
+// `rounded`.
 template <bool kPairs>
-PENSTOCK_INLINE void weigh(float* scores, bf16* rounded, int seen, float& top, float& sum, Ahead& ahead) {
+PENSTOCK_INLINE void weigh(float* scores, bf16* rounded, int hidden, int seen, float& top, float& sum, Ahead& ahead) {
+    const int base = hidden / kLanes * kLanes;
+    for (int p = base; p < hidden; p++) scores[p] = kMinusInfinity;
     f32x16 most = broadcast(kMinusInfinity);
-    for (int p = 0; p < seen; p += kLanes) {
+    for (int p = base; p < seen; p += kLanes) {
         f32x16 score = load(scores + p);
         if (seen - p < kLanes) {
             score = select(first_lanes(seen - p), score, broadcast(kMinusInfinity));
@@ -403,7 +451,7 @@ PENSTOCK_INLINE void weigh(float* scores, bf16* rounded, int seen, float& top, f
     }
     top = reduce_max(most);
     f32x16 total = zero();
-    for (int p = 0; p < seen; p += kLanes) {
+    for (int p = base; p < seen; p += kLanes) {
         for (int line = 0; line < 4; line++) ahead.fetch();  // there is room for it beside the exponentials
         f32x16 weight = exp(sub(load(scores + p), broadcast(top)));
         if (kPairs) {
@@ -461,17 +509,18 @@ PENSTOCK_INLINE int find_values(const AttentionCall& call, const TileSpan& span,
     return groups;
 }
 
-// The words of positions [begin, end) of a chunk, gathered from wherever they lie; 0 beyond the end.
+// The words of positions [begin, end) of a chunk, `begin` the first of a word, gathered from wherever they lie; 0 beyond
+// the end and before `first`.
 template <typename T>
-PENSTOCK_INLINE void gather_values(const AttentionCall& call, const TileSpan& span, int start, int begin, int end,
-                                   TileMemory& memory) {
+PENSTOCK_INLINE void gather_values(const AttentionCall& call, const TileSpan& span, int start, int first, int begin,
+                                   int end, TileMemory& memory) {
     constexpr int w = kPerWord<T>;
     const int dim = call.cache.head_dim, size = call.cache.block_size;
     T* to = reinterpret_cast<T*>(memory.gathered);
     for (int p = begin; p < end; p += w, to += dim * w) {
         memory.value[p / w] = to;
         for (int i = 0; i < w; i++) {
-            if (p + i >= end) {
+            if (p + i < first || p + i >= end) {
                 for (int d = 0; d < dim; d++) to[d * w + i] = T{};
                 continue;
             }
@@ -510,37 +559,42 @@ PENSTOCK_INLINE int find_value_groups(const AttentionCall& call, const TileSpan&
     return groups;
 }
 
-// The scales of the int8 values of positions [start, start + count), zeros up to a multiple of 16.
-PENSTOCK_INLINE void load_value_scales(const AttentionCall& call, const TileSpan& span, int start, int count,
+// The scales of the int8 values of positions [begin, end) of a chunk, zeros in what they leave of whole vectors.
+PENSTOCK_INLINE void load_value_scales(const AttentionCall& call, const TileSpan& span, int start, int begin, int end,
                                        float* scale) {
     const int size = call.cache.block_size;
-    const int32_t* block = call.block_table + span.row * call.table_width + start / size;
-    int offset = start % size;
-    for (int p = 0; p < count; block++, offset = 0) {
-        const int here = size - offset < count - p ? size - offset : count - p;
+    const int32_t* block = call.block_table + span.row * call.table_width + (start + begin) / size;
+    int offset = (start + begin) % size;
+    for (int p = begin; p % kLanes != 0; p--) scale[p - 1] = 0.0f;
+    for (int p = begin; p < end; block++, offset = 0) {
+        const int here = size - offset < end - p ? size - offset : end - p;
         const int8_t* scales = int8_values(call, span, *block) + value_codes(call.cache);
         memcpy(scale + p, scales + offset * int(sizeof(float)), size_t(here) * sizeof(float));
         p += here;
     }
-    for (int p = count; p % kLanes != 0; p++) scale[p] = 0.0f;
+    for (int p = end; p % kLanes != 0; p++) scale[p] = 0.0f;
 }
 
-// The weights of pair m times the scales of their values, as int16 where `groups` groups want them; 0 elsewhere.
-PENSTOCK_INLINE void encode_weights(const AttentionCall& call, int m, int seen, int groups, TileMemory& memory) {
+// The weights of pair m times the scales of their values, as int16 where `groups` groups want them, of which the first
+// has position `begin`; 0 elsewhere.
+PENSTOCK_INLINE void encode_weights(const AttentionCall& call, const Sight& sight, int m, int begin, int groups,
+                                    TileMemory& memory) {
     float* weights = memory.scores + m * kChunk;
-    for (int p = 0; p < seen; p += kLanes) {
+    const int seen = sight.end[m], count = seen - begin;
+    for (int p = begin / kLanes * kLanes; p < seen; p += kLanes) {
         store(weights + p, mul(load(weights + p), load(memory.value_scale + p)));
     }
+    for (int p = begin; p < sight.begin[m]; p++) weights[p] = 0.0f;  // whatever their scores and scales are
     int16_t* to = memory.codes[m];
     if (call.cache.block_size % kGroupPositions == 0) {  // so chunks begin with a group, and positions stand in order
-        memory.code_scale[m] = encode_head(weights, seen, 32767.0f, to);
-        memset(to + seen, 0, size_t(groups * kGroupPositions - seen) * sizeof(int16_t));
+        memory.code_scale[m] = encode_head(weights + begin, count, 32767.0f, to);
+        memset(to + count, 0, size_t(groups * kGroupPositions - count) * sizeof(int16_t));
         return;
     }
     int16_t codes[kChunk];
-    memory.code_scale[m] = encode_head(weights, seen, 32767.0f, codes);
+    memory.code_scale[m] = encode_head(weights + begin, count, 32767.0f, codes);
     memset(to, 0, size_t(groups) * kGroupPositions * sizeof(int16_t));
-    for (int p = 0; p < seen; p++) to[memory.place[p]] = codes[p];
+    for (int p = 0; p < count; p++) to[memory.place[p]] = codes[p];
 }
 
 // mixed[m][column .. column + 16 * kVectors) = weights of all positions times their values, both int8 and int16.
@@ -606,9 +660,11 @@ PENSTOCK_INLINE void mix_int8(TileMemory& memory, int dim, int from, int count, 
     mix_int8_rest<kMixRows>(memory, m, count - m, groups, dim, ahead);
 }
 
-// mixed[m][column .. column + 16 * kVectors) += weights of the groups [begin, end) times their values. With kOdd only
-// the first position of a group counts: the other was not written yet, or is not this pair's to see.
-template <typename T, int kRows, int kVectors, bool kTail, bool kOdd>
+// Which positions of a group of two count: of the other, not written yet or not this pair's to see, nothing is multiplied.
+enum class Half { both, first, second };
+
+// mixed[m][column .. column + 16 * kVectors) += weights of the groups [begin, end) times their values.
+template <typename T, int kRows, int kVectors, bool kTail, Half kHalf>
 PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, const float* weights,
                               [[maybe_unused]] const bf16* rounded, int begin, int end, float* mixed, Ahead& ahead) {
     f32x16 sum[kRows][kVectors];
@@ -627,7 +683,8 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
             for (int v = 0; v < kVectors; v++) {
                 words[v] = kTail ? _mm512_maskz_loadu_epi32(__mmask16(first_lanes(tail)), row) :
                                    _mm512_loadu_si512(row + v * kLanes);
-                if (kOdd) words[v] = _mm512_and_si512(words[v], _mm512_set1_epi32(0xffff));
+                if (kHalf == Half::first) words[v] = _mm512_and_si512(words[v], _mm512_set1_epi32(0xffff));
+                if (kHalf == Half::second) words[v] = _mm512_andnot_si512(_mm512_set1_epi32(0xffff), words[v]);
             }
             PENSTOCK_UNROLL
             for (int m = 0; m < kRows; m++) {
@@ -657,8 +714,8 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
                 PENSTOCK_UNROLL
                 for (int m = 0; m < kRows; m++) {
                     const float* of = weights + m * kChunk + 2 * g;
-                    sum[m][v] = fma(broadcast(of[0]), first, sum[m][v]);
-                    if (!kOdd) sum[m][v] = fma(broadcast(of[1]), second, sum[m][v]);
+                    if (kHalf != Half::second) sum[m][v] = fma(broadcast(of[0]), first, sum[m][v]);
+                    if (kHalf != Half::first) sum[m][v] = fma(broadcast(of[1]), second, sum[m][v]);
                 }
             }
         }
@@ -671,7 +728,7 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
 }
 
 // All columns, for pairs from m on.
-template <typename T, int kRows, bool kOdd>
+template <typename T, int kRows, Half kHalf>
 PENSTOCK_INLINE void mix_rows(TileMemory& memory, int dim, int m, int begin, int end, Ahead& ahead) {
     const void* const* value = memory.value;
     const float* weights = memory.scores + m * kChunk;
@@ -679,51 +736,64 @@ PENSTOCK_INLINE void mix_rows(TileMemory& memory, int dim, int m, int begin, int
     float* mixed = memory.mixed + m * kMostHeadDim;
     int column = 0;
     for (; column + kMixVectors * kLanes <= dim; column += kMixVectors * kLanes) {
-        mix_tile<T, kRows, kMixVectors, false, kOdd>(value, column, 0, weights, rounded, begin, end, mixed, ahead);
+        mix_tile<T, kRows, kMixVectors, false, kHalf>(value, column, 0, weights, rounded, begin, end, mixed, ahead);
     }
     for (; column + kLanes <= dim; column += kLanes) {
-        mix_tile<T, kRows, 1, false, kOdd>(value, column, 0, weights, rounded, begin, end, mixed, ahead);
+        mix_tile<T, kRows, 1, false, kHalf>(value, column, 0, weights, rounded, begin, end, mixed, ahead);
     }
     if (column < dim) {
-        mix_tile<T, kRows, 1, true, kOdd>(value, column, dim - column, weights, rounded, begin, end, mixed, ahead);
+        mix_tile<T, kRows, 1, true, kHalf>(value, column, dim - column, weights, rounded, begin, end, mixed, ahead);
     }
 }
 
-// Pairs [m, m + kRows) and positions [begin, end): the groups that all of them see whole, then what each sees beyond.
+// Pairs [m, m + kRows) and those of the positions [begin, end) that they see, of each pair in ascending order: the groups
+// that all see whole are mixed together, what each sees before and beyond them alone.
 template <typename T, int kRows>
-PENSTOCK_INLINE void mix_together(TileMemory& memory, int dim, int m, const int* seen, int begin, int end,
+PENSTOCK_INLINE void mix_together(TileMemory& memory, int dim, int m, const Sight& sight, int begin, int end,
                                   Ahead& ahead) {
     constexpr int w = kPerWord<T>;
-    const auto last = [&](int i) { return seen[m + i] < end ? seen[m + i] : end; };  // ascending
-    const int first = begin / w, common = last(0) / w > first ? last(0) / w : first;
-    mix_rows<T, kRows, false>(memory, dim, m, first, common, ahead);
+    const auto low = [&](int i) { return sight.begin[m + i] > begin ? sight.begin[m + i] : begin; };  // ascending
+    const auto high = [&](int i) { return sight.end[m + i] < end ? sight.end[m + i] : end; };         // ascending
+    const int last = high(0) / w, first = (low(kRows - 1) + w - 1) / w < last ? (low(kRows - 1) + w - 1) / w : last;
     for (int i = 0; i < kRows; i++) {
-        const int whole = last(i) / w;
-        if (whole > common) mix_rows<T, 1, false>(memory, dim, m + i, common, whole, ahead);
-        if (w == 2 && last(i) % 2 && last(i) > begin) mix_rows<T, 1, true>(memory, dim, m + i, whole, whole + 1, ahead);
+        const int whole = (low(i) + w - 1) / w;
+        if (w == 2 && low(i) % 2 && low(i) < high(i)) {
+            mix_rows<T, 1, Half::second>(memory, dim, m + i, whole - 1, whole, ahead);
+        }
+        if (whole < first) mix_rows<T, 1, Half::both>(memory, dim, m + i, whole, first, ahead);
+    }
+    mix_rows<T, kRows, Half::both>(memory, dim, m, first, last, ahead);
+    for (int i = 0; i < kRows; i++) {
+        const int whole = high(i) / w, before = (low(i) + w - 1) / w;
+        const int from = before > last ? before : last;
+        if (whole > from) mix_rows<T, 1, Half::both>(memory, dim, m + i, from, whole, ahead);
+        if (w == 2 && high(i) % 2 && low(i) < high(i)) {
+            mix_rows<T, 1, Half::first>(memory, dim, m + i, whole, whole + 1, ahead);
+        }
     }
 }
 
 // Pairs [m, m + rest), rest < kBound.
 template <typename T, int kBound>
-PENSTOCK_INLINE void mix_rest(TileMemory& memory, int dim, int m, int rest, const int* seen, int begin, int end,
+PENSTOCK_INLINE void mix_rest(TileMemory& memory, int dim, int m, int rest, const Sight& sight, int begin, int end,
                               Ahead& ahead) {
     if constexpr (kBound > 1) {
         if (rest == kBound - 1) {
-            mix_together<T, kBound - 1>(memory, dim, m, seen, begin, end, ahead);
+            mix_together<T, kBound - 1>(memory, dim, m, sight, begin, end, ahead);
         } else {
-            mix_rest<T, kBound - 1>(memory, dim, m, rest, seen, begin, end, ahead);
+            mix_rest<T, kBound - 1>(memory, dim, m, rest, sight, begin, end, ahead);
         }
     }
 }
 
-// Pairs [from, count) and those of the positions [begin, end) that they see.
+// The pairs that see some of the chunk, and those of the positions [begin, end) that they see.
 template <typename T>
-PENSTOCK_INLINE void mix(TileMemory& memory, int dim, int from, int count, const int* seen, int begin, int end,
-                         Ahead& ahead) {
-    int m = from;
-    for (; m + kMixRows <= count; m += kMixRows) mix_together<T, kMixRows>(memory, dim, m, seen, begin, end, ahead);
-    mix_rest<T, kMixRows>(memory, dim, m, count - m, seen, begin, end, ahead);
+PENSTOCK_INLINE void mix(TileMemory& memory, int dim, const Sight& sight, int begin, int end, Ahead& ahead) {
+    int m = sight.from;
+    for (; m + kMixRows <= sight.until; m += kMixRows) {
+        mix_together<T, kMixRows>(memory, dim, m, sight, begin, end, ahead);
+    }
+    mix_rest<T, kMixRows>(memory, dim, m, sight.until - m, sight, begin, end, ahead);
 }
 
 // ---- chunks -------------------------------------------------------------------------------------------------------
@@ -740,86 +810,103 @@ PENSTOCK_INLINE void fold(float& top, float& sum, float* result, float next_top,
     }
 }
 
-// The part of chunk `chunk` in each pair of the tile: `top`, `sum` and `mixed`. Returns the first pair that sees some.
+// The first position that a tile reads.
+PENSTOCK_INLINE int first_of(const AttentionCall& call, const TileSpan& span) {
+    return hidden_from(call, span.row, span.first);
+}
+
+// The keys that are read after the last piece of a chunk: the next chunk's, or those that the next tile begins with.
+template <typename T>
+PENSTOCK_INLINE void aim_beyond(const AttentionCall& call, const TileSpan& span, const TileSpan* next_span, int start,
+                                TileMemory& memory, Ahead& ahead) {
+    const bool last = start + kChunk >= call.kv_len[span.row];
+    const TileSpan& after = last && next_span ? *next_span : span;
+    const int first = last && next_span ? first_of(call, after) : start + kChunk;
+    const int begin = first / kLanes * kLanes, left = call.kv_len[after.row] - begin;
+    ahead.aim(find_keys<T>(call, after, begin, groups_in(left), first, begin + left, memory.gathered), groups_in(left),
+              words_of<T>(call.cache.head_dim));
+}
+
+// The part of chunk `chunk` in each pair of the tile: `top`, `sum` and `mixed`. Returns the pairs that see some of it.
 // `next_span` is the tile that the same thread has next, if it has one.
 template <typename T, bool kPairs>
-int attend_chunk(const AttentionCall& call, const TileSpan& span, const TileSpan* next_span, int chunk,
-                 TileMemory& memory, float* top, float* sum) {
+Sight attend_chunk(const AttentionCall& call, const TileSpan& span, const TileSpan* next_span, int chunk,
+                   TileMemory& memory, float* top, float* sum) {
     const KvCache& cache = call.cache;
     const int start = chunk * kChunk, dim = cache.head_dim, words = words_of<T>(cache.head_dim);
-    int seen[kTileRows] = {};  // positions of this chunk, ascending with the pair
-    int from = 0;
-    for (int m = 0; m < span.count; m++) {
-        const int before = seen_by(call, span.row, span.first + m) - start;
-        seen[m] = before > kChunk ? kChunk : before;
-        if (before <= 0) from = m + 1;
-    }
-    const int most = seen[span.count - 1];
+    const Sight sight = sight_of(call, span, start);
+    const int most = sight.most;
+    // Where values begin: with the word or the group of the first position, where that lies in one block.
+    constexpr int w = kPerWord<T>;
+    const int skipped = !kIsInt8<T> || cache.block_size % w == 0 ? sight.first / w * w : sight.first;
     int groups_of_values = 0;  // 0 where they are to be gathered
     if constexpr (kIsInt8<T>) {
-        groups_of_values = find_value_groups(call, span, start, most, memory);
+        groups_of_values = find_value_groups(call, span, start + skipped, most - skipped, memory);
     } else if (lie_in_words<T>(cache)) {
-        groups_of_values = find_values<T>(call, span, start, most, memory.value);
+        groups_of_values = skipped / w;
+        groups_of_values += find_values<T>(call, span, start + skipped, most - skipped, memory.value + skipped / w);
     }
     Ahead ahead;
     ahead.value = memory.value;
     ahead.row_bytes = dim * int(sizeof(uint32_t));
-    KeyPiece piece = find_keys<T>(call, span, start, groups_in(most), start + most, memory.gathered);
-    for (int begin = 0; begin < most; begin += kPiece) {
+    ahead.v = kIsInt8<T> ? 0 : skipped / w;
+    const auto keys_from = [&](int begin) {
+        return find_keys<T>(call, span, start + begin, groups_in(most - begin), start + sight.first, start + most,
+                            memory.gathered);
+    };
+    KeyPiece piece = keys_from(sight.base);
+    for (int begin = sight.base; begin < most; begin += kPiece) {
         const int groups = groups_in(most - begin), groups_after = groups_in(most - begin - kPiece);
         KeyPiece next{};
         if (cache.runs_of_keys()) {
-            next = find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.gathered);
+            next = keys_from(begin + kPiece);
             ahead.aim(next, groups_after, words);
         }
-        constexpr int kFirst = kPiece / kPerWord<T>;
-        ahead.values = groups_after == 0 ? kFirst < groups_of_values ? kFirst : groups_of_values : 0;
-        int first = from;  // pairs before it see nothing of this piece
-        while (seen[first] <= begin) first++;
-        score_piece<T, kPairs>(memory, piece, groups, words, first, span.count, memory.scores + begin, ahead);
+        const int soon = ahead.v + kPiece / w;
+        ahead.values = groups_after > 0 ? 0 : soon < groups_of_values ? soon : groups_of_values;
+        int first = sight.from, until = sight.until;  // other pairs see nothing of this piece
+        while (sight.end[first] <= begin) first++;
+        while (sight.begin[until - 1] >= begin + kPiece) until--;
+        score_piece<T, kPairs>(memory, piece, groups, words, first, until, memory.scores + begin, ahead);
         if (groups_after == 0) break;
-        piece = cache.runs_of_keys()
-                    ? next
-                    : find_keys<T>(call, span, start + begin + kPiece, groups_after, start + most, memory.gathered);
+        piece = cache.runs_of_keys() ? next : keys_from(begin + kPiece);
     }
     ahead.values = groups_of_values;
-    if constexpr (kIsInt8<T>) load_value_scales(call, span, start, most, memory.value_scale);
-    for (int m = from; m < span.count; m++) {
-        float* weights = memory.scores + m * kChunk;
-        weigh<kPairs>(weights, memory.rounded + m * kChunk, seen[m], top[m], sum[m], ahead);
+    if constexpr (kIsInt8<T>) {
+        load_value_scales(call, span, start, skipped, most, memory.value_scale);
+    }
+    for (int m = sight.from; m < sight.until; m++) {
+        float* scores = memory.scores + m * kChunk;
+        if (call.softcap > 0.0f) cap_scores(scores, sight.begin[m] / kLanes * kLanes, sight.end[m], call.softcap);
+        weigh<kPairs>(scores, memory.rounded + m * kChunk, sight.begin[m], sight.end[m], top[m], sum[m], ahead);
         if constexpr (kIsInt8<T>) {
-            encode_weights(call, m, seen[m], groups_of_values, memory);
+            encode_weights(call, sight, m, skipped, groups_of_values, memory);
             continue;
         }
         memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
     }
-    if (cache.runs_of_keys()) {  // then the keys of the next chunk, or those that the next tile begins with
-        const bool last = start + kChunk >= call.kv_len[span.row];
-        const TileSpan& after = last && next_span ? *next_span : span;
-        const int begin = last && next_span ? 0 : start + kChunk, left = call.kv_len[after.row] - begin;
-        ahead.aim(find_keys<T>(call, after, begin, groups_in(left), begin + left, memory.gathered), groups_in(left),
-                  words);
-    }
+    if (cache.runs_of_keys()) aim_beyond<T>(call, span, next_span, start, memory, ahead);
     if constexpr (kIsInt8<T>) {
-        mix_int8(memory, dim, from, span.count, groups_of_values, ahead);
+        mix_int8(memory, dim, sight.from, sight.until, groups_of_values, ahead);
     } else if (groups_of_values > 0) {
-        mix<T>(memory, dim, from, span.count, seen, 0, most, ahead);
+        mix<T>(memory, dim, sight, skipped, most, ahead);
     } else {
-        constexpr int kAtOnce = kPiece * kPerWord<T>;
-        for (int begin = 0; begin < most; begin += kAtOnce) {
+        constexpr int kAtOnce = kPiece * w;
+        for (int begin = skipped; begin < most; begin += kAtOnce) {
             const int end = begin + kAtOnce < most ? begin + kAtOnce : most;
-            gather_values<T>(call, span, start, begin, end, memory);
-            mix<T>(memory, dim, from, span.count, seen, begin, end, ahead);
+            gather_values<T>(call, span, start, sight.first, begin, end, memory);
+            mix<T>(memory, dim, sight, begin, end, ahead);
         }
     }
-    return from;
+    return sight;
 }
 
 PENSTOCK_INLINE void write_result(const AttentionCall& call, const TileSpan& span, int m, const float* result,
-                                  float sum) {
+                                  float top, float sum) {
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim, index = span.first + m;
-    const int64_t token = call.q_start[span.row] + index / group;
-    const int64_t at = token * call.out.stride + (span.kv_head * group + index % group) * int64_t(dim);
+    const int64_t token = call.q_start[span.row] + index / group, head = span.kv_head * group + index % group;
+    const int64_t at = token * call.out.stride + head * dim;
+    if (call.sinks) sum += lane0(exp(broadcast(call.sinks[head] - top)));  // inf where the sink takes all: 0 is left
     for (int d = 0; d < dim; d += kLanes) {
         const f32x16 out = div(load(result + d), broadcast(sum));
         if (call.out.element == Element::bf16) {
@@ -830,8 +917,14 @@ PENSTOCK_INLINE void write_result(const AttentionCall& call, const TileSpan& spa
     }
 }
 
-PENSTOCK_INLINE int chunks_of(const AttentionCall& call, const TileSpan& span) {
-    return (seen_by(call, span.row, span.first + span.count - 1) + kChunk - 1) / kChunk;
+// The chunks of a tile: [begin, end).
+struct Chunks {
+    int begin, end;
+};
+
+PENSTOCK_INLINE Chunks chunks_of(const AttentionCall& call, const TileSpan& span) {
+    const int seen = seen_by(call, span.row, span.first + span.count - 1);
+    return {first_of(call, span) / kChunk, (seen + kChunk - 1) / kChunk};
 }
 
 template <typename Q, typename T, bool kPairs>
@@ -839,12 +932,14 @@ void attend_tile(const AttentionCall& call, const TileSpan& span, const TileSpan
     TileMemory memory;
     load_queries<Q, T, kPairs>(call, span, memory);
     float top[kTileRows], sum[kTileRows];
-    for (int chunk = 0, chunks = chunks_of(call, span); chunk < chunks; chunk++) {
-        const int from = attend_chunk<T, kPairs>(call, span, next_span, chunk, memory, top, sum);
-        for (int m = from; m < span.count; m++) {
+    int begun = 0;  // pairs that have a result already
+    const Chunks chunks = chunks_of(call, span);
+    for (int chunk = chunks.begin; chunk < chunks.end; chunk++) {
+        const Sight sight = attend_chunk<T, kPairs>(call, span, next_span, chunk, memory, top, sum);
+        for (int m = sight.from; m < sight.until; m++) {
             float* result = memory.result + m * kMostHeadDim;
             const float* mixed = memory.mixed + m * kMostHeadDim;
-            if (chunk == 0) {
+            if (m >= begun) {
                 memory.top[m] = top[m];
                 memory.sum[m] = sum[m];
                 memcpy(result, mixed, kMostHeadDim * sizeof(float));
@@ -852,17 +947,19 @@ void attend_tile(const AttentionCall& call, const TileSpan& span, const TileSpan
                 fold(memory.top[m], memory.sum[m], result, top[m], sum[m], mixed, call.cache.head_dim);
             }
         }
+        begun = sight.until;
     }
     for (int m = 0; m < span.count; m++) {
-        write_result(call, span, m, memory.result + m * kMostHeadDim, memory.sum[m]);
+        write_result(call, span, m, memory.result + m * kMostHeadDim, memory.top[m], memory.sum[m]);
     }
 }
 
 // ---- one chunk a task, for few tiles of long contexts ---------------------------------------------------------------
 
-// The parts of one chunk of one tile, as they wait to be folded: [kTileRows][dim] mixed, then tops, then sums.
-PENSTOCK_INLINE float* part_of(const AttentionCall& call, float* parts, int64_t tile, int64_t chunks, int64_t chunk) {
-    return parts + (tile * chunks + chunk) * kTileRows * (call.cache.head_dim + 2);
+// The parts of the chunk that is number `index` of a tile's, as they wait to be folded: [kTileRows][dim] mixed, then
+// tops, then sums. No tile has more than `most` chunks.
+PENSTOCK_INLINE float* part_of(const AttentionCall& call, float* parts, int64_t tile, int64_t most, int64_t index) {
+    return parts + (tile * most + index) * kTileRows * (call.cache.head_dim + 2);
 }
 
 template <typename Q, typename T, bool kPairs>
@@ -871,30 +968,32 @@ void attend_part(const AttentionCall& call, const TileSpan& span, int chunk, flo
     load_queries<Q, T, kPairs>(call, span, memory);
     const int dim = call.cache.head_dim;
     float* tops = part + kTileRows * dim;
-    const int from = attend_chunk<T, kPairs>(call, span, nullptr, chunk, memory, tops, tops + kTileRows);
-    for (int m = from; m < span.count; m++) {
+    const Sight sight = attend_chunk<T, kPairs>(call, span, nullptr, chunk, memory, tops, tops + kTileRows);
+    for (int m = sight.from; m < sight.until; m++) {
         memcpy(part + m * dim, memory.mixed + m * kMostHeadDim, size_t(dim) * sizeof(float));
     }
 }
 
-inline void fold_parts(const AttentionCall& call, const TileSpan& span, float* parts, int64_t tile, int64_t chunks) {
+inline void fold_parts(const AttentionCall& call, const TileSpan& span, float* parts, int64_t tile, int64_t most) {
+    const int first = chunks_of(call, span).begin;  // of the tile
     const int dim = call.cache.head_dim;
     alignas(64) float result[kMostHeadDim], mixed[kMostHeadDim];
     for (int m = 0; m < span.count; m++) {
         const int seen = seen_by(call, span.row, span.first + m);
+        const int begin = hidden_from(call, span.row, span.first + m) / kChunk;
         float top = 0, sum = 0;
-        for (int chunk = 0; chunk * kChunk < seen; chunk++) {
-            const float* part = part_of(call, parts, tile, chunks, chunk);
+        for (int chunk = begin; chunk * kChunk < seen; chunk++) {
+            const float* part = part_of(call, parts, tile, most, chunk - first);
             const float* tops = part + kTileRows * dim;
-            memcpy(chunk == 0 ? result : mixed, part + m * dim, size_t(dim) * sizeof(float));
-            if (chunk == 0) {
+            memcpy(chunk == begin ? result : mixed, part + m * dim, size_t(dim) * sizeof(float));
+            if (chunk == begin) {
                 top = tops[m];
                 sum = tops[kTileRows + m];
             } else {
                 fold(top, sum, result, tops[m], tops[kTileRows + m], mixed, dim);
             }
         }
-        write_result(call, span, m, result, sum);
+        write_result(call, span, m, result, top, sum);
     }
 }
 
@@ -934,10 +1033,9 @@ void attend_all(const AttentionCall& call, Pool& pool) {
         if (call.kv_len[r] > longest) longest = call.kv_len[r];
     }
     const int64_t tiles = int64_t(starts[call.rows]) * heads;  // neighbours differ in the head
-    const int64_t chunks = (longest + kChunk - 1) / kChunk;
-    const bool split = pool.threads() > 1 && chunks > 1 && tiles < 4 * int64_t(pool.threads()) &&
+    const bool split = worth_splitting(tiles, longest, call.window, pool.threads()) &&
                        call.scratch_bytes >=
-                           attention_scratch_to_split(call.rows, tiles, call.cache.head_dim, longest);
+                           attention_scratch_to_split(call.rows, tiles, call.cache.head_dim, longest, call.window);
     const auto span_of = [&](int64_t tile) { return find_tile(call, starts, tile / heads, int(tile % heads)); };
     if (!split) {
         // Neighbours by one thread, which then knows what it will need next; all heads of a row lie side by side. The
@@ -959,13 +1057,15 @@ void attend_all(const AttentionCall& call, Pool& pool) {
         return;
     }
     float* parts = reinterpret_cast<float*>(call.scratch + attention_scratch(call.rows));
-    run_all(pool, tiles * chunks, [&](int64_t task) {
-        const int64_t tile = task % tiles, chunk = task / tiles;
+    const int64_t most = chunks_of_a_tile(longest, call.window);
+    run_all(pool, tiles * most, [&](int64_t task) {
+        const int64_t tile = task % tiles, index = task / tiles;
         const TileSpan span = span_of(tile);
-        if (chunk >= chunks_of(call, span)) return;
-        attend_part<Q, T, kPairs>(call, span, int(chunk), part_of(call, parts, tile, chunks, chunk));
+        const Chunks chunks = chunks_of(call, span);
+        if (index >= chunks.end - chunks.begin) return;
+        attend_part<Q, T, kPairs>(call, span, chunks.begin + int(index), part_of(call, parts, tile, most, index));
     });
-    run_all(pool, tiles, [&](int64_t tile) { fold_parts(call, span_of(tile), parts, tile, chunks); });
+    run_all(pool, tiles, [&](int64_t tile) { fold_parts(call, span_of(tile), parts, tile, most); });
 }
 
 inline void attention(const AttentionCall& call, Pool& pool) {

@@ -37,7 +37,7 @@ void attention(uintptr_t q, int64_t q_stride, int q_element, uintptr_t out, int6
                int64_t tokens, int q_heads, uintptr_t keys, uintptr_t values, int kv_element, bool packed,
                int64_t num_blocks, int block_size, int kv_heads, int head_dim, int rows, uintptr_t q_start,
                uintptr_t kv_len, uintptr_t block_table, int64_t table_width, float scale, uintptr_t scratch,
-               int64_t scratch_bytes) {
+               int64_t scratch_bytes, float softcap, int window, uintptr_t sinks) {
     const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed,
                         block_size,          kv_heads,              head_dim};
     const AttentionCall call{read(q, q_stride, q_element),
@@ -51,11 +51,16 @@ void attention(uintptr_t q, int64_t q_stride, int q_element, uintptr_t out, int6
                              table_width,
                              scale,
                              pointer<uint8_t>(scratch),
-                             size_t(scratch_bytes)};
+                             size_t(scratch_bytes),
+                             softcap,
+                             window,
+                             pointer<float>(sinks)};
     check_heads(kv_heads, head_dim);
     check_cache(cache, num_blocks);
     require(rows >= 0 && tokens >= 0 && tokens < kMostRows, "rows and tokens must not be negative");
     require(q_heads >= 1 && q_heads % kv_heads == 0, "q_heads must be a multiple of kv_heads");
+    require(softcap >= 0.0f && softcap < __builtin_inff(), "softcap must be finite and not negative; 0 is none");
+    require(window >= 0, "window must not be negative; 0 is none");
     if (rows == 0) return;
     require(fits(call.q, tokens, int64_t(q_heads) * head_dim), "q must be given, its rows apart");
     require(fits(call.out, tokens, int64_t(q_heads) * head_dim), "out must be given, its rows apart");
@@ -68,10 +73,12 @@ void attention(uintptr_t q, int64_t q_stride, int q_element, uintptr_t out, int6
 }
 
 // Bytes of scratch with which threads share long contexts; with fewer the result is the same.
-int64_t attention_scratch_bytes(int rows, int64_t tokens, int q_heads, int kv_heads, int head_dim, int longest) {
-    require(rows >= 0 && tokens >= rows && q_heads >= 1 && longest >= 0, "sizes must not be negative");
+int64_t attention_scratch_bytes(int rows, int64_t tokens, int q_heads, int kv_heads, int head_dim, int longest,
+                                int window) {
+    require(rows >= 0 && tokens >= rows && q_heads >= 1 && longest >= 0 && window >= 0, "sizes must not be negative");
     check_heads(kv_heads, head_dim);
-    return int64_t(attention_scratch_wanted(rows, tokens, q_heads, kv_heads, head_dim, longest, pool().threads()));
+    return int64_t(
+        attention_scratch_wanted(rows, tokens, q_heads, kv_heads, head_dim, longest, pool().threads(), window));
 }
 
 // ---- rotation and storing -------------------------------------------------------------------------------------------
@@ -82,7 +89,7 @@ void rotate_and_store(int64_t tokens, int q_heads, int kv_heads, int head_dim, u
                       uintptr_t values, int kv_element, bool packed, int64_t num_blocks, int block_size,
                       uintptr_t write_slots, uintptr_t positions, int64_t num_positions, uintptr_t cos,
                       uintptr_t sin, uintptr_t q_norm, int q_norm_element, uintptr_t k_norm, int k_norm_element,
-                      float eps) {
+                      float eps, int rotary_dim) {
     const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(kv_element), packed,
                         block_size,          kv_heads,              head_dim};
     const RotaryCall call{tokens,
@@ -98,11 +105,14 @@ void rotate_and_store(int64_t tokens, int q_heads, int kv_heads, int head_dim, u
                           pointer<float>(sin),
                           read(q_norm, 0, q_norm_element),
                           read(k_norm, 0, k_norm_element),
-                          eps};
+                          eps,
+                          rotary_dim};
     require(tokens >= 0 && tokens < kMostRows, "tokens must be between 0 and 2^31 - 1");
     check_heads(kv_heads, head_dim);
-    require((cos == 0) == (sin == 0) && (cos == 0 || head_dim % 2 == 0),
-            "rotation wants cos, sin and an even head_dim");
+    require((cos == 0) == (sin == 0), "cos and sin go together");
+    require(rotary_dim >= 0 && rotary_dim <= head_dim && rotary_dim % 2 == 0,
+            "rotary_dim must be even and at most head_dim; 0 is head_dim");
+    require(cos == 0 || rotary_dim > 0 || head_dim % 2 == 0, "a head that is rotated whole must have an even head_dim");
     if (tokens == 0) return;
     if (q != 0) {
         require(q_heads >= 1 && fits(call.q, tokens, int64_t(q_heads) * head_dim), "q must have its rows apart");

@@ -64,7 +64,8 @@ inline void check_ragged_rows(const AttentionCall& call, int64_t tokens, int64_t
         const int64_t blocks = (int64_t(call.kv_len[row]) + call.cache.block_size - 1) / call.cache.block_size;
         require(blocks <= call.table_width, "block_table is too narrow for kv_len");
         const int32_t* table = call.block_table + row * call.table_width;
-        for (int64_t i = 0; i < blocks; i++) {
+        const int64_t first = window_start(call.window, int32_t(call.kv_len[row] - count + 1)) / call.cache.block_size;
+        for (int64_t i = first; i < blocks; i++) {
             require(table[i] >= 0 && table[i] < num_blocks, "block_table names a block that does not exist");
         }
     }

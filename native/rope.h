@@ -13,7 +13,7 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 // One head as fp32: read, normed where `weight` is given, rotated where the call has angles.
 PENSTOCK_INLINE void turn_head(const RotaryCall& call, const ConstRows& from, const ConstRows& weight, int64_t token,
                                int head, float* x) {
-    const int dim = call.cache.head_dim, half = dim / 2;
+    const int dim = call.cache.head_dim, half = (call.rotary_dim > 0 ? call.rotary_dim : dim) / 2;
     ConstRows view = from;
     view.data = static_cast<const uint8_t*>(from.data) +
                 int64_t(head) * dim * (from.element == Element::f32 ? sizeof(float) : sizeof(bf16));

@@ -26,7 +26,7 @@ struct NormCall {
 
 // Queries are normed per head, rotated and written to `q_out`; keys are normed, rotated and stored in the cache; values
 // are stored. Parts whose pointers are null do not happen: `q`; `k` and `v` together; the norms; rotation without
-// `cos`.
+// `cos`. Of each head the first `rotary_dim` elements are rotated, in halves; the others pass through.
 struct RotaryCall {
     int64_t tokens;
     ConstRows q, k, v;  // [tokens][heads][head_dim]; strides between tokens, so that all may be views of one fused row
@@ -35,10 +35,11 @@ struct RotaryCall {
     int32_t q_heads;
     const int64_t* write_slots;  // [tokens], block * block_size + offset, all different
     const int64_t* positions;    // [tokens] rows of the tables; null: token t has row t
-    const float* cos;            // [.][head_dim / 2]
+    const float* cos;            // [.][rotary_dim / 2]
     const float* sin;
     ConstRows q_norm, k_norm;  // [head_dim] weights of RMS norms
     float eps;
+    int32_t rotary_dim = 0;  // even; 0: head_dim
 };
 
 // out[rows][width] of x[rows][width]; silu_and_mul: of x[rows][2 * width], whose first half gates the second.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.kernels import native, paged_attention, rope
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.norm import rms_norm
 
 if not native.available():
@@ -91,7 +92,7 @@ class Case:
     def __init__(self, lengths, counts, heads, kv_heads, dim, block_size, dtype=F32, packed=False, seed=0):
         generator = torch.Generator().manual_seed(seed)
         self.lengths, self.counts, self.heads, self.kv_heads, self.dim = lengths, counts, heads, kv_heads, dim
-        self.block_size, self.dtype, self.packed, self.scale = block_size, dtype, packed, dim**-0.5
+        self.block_size, self.dtype, self.packed, self.spec = block_size, dtype, packed, AttentionSpec(dim**-0.5)
         self.q = [torch.randn(count, heads, dim, generator=generator) for count in counts]
         self.k, self.v = (
             [torch.randn(n, kv_heads, dim, generator=generator).to(F32 if dtype == INT8 else dtype) for n in lengths]
@@ -127,13 +128,13 @@ class Case:
         starts = torch.tensor([0, *torch.tensor([len(part) for part in parts]).cumsum(0).tolist()], dtype=torch.int32)
         out = native_attention.paged_attention(
             torch.cat(parts), self.k_cache, self.v_cache, starts, torch.tensor(lengths, dtype=torch.int32),
-            self.table[list(rows)], self.scale,
+            self.table[list(rows)], self.spec,
         )  # fmt: skip
         return out.split([len(part) for part in parts])
 
     def expected(self, row):
         k, v = stored(self.k[row], self.dtype), stored(self.v[row], self.dtype)
-        return attend_in_float64(self.q[row], k, v, self.scale)
+        return attend_in_float64(self.q[row], k, v, self.spec.scale)
 
 
 ROWS = [
@@ -227,7 +228,7 @@ def test_queries_may_be_views_of_a_fused_row_and_bfloat16():
     wide = [torch.cat((q, torch.full((len(q), 4, 64), math.nan, dtype=BF16)), dim=1) for q in case.q]
     both = torch.cat(wide)[:, :6]
     starts, lengths = torch.tensor([0, 5, 6], dtype=torch.int32), torch.tensor([5, 20], dtype=torch.int32)
-    out = native_attention.paged_attention(both, case.k_cache, case.v_cache, starts, lengths, case.table, case.scale)
+    out = native_attention.paged_attention(both, case.k_cache, case.v_cache, starts, lengths, case.table, case.spec)
     assert out.dtype == BF16
     assert torch.equal(out, torch.cat(expected))
 
@@ -254,7 +255,7 @@ def test_bad_arguments_are_refused(change, message):
         "q_start": torch.tensor([0, 1], dtype=torch.int32),
         "kv_len": torch.tensor([9], dtype=torch.int32),
         "block_table": torch.tensor([[3, 0, 1]], dtype=torch.int32),
-        "scale": 1.0,
+        "spec": AttentionSpec(1.0),
     }
     native_attention.paged_attention(**good)
     with pytest.raises(ValueError, match=message):

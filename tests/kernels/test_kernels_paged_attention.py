@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.kernels import native
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.paged_attention import paged_attention, write_kv
 
 
@@ -72,7 +73,7 @@ def test_ragged_rows_attend_as_each_does_alone_in_float64(lengths, counts, heads
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case(lengths, counts, heads, kv_heads, head_dim, block_size)
     scale = head_dim**-0.5
     q = torch.cat([row[0] for row in rows])
-    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, scale)
+    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(scale))
     expected = torch.cat([attend_in_float64(*row, scale) for row in rows])
     assert out.is_contiguous()
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=2e-5)
@@ -82,7 +83,7 @@ def test_ragged_rows_attend_as_each_does_alone_in_float64(lengths, counts, heads
 def test_half_precision_caches_lose_only_the_rounding_of_weights_and_result(dtype):
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case([50, 9, 30], [1, 9, 4], 6, 2, 16, 8, dtype)
     q = torch.cat([row[0] for row in rows])
-    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, 0.25)
+    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.25))
     expected = torch.cat([attend_in_float64(*row, 0.25) for row in rows])
     assert out.dtype == dtype
     eps = torch.finfo(dtype).eps
@@ -96,9 +97,9 @@ def test_queries_may_be_views_of_a_wider_matrix():
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case([5, 20, 17], [5, 1, 17], 6, 2, 8, 4)
     q = torch.cat([row[0] for row in rows])
     wide = torch.cat((q, torch.full((len(q), 4, 8), float("nan"))), dim=1)
-    again = paged_attention(wide[:, :6], k_cache, v_cache, q_start, kv_len, table, 0.3)
+    again = paged_attention(wide[:, :6], k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.3))
     assert again.is_contiguous()
-    assert torch.equal(again, paged_attention(q, k_cache, v_cache, q_start, kv_len, table, 0.3))
+    assert torch.equal(again, paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.3)))
 
 
 def test_writing_touches_the_named_slots_only():

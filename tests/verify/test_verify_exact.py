@@ -16,6 +16,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
 from penstock.core.trace import replay
 from penstock.kernels import native, onednn_linear
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.verify import Extent, profile, verify
 from penstock.verify.compare import Difference, compare, total
 from penstock.verify.episode import Outcome, run_alone, run_schedule
@@ -236,7 +237,8 @@ def test_attention_split_at_the_chunk_is_right_but_for_its_roundings():
     """The violation is a violation of bits, not a wrong computation: what the harness finds with it is subtle."""
     generator = torch.Generator().manual_seed(3)
     q, cache = torch.randn(6, 6, 5, generator=generator), torch.randn(4, 4, 2, 5, generator=generator)
-    arguments = (q, cache, cache.flip(0), torch.tensor([0, 6]), torch.tensor([14]), torch.tensor([[2, 0, 3, 1]]), 0.4)
+    spec = AttentionSpec(0.4)
+    arguments = (q, cache, cache.flip(0), torch.tensor([0, 6]), torch.tensor([14]), torch.tensor([[2, 0, 3, 1]]), spec)
     whole, split = row_attention(*arguments), partial(row_attention, split_at_chunk=True)(*arguments)
     assert torch.allclose(whole, split, atol=1e-5)
     assert not torch.equal(whole, split)

@@ -104,7 +104,7 @@ def _other_order(rows, weight):
     return torch.stack([(weight.flip(1) * row.flip(0)).sum(-1) for row in rows])
 
 
-def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, scale, *, split_at_chunk=False):
+def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, *, split_at_chunk=False):
     """The signature of the runner's attention. `split_at_chunk` sums what lies before the chunk apart, a violation."""
     out = torch.empty(q.shape)
     bounds = q_start.tolist()
@@ -114,7 +114,7 @@ def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, scale, *, s
         for at in range(first, last):
             seen = length - (last - at) + 1
             parts = [(0, seen)] if not split_at_chunk else [(0, length - (last - first)), (length - last + first, seen)]
-            out[at] = _attend(q[at], keys[:seen].clone(), values[:seen].clone(), scale, parts)
+            out[at] = _attend(q[at], keys[:seen].clone(), values[:seen].clone(), spec.scale, parts)
     return out
 
 

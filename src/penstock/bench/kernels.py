@@ -22,6 +22,7 @@ from torch import Tensor
 
 from penstock.bench.limits import Limits
 from penstock.kernels import activation, native, native_peak, norm, onednn_linear
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.native_attention import (
     int8_keys_shape,
     int8_values_shape,
@@ -293,7 +294,8 @@ def _pairs(sequences: int, new_tokens: int) -> int:
 
 
 def _attend(q: Tensor, cache: _Cache) -> Tensor:
-    return paged_attention(q, cache.keys, cache.values, cache.q_start, cache.kv_len, cache.block_table, HEAD_DIM**-0.5)
+    spec = AttentionSpec(HEAD_DIM**-0.5)
+    return paged_attention(q, cache.keys, cache.values, cache.q_start, cache.kv_len, cache.block_table, spec)
 
 
 def _attention_cases() -> Iterator[Case]:

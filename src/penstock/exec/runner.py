@@ -23,6 +23,7 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.pooling import NOTHING_POOLED, Pooled, Pools
 from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.sampler import NOTHING, Sampled
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.paged_attention import paged_attention, write_kv
 from penstock.nn.causal_lm import CausalLM, PagedAttend
 
@@ -47,7 +48,8 @@ class _PagedAttend(PagedAttend):
         """`q` `[T, Hq, D]`, `k` and `v` `[T, Hkv, D]`, of one layer; `[T, Hq, D]` in the dtype of `q`."""
         keys, values = self.keys[layer], self.values[layer]
         write_kv(keys, values, k, v, self.write_slots)
-        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, self.scale)
+        spec = AttentionSpec(self.scale)
+        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec)
 
 
 class TorchRunner:

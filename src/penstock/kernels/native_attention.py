@@ -17,7 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.native_rows import element, required, rows
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.native_rows import element, required, rotated_width, rows
 
 __all__ = [
     "cache_address",
@@ -33,6 +34,7 @@ __all__ = [
 
 _ABSENT = (0, 0, 0)
 _INT8 = 2  # what the compiled functions call an int8 cache
+_LONGEST = 2**31 - 1  # positions: a window of more hides none
 
 
 def packed_keys_shape(
@@ -89,7 +91,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots
     required().rotate_and_store(
         *(count, 0, heads, dim, *_ABSENT, *_ABSENT, *rows("k", k), *rows("v", v)),
         *(*cache_address(k_cache, v_cache, heads, dim), vector("write_slots", write_slots, torch.int64, count)),
-        *(0, 0, 0, 0, 0, 0, 0, 0, 0.0),
+        *(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0),
     )
 
 
@@ -115,8 +117,8 @@ def rotate_and_write(
         k: `[T, Hkv, D]`.
         v: `[T, Hkv, D]`.
         positions: `[T]` int64, rows of the tables.
-        cos: `[P, D/2]` float32.
-        sin: `[P, D/2]` float32.
+        cos: `[P, R/2]` float32: the first R elements of each head are rotated.
+        sin: `[P, R/2]` float32.
         k_cache: as for `write_kv`, beside `v_cache`, both in one of the layouts.
         v_cache: as `k_cache`.
         write_slots: `[T]` int64, all different.
@@ -135,15 +137,13 @@ def rotate_and_write(
     _same_shape("v", v, k)
     if k.shape != (count, heads, dim):
         raise ValueError(f"k must be [{count}, Hkv, {dim}] like q, not {tuple(k.shape)}")
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.shape != (len(cos), dim // 2) or table.dtype != torch.float32 or not table.is_contiguous():
-            raise ValueError(f"{name} must be [P, {dim // 2}] float32 and contiguous")
+    rotary_dim = rotated_width(cos, sin, len(cos), dim)
     out = torch.empty(q.shape, dtype=q.dtype)
     required().rotate_and_store(
         *(count, q_heads, heads, dim, *rows("q", q), *rows("out", out), *rows("k", k), *rows("v", v)),
         *(*cache_address(k_cache, v_cache, heads, dim), vector("write_slots", write_slots, torch.int64, count)),
         *(vector("positions", positions, torch.int64, count), len(cos), cos.data_ptr(), sin.data_ptr()),
-        *(*_norm_weight("q_norm", q_norm, dim), *_norm_weight("k_norm", k_norm, dim), eps),
+        *(*_norm_weight("q_norm", q_norm, dim), *_norm_weight("k_norm", k_norm, dim), eps, rotary_dim),
     )
     return out
 
@@ -155,7 +155,8 @@ def paged_attention(
     q_start: Tensor,
     kv_len: Tensor,
     block_table: Tensor,
-    scale: float,
+    spec: AttentionSpec,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`penstock.kernels.paged_attention.paged_attention`, for both layouts.
 
@@ -174,11 +175,13 @@ def paged_attention(
     cache = cache_address(k_cache, v_cache, heads, dim)
     out = torch.empty(q.shape, dtype=q.dtype)
     longest = int(kv_len.max()) if num_rows else 0
-    size = native.attention_scratch_bytes(num_rows, count, q_heads, heads, dim, longest)
+    window = min(spec.window or 0, _LONGEST)
+    size = native.attention_scratch_bytes(num_rows, count, q_heads, heads, dim, longest, window)
     scratch = torch.empty(size, dtype=torch.uint8)
     native.attention(
         *(*rows("q", q), *rows("out", out), count, q_heads, *cache, heads, dim),
-        *(num_rows, starts, lengths, table, block_table.shape[1], scale, scratch.data_ptr(), size),
+        *(num_rows, starts, lengths, table, block_table.shape[1], spec.scale, scratch.data_ptr(), size),
+        *(spec.softcap or 0.0, window, 0 if sinks is None else vector("sinks", sinks, torch.float32, q_heads)),
     )
     return out
 

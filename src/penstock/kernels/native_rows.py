@@ -24,6 +24,7 @@ __all__ = [
     "required",
     "rms_norm",
     "rotate",
+    "rotated_width",
     "rows",
     "silu_and_mul",
 ]
@@ -126,19 +127,29 @@ def relu(x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`penstock.kernels.rope.rotate`: `[T, heads, D]` by `[T, D/2]` float32."""
+    """`penstock.kernels.rope.rotate`: the first R of each of `[T, heads, D]` by `[T, R/2]` float32."""
     count, heads, dim = x.shape
-    angles = (count, dim // 2)
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.shape != angles or table.dtype != torch.float32 or not table.is_contiguous():
-            raise ValueError(f"{name} must be {angles} float32 and contiguous, not {tuple(table.shape)} {table.dtype}")
+    rotary_dim = rotated_width(cos, sin, count, dim)
     out = torch.empty(x.shape, dtype=x.dtype)
     absent = (0, 0, 0)
     required().rotate_and_store(
         *(count, heads, 1, dim, *rows("x", x), *rows("out", out), *absent, *absent),
-        *(0, 0, 0, False, 0, 0, 0, 0, count, cos.data_ptr(), sin.data_ptr(), 0, 0, 0, 0, 0.0),
+        *(0, 0, 0, False, 0, 0, 0, 0, count, cos.data_ptr(), sin.data_ptr(), 0, 0, 0, 0, 0.0, rotary_dim),
     )
     return out
+
+
+def rotated_width(cos: Tensor, sin: Tensor, count: int, dim: int) -> int:
+    """How many elements of a head of `dim` the tables `[count, R/2]` rotate: R.
+
+    Raises:
+        ValueError: naming the table, which is not such a one.
+    """
+    angles = (count, cos.shape[-1] if 0 < 2 * cos.shape[-1] <= dim else dim // 2)
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.shape != angles or table.dtype != torch.float32 or not table.is_contiguous():
+            raise ValueError(f"{name} must be {angles} float32 and contiguous, not {tuple(table.shape)} {table.dtype}")
+    return 2 * angles[1]
 
 
 def _of_each(kernel: str, x: Tensor) -> Tensor:

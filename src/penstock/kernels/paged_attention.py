@@ -3,18 +3,22 @@
 Decides how queries of one step meet the cached keys and values of their own sequence. Knows slots of positions, not
 sequences: who owns a block, and what it holds beyond `kv_len`, is none of its business.
 
-Invariants: a row reads the cache only at positions below its `kv_len`; whatever else its blocks hold, NaN included,
-cannot reach the output (blocks are reused without being cleared). Sums are float32. Grouped queries: query head `h`
-reads key-value head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
+Invariants: a row reads the cache only at positions below its `kv_len` that the window of one of its queries holds;
+whatever else its blocks hold, NaN included, cannot reach the output (blocks are reused without being cleared), and
+blocks that all its windows have left may belong to others, or not exist. Sums are float32. Grouped queries: query head
+`h` reads key-value head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels import native, native_attention
+from penstock.kernels.attention_spec import AttentionSpec
 
 __all__ = ["paged_attention", "paged_attention_reference", "write_kv", "write_kv_reference"]
 
@@ -31,11 +35,12 @@ def paged_attention(
     q_start: Tensor,
     kv_len: Tensor,
     block_table: Tensor,
-    scale: float,
+    spec: AttentionSpec,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention_reference`, by the compiled kernel where it serves."""
     compute = native_attention.paged_attention if native.serves_heads(q) else paged_attention_reference
-    return compute(q, k_cache, v_cache, q_start, kv_len, block_table, scale)
+    return compute(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
 
 
 def write_kv_reference(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
@@ -59,12 +64,13 @@ def paged_attention_reference(
     q_start: Tensor,
     kv_len: Tensor,
     block_table: Tensor,
-    scale: float,
+    spec: AttentionSpec,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged rows; the rows' own keys and values must already be in the caches.
 
     Query `i` of row `r` stands at position `kv_len[r] - count[r] + i`, where `count[r] = q_start[r + 1] - q_start[r]`,
-    and sees the positions up to its own.
+    and sees the positions up to its own that its window holds.
 
     Args:
         q: `[T, Hq, D]`.
@@ -72,54 +78,76 @@ def paged_attention_reference(
         v_cache: beside `k_cache`.
         q_start: `[R + 1]` ascending from 0 to T; on the host, so that no device is waited for.
         kv_len: `[R]` positions that the row's sequence has with this step's; on the host.
-        block_table: `[R, M]` block ids; entries that `kv_len` does not reach are any valid id.
-        scale: what scores are multiplied by before softmax.
+        block_table: `[R, M]` block ids; entries that `kv_len` does not reach are any valid id, those that the windows
+            of all queries of the row have left are any number.
+        spec: what becomes of scores before softmax.
+        sinks: `[Hq]` float32: for each head one score more, which takes its part of the weights and adds no value (the
+            attention sinks of gpt-oss; Xiao et al., "Efficient streaming language models", 2023). Neither scaled nor
+            capped. None: there are none.
 
     Returns:
         `[T, Hq, D]`, contiguous, in the dtype of `q`.
     """
     bounds = q_start.tolist()
     lengths = kv_len.tolist()
+    counts = [end - begin for begin, end in pairwise(bounds)]
+    starts = torch.tensor([spec.window_start(length - each) for length, each in zip(lengths, counts, strict=True)])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    single = [row for row, first in enumerate(bounds[:-1]) if bounds[row + 1] - first == 1]
+    single = [row for row, count in enumerate(counts) if count == 1]
     if single:
         at = torch.tensor([bounds[row] for row in single], device=q.device)
         rows = torch.tensor(single)
         table = block_table[rows.to(block_table.device)]
-        out[at] = _attend_single(q[at], k_cache, v_cache, kv_len[rows], table, scale).to(q.dtype)
-    for row, first in enumerate(bounds[:-1]):
-        last = bounds[row + 1]
+        out[at] = _attend_single(q[at], k_cache, v_cache, kv_len[rows], starts[rows], table, spec, sinks).to(q.dtype)
+    for row, (first, last) in enumerate(pairwise(bounds)):
         if last - first > 1:
-            k, v = (_gather(cache, block_table[row : row + 1], lengths[row])[0] for cache in (k_cache, v_cache))
-            out[first:last] = _attend_chunk(q[first:last], k, v, scale).to(q.dtype)
+            own = slice(row, row + 1)
+            k, v = (_gather(cache, block_table[own], starts[own], lengths[row])[0] for cache in (k_cache, v_cache))
+            out[first:last] = _attend_chunk(q[first:last], k, v, spec, sinks).to(q.dtype)
     return out
 
 
-def _gather(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
-    """The first `length` positions of each row of `block_table`, as float32 `[R, length, Hkv, D]`."""
-    num_blocks = -(-length // cache.shape[1])
-    return cache[block_table[:, :num_blocks].long()].flatten(1, 2)[:, :length].float()
+def _gather(cache: Tensor, block_table: Tensor, starts: Tensor, length: int) -> Tensor:
+    """The first `length` positions of each row of `block_table`, as float32 `[R, length, Hkv, D]`.
+
+    What lies before `starts` `[R]` is 0: its blocks may be another sequence's by now, and weights of 0 do not silence
+    its NaN.
+    """
+    size = cache.shape[1]
+    left = torch.arange(-(-length // size)) < starts[:, None] // size  # [R, M]
+    table = block_table[:, : left.shape[1]].masked_fill(left.to(block_table.device), 0)
+    held = cache[table.long()].flatten(1, 2)[:, :length].float()
+    before = (torch.arange(length) < starts[:, None]).to(cache.device)  # [R, length]
+    return held.masked_fill_(before[:, :, None, None], 0.0)
 
 
 def _attend_single(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_len: Tensor, block_table: Tensor, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_len: Tensor,
+    starts: Tensor,
+    block_table: Tensor,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
 ) -> Tensor:
     """One query a row, `[R, Hq, D]`, all rows in one call, padded to the longest `L`; `[R, Hq, D]` float32."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
     longest = int(kv_len.max())
-    k = _gather(k_cache, block_table, longest)  # [R, L, Hkv, D]
-    v = _gather(v_cache, block_table, longest)
-    beyond = (torch.arange(longest) >= kv_len[:, None]).to(q.device)  # [R, L]
+    k = _gather(k_cache, block_table, starts, longest)  # [R, L, Hkv, D]
+    v = _gather(v_cache, block_table, starts, longest)
+    at = torch.arange(longest)
+    seen = ((at >= starts[:, None]) & (at < kv_len[:, None])).to(q.device)  # [R, L]
     grouped = q.float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)  # [R, Hkv, G, D]
-    scores = grouped @ k.permute(0, 2, 3, 1) * scale  # [R, Hkv, G, L]
-    weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1)
+    of_heads = None if sinks is None else sinks.view(num_kv_heads, -1, 1)
+    weights = _weights(grouped @ k.permute(0, 2, 3, 1), seen[:, None, None, :], spec, of_heads)  # [R, Hkv, G, L]
     # A weight of 0 does not silence a NaN that an earlier owner left in the block: 0 * NaN is NaN.
-    v.masked_fill_(beyond[:, :, None, None], 0.0)
+    v.masked_fill_(~seen[:, :, None, None], 0.0)
     return (weights @ v.transpose(1, 2)).view(num_rows, num_heads, head_dim)
 
 
-def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """The last `C` positions of one sequence, `[C, Hq, D]`, against all its `[L, Hkv, D]`; `[C, Hq, D]` float32."""
     count, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
@@ -127,7 +155,25 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     grouped = q.float().view(count, num_kv_heads, groups, head_dim).permute(1, 2, 0, 3)  # [Hkv, G, C, D]
     keys = k.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)  # [Hkv, G, L, D]
     values = v.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)
-    positions = torch.arange(length - count, length, device=q.device)
-    seen = torch.arange(length, device=q.device) <= positions[:, None]  # [C, L]
-    mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scale)
+    positions = torch.arange(length - count, length, device=q.device)[:, None]
+    at = torch.arange(length, device=q.device)
+    seen = at <= positions  # [C, L]
+    if spec.window is not None:
+        seen &= at > positions - spec.window
+    if spec.softcap is None and sinks is None:
+        mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=spec.scale)
+    else:
+        of_heads = None if sinks is None else sinks.view(num_kv_heads, -1, 1, 1)
+        mixed = _weights(grouped @ keys.transpose(2, 3), seen, spec, of_heads) @ values
     return mixed.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
+
+
+def _weights(products: Tensor, seen: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """Weights `[..., L]` of products `[..., L]`; `seen` and `sinks` are broadcast to them and to `[..., 1]`."""
+    scores = products * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), dim=-1).softmax(-1)[..., :-1]

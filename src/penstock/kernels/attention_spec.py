@@ -1,0 +1,43 @@
+"""What a layer's attention does with a score: `AttentionSpec`.
+
+Decides the vocabulary that models, references and compiled kernels share. Knows no tensor: sinks, which are weights,
+are passed beside a spec.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["AttentionSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """How one layer turns products of queries and keys into weights.
+
+    Attributes:
+        scale: what products are multiplied by.
+        softcap: if given, scaled scores become `softcap * tanh(score / softcap)` before positions are masked (Riviere
+            et al., "Gemma 2", 2024, section 2).
+        window: if given, a token sees the last `window` positions, its own included; else all up to its own
+            (`sliding_window` of Hugging Face's configs; Beltagy et al., "Longformer", 2020).
+
+    Raises:
+        ValueError: naming the field, which is not positive or not finite.
+    """
+
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("scale", self.scale), ("softcap", self.softcap)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} of attention must be positive and finite, got {value}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window of attention must be at least 1, got {self.window}")
+
+    def window_start(self, position: int) -> int:
+        """The first position that the token at `position` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
