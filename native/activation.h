@@ -12,8 +12,9 @@ PENSTOCK_INLINE f32x16 sigmoid_weighted(f32x16 x, f32x16 exponent) {
     return div(x, add(broadcast(1.0f), exp(sub(zero(), exponent))));
 }
 
-// silu(gate) * up of rows [gate | up] (SwiGLU: Shazeer 2020, section 2); rounded once, at the end.
-inline void silu_and_mul(const ActivationCall& call, Pool& pool) {
+// of(gate) * up of rows [gate | up]; rounded once, at the end.
+template <class Of>
+PENSTOCK_INLINE void each_gated(const ActivationCall& call, Pool& pool, const Of& of) {
     const int width = int(call.width);
     const ConstRows gates = call.x;
     ConstRows ups = call.x;
@@ -22,9 +23,14 @@ inline void silu_and_mul(const ActivationCall& call, Pool& pool) {
     run_rows(pool, call.rows, call.width, [&](int64_t row) {
         for (int i = 0; i < width; i += kLanes) {
             const f32x16 gate = load_row(gates, row, i, width);
-            store_row(call.out, row, i, width, mul(sigmoid_weighted(gate, gate), load_row(ups, row, i, width)));
+            store_row(call.out, row, i, width, mul(of(gate), load_row(ups, row, i, width)));
         }
     });
+}
+
+// silu(gate) * up (SwiGLU: Shazeer 2020, section 2)
+inline void silu_and_mul(const ActivationCall& call, Pool& pool) {
+    each_gated(call, pool, [](f32x16 gate) { return sigmoid_weighted(gate, gate); });
 }
 
 template <class Of>
@@ -39,11 +45,18 @@ PENSTOCK_INLINE void each_element(const ActivationCall& call, Pool& pool, const 
 
 // GELU by tanh: x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks and Gimpel 2016). Since
 // 1 + tanh(u) = 2 / (1 + exp(-2 u)), no difference of near equals is taken.
+PENSTOCK_INLINE f32x16 gelu_by_tanh(f32x16 x) {
+    const f32x16 cubic = fma(mul(broadcast(0.044715f), mul(x, x)), x, x);
+    return sigmoid_weighted(x, mul(broadcast(1.5957691216f), cubic));
+}
+
 inline void gelu_new(const ActivationCall& call, Pool& pool) {
-    each_element(call, pool, [](f32x16 x) {
-        const f32x16 cubic = fma(mul(broadcast(0.044715f), mul(x, x)), x, x);
-        return sigmoid_weighted(x, mul(broadcast(1.5957691216f), cubic));
-    });
+    each_element(call, pool, [](f32x16 x) { return gelu_by_tanh(x); });
+}
+
+// gelu_new(gate) * up (GeGLU: Shazeer 2020, section 2)
+inline void gelu_new_and_mul(const ActivationCall& call, Pool& pool) {
+    each_gated(call, pool, [](f32x16 gate) { return gelu_by_tanh(gate); });
 }
 
 // GELU by the normal distribution: x Phi(x) (Hendrycks and Gimpel 2016), as max(x, 0) - a Phi(-a) with a = |x|: no

@@ -1040,7 +1040,7 @@ void attend_all(const AttentionCall& call, Pool& pool) {
     if (!split) {
         // Neighbours by one thread, which then knows what it will need next; all heads of a row lie side by side. The
         // last ones first, of a prompt those see most; but one thread alone goes through all in their order, in which
-        // they may have been fetched (upcoming.h).
+        // they may have been fetched (kv_prefetcher.h).
         constexpr int64_t kTasksAThread = 4;
         const int64_t shares = pool.threads() == 1 ? 1 : kTasksAThread * pool.threads();
         const int64_t each = tiles >= shares * heads ? divide_up(tiles / heads, shares) * heads : 1;

@@ -218,6 +218,7 @@ void bind_attention(nb::module_& module) {
     module.def("rms_norm", &norm<&KernelTable::rms_norm>, "stream += residual; out = RMS norm of stream.");
     module.def("layer_norm", &norm<&KernelTable::layer_norm>, "stream += residual; out = layer norm of stream.");
     module.def("silu_and_mul", &activation<&KernelTable::silu_and_mul, 2>, "silu(gate) * up of rows [gate | up].");
+    module.def("gelu_new_and_mul", &activation<&KernelTable::gelu_new_and_mul, 2>, "gelu_new(gate) * up.");
     module.def("gelu_new", &activation<&KernelTable::gelu_new, 1>, "GELU by tanh.");
     module.def("gelu", &activation<&KernelTable::gelu, 1>, "GELU by the normal distribution.");
     module.def("relu", &activation<&KernelTable::relu, 1>, "max(x, 0).");

@@ -34,6 +34,7 @@ constexpr KernelTable table_named(const char* isa) {
     table.rms_norm = rms_norm;
     table.layer_norm = layer_norm;
     table.silu_and_mul = silu_and_mul;
+    table.gelu_new_and_mul = gelu_new_and_mul;
     table.gelu_new = gelu_new;
     table.gelu = gelu;
     table.relu = relu;

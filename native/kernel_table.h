@@ -27,6 +27,7 @@ struct KernelTable {
     void (*rms_norm)(const NormCall& call, Pool& pool);
     void (*layer_norm)(const NormCall& call, Pool& pool);
     void (*silu_and_mul)(const ActivationCall& call, Pool& pool);
+    void (*gelu_new_and_mul)(const ActivationCall& call, Pool& pool);
     void (*gelu_new)(const ActivationCall& call, Pool& pool);
     void (*gelu)(const ActivationCall& call, Pool& pool);
     void (*relu)(const ActivationCall& call, Pool& pool);
@@ -51,6 +52,7 @@ constexpr auto activation_kernel(const KernelTable& table, Activation activation
         case Activation::gelu_new: return table.gelu_new;
         case Activation::gelu: return table.gelu;
         case Activation::relu: return table.relu;
+        case Activation::gelu_new_and_mul: return table.gelu_new_and_mul;
         default: return table.silu_and_mul;
     }
 }

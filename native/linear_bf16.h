@@ -42,7 +42,7 @@ struct LinearBf16 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = zero();
         }
         for (int64_t k = 0; k < pairs; k++) {
-            if (k % 2 == 0) PENSTOCK_PREFETCH_FAR(take_upcoming(call, 1, rows));
+            if (k % 2 == 0) PENSTOCK_PREFETCH_FAR(take_prefetch(call, 1, rows));
             Pairs w[P];
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + k * 64;

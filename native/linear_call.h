@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-class Upcoming;
+class KvPrefetcher;
 
 enum class Element : int32_t { f32 = 0, bf16 = 1 };
 
@@ -44,7 +44,7 @@ struct LinearCall {
     Rows out;
     uint8_t* scratch;  // rows * scratch_stride() bytes on a cache line; undefined before and after
     bool gated;
-    Upcoming* upcoming = nullptr;  // memory to ask for meanwhile, in a call by one thread; or none
+    KvPrefetcher* prefetcher = nullptr;  // memory to ask for meanwhile, in a call by one thread; or none
 
     int64_t columns() const { return gated ? outputs / 2 : outputs; }  // of out
 };

@@ -38,7 +38,7 @@ struct LinearF32 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = zero();
         }
         for (int64_t k = 0; k < call.inputs; k++) {
-            if (k % 4 == 0) PENSTOCK_PREFETCH_FAR(take_upcoming(call, 1, rows));
+            if (k % 4 == 0) PENSTOCK_PREFETCH_FAR(take_prefetch(call, 1, rows));
             f32x16 w[P];
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + k * 64;

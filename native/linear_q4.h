@@ -53,9 +53,9 @@ struct LinearQ4 {
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = no_nibbles();
             }
-            const uint8_t* upcoming = take_upcoming(call, 4, codes);
+            const uint8_t* next_lines = take_prefetch(call, 4, codes);
             PENSTOCK_UNROLL for (int c = 0; c < 4; c++) {
-                PENSTOCK_PREFETCH_FAR(upcoming + c * 64);
+                PENSTOCK_PREFETCH_FAR(next_lines + c * 64);
                 Nibbles low[P], high[P];
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;

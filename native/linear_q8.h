@@ -51,9 +51,9 @@ struct LinearQ8 {
                 const i32x16 offset = broadcast_i32(offsets[r * words + g]);
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
             }
-            const uint8_t* upcoming = take_upcoming(call, 4, codes);
+            const uint8_t* next_lines = take_prefetch(call, 4, codes);
             PENSTOCK_UNROLL for (int c = 0; c < 8; c++) {
-                if (c % 2 == 0) PENSTOCK_PREFETCH_FAR(upcoming + c / 2 * 64);
+                if (c % 2 == 0) PENSTOCK_PREFETCH_FAR(next_lines + c / 2 * 64);
                 Codes w[P];
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;

@@ -14,11 +14,11 @@
 #pragma once
 
 #include "activation.h"
+#include "kv_prefetcher.h"
 #include "layout.h"
 #include "linear_call.h"
 #include "pool.h"
 #include "simd.h"
-#include "upcoming.h"
 
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
@@ -73,8 +73,8 @@ struct WeightsAhead {
 
 // The next `lines` lines that the call is to ask for besides; some that are there anyhow, if there are none. A tile takes
 // as many for as many weights, whatever their kind.
-PENSTOCK_INLINE const uint8_t* take_upcoming(const LinearCall& call, int lines, const void* otherwise) {
-    return call.upcoming ? call.upcoming->take(lines) : static_cast<const uint8_t*>(otherwise);
+PENSTOCK_INLINE const uint8_t* take_prefetch(const LinearCall& call, int lines, const void* otherwise) {
+    return call.prefetcher ? call.prefetcher->take(lines) : static_cast<const uint8_t*>(otherwise);
 }
 
 PENSTOCK_INLINE f32x16 add_vector(f32x16 sum, const ConstRows& vector, int64_t row, int64_t column, int count) {

@@ -15,11 +15,11 @@ namespace nb = nanobind;
 
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
-void bind_decoder(nb::module_& module);
+void bind_program(nb::module_& module);
 void bind_peak(nb::module_& module);
 
 NB_MODULE(_native, module) {
-    nb::set_leak_warnings(false);  // a decoder may outlive the interpreter: in a frozen heap, or held by a thread
+    nb::set_leak_warnings(false);  // a program may outlive the interpreter: in a frozen heap, or held by a thread
     module.def("isas", &penstock::isas, "Instruction sets that this build has and this machine can run, best first.");
     module.def("isa", [] { return std::string(penstock::kernels().isa); }, "The instruction set in use.");
     module.def(
@@ -39,6 +39,6 @@ NB_MODULE(_native, module) {
         nb::arg("threads"), "Resize the pool. Not while kernels run.");
     bind_linear(module);
     bind_attention(module);
-    bind_decoder(module);
+    bind_program(module);
     bind_peak(module);
 }

@@ -29,7 +29,9 @@ inline void rms_norm(const NormCall& call, Pool& pool) {
         const f32x16 inverse = div(broadcast(1.0f), sqrt(mean));
         for (int i = 0; i < width; i += kLanes) {
             const f32x16 unit = mul(load_row(call.stream, row, i, width), inverse);
-            store_row(call.out, row, i, width, mul(unit, load_row(call.weight, 0, i, width)));
+            const f32x16 scaled = mul(unit, load_row(call.weight, 0, i, width));
+            const f32x16 out = call.addend.data ? add(load_row(call.addend, row, i, width), scaled) : scaled;
+            store_row(call.out, row, i, width, out);
         }
     });
 }

@@ -9,10 +9,11 @@
 namespace penstock {
 
 enum class Norm : int32_t { rms = 0, layer = 1 };
-enum class Activation : int32_t { silu_and_mul = 0, gelu_new = 1, gelu = 2, relu = 3 };
+enum class Activation : int32_t { silu_and_mul = 0, gelu_new = 1, gelu = 2, relu = 3, gelu_new_and_mul = 4 };
 
-// out = norm(stream + residual) * weight + bias. Where there is a residual, `stream + residual` is written back to
-// `stream`, rounded to its element, before it is normed; then `out` must be memory of its own.
+// out = norm(stream + residual) * weight + bias + addend. Where there is a residual, `stream + residual` is written back
+// to `stream`, rounded to its element, before it is normed; then `out` must be memory of its own. `addend` may be `out`,
+// which may be `stream` where there is no addend.
 struct NormCall {
     int64_t rows;
     int64_t width;
@@ -22,6 +23,7 @@ struct NormCall {
     ConstRows bias;    // one row; layer_norm only
     float eps;
     Rows out;
+    ConstRows addend{};  // RMS norms only: what a norm behind a branch is added to
 };
 
 // Queries are normed per head, rotated and written to `q_out`; keys are normed, rotated and stored in the cache; values
@@ -42,7 +44,8 @@ struct RotaryCall {
     int32_t rotary_dim = 0;  // even; 0: head_dim
 };
 
-// out[rows][width] of x[rows][width]; silu_and_mul: of x[rows][2 * width], whose first half gates the second.
+// out[rows][width] of x[rows][width]; of those that end in `_and_mul`: of x[rows][2 * width], whose first half gates the
+// second.
 struct ActivationCall {
     int64_t rows;
     int64_t width;

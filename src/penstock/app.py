@@ -57,7 +57,9 @@ from penstock.exec.start_report import computing_line, forms_of_weights, mixed_l
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.kernels.weight_memory import give_back
-from penstock.nn.work import work_of
+from penstock.nn.compiled import CompiledExecutor, why_not_compiled
+from penstock.nn.cost import work_of
+from penstock.nn.reference import ReferenceExecutor
 from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
@@ -67,13 +69,18 @@ from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
 
 if TYPE_CHECKING:
-    from penstock.nn.causal_lm import CausalLM
+    from penstock.nn.program import Program
+
+Executor = CompiledExecutor | ReferenceExecutor
+"""A `CausalLM` that knows the program it computes."""
 
 __all__ = [
     "Assembly",
+    "Executor",
     "LoadedModel",
     "assemble",
     "engine_config",
+    "executor",
     "find_model",
     "load_model",
     "local_application",
@@ -131,7 +138,7 @@ class LoadedModel:
     """
 
     files: ModelFiles
-    model: CausalLM
+    model: Executor
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -228,7 +235,7 @@ def assemble(
     for line in memory.lines():
         say(line)
     engine, intake = _join(config, files, text, runner, card, memory, grammars)
-    return Assembly(engine, intake, card, config, tuple(report), work_of(loaded.model), grammars)
+    return Assembly(engine, intake, card, config, tuple(report), work_of(loaded.model.program), grammars)
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
@@ -269,8 +276,9 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
-        model = models.load(files.config, binder, str(files.path))
+        program = models.load(files.config, binder, str(files.path))
     give_back()
+    model = executor(program, dtype, device)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
     head_dim = model.shape.head_dim
@@ -278,6 +286,12 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         announce(wide_heads_line(head_dim))
     forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
     return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes, forms)
+
+
+def executor(program: Program, dtype: torch.dtype, device: torch.device) -> Executor:
+    """What computes a program here: the compiled kernels if they do all of it, else torch, operation by operation."""
+    reason = why_not_compiled(program, dtype, device)
+    return CompiledExecutor(program, dtype) if reason is None else ReferenceExecutor(program, dtype)
 
 
 def _build_runner(

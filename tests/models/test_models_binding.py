@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import load_model, reference_logits, write_checkpoint
+from tiny_checkpoints import forget_references, load_model, reference_logits, write_checkpoint
 
 from penstock.contract.errors import ModelFileError
 from penstock.nn.dense import DenseAttention
@@ -28,6 +28,7 @@ def rewrite(tmp_path):
         expected = reference_logits(directory, TOKENS)
         tensors = change(load_file(directory / "model.safetensors"))
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+        forget_references()
         return directory, expected
 
     return write
@@ -61,10 +62,26 @@ def test_stored_rotary_frequencies_are_ignored(rewrite):
         ("gpt2", "tied", "transformer.wte.weight"),
     ],
 )
-def test_a_tied_head_wins_over_a_stored_one(rewrite, family, variant, embedding):
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_stored_head_beside_tied_embeddings_is_used_as_transformers_uses_it(
+    rewrite, family, variant, embedding, factor
+):
     directory, expected = rewrite(
-        family, variant, lambda tensors: tensors | {"lm_head.weight": torch.zeros_like(tensors[embedding])}
+        family, variant, lambda tensors: tensors | {"lm_head.weight": tensors[embedding].flip(0) * factor}
     )
+    theirs = reference_logits(directory, TOKENS)
+    assert not torch.allclose(theirs, expected, atol=1e-2), "transformers ignores the stored head"
+    torch.testing.assert_close(logits(directory), theirs, atol=1e-4, rtol=0)
+
+
+def test_a_stored_copy_of_the_embedding_is_no_second_weight(rewrite):
+    directory, expected = rewrite(
+        "llama",
+        "one_to_one_tied_linear",
+        lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+    )
+    program = load_model(directory).program
+    assert program.head.weight is program.embedding[0].table
     torch.testing.assert_close(logits(directory), expected, atol=1e-4, rtol=0)
 
 
@@ -103,6 +120,6 @@ def test_a_tensor_of_another_shape_is_refused_by_name(rewrite):
 
 def test_layers_do_not_share_memory_with_each_other_unless_tied(tmp_path):
     tied = load_model(write_checkpoint(tmp_path, "llama", "one_to_one_tied_linear"))
-    assert tied.head.weight.data_ptr() == tied.embedding.weight.data_ptr()
+    assert tied.program.head.weight.data_ptr() == tied.program.embedding[0].table.data_ptr()
     untied = load_model(write_checkpoint(tmp_path, "llama", "wide_heads_untied"))
-    assert untied.head.weight.data_ptr() != untied.embedding.weight.data_ptr()
+    assert untied.program.head.weight.data_ptr() != untied.program.embedding[0].table.data_ptr()

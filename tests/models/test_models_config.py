@@ -45,7 +45,7 @@ class NoTensors:
     def has(self, name):
         return False
 
-    def take(self, name, shape):
+    def take(self, name, shape, dtype=None):
         raise TouchedError
 
     def take_fused(self, parts):
@@ -58,6 +58,9 @@ class NoTensors:
         raise TouchedError
 
     def take_table(self, name, shape):
+        raise TouchedError
+
+    def differ(self, first, second):
         raise TouchedError
 
     def ignore(self, name):
@@ -262,73 +265,61 @@ def test_neutral_and_derived_values_are_accepted(changes):
     assert is_accepted(config_of("llama", **changes))
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
 @pytest.mark.parametrize(
-    ("family", "changes", "window"),
+    ("family", "changes", "windows"),
     [
-        ("mistral", {"sliding_window": None}, None),
-        ("mistral", {"sliding_window": 99}, 99),
-        ("mistral", {}, 4096),
-        ("qwen2", {"sliding_window": 99}, None),
-        ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, None),
-        ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 2}, None),
-        ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 1}, 99),
-        ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+        ("mistral", {"sliding_window": None}, (None, None)),
+        ("mistral", {"sliding_window": 99}, (99, 99)),
+        ("mistral", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("mistral", {}, (4096, 4096)),
+        ("qwen2", {"sliding_window": 99}, (None, None)),
+        ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
+        ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 2}, (None, None)),
+        ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 1}, (None, 99)),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, (4096, 4096)),
         (
             "qwen3",
-            {
-                "sliding_window": 99,
-                "use_sliding_window": True,
-                "max_window_layers": 0,
-                "layer_types": ["full_attention", "full_attention"],
-            },
-            None,
+            {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 0, "layer_types": [FULL, FULL]},
+            (None, None),
         ),
-        (
-            "qwen3",
-            {"sliding_window": 99, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
-            99,
-        ),
+        ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
     ],
 )
-def test_a_sliding_window_caps_the_context(family, changes, window, monkeypatch):
-    from penstock.nn.decoder import Decoder
+def test_each_layer_has_the_window_that_its_config_says(family, changes, windows, monkeypatch):
+    seen = config_seen(monkeypatch, config_of(family, max_position_embeddings=8192, **changes))
+    assert seen.windows == windows
+    assert seen.shape.max_positions == 8192, "a window caps what a layer sees, not the context"
 
+
+def config_seen(monkeypatch, config):
+    """What a family of the shared decoder read, before it asks for a tensor."""
     seen = []
-    monkeypatch.setattr(Decoder, "bind", lambda config, parameters: seen.append(config))
 
-    class Satisfied(NoTensors):
-        def finish(self):
-            return None
+    def parts(config, weights):
+        seen.append(config)
+        raise TouchedError
 
-    config = config_of(family, max_position_embeddings=8192, **changes)
-    load(config, Satisfied(), FILE)
-    assert seen[0].shape.max_positions == (window or 8192)
+    monkeypatch.setattr(f"penstock.models.{config['model_type']}.DecoderParts", parts)
+    with pytest.raises(TouchedError):
+        load(config, NoTensors(), FILE)
+    return seen[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
-    from penstock.nn.decoder import Decoder
-
-    seen = []
-    monkeypatch.setattr(Decoder, "bind", lambda config, parameters: seen.append(config))
-
-    class Satisfied(NoTensors):
-        def finish(self):
-            return None
-
-    left_out = {"rms_norm_eps"}
-    config = {key: value for key, value in config_of(family).items() if key not in left_out}
-    load(config, Satisfied(), FILE)
+    config = {key: value for key, value in config_of(family).items() if key != "rms_norm_eps"}
+    ours = config_seen(monkeypatch, config)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
     theirs = AutoConfig.for_model(family, **sizes)
-    assert seen[0].rms_norm_eps == theirs.rms_norm_eps
-    assert seen[0].tied == theirs.tie_word_embeddings
-    assert seen[0].shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
-    assert seen[0].output_bias == getattr(theirs, "attention_bias", False)
-    assert seen[0].mlp_bias == getattr(theirs, "mlp_bias", False)
-    assert seen[0].rope == Rope(theirs.rope_parameters["rope_theta"])
+    assert ours.eps == theirs.rms_norm_eps
+    assert ours.tied == theirs.tie_word_embeddings
+    assert ours.shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.rope == Rope(theirs.rope_parameters["rope_theta"])
 
 
 def test_what_a_gpt2_config_leaves_out_has_the_default_of_transformers():
@@ -338,7 +329,7 @@ def test_what_a_gpt2_config_leaves_out_has_the_default_of_transformers():
 
     ours, theirs = GPT2Config.read(ConfigReader(GPT2, FILE)), Theirs(**GPT2)
     assert ours.tied == theirs.tie_word_embeddings
-    assert ours.layer_norm_epsilon == theirs.layer_norm_epsilon
+    assert ours.eps == theirs.layer_norm_epsilon
     assert ours.activation == theirs.activation_function
     assert ours.inner_size == 4 * theirs.n_embd
     assert theirs.n_inner is None

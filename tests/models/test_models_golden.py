@@ -92,5 +92,4 @@ def test_the_shape_is_what_transformers_says(checkpoint):
         config.vocab_size,
     )
     assert shape.num_kv_heads == getattr(config, "num_key_value_heads", config.num_attention_heads)
-    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
-    assert shape.max_positions == min(config.max_position_embeddings, window)
+    assert shape.max_positions == config.max_position_embeddings

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from penstock.nn.attention import Heads
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.nn.dense import DenseAttention
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, RotaryTable
 
@@ -23,6 +23,10 @@ LLAMA3 = {
 
 def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spec(q):
+    return AttentionSpec(q.shape[-1] ** -0.5)
 
 
 @pytest.mark.parametrize("head_dim", [10, 20, 64, 128])
@@ -75,35 +79,27 @@ def test_dense_attention_is_torchs_causal_attention(heads, kv_heads, dim):
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], is_causal=True, enable_gqa=True
     )
-    out = DenseAttention()(0, q, k, v)
+    out = DenseAttention()(0, q, k, v, spec(q))
     assert out.is_contiguous()
     torch.testing.assert_close(out, expected[0].transpose(0, 1), atol=1e-6, rtol=1e-5)
 
 
 def test_dense_attention_continues_and_keeps_layers_apart():
     q, k, v = random(9, 4, 10), random(9, 2, 10, seed=1), random(9, 2, 10, seed=2)
-    whole = DenseAttention()(0, q, k, v)
+    whole = DenseAttention()(0, q, k, v, spec(q))
     attend = DenseAttention()
     parts = []
     for start, stop in ((0, 4), (4, 5), (5, 9)):
-        attend(1, q[start:stop], -k[start:stop], 2 * v[start:stop])
-        parts.append(attend(0, q[start:stop], k[start:stop], v[start:stop]))
+        attend(1, q[start:stop], -k[start:stop], 2 * v[start:stop], spec(q))
+        parts.append(attend(0, q[start:stop], k[start:stop], v[start:stop], spec(q)))
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=1e-5)
 
 
 def test_dense_attention_keeps_its_own_copy():
     q, k, v = random(3, 2, 8), random(3, 2, 8, seed=1), random(3, 2, 8, seed=2)
-    expected = DenseAttention()(0, torch.cat((q, q)), torch.cat((k, k)), torch.cat((v, v)))[3:]
+    expected = DenseAttention()(0, torch.cat((q, q)), torch.cat((k, k)), torch.cat((v, v)), spec(q))[3:]
     attend, first_k, first_v = DenseAttention(), k.clone(), v.clone()
-    attend(0, q, first_k, first_v)
+    attend(0, q, first_k, first_v, spec(q))
     first_k.zero_()
     first_v.zero_()
-    torch.testing.assert_close(attend(0, q, k, v), expected, atol=1e-6, rtol=1e-5)
-
-
-def test_a_fused_projection_is_cut_into_queries_keys_and_values():
-    qkv = torch.arange(2 * 5 * 3).view(2, 15)
-    q, k, v = Heads(queries=3, keys=1, dim=3).split(qkv)
-    assert torch.equal(q.flatten(1), qkv[:, :9])
-    assert torch.equal(k.flatten(1), qkv[:, 9:12])
-    assert torch.equal(v.flatten(1), qkv[:, 12:])
+    torch.testing.assert_close(attend(0, q, k, v, spec(q)), expected, atol=1e-6, rtol=1e-5)

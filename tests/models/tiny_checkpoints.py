@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from penstock.models import load
-from penstock.nn.causal_lm import CausalLM
+from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 
 __all__ = [
     "LETTERS",
     "VARIANTS",
+    "forget_references",
     "load_model",
     "reference_greedy",
     "reference_logits",
@@ -164,10 +165,11 @@ def write_letters(directory: Path, count: int) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    """The checkpoint as Penstock loads it, on the CPU."""
+def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> ReferenceExecutor:
+    """The checkpoint as Penstock loads it, on the CPU, computed by torch."""
     files = open_model(directory)
-    return load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory))
+    program = load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory))
+    return ReferenceExecutor(program, dtype)
 
 
 def reference_logits(directory: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -187,6 +189,11 @@ def reference_greedy(directory: Path, prompt: Sequence[int], count: int) -> list
             latest = [int(out.logits[0, -1].argmax())]
             tokens += latest
     return tokens
+
+
+def forget_references() -> None:
+    """Have transformers read every checkpoint again: one of them has changed."""
+    _reference.cache_clear()
 
 
 @functools.lru_cache(maxsize=2)

@@ -21,8 +21,9 @@ from penstock.kernels.linear import linear
 from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
 from penstock.models import load
+from penstock.nn.cost import work_of
 from penstock.nn.dense import DenseAttention
-from penstock.nn.work import work_of
+from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_file import open_gguf
@@ -145,7 +146,8 @@ def test_numbers_that_a_form_cannot_hold_are_named():
 def test_every_family_computes_on_packed_float32_weights_what_transformers_does(tmp_path, family, variant):
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory)
-    model = load(files.config, Binder(files.source, torch.float32, "cpu", "m", packing=Packing.F32), "m")
+    program = load(files.config, Binder(files.source, torch.float32, "cpu", "m", packing=Packing.F32), "m")
+    model = ReferenceExecutor(program, torch.float32)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():
         ours = model.logits(model.forward(torch.tensor(prompt), torch.arange(len(prompt)), DenseAttention()))
@@ -160,7 +162,7 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory)
     binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
-    model = load(files.config, binder, str(directory))
+    model = ReferenceExecutor(load(files.config, binder, str(directory)), torch.bfloat16)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():
         hidden = model.forward(torch.tensor(prompt), torch.arange(len(prompt)), DenseAttention())
@@ -251,9 +253,10 @@ def test_forms_are_named_as_they_are_kept(tmp_path):
 )
 def test_int4_keeps_a_table_in_int8_and_a_head_only_where_it_is_the_table(tmp_path, variant, table, head):
     files = open_model(write_checkpoint(tmp_path, "llama", variant))
-    model = load(files.config, Binder(files.source, torch.bfloat16, "cpu", "m", packing=Packing.INT4), "m")
-    assert (model.embedding.weight.kind, model.head.weight.kind) == (table, head)
-    assert (model.embedding.weight is model.head.weight) == (head is table)
+    program = load(files.config, Binder(files.source, torch.bfloat16, "cpu", "m", packing=Packing.INT4), "m")
+    (embed,) = program.embedding
+    assert (embed.table.kind, program.head.weight.kind) == (table, head)
+    assert (embed.table is program.head.weight) == (head is table)
 
 
 def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(tmp_path):

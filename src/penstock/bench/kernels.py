@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from penstock.bench.limits import Limits
-from penstock.kernels import activation, native, native_peak, norm, onednn_linear
+from penstock.contract.model import KvCacheSpec, ModelShape
+from penstock.kernels import native, native_peak, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.native_attention import (
     int8_keys_shape,
@@ -32,13 +33,18 @@ from penstock.kernels.native_attention import (
     rotate_and_write,
     write_kv,
 )
-from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
 from penstock.kernels.native_rows import gelu_new, layer_norm, rms_norm, silu_and_mul
 from penstock.kernels.native_sampler import Terms, choose
 from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import embedding_rows, packed_gated_linear, packed_linear
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int4, quantize_int8
 from penstock.kernels.weight_memory import WeightMemory
+from penstock.nn.blocks import Attention, GatedMlp, Normalization, Projection, residual
+from penstock.nn.causal_lm import PagedAttend
+from penstock.nn.compiled import CompiledExecutor
+from penstock.nn.operations import Heads, NormKind, Operations, Register
+from penstock.nn.program import OUT, STREAM, Head, Program
+from penstock.nn.rope import RotaryTable
 
 __all__ = ["KERNELS", "kernel_rows", "kernel_table", "measure_limits", "with_shares"]
 
@@ -374,48 +380,52 @@ def _decoder_cases() -> Iterator[Case]:
             count, form = sequences * new_tokens, f"{kind} {'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
             ops = 2 * weights * count + LAYERS * 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens)
             moved = weight_bytes + sum(cache.bytes for cache in caches)
-            run = _decoder_call(decoder, caches, torch.randn(count, HIDDEN), _dtype(kind))
+            run = _decoder_call(decoder, caches, torch.randn(count, HIDDEN))
             yield Case(f"decoder, {LAYERS} layers", form, count, moved, ops, _arithmetic(kind), run)
 
 
-def _decoder(kind: str) -> tuple[NativeDecoder, int, int]:
+def _decoder(kind: str) -> tuple[CompiledExecutor, int, int]:
     """A decoder in the shape of the default model, its bytes and its weights; layers are copies of one."""
     memory = WeightMemory()
     width = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
     shapes = ((width, HIDDEN), (HIDDEN, Q_HEADS * HEAD_DIM), (2 * INNER, HIDDEN), (HIDDEN, INNER))
     made = [_weight(kind, *shape) for shape in shapes]
-    ones = torch.ones(HIDDEN)
+    rope, stream = RotaryTable(*_angles()), Register(STREAM, HIDDEN)
+    normalize = Normalization(NormKind.RMS, torch.ones(HIDDEN), None, 1e-5)
 
-    def layer() -> NativeLayer:
-        qkv, output, gate_up, down = ((_copied(weight, memory), None) for weight in made)
-        return NativeLayer((ones, None), qkv, None, None, output, (ones, None), gate_up, down)
+    def layer(index: int) -> Operations:
+        qkv, output, gate_up, down = (Projection(_copied(weight, memory)) for weight in made)
+        attention = Attention(
+            Heads(Q_HEADS, KV_HEADS, HEAD_DIM), qkv, output, index, AttentionSpec(HEAD_DIM**-0.5), rope
+        )
+        mlp = GatedMlp(gate_up, down, INNER)
+        return (*residual(stream, attention, before=normalize), *residual(stream, mlp, before=normalize))
 
-    cos, sin = _angles()
-    decoder = NativeDecoder(
-        hidden=HIDDEN,
-        inner=INNER,
-        q_heads=Q_HEADS,
-        kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        eps=1e-5,
-        normalise=norm.rms_norm,
-        activation=activation.silu_and_mul,
-        dtype=_dtype(kind),
-        layers=[layer() for _ in range(LAYERS)],
-        norm=(ones, None),
-        rotation=(cos, sin),
+    program = Program(
+        shape=ModelShape(LAYERS, HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, CONTEXT),
+        embedding=(),
+        layers=tuple(layer(index) for index in range(LAYERS)),
+        final=normalize(stream, Register(OUT, HIDDEN)),
+        head=Head(made[0]),  # not computed: it says in which dtype hidden states come out
+        caches=(KvCacheSpec(KV_HEADS, HEAD_DIM),) * LAYERS,
     )
-    return decoder, LAYERS * sum(each.nbytes for each in made), LAYERS * sum(a * b for a, b in shapes)
+    executor = CompiledExecutor(program, _dtype(kind))
+    return executor, LAYERS * sum(each.nbytes for each in made), LAYERS * sum(a * b for a, b in shapes)
 
 
-def _decoder_call(
-    decoder: NativeDecoder, caches: list[_Cache], embedded: Tensor, dtype: torch.dtype
-) -> Callable[[], object]:
-    step, keys, values = caches[0], [cache.keys for cache in caches], [cache.values for cache in caches]
-    return lambda: decoder.run(
-        embedded.clone(), step.positions, step.write_slots, keys, values, step.q_start, step.kv_len, step.block_table,
-        HEAD_DIM**-0.5, dtype,
-    )  # fmt: skip
+class _Rows(PagedAttend):
+    """The rows of a step, and a cache for each layer."""
+
+    def __init__(self, caches: list[_Cache]) -> None:
+        step = caches[0]
+        self.keys, self.values = [cache.keys for cache in caches], [cache.values for cache in caches]
+        self.write_slots, self.q_start, self.kv_len = step.write_slots, step.q_start, step.kv_len
+        self.block_table = step.block_table
+
+
+def _decoder_call(executor: CompiledExecutor, caches: list[_Cache], embedded: Tensor) -> Callable[[], object]:
+    rows, positions = _Rows(caches), caches[0].positions
+    return lambda: executor.compute_layers(embedded.clone(), positions, rows)
 
 
 KERNELS: dict[str, Callable[[], Iterator[Case]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GgufVocabulary", "HuggingFaceText", "ModelCard", "ModelShape", "ModelWork", "TextFiles"]
+__all__ = ["GgufVocabulary", "HuggingFaceText", "KvCacheSpec", "ModelCard", "ModelShape", "ModelWork", "TextFiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,22 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheSpec:
+    """Keys and values that one layer keeps, or several layers share.
+
+    Attributes:
+        heads: key heads, and as many value heads.
+        head_dim: width of one.
+        window: positions that the layers which read it look back to, their own included; None for all. Earlier ones
+            are never read again.
+    """
+
+    heads: int
+    head_dim: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,26 +38,29 @@ class _PagedAttend(PagedAttend):
     A model may also do both itself.
     """
 
-    def __init__(self, kv: KVStore, batch: ForwardBatch, scale: float) -> None:
+    def __init__(self, kv: KVStore, batch: ForwardBatch) -> None:
         self.keys, self.values = kv.keys, kv.values
         self.write_slots = batch.write_slots
         self.q_start, self.kv_len, self.block_table = batch.q_start, batch.kv_len, batch.block_table
-        self.scale = scale
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`q` `[T, Hq, D]`, `k` and `v` `[T, Hkv, D]`, of one layer; `[T, Hq, D]` in the dtype of `q`."""
-        keys, values = self.keys[layer], self.values[layer]
-        write_kv(keys, values, k, v, self.write_slots)
-        spec = AttentionSpec(self.scale)
-        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec)
+    def __call__(
+        self,
+        cache: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        keys, values = self.keys[cache], self.values[cache]
+        if k is not None and v is not None:
+            write_kv(keys, values, k, v, self.write_slots)
+        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec, sinks)
 
 
 class TorchRunner:
-    """Runs a `CausalLM` over a `KVStore`. Owned by the engine's thread; not thread-safe.
-
-    Scores are scaled by `head_dim ** -0.5` (Vaswani et al., "Attention is all you need", 2017, section 3.2.1); a model
-    that wants another scale multiplies its queries.
-    """
+    """Runs a `CausalLM` over a `KVStore`. Owned by the engine's thread; not thread-safe."""
 
     def __init__(
         self,
@@ -76,7 +79,6 @@ class TorchRunner:
         self._guidance = Guidance(grammars, budgets)
         self._pools = Pools()
         self._clock = clock
-        self._scale = model.shape.head_dim**-0.5
 
     def run(self, plan: StepPlan) -> StepResult:
         """Apply releases and admits, compute every row, sample and embed where asked; see `contract.ports.Runner`."""
@@ -122,7 +124,7 @@ class TorchRunner:
         """Forward all `rows`; score and embed prompts where that is asked for, choose a token for those `sampling`."""
         guided = self._guidance.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
-        attend = _PagedAttend(self._kv, batch, self._scale)
+        attend = _PagedAttend(self._kv, batch)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         prompts = tuple(self._scores(rows, batch, hidden))
         pooled = self._pools.take(rows, batch.q_start, hidden)

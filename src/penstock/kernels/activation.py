@@ -17,6 +17,8 @@ from penstock.kernels import native, native_rows
 __all__ = [
     "gelu",
     "gelu_new",
+    "gelu_new_and_mul",
+    "gelu_new_and_mul_reference",
     "gelu_new_reference",
     "gelu_reference",
     "relu",
@@ -29,6 +31,11 @@ __all__ = [
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """`silu_and_mul_reference`, by the compiled kernel where it serves; that one rounds once, at the end."""
     return (native_rows.silu_and_mul if native.serves(gate_up) else silu_and_mul_reference)(gate_up)
+
+
+def gelu_new_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu_new_and_mul_reference`, by the compiled kernel where it serves; that one rounds once, at the end."""
+    return (native_rows.gelu_new_and_mul if native.serves(gate_up) else gelu_new_and_mul_reference)(gate_up)
 
 
 def gelu_new(x: Tensor) -> Tensor:
@@ -67,6 +74,12 @@ def gelu_new_reference(x: Tensor) -> Tensor:
     wide = x.float()
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
     return (0.5 * wide * (1 + inner.tanh())).to(x.dtype)
+
+
+def gelu_new_and_mul_reference(gate_up: Tensor) -> Tensor:
+    """`gelu_new(gate) * up` (GeGLU: Shazeer 2020, section 2): `[T, 2 * F]` to `[T, F]`; rounded as SwiGLU is."""
+    gate, up = gate_up.chunk(2, dim=-1)  # [T, F] each
+    return gelu_new_reference(gate) * up
 
 
 def gelu_reference(x: Tensor) -> Tensor:

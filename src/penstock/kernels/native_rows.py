@@ -19,6 +19,7 @@ __all__ = [
     "element",
     "gelu",
     "gelu_new",
+    "gelu_new_and_mul",
     "layer_norm",
     "relu",
     "required",
@@ -104,11 +105,12 @@ def add_rms_norm(stream: Tensor, residual: Tensor, weight: Tensor, eps: float, d
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """`penstock.kernels.activation.silu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
-    if gate_up.shape[-1] % 2:
-        raise ValueError(f"gate_up must have an even number of columns, not {gate_up.shape[-1]}")
-    out = torch.empty((len(gate_up), gate_up.shape[-1] // 2), dtype=gate_up.dtype)
-    required().silu_and_mul(*out.shape, *rows("gate_up", gate_up), *rows("out", out))
-    return out
+    return _of_gated("silu_and_mul", gate_up)
+
+
+def gelu_new_and_mul(gate_up: Tensor) -> Tensor:
+    """`penstock.kernels.activation.gelu_new_and_mul`: `[T, 2 * F]` to `[T, F]`."""
+    return _of_gated("gelu_new_and_mul", gate_up)
 
 
 def gelu_new(x: Tensor) -> Tensor:
@@ -150,6 +152,14 @@ def rotated_width(cos: Tensor, sin: Tensor, count: int, dim: int) -> int:
         if table.shape != angles or table.dtype != torch.float32 or not table.is_contiguous():
             raise ValueError(f"{name} must be {angles} float32 and contiguous, not {tuple(table.shape)} {table.dtype}")
     return 2 * angles[1]
+
+
+def _of_gated(kernel: str, gate_up: Tensor) -> Tensor:
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up must have an even number of columns, not {gate_up.shape[-1]}")
+    out = torch.empty((len(gate_up), gate_up.shape[-1] // 2), dtype=gate_up.dtype)
+    getattr(required(), kernel)(*out.shape, *rows("gate_up", gate_up), *rows("out", out))
+    return out
 
 
 def _of_each(kernel: str, x: Tensor) -> Tensor:

@@ -58,6 +58,11 @@ class OneDnnWeight:
     panels: tuple[Tensor, ...]
     nbytes: int
 
+    @property
+    def form(self) -> str:
+        """The form's name, for people."""
+        return "onednn"
+
 
 def available() -> bool:
     """Whether torch has oneDNN's packed linear, and it multiplies bfloat16 on this processor."""

@@ -73,6 +73,11 @@ class PackedWeight:
         """Memory of the packed weight."""
         return self.data.nbytes
 
+    @property
+    def form(self) -> str:
+        """The form's name, for people."""
+        return self.kind.name.lower()
+
 
 def _packed(kind: PackedKind, outputs: int, inputs: int, data: Tensor) -> PackedWeight:
     return PackedWeight(

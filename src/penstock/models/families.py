@@ -1,7 +1,7 @@
 """Finds the family file that knows a checkpoint's `model_type`, and has it build the model.
 
 Decides which file that is: the module of this package whose name is the `model_type`. Does not know any family; adding
-one is adding a file with a function `load(reader: ConfigReader, parameters: Parameters) -> CausalLM`.
+one is adding a file with a function `load(reader: ConfigReader, weights: WeightLoader) -> Program`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.models.config_reader import ConfigReader
-from penstock.nn.causal_lm import CausalLM
-from penstock.nn.parameters import Parameters
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
 
-__all__ = ["FinishingParameters", "families", "load"]
+__all__ = ["FinishingLoader", "families", "load"]
 
-_SHARED = frozenset({"config_reader", "decoder_config", "families"})
+_SHARED = frozenset({"config_reader", "decoder", "families"})
 """Modules of this package that are no family."""
 
 
-class FinishingParameters(Parameters, Protocol):
-    """Parameters that can tell whether every tensor of the checkpoint was taken or ignored by name."""
+class FinishingLoader(WeightLoader, Protocol):
+    """A loader that can tell whether every tensor of the checkpoint was taken or ignored by name."""
 
     def finish(self) -> None:
         """Raise for every tensor that nobody asked for."""
@@ -36,7 +36,7 @@ def families() -> list[str]:
     return sorted(found - _SHARED)
 
 
-def load(config: Mapping[str, Any], binder: FinishingParameters, file: str) -> CausalLM:
+def load(config: Mapping[str, Any], binder: FinishingLoader, file: str) -> Program:
     """Build the model that `config` describes from the binder's tensors.
 
     The config is checked as a whole before the first tensor is taken.
@@ -60,6 +60,7 @@ def load(config: Mapping[str, Any], binder: FinishingParameters, file: str) -> C
             raise reader.error(
                 key, "pre-quantised safetensors are not implemented; use the original weights or a GGUF file"
             )
-    model: CausalLM = importlib.import_module(f"penstock.models.{name}").load(reader, binder)
+    reader.expect("is_causal", [True], True)  # only causal attention is implemented, for embeddings too
+    program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, binder)
     binder.finish()
-    return model
+    return program

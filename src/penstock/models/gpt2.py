@@ -9,26 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from penstock.contract.model import ModelShape
-from penstock.kernels.activation import gelu, gelu_new, relu
-from penstock.kernels.native_decoder import NativeDecoder, NativeLayer, Norm
-from penstock.kernels.norm import layer_norm
+from penstock.contract.model import KvCacheSpec, ModelShape
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models.config_reader import ConfigReader
-from penstock.models.decoder_config import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH
-from penstock.nn.attention import Heads, PlainAttention
-from penstock.nn.causal_lm import Attend, CausalLM, PagedAttend
-from penstock.nn.compiled import compiles, embedded, projection, run_compiled
-from penstock.nn.head import bind_head, hidden_dtype, logits
-from penstock.nn.layers import Embedding, LayerNorm, Linear
-from penstock.nn.mlp import PlainMLP
-from penstock.nn.parameters import Parameters
+from penstock.models.decoder import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, bind_head
+from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
+from penstock.nn.operations import Activation, Embed, Heads, Operations, Register
+from penstock.nn.program import OUT, STREAM, Head, Program
+from penstock.nn.weight_loader import WeightLoader
 
-__all__ = ["GPT2", "GPT2Config", "GPT2Layer", "load"]
+__all__ = ["GPT2Config", "load"]
 
-_ACTIVATIONS = {"gelu_new": gelu_new, "gelu_pytorch_tanh": gelu_new, "gelu": gelu, "relu": relu}
+_ACTIVATIONS = {
+    "gelu_new": Activation.GELU_NEW,
+    "gelu_pytorch_tanh": Activation.GELU_NEW,
+    "gelu": Activation.GELU,
+    "relu": Activation.RELU,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +34,13 @@ class GPT2Config:
 
     Attributes:
         inner_size: width of the MLP's inside.
-        activation: name of the MLP's activation function.
-        tied: the head is the token embedding.
+        tied: the head is the token embedding, unless the checkpoint has a head that differs from it.
     """
 
     shape: ModelShape
     inner_size: int
-    activation: str
-    layer_norm_epsilon: float
+    activation: Activation
+    eps: float
     tied: bool
 
     @classmethod
@@ -58,121 +54,53 @@ class GPT2Config:
         return cls(
             shape=shape,
             inner_size=reader.integer("n_inner", 1, MAX_WIDTH, default=4 * shape.hidden_size),
-            activation=reader.expect("activation_function", list(_ACTIVATIONS), "gelu_new"),
-            layer_norm_epsilon=reader.number("layer_norm_epsilon", 0.0, 1.0, default=1e-5),
+            activation=_ACTIVATIONS[reader.expect("activation_function", list(_ACTIVATIONS), "gelu_new")],
+            eps=reader.number("layer_norm_epsilon", 0.0, 1.0, default=1e-5),
             tied=reader.boolean("tie_word_embeddings", default=True),
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GPT2Layer:
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
-
-    attention_norm: LayerNorm
-    attention: PlainAttention
-    mlp_norm: LayerNorm
-    mlp: PlainMLP
-
-    def __call__(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
-        """`[T, H]` to `[T, H]`."""
-        x = self.attention(self.attention_norm(x), x, layer, attend)
-        return self.mlp(self.mlp_norm(x), x)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GPT2:
-    """A `CausalLM`.
-
-    Attributes:
-        compiled: the layers and the last norm as one compiled call, where they can be.
-    """
-
-    shape: ModelShape
-    tokens: Embedding
-    positions: Embedding
-    layers: tuple[GPT2Layer, ...]
-    norm: LayerNorm
-    head: Linear
-    compiled: NativeDecoder | None = None
-
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `CausalLM.forward`."""
-        if self.compiled is not None and isinstance(attend, PagedAttend):
-            stream = embedded(token_ids, self.tokens).add_(embedded(positions, self.positions))  # [T, H]
-            return run_compiled(self.compiled, stream, positions, attend, hidden_dtype(self.head))
-        x = self.tokens(token_ids) + self.positions(positions)  # [T, H]
-        for index, layer in enumerate(self.layers):
-            x = layer(x, index, attend)
-        return self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See `CausalLM.logits`."""
-        return logits(self.head, hidden)
-
-
-def load(reader: ConfigReader, parameters: Parameters) -> CausalLM:
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
     config = GPT2Config.read(reader)
-    shape = config.shape
+    shape, stream = config.shape, Register(STREAM, config.shape.hidden_size)
     # Checkpoints saved without their head, the original release among them, have no prefix.
-    root = "transformer." if parameters.has("transformer.wte.weight") else ""
-    tokens = Embedding.bind(parameters, f"{root}wte", shape.vocab_size, shape.hidden_size)
-    layers = tuple(_bind_layer(config, parameters, f"{root}h.{i}") for i in range(shape.num_layers))
-    norm = LayerNorm.bind(parameters, f"{root}ln_f", shape.hidden_size, config.layer_norm_epsilon)
-    return GPT2(
+    root = "transformer." if weights.has("transformer.wte.weight") else ""
+    tokens = weights.take_table(f"{root}wte.weight", (shape.vocab_size, shape.hidden_size))
+    layers = tuple(_bind_layer(config, weights, stream, i, f"{root}h.{i}") for i in range(shape.num_layers))
+    norm = Normalization.bind_layer(weights, f"{root}ln_f", shape.hidden_size, config.eps)
+    positions = weights.take_table(f"{root}wpe.weight", (shape.max_positions, shape.hidden_size))
+    return Program(
         shape=shape,
-        tokens=tokens,
-        positions=Embedding.bind(parameters, f"{root}wpe", shape.max_positions, shape.hidden_size),
+        embedding=(Embed(stream, tokens), Embed(stream, positions, of_positions=True, adds=True)),
         layers=layers,
-        norm=norm,
-        head=bind_head(parameters, tokens, shape.vocab_size, shape.hidden_size, tied=config.tied),
-        compiled=_compiled(config, layers, norm, parameters.dtype),
+        final=norm(stream, Register(OUT, shape.hidden_size)),
+        head=Head(bind_head(weights, f"{root}wte", tokens, shape, tied=config.tied)),
+        caches=(KvCacheSpec(shape.num_kv_heads, shape.head_dim),) * shape.num_layers,
     )
 
 
-def _compiled(
-    config: GPT2Config, layers: tuple[GPT2Layer, ...], norm: LayerNorm, dtype: torch.dtype
-) -> NativeDecoder | None:
-    """The layers as one call, if compiled kernels do all that they do; None leaves them to run one by one."""
-    shape = config.shape
-    if not compiles(dtype, shape.head_dim, (linear for layer in layers for linear in _linears(layer))):
-        return None
-    return NativeDecoder(
-        hidden=shape.hidden_size,
-        inner=config.inner_size,
-        q_heads=shape.num_heads,
-        kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        eps=config.layer_norm_epsilon,
-        normalise=layer_norm,
-        activation=_ACTIVATIONS[config.activation],
-        dtype=dtype,
-        layers=[_native_layer(layer) for layer in layers],
-        norm=_native_norm(norm),
-        rotation=None,  # positions are in the stream already
+def _bind_layer(config: GPT2Config, weights: WeightLoader, stream: Register, index: int, name: str) -> Operations:
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    shape, inner, hidden = config.shape, config.inner_size, config.shape.hidden_size
+    # The causal mask and its fill value, which old checkpoints store as buffers.
+    weights.ignore(f"{name}.attn.bias")
+    weights.ignore(f"{name}.attn.masked_bias")
+    attention = Attention(
+        heads=Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+        qkv=Projection.bind_transposed(weights, f"{name}.attn.c_attn", 3 * hidden, hidden),
+        output=Projection.bind_transposed(weights, f"{name}.attn.c_proj", hidden, hidden),
+        cache=index,
+        spec=AttentionSpec(shape.head_dim**-0.5),
     )
-
-
-def _linears(layer: GPT2Layer) -> tuple[Linear, Linear, Linear, Linear]:
-    return layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down
-
-
-def _native_layer(layer: GPT2Layer) -> NativeLayer:
-    qkv, output, up, down = (projection(linear) for linear in _linears(layer))
-    return NativeLayer(
-        attention_norm=_native_norm(layer.attention_norm),
-        qkv=qkv,
-        q_norm=None,
-        k_norm=None,
-        output=output,
-        mlp_norm=_native_norm(layer.mlp_norm),
-        gate_up=up,
-        down=down,
+    mlp = PlainMlp(
+        up=Projection.bind_transposed(weights, f"{name}.mlp.c_fc", inner, hidden),
+        down=Projection.bind_transposed(weights, f"{name}.mlp.c_proj", hidden, inner),
+        inner_size=inner,
+        activation=config.activation,
     )
-
-
-def _native_norm(norm: LayerNorm) -> Norm:
-    return norm.weight, norm.bias
+    norms = [Normalization.bind_layer(weights, f"{name}.{part}", hidden, config.eps) for part in ("ln_1", "ln_2")]
+    return (*residual(stream, attention, before=norms[0]), *residual(stream, mlp, before=norms[1]))
 
 
 def _read_shape(reader: ConfigReader) -> ModelShape:
@@ -188,26 +116,4 @@ def _read_shape(reader: ConfigReader) -> ModelShape:
         head_dim=hidden // heads,
         vocab_size=reader.integer("vocab_size", 1, MAX_VOCAB),
         max_positions=reader.integer("n_positions", 1, MAX_POSITIONS),
-    )
-
-
-def _bind_layer(config: GPT2Config, parameters: Parameters, name: str) -> GPT2Layer:
-    shape, inner, eps = config.shape, config.inner_size, config.layer_norm_epsilon
-    hidden = shape.hidden_size
-    # The causal mask and its fill value, which old checkpoints store as buffers.
-    parameters.ignore(f"{name}.attn.bias")
-    parameters.ignore(f"{name}.attn.masked_bias")
-    return GPT2Layer(
-        attention_norm=LayerNorm.bind(parameters, f"{name}.ln_1", hidden, eps),
-        attention=PlainAttention(
-            heads=Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
-            qkv=Linear.bind_transposed(parameters, f"{name}.attn.c_attn", 3 * hidden, hidden),
-            output=Linear.bind_transposed(parameters, f"{name}.attn.c_proj", hidden, hidden),
-        ),
-        mlp_norm=LayerNorm.bind(parameters, f"{name}.ln_2", hidden, eps),
-        mlp=PlainMLP(
-            up=Linear.bind_transposed(parameters, f"{name}.mlp.c_fc", inner, hidden),
-            activation=_ACTIVATIONS[config.activation],
-            down=Linear.bind_transposed(parameters, f"{name}.mlp.c_proj", hidden, inner),
-        ),
     )

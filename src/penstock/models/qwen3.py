@@ -1,29 +1,32 @@
-"""Qwen3, dense: `model_type` "qwen3".
+"""Qwen3: `model_type` "qwen3".
 
-The shared decoder; queries and keys are normed over each head. Heads are 128 wide unless the config says otherwise,
-whatever the hidden size.
+The shared decoder, with queries and keys normed per head before they are rotated, and heads that are 128 wide whatever
+the hidden size.
 """
 
 from __future__ import annotations
 
 from penstock.models.config_reader import ConfigReader
-from penstock.models.decoder_config import layer_window, read_decoder
-from penstock.nn.causal_lm import CausalLM
-from penstock.nn.decoder import Decoder
-from penstock.nn.parameters import Parameters
+from penstock.models.decoder import DecoderParts, read_decoder
+from penstock.models.qwen2 import read_windows
+from penstock.nn.operations import Operations
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
 
 __all__ = ["load"]
 
 
-def load(reader: ConfigReader, parameters: Parameters) -> CausalLM:
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
-    attention_bias = reader.boolean("attention_bias", default=False)
-    config = read_decoder(
-        reader,
-        window=layer_window(reader),
-        head_dim=128,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        qk_norm=True,
-    )
-    return Decoder.bind(config, parameters)
+    reader.expect("hidden_act", ["silu"], "silu")
+    bias = reader.boolean("attention_bias", default=False)
+    parts = DecoderParts(read_decoder(reader, head_dim=128, windows=read_windows(reader)), weights)
+    head_dim = parts.config.shape.head_dim
+
+    def layer(index: int, name: str) -> Operations:
+        attn = f"{name}.self_attn"
+        norms = parts.norm(f"{attn}.q_norm", head_dim), parts.norm(f"{attn}.k_norm", head_dim)
+        attention = parts.attention(attn, index, qkv_bias=bias, output_bias=bias, norms=norms)
+        return parts.pre_norm_layer(name, attention, parts.mlp(f"{name}.mlp"))
+
+    return parts.program(layer)

@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
+from penstock.kernels.attention_spec import AttentionSpec
 
 __all__ = ["Attend", "CausalLM", "PagedAttend"]
 
@@ -19,16 +20,26 @@ __all__ = ["Attend", "CausalLM", "PagedAttend"]
 class Attend(Protocol):
     """Causal attention with a memory of earlier keys and values."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write this layer's new keys and values, then let each query row attend to its own sequence up to itself.
+    def __call__(
+        self,
+        cache: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Write new keys and values to a cache, then let each query row attend to its own sequence up to itself.
 
-        Scores are scaled by `1 / sqrt(D)`; query head `h` reads key head `h // (Hq / Hkv)`.
+        Query head `h` reads key head `h // (Hq / Hkv)`.
 
         Args:
-            layer: index of the layer, from 0.
+            cache: index of the cache, from 0.
             q: `[T, Hq, D]`. Each head is contiguous; rows may be strided views of a wider matrix, here and below.
-            k: `[T, Hkv, D]`, already rotated.
-            v: `[T, Hkv, D]`.
+            k: `[T, Hkv, D]`, already rotated; None where this step's keys and values have been written already.
+            v: `[T, Hkv, D]`, or None beside `k`.
+            spec: how scores are computed, and which positions are seen.
+            sinks: `[Hq]` float32, a logit of each head that takes part in its softmax and adds no value; or None.
 
         Returns:
             `[T, Hq, D]`, contiguous, in the dtype of `q`.
@@ -42,14 +53,13 @@ class PagedAttend(Attend):
     A class to inherit from, not a protocol: every step asks whether it is one.
 
     Attributes:
-        keys: of each layer: natural, `[num_blocks, block_size, Hkv, D]`, or packed, or int8; the last two are said in
+        keys: of each cache: natural, `[num_blocks, block_size, Hkv, D]`, or in the packed or int8 layout of
             `kernels.native_attention`.
-        values: of each layer, in the same of the three ways; packed and int8 values lie otherwise than such keys.
+        values: of each cache, in the same of the three ways; packed and int8 values use a different layout from keys.
         write_slots: `[T]` int64, where each token's keys and values go.
         q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
         kv_len: `[R]` int32, positions of each row's sequence, the new ones included.
         block_table: `[R, M]` int32.
-        scale: of scores.
     """
 
     keys: Sequence[Tensor]
@@ -58,7 +68,6 @@ class PagedAttend(Attend):
     q_start: Tensor
     kv_len: Tensor
     block_table: Tensor
-    scale: float
 
 
 class CausalLM(Protocol):
@@ -75,8 +84,8 @@ class CausalLM(Protocol):
         Args:
             token_ids: `[T]` int64, each below `shape.vocab_size`.
             positions: `[T]` int64, each token's index in its own sequence, below `shape.max_positions`.
-            attend: called exactly once a layer, in the order of the layers; or, if it is a `PagedAttend`, not at all:
-                then a model may itself store in and read from the caches that it shows.
+            attend: called once for each operation that attends, in their order; or, if it is a `PagedAttend`, not at
+                all: then a model may itself store in and read from the caches that it shows.
 
         Returns:
             `[T, H]` in the dtype of the weights, or wider.

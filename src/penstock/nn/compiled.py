@@ -1,57 +1,296 @@
-"""Layers as one compiled call, for the families that describe theirs so: when that may be, and how a step enters it.
+"""A program computed as one compiled call a step (`native/executor.cpp`).
 
-Decides both for all of them alike. Does not know what a family's layers are: it tells `NativeDecoder` itself.
+Decides how operations are handed over: which neighbours become one, where registers lie in scratch, and which of them
+are bfloat16. Knows no family. Differs from the reference in one point: the stream of hidden states is float32 from the
+embedding to the last norm.
+
+Invariant: a token's bits depend on its own sequence alone, as with each of the kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from operator import is_not
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from penstock.contract.model import ModelShape
 from penstock.kernels import native
 from penstock.kernels.embedding import embedding
-from penstock.kernels.native_decoder import NativeDecoder, Projection
-from penstock.kernels.packed_weight import ELEMENTS, PackedWeight
-from penstock.nn.causal_lm import PagedAttend
-from penstock.nn.layers import Embedding, Linear
+from penstock.kernels.native_attention import cache_address, vector
+from penstock.kernels.native_rows import element
+from penstock.kernels.packed_weight import ELEMENTS, PackedKind, PackedWeight
+from penstock.kernels.scratch import Scratch
+from penstock.nn.causal_lm import Attend, PagedAttend
+from penstock.nn.lowering import Attended, Gated, Lowered, lower
+from penstock.nn.operations import Activate, Activation, Linear, Norm, NormKind, Register
+from penstock.nn.operations import Attend as AttendOperation
+from penstock.nn.program import Head, Program
+from penstock.nn.reference import head_logits
+from penstock.nn.registers import Place, place_registers
 
-__all__ = ["compiles", "embedded", "projection", "run_compiled"]
+__all__ = ["CompiledExecutor", "why_not_compiled"]
 
-
-def compiles(dtype: torch.dtype, head_dim: int, linears: Iterable[Linear]) -> bool:
-    """Whether compiled kernels do all that layers of these projections do; else they run one by one."""
-    if not native.available() or dtype not in ELEMENTS or head_dim > native.MAX_HEAD_DIM:
-        return False
-    return all(isinstance(linear.weight, PackedWeight) for linear in linears)
-
-
-def projection(linear: Linear) -> Projection:
-    """A projection of layers that compile."""
-    weight = linear.weight
-    assert isinstance(weight, PackedWeight)
-    return weight, linear.bias
-
-
-def embedded(indices: Tensor, table: Embedding) -> Tensor:
-    """Rows of a table as a stream: `[T]` int64 to `[T, H]` float32, contiguous, ours to use up."""
-    return embedding(indices, table.weight, torch.float32).float()
+_NORMS = {NormKind.RMS: 0, NormKind.LAYER: 1}
+_ACTIVATIONS = {
+    Activation.SILU_AND_MUL: 0,
+    Activation.GELU_NEW: 1,
+    Activation.GELU: 2,
+    Activation.RELU: 3,
+    Activation.GELU_NEW_AND_MUL: 4,
+}
+"""What the compiled executor calls them (native/rows_call.h)."""
 
 
-def run_compiled(
-    compiled: NativeDecoder, stream: Tensor, positions: Tensor, attend: PagedAttend, out_dtype: torch.dtype
-) -> Tensor:
-    """All layers and the last norm; see `NativeDecoder.run`."""
-    return compiled.run(
-        stream,
-        positions,
-        attend.write_slots,
-        attend.keys,
-        attend.values,
-        attend.q_start,
-        attend.kv_len,
-        attend.block_table,
-        attend.scale,
-        out_dtype,
+def why_not_compiled(program: Program, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What keeps the compiled kernels from computing all of a program, in words; None if nothing does."""
+    if not native.available():
+        return "this installation was made without a C++ compiler"
+    if device.type != "cpu" or dtype not in ELEMENTS:
+        return f"compiled kernels compute in float32 and bfloat16 on a CPU, not in {dtype} on {device.type}"
+    for operation in program.operations():
+        if isinstance(operation, Linear) and not isinstance(operation.weight, PackedWeight):
+            return f"{operation} is not multiplied by the compiled kernels"
+        if isinstance(operation, AttendOperation) and operation.heads.dim > native.MAX_HEAD_DIM:
+            return f"heads of {operation.heads.dim} are wider than {native.MAX_HEAD_DIM}"
+    return None
+
+
+class CompiledExecutor:
+    """A `CausalLM` whose steps are one call each.
+
+    Immutable but for its working memory, of which each thread has its own, and for what it has seen last: caches, and a
+    step's tensors, which must not be resized in place.
+
+    Args:
+        program: what to compute; `why_not_compiled` has nothing against it.
+        dtype: of queries, keys and values before they are rotated and stored: bfloat16 or float32.
+
+    Raises:
+        ValueError: a shape or dtype does not fit.
+    """
+
+    def __init__(self, program: Program, dtype: torch.dtype) -> None:
+        self.program = program
+        self._out_dtype = _hidden_dtype(program.head)
+        self._scratch = Scratch()
+        self._seen_caches: tuple[Sequence[Tensor], Sequence[Tensor], Any] | None = None
+        self._seen_step: tuple[tuple[Tensor, ...], Any] | None = None
+        self._compiled = _compile(program, dtype)
+
+    @property
+    def shape(self) -> ModelShape:
+        """See `CausalLM.shape`."""
+        return self.program.shape
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM.logits`."""
+        return head_logits(self.program.head, hidden)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM.forward`.
+
+        Raises:
+            ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing was written then.
+        """
+        assert isinstance(attend, PagedAttend), "the compiled executor reads and writes the caches itself"
+        return self.compute_layers(self._embedded(token_ids, positions), positions, attend)
+
+    def compute_layers(self, stream: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
+        """From embeddings `[T, H]` float32, contiguous and used up, to what the head reads; raises as `forward`."""
+        if stream.shape != (len(positions), self.shape.hidden_size) or not stream.is_contiguous():
+            raise ValueError(f"stream must be [T, {self.shape.hidden_size}] and contiguous, not {tuple(stream.shape)}")
+        kv_len = attend.kv_len
+        step = self._step(positions, attend.write_slots, attend.q_start, kv_len, attend.block_table)
+        caches = self._caches(attend.keys, attend.values)
+        out = torch.empty(stream.shape, dtype=self._out_dtype)
+        longest = max(kv_len.tolist(), default=0)  # a step's tensors are small
+        size = self._compiled.scratch_bytes(len(positions), len(kv_len), longest)
+        self._compiled.run(
+            step, caches, stream.data_ptr(), out.data_ptr(), ELEMENTS[out.dtype], self._scratch.address_of(size), size
+        )
+        return out
+
+    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """The stream as layers find it: float32, contiguous, ours to use up."""
+        stream: Tensor | None = None
+        for embed in self.program.embedding:
+            rows = embedding(positions if embed.of_positions else token_ids, embed.table, torch.float32).float()
+            rows = rows if embed.scale == 1.0 else rows.mul_(embed.scale)
+            stream = rows if stream is None else stream.add_(rows)
+        assert stream is not None, "a program begins with an embedding"
+        return stream
+
+    def _step(self, *tensors: Tensor) -> Any:
+        """Where a step's tensors are; looked at anew only when they are others than in the last step."""
+        seen = self._seen_step
+        if seen is None or any(map(is_not, seen[0], tensors)):
+            self._seen_step = seen = tensors, _look_at_step(*tensors)
+        return seen[1]
+
+    def _caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
+        """Where the caches are; looked at anew only when they are others than in the last step."""
+        seen = self._seen_caches
+        if seen is None or seen[0] is not keys or seen[1] is not values:
+            self._seen_caches = seen = keys, values, self._look_at_caches(keys, values)
+        return seen[2]
+
+    def _look_at_caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
+        specs = self.program.caches
+        if not len(keys) == len(values) == len(specs):
+            raise ValueError(f"keys and values must be of {len(specs)} caches, not {len(keys)}, {len(values)}")
+        caches = native.module.Caches()
+        for k, v, spec in zip(keys, values, specs, strict=True):
+            address, value_address, kind, packed, num_blocks, block_size = cache_address(
+                k, v, spec.heads, spec.head_dim
+            )
+            caches.add(
+                keys=address,
+                values=value_address,
+                element=kind,
+                packed=packed,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                kv_heads=spec.heads,
+                head_dim=spec.head_dim,
+            )
+        return caches
+
+
+def _hidden_dtype(head: Head) -> torch.dtype:
+    """What the head is given: a quantised one rounds by itself, and one in float32 does not; rounding loses more."""
+    weight = head.weight
+    wide = isinstance(weight, PackedWeight) and weight.kind is not PackedKind.BF16
+    return torch.float32 if wide else torch.bfloat16
+
+
+def _look_at_step(positions: Tensor, write_slots: Tensor, q_start: Tensor, kv_len: Tensor, block_table: Tensor) -> Any:
+    count, rows = len(positions), len(kv_len)
+    if block_table.dim() != 2 or len(block_table) != rows or not block_table.is_contiguous():
+        raise ValueError(f"block_table must be [{rows}, M] and contiguous, not {tuple(block_table.shape)}")
+    return native.module.Step(
+        tokens=count,
+        rows=rows,
+        positions=vector("positions", positions, torch.int64, count),
+        write_slots=vector("write_slots", write_slots, torch.int64, count),
+        q_start=vector("q_start", q_start, torch.int32, rows + 1),
+        kv_len=vector("kv_len", kv_len, torch.int32, rows),
+        block_table=vector("block_table", block_table.view(-1), torch.int32, block_table.numel()),
+        table_width=block_table.shape[1],
     )
+
+
+def _compile(program: Program, dtype: torch.dtype) -> Any:
+    """The compiled program, which has addresses only: `program` keeps what lies there."""
+    layers = [*(lower(layer) for layer in program.layers), lower(program.final)]
+    places = place_registers([operation for layer in layers for operation in layer], dtype)
+    compiled = native.module.Program(hidden=program.shape.hidden_size)
+    for size in places.area_bytes:
+        compiled.area(bytes=size)
+    numbers: dict[Place, int] = {}
+    for place in places.distinct():
+        numbers[place] = compiled.register(width=place.width, element=ELEMENTS[place.dtype], area=place.area)
+    builder = _Builder(compiled, places.resolve(numbers))
+    index = 0
+    for number, layer in enumerate(layers):
+        if number < len(program.layers):  # what follows the last layer belongs to it
+            compiled.begin_layer()
+        for operation in layer:
+            builder.add(index, operation)
+            index += 1
+    return compiled
+
+
+class _Builder:
+    """Adds operations to a compiled program; `resolve` tells which register an operand is at an operation's index."""
+
+    def __init__(self, compiled: Any, resolve: Any) -> None:
+        self._compiled = compiled
+        self._resolve = resolve
+
+    def add(self, index: int, operation: Lowered) -> None:
+        match operation:
+            case Norm():
+                self._norm(index, operation)
+            case Linear():
+                self._linear(index, operation, operation.out, gated=False)
+            case Gated():
+                self._linear(index, operation.linear, operation.out, gated=True)
+            case Activate():
+                self._compiled.activation(
+                    kind=_ACTIVATIONS[operation.kind],
+                    x=self._columns(index, operation.x),
+                    out=self._columns(index, operation.out),
+                )
+            case Attended():
+                self._attend(index, operation)
+
+    def _columns(self, index: int, register: Register) -> Any:
+        return native.module.Columns(
+            register=self._resolve(index, register.name), first=register.first, width=register.width
+        )
+
+    def _norm(self, index: int, norm: Norm) -> None:
+        width = norm.x.width
+        self._compiled.norm(
+            kind=_NORMS[norm.kind],
+            x=self._columns(index, norm.x),
+            out=self._columns(index, norm.out),
+            weight=_vector("the weight of a norm", norm.weight, width),
+            bias=_vector("the bias of a norm", norm.bias, width),
+            eps=norm.eps,
+            adds=norm.adds,
+        )
+
+    def _linear(self, index: int, linear: Linear, out: Register, *, gated: bool) -> None:
+        weight = linear.weight
+        assert isinstance(weight, PackedWeight)
+        self._compiled.linear(
+            x=self._columns(index, linear.x),
+            out=self._columns(index, out),
+            kind=int(weight.kind),
+            outputs=weight.outputs,
+            inputs=weight.inputs,
+            weight=weight.data.data_ptr(),
+            bias=_vector("the bias of a projection", linear.bias, weight.outputs),
+            adds=linear.adds,
+            gated=gated,
+        )
+
+    def _attend(self, index: int, attended: Attended) -> None:
+        attend, rope, heads = attended.attend, attended.rope, attended.attend.heads
+        self._compiled.attend(
+            cache=attend.cache,
+            q_heads=heads.queries,
+            kv_heads=heads.keys,
+            head_dim=heads.dim,
+            q=self._columns(index, attend.q),
+            k=None if attend.k is None else self._columns(index, attend.k),
+            v=None if attend.v is None else self._columns(index, attend.v),
+            rotated=self._columns(index, attended.rotated),
+            out=self._columns(index, attend.out),
+            q_norm=_vector("q_norm", attended.q_norm, heads.dim),
+            k_norm=_vector("k_norm", attended.k_norm, heads.dim),
+            eps=attended.eps,
+            cos=0 if rope is None else _table("cos", rope.cos, heads.dim),
+            sin=0 if rope is None else _table("sin", rope.sin, heads.dim),
+            num_positions=0 if rope is None else len(rope.cos),
+            scale=attend.spec.scale,
+        )
+
+
+def _vector(name: str, x: Tensor | None, width: int) -> Any:
+    if x is None:
+        return native.module.Vector()
+    if x.shape != (width,) or not x.is_contiguous():
+        raise ValueError(f"{name} must be [{width}] and contiguous, not {tuple(x.shape)}")
+    return native.module.Vector(address=x.data_ptr(), element=element(name, x))
+
+
+def _table(name: str, table: Tensor, head_dim: int) -> int:
+    fits = table.dim() == 2 and table.shape[1] == head_dim // 2 and table.dtype == torch.float32
+    if not fits or not len(table):  # an empty one has no address, which would mean no rotation
+        raise ValueError(f"{name} must be [P, {head_dim // 2}] float32, not {tuple(table.shape)} {table.dtype}")
+    return vector(name, table.view(-1), torch.float32, table.numel())

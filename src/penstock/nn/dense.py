@@ -26,26 +26,17 @@ class DenseAttention:
 
     def __call__(
         self,
-        layer: int,
+        cache: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        spec: AttentionSpec | None = None,
+        k: Tensor | None,
+        v: Tensor | None,
+        spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Append and attend; see `Attend`. Computed in float32 and rounded once at the end.
-
-        Args:
-            layer: index of the layer.
-            q: `[T, Hq, D]`.
-            k: `[T, Hkv, D]`.
-            v: `[T, Hkv, D]`.
-            spec: what becomes of scores; None: they are scaled by `1 / sqrt(D)`.
-            sinks: `[Hq]`, or None; see `kernels.paged_attention`.
-        """
-        spec = spec or AttentionSpec(q.shape[-1] ** -0.5)
-        keys = _append(self._keys, layer, k)  # [L, Hkv, D]
-        values = _append(self._values, layer, v)  # [L, Hkv, D]
+        """Append and attend; see `Attend`. Computed in float32 and rounded once at the end."""
+        if k is not None and v is not None:
+            self._keys[cache], self._values[cache] = _append(self._keys, cache, k), _append(self._values, cache, v)
+        keys, values = self._keys[cache], self._values[cache]  # [L, Hkv, D]
         tokens, heads, head_dim = q.shape
         grouped = q.float().reshape(tokens, keys.shape[1], -1, head_dim)  # [T, Hkv, G, D], G queries a key head
         scores = torch.einsum("thgd,lhd->hgtl", grouped, keys.float()) * spec.scale  # [Hkv, G, T, L]
@@ -60,9 +51,8 @@ class DenseAttention:
         return out.reshape(tokens, heads, head_dim).to(q.dtype).contiguous()
 
 
-def _append(memory: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
-    memory[layer] = torch.cat((memory[layer], new)) if layer in memory else new.clone()
-    return memory[layer]
+def _append(memory: dict[int, Tensor], cache: int, new: Tensor) -> Tensor:
+    return torch.cat((memory[cache], new)) if cache in memory else new.clone()
 
 
 def _unseen(tokens: int, length: int, window: int | None, device: torch.device) -> Tensor:

@@ -120,6 +120,9 @@ class RotaryTable:
     cos: Tensor
     sin: Tensor
 
+    def __str__(self) -> str:
+        return f"rope[{', '.join(map(str, self.cos.shape))}]"
+
     @classmethod
     def build(cls, rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> RotaryTable:
         """Tabulate positions `[0, max_positions)`."""

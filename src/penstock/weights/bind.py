@@ -71,14 +71,24 @@ class Binder:
         """Whether the checkpoint holds a tensor of this name, taken or not."""
         return name in self._names
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor of exactly this shape, contiguous, in the binder's dtype and on its device.
+    def differ(self, first: str, second: str) -> bool:
+        """Whether two tensors of the checkpoint hold different numbers; neither counts as taken."""
+        shape = self._source.shape(first)
+        if shape != self._source.shape(second):
+            return True
+        numbers = [torch.empty(shape, dtype=self.dtype) for _ in range(2)]
+        for name, out in zip((first, second), numbers, strict=True):
+            self._source.read_into(name, out)
+        return not torch.equal(*numbers)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """One tensor of exactly this shape, contiguous, in `dtype` or the binder's, on its device.
 
         Raises:
             ModelFileError: it is missing, has another shape, was taken before, or cannot be read.
         """
         self._claim(name, shape)
-        out = torch.empty(shape, dtype=self.dtype, device=self.device)
+        out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         self._fill(name, out)
         self.bytes += out.nbytes
         return out

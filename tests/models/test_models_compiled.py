@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,21 +12,25 @@ import pytest
 import torch
 from tiny_checkpoints import VARIANTS, reference_logits, write_checkpoint
 
+from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.contract.plan import Admit, Row
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import SlotTables
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import _PagedAttend
 from penstock.kernels import native, onednn_linear
-from penstock.kernels.activation import gelu_new, silu_and_mul
-from penstock.kernels.native_decoder import NativeDecoder, NativeLayer
-from penstock.kernels.norm import layer_norm, rms_norm
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, unpack
 from penstock.models import load
-from penstock.models.gpt2 import GPT2, GPT2Layer
-from penstock.nn.decoder import Decoder, DecoderLayer
+from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
+from penstock.nn.causal_lm import PagedAttend
+from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.dense import DenseAttention
-from penstock.nn.layers import Embedding, LayerNorm, Linear, RMSNorm
+from penstock.nn.lowering import lower
+from penstock.nn.operations import Activation, Attend, Embed, Heads, NormKind, Operation, Register, Rotate
+from penstock.nn.program import OUT, STREAM, Head, Program
+from penstock.nn.reference import ReferenceExecutor
+from penstock.nn.rope import RotaryTable
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.packing import Packing
@@ -59,34 +63,36 @@ KEPT: list[TemporaryDirectory] = []
 
 
 @cache
-def model_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> Decoder | GPT2:
+def program_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> Program:
     directory = checkpoint(family, variant)
     files = open_model(directory)
     return load(files.config, Binder(files.source, dtype, "cpu", str(directory), packing=packing), "m")
 
 
-def prompt_of(model: Decoder | GPT2, length: int) -> list[int]:
+@cache
+def model_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> CompiledExecutor:
+    program = program_of(family, variant, packing, dtype)
+    assert why_not_compiled(program, dtype, CPU) is None
+    return CompiledExecutor(program, dtype)
+
+
+@cache
+def one_by_one_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16):
+    """The same program by the same kernels, operation by operation."""
+    return ReferenceExecutor(program_of(family, variant, packing, dtype), dtype)
+
+
+def prompt_of(model, length: int) -> list[int]:
     return [(7 * i + length) % model.shape.vocab_size for i in range(length)]
-
-
-@dataclass(frozen=True)
-class OneByOne:
-    """An attend whose caches a model cannot see."""
-
-    attend: _PagedAttend
-
-    def __call__(self, layer, q, k, v):
-        return self.attend(layer, q, k, v)
 
 
 @dataclass
 class Bench:
     """Sequences of a model over a store full of NaN."""
 
-    model: Decoder | GPT2
+    model: CompiledExecutor | ReferenceExecutor
     block_size: int = 16
     packed: bool = True
-    hidden_caches: bool = False
     cache_dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
@@ -107,75 +113,38 @@ class Bench:
         for row in planned:
             self.tables.advance(row)
         batch = self.tables.batch(planned, CPU)
-        attend = _PagedAttend(self.kv, batch, self.model.shape.head_dim**-0.5)
         with torch.inference_mode():
-            hidden = self.model.forward(
-                batch.token_ids, batch.positions + shift, OneByOne(attend) if self.hidden_caches else attend
-            )
+            hidden = self.model.forward(batch.token_ids, batch.positions + shift, _PagedAttend(self.kv, batch))
         return list(hidden.split([row.count for row in planned]))
 
 
-def whole(model: Decoder | GPT2, length: int, **options) -> torch.Tensor:
+def whole(model, length: int, **options) -> torch.Tensor:
     bench = Bench(model, **options)
     bench.admit(0, prompt_of(model, length))
     return bench.step((0, 0, length, True))[0]
 
 
-def exact_hidden(model: Decoder | GPT2, length: int) -> torch.Tensor:
-    """The same model on its packed numbers, in float32 throughout."""
-    exact = exact_gpt2(model) if isinstance(model, GPT2) else exact_decoder(model)
+def exact_hidden(model: CompiledExecutor, length: int) -> torch.Tensor:
+    """The same program on its packed numbers, in float32 throughout."""
+    exact = ReferenceExecutor(unpacked(model.program), torch.float32)
     with torch.inference_mode():
         return exact.forward(torch.tensor(prompt_of(model, length)), torch.arange(length), DenseAttention())
 
 
-def plain(linear: Linear) -> Linear:
-    weight = linear.weight
-    bias = None if linear.bias is None else linear.bias.float()
-    return Linear(unpack(weight) if isinstance(weight, PackedWeight) else weight.float(), bias)
+def unpacked(program: Program) -> Program:
+    def wide(value):
+        if isinstance(value, PackedWeight):
+            return unpack(value)
+        return value.float() if isinstance(value, torch.Tensor) else value
 
-
-def plain_table(table: Embedding) -> Embedding:
-    return Embedding(plain(Linear(table.weight)).weight, torch.float32)
-
-
-def wide(norm: RMSNorm | None) -> RMSNorm | None:
-    return None if norm is None else replace(norm, weight=norm.weight.float())
-
-
-def exact_decoder(model: Decoder) -> Decoder:
-    layers = tuple(
-        DecoderLayer(
-            wide(layer.attention_norm),
-            replace(
-                layer.attention,
-                qkv=plain(layer.attention.qkv),
-                output=plain(layer.attention.output),
-                q_norm=wide(layer.attention.q_norm),
-                k_norm=wide(layer.attention.k_norm),
-            ),
-            wide(layer.mlp_norm),
-            replace(layer.mlp, gate_up=plain(layer.mlp.gate_up), down=plain(layer.mlp.down)),
+    def all_of(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+        return tuple(
+            replace(each, **{field.name: wide(getattr(each, field.name)) for field in fields(each)})
+            for each in operations
         )
-        for layer in model.layers
-    )
-    return replace(model, embedding=plain_table(model.embedding), layers=layers, norm=wide(model.norm), compiled=None)
 
-
-def exact_gpt2(model: GPT2) -> GPT2:
-    def wide(norm: LayerNorm) -> LayerNorm:
-        return replace(norm, weight=norm.weight.float(), bias=norm.bias.float())
-
-    layers = tuple(
-        GPT2Layer(
-            wide(layer.attention_norm),
-            replace(layer.attention, qkv=plain(layer.attention.qkv), output=plain(layer.attention.output)),
-            wide(layer.mlp_norm),
-            replace(layer.mlp, up=plain(layer.mlp.up), down=plain(layer.mlp.down)),
-        )
-        for layer in model.layers
-    )
-    tokens, positions = plain_table(model.tokens), plain_table(model.positions)
-    return replace(model, tokens=tokens, positions=positions, layers=layers, norm=wide(model.norm), compiled=None)
+    layers = tuple(all_of(layer) for layer in program.layers)
+    return replace(program, embedding=all_of(program.embedding), layers=layers, final=all_of(program.final))
 
 
 def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
@@ -187,9 +156,8 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
 def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, packing):
     """Both against the same numbers in float32: one call rounds less often, and the rest is the luck of roundings."""
     model = model_of(family, variant, packing)
-    assert model.compiled is not None
     exact = exact_hidden(model, 40)
-    ours, one_by_one = whole(model, 40), whole(model, 40, hidden_caches=True)
+    ours, one_by_one = whole(model, 40), whole(one_by_one_of(family, variant, packing), 40)
     assert one_by_one.dtype == torch.bfloat16
     assert not torch.equal(ours, one_by_one), "the second did not run one by one"
     assert error(ours, exact) <= 1.5 * error(one_by_one, exact)
@@ -209,11 +177,10 @@ def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, varian
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
 def test_one_call_in_float32_has_the_bits_of_the_kernels_one_by_one(family, variant, packing):
     """Nothing is rounded between kernels, so there is nothing that one call could round less often."""
-    model = model_of(family, variant, packing, torch.float32)
-    assert model.compiled is not None
-    ours = whole(model, 40, cache_dtype=torch.float32)
+    ours = whole(model_of(family, variant, packing, torch.float32), 40, cache_dtype=torch.float32)
     assert ours.dtype == torch.float32
-    assert torch.equal(ours, whole(model, 40, cache_dtype=torch.float32, hidden_caches=True))
+    one_by_one = one_by_one_of(family, variant, packing, torch.float32)
+    assert torch.equal(ours, whole(one_by_one, 40, cache_dtype=torch.float32))
 
 
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
@@ -305,23 +272,25 @@ def test_a_cache_in_float32_serves_too(family, variant):
     assert (ours - wanted).square().mean() / wanted.square().mean() < 0.02**2
 
 
-@pytest.mark.parametrize("hidden_caches", [False, True])
+@pytest.mark.parametrize("executor_of", [model_of, one_by_one_of])
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
-def test_an_int8_cache_serves_too(family, variant, hidden_caches):
-    model = model_of(family, variant, Packing.BF16)
-    ours = whole(model, 40, cache_dtype=torch.int8, hidden_caches=hidden_caches)
-    assert not torch.equal(ours, whole(model, 40, hidden_caches=hidden_caches)), "nothing was rounded to int8"
+def test_an_int8_cache_serves_too(family, variant, executor_of):
+    model = executor_of(family, variant, Packing.BF16)
+    ours = whole(model, 40, cache_dtype=torch.int8)
+    assert not torch.equal(ours, whole(model, 40)), "nothing was rounded to int8"
     assert error(ours, exact_hidden(model, 40)) < 0.1**2
 
 
-@pytest.mark.parametrize(("family", "variant"), [("gpt2", "tied"), ("llama", "wide_heads_untied")])
-def test_a_model_with_plain_weights_runs_one_by_one(family, variant):
-    directory = checkpoint(family, variant)
-    files = open_model(directory)
+def test_what_the_compiled_kernels_do_not_do_is_said():
     for dtype in (torch.float32, torch.bfloat16):
-        assert load(files.config, Binder(files.source, dtype, "cpu", "m"), "m").compiled is None
+        assert "is not multiplied" in why_not_compiled(program_of("gpt2", "tied", Packing.DENSE, dtype), dtype, CPU)
+    packed = program_of("gpt2", "tied", Packing.BF16)
+    assert "not in torch.float16" in why_not_compiled(packed, torch.float16, CPU)
+    assert "on cuda" in why_not_compiled(packed, torch.bfloat16, torch.device("cuda"))
+    assert "heads of 257 are wider than 256" in why_not_compiled(small(head_dim=257), torch.bfloat16, CPU)
     if onednn_linear.available():
-        assert model_of("llama", "wide_heads_untied", Packing.ONEDNN).compiled is None
+        onednn = program_of("llama", "wide_heads_untied", Packing.ONEDNN)
+        assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, CPU)
 
 
 BAD = {
@@ -332,10 +301,8 @@ BAD = {
     "kv_len short": ("kv_len must count", lambda a: a["kv_len"].fill_(1)),
     "kv_len long": ("block_table is too narrow", lambda a: a["kv_len"].fill_(500)),
     "block_table": ("block_table names a block", lambda a: a["block_table"].fill_(96)),
-    "stream": ("stream must be", lambda a: a.update(stream=a["stream"][:, :-1])),
-    "stream dtype": ("stream must be", lambda a: a.update(stream=a["stream"].bfloat16())),
     "positions dtype": ("positions must be", lambda a: a.update(positions=a["positions"].int())),
-    "layers": ("layers", lambda a: a.update(keys=a["keys"][:-1])),
+    "caches": ("caches", lambda a: a.update(keys=a["keys"][:-1])),
     "shape of keys": ("k_cache must be", lambda a: a.update(keys=[k[..., :1] for k in a["keys"]])),
     "mixed layouts": (
         "must be",
@@ -347,6 +314,14 @@ BAD = {
 }
 
 
+class Shown(PagedAttend):
+    """Caches and rows as they are given."""
+
+    def __init__(self, keys, values, write_slots, q_start, kv_len, block_table):
+        self.keys, self.values, self.write_slots = keys, values, write_slots
+        self.q_start, self.kv_len, self.block_table = q_start, kv_len, block_table
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
@@ -354,7 +329,6 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
     for held in (*kv.keys, *kv.values):
         held.fill_(3.0)
     step = {
-        "stream": torch.ones(4, model.shape.hidden_size),
         "positions": torch.arange(4),
         "write_slots": torch.arange(4) + 32,
         "keys": kv.keys,
@@ -362,44 +336,76 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
         "q_start": torch.tensor([0, 4], dtype=torch.int32),
         "kv_len": torch.tensor([4], dtype=torch.int32),
         "block_table": torch.tensor([[2]], dtype=torch.int32),
-        "scale": 0.2,
     }
     message, spoil = BAD[bad]
     spoil(step)
-    before = step["stream"].clone()
+    positions = step.pop("positions")
     with pytest.raises(ValueError, match=message):
-        model.compiled.run(**step)
-    assert torch.equal(step["stream"], before)
+        model.forward(torch.arange(4), positions, Shown(**step))
     assert all(bool((held == 3.0).all()) for held in (*kv.keys, *kv.values))
 
 
-def plan(**changed: object) -> NativeDecoder:
-    """A decoder of one layer, 4 wide, with two heads, of layer norms and without gates or rotation."""
-    ones, described = torch.ones(4), {}
-    qkv, output, up, down = ((pack_bf16(torch.ones(n, k)), None) for n, k in ((12, 4), (4, 4), (6, 4), (4, 6)))
-    described["layers"] = [NativeLayer((ones, ones), qkv, None, None, output, (ones, ones), up, down)]
-    described |= {"hidden": 4, "inner": 6, "q_heads": 2, "kv_heads": 2, "head_dim": 2, "eps": 1e-5}
-    described |= {"normalise": layer_norm, "activation": gelu_new, "norm": (ones, ones), "rotation": None}
-    described |= {"dtype": torch.bfloat16}
-    return NativeDecoder(**described | changed)
+def small(
+    *, norm_bias: bool = True, norm_kind: NormKind = NormKind.LAYER, head_dim: int = 2, inner: int = 6, rope=None, **mlp
+) -> Program:
+    """A program of one layer, 4 wide, with two heads."""
+    stream, ones = Register(STREAM, 4), torch.ones(4)
+
+    def projection(outputs: int, inputs: int) -> Projection:
+        return Projection(pack_bf16(torch.ones(outputs, inputs)))
+
+    norm = Normalization(norm_kind, ones, ones if norm_bias else None, 1e-5)
+    width = 2 * head_dim
+    attention = Attention(
+        Heads(2, 2, head_dim), projection(3 * width, 4), projection(4, width), 0, AttentionSpec(1.0), rope
+    )
+    feed_forward = PlainMlp(projection(inner, 4), projection(4, 6), 6, **{"activation": Activation.GELU_NEW, **mlp})
+    return Program(
+        shape=ModelShape(1, 4, 2, 2, head_dim, 8, 9),
+        embedding=(Embed(stream, torch.ones(8, 4)),),
+        layers=((*residual(stream, attention, before=norm), *residual(stream, feed_forward, before=norm)),),
+        final=norm(stream, Register(OUT, 4)),
+        head=Head(torch.ones(8, 4)),
+        caches=(KvCacheSpec(2, head_dim),),
+    )
 
 
-def test_a_plan_is_refused_that_does_not_fit_its_weights():
-    table, ones = torch.ones(9, 1), torch.ones(4)
-    assert plan(rotation=(table, table)), "and the rest of it fits"
-    for message, changed in {
-        "must be one of rms_norm, layer_norm": {"normalise": gelu_new},
-        "must be one of silu_and_mul, gelu_new, gelu, relu": {"activation": rms_norm},
-        "dtype must be float32 or bfloat16": {"dtype": torch.float16},
-        "an RMS norm has no bias": {"normalise": rms_norm},
-        "does not have the sizes of its place": {"activation": silu_and_mul},
-        "the bias of norm must be": {"norm": (ones, torch.ones(3))},
-        r"cos must be \[P, 1\]": {"rotation": (torch.ones(9, 2), table)},
-        "cos must be": {"rotation": (table[:0], table[:0])},
-        "rotation wants": {"rotation": (table, table), "head_dim": 3},
+def test_a_program_is_refused_that_does_not_fit_its_weights():
+    def table(width: int, positions: int = 9) -> RotaryTable:
+        return RotaryTable(torch.ones(positions, width), torch.ones(positions, width))
+
+    assert CompiledExecutor(small(rope=table(1)), torch.bfloat16), "and the rest of it fits"
+    for message, program in {
+        "an RMS norm has no bias": small(norm_kind=NormKind.RMS),
+        "does not have the sizes of its operands": small(inner=7),
+        "widths do not fit": small(activation=Activation.GELU_NEW_AND_MUL),
+        "rotation wants": small(rope=table(1), head_dim=3),
+        r"cos must be \[P, 1\]": small(rope=table(2)),
+        "cos must be": small(rope=table(1, positions=0)),
     }.items():
         with pytest.raises(ValueError, match=message):
-            plan(**changed)
+            CompiledExecutor(program, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        (
+            "not rotated alike",
+            lambda ops, q, k: [each for each in ops if not (isinstance(each, Rotate) and each.x == k)],
+        ),
+        ("is no query or key", lambda ops, q, k: [replace(ops[0], x=Register("qkv", 4, 1)), *ops]),
+        ("not followed by an attention", lambda ops, q, k: ops[:2]),
+    ],
+)
+def test_what_no_kernel_does_alone_is_refused_while_a_program_is_lowered(message, change):
+    table = RotaryTable(torch.ones(9, 1), torch.ones(9, 1))
+    q, k, v = Register("qkv", 12).columns(0, 4), Register("qkv", 12).columns(4, 4), Register("qkv", 12).columns(8, 4)
+    attend = Attend(Register("mixed", 4), q, k, v, 0, Heads(2, 2, 2), AttentionSpec(1.0))
+    operations = [Rotate(q, 2, table), Rotate(k, 2, table), attend]
+    assert len(lower(tuple(operations))) == 1
+    with pytest.raises(ValueError, match=message):
+        lower(tuple(change(operations, q, k)))
 
 
 def test_learned_positions_are_checked_before_anything_is_written():
@@ -414,8 +420,15 @@ def test_a_step_without_rows_gives_nothing():
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
     kv = KVStore(model.shape, 2, 16, torch.bfloat16, CPU)
     none, nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
-    out = model.compiled.run(
-        torch.empty(0, model.shape.hidden_size),
-        *(none, none, kv.keys, kv.values, torch.zeros(1, dtype=torch.int32), nothing, nothing.view(0, 1), 1.0),
+    rows = Shown(kv.keys, kv.values, none, torch.zeros(1, dtype=torch.int32), nothing, nothing.view(0, 1))
+    assert model.forward(none, none, rows).shape == (0, model.shape.hidden_size)
+
+
+def test_a_program_prints_what_it_does_line_by_line():
+    lines = str(program_of("qwen3", "wide_heads_tied", Packing.BF16)).splitlines()
+    assert lines[0].startswith("stream   <- embed(token_ids, W[")
+    assert "  normed   <- rms_norm(stream, w[48], eps 1e-06)" in lines
+    assert any(
+        line.strip().startswith("mixed    <- attend(qkv[0:120], qkv[120:160], qkv[160:200], cache 0") for line in lines
     )
-    assert out.shape == (0, model.shape.hidden_size)
+    assert lines[-1] == "logits   <- head(out)"

@@ -1,4 +1,4 @@
-"""Where layers get their tensors from: the part of a binder that layers see.
+"""Where models get their tensors from: the part of a binder that they see.
 
 Decides the signature only. Does not know files, dtypes on disk or quantisation; whoever implements it answers with
 tensors of the final dtype on the final device, and fails by name on whatever is missing or has another shape.
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from penstock.kernels.linear import Weight
 
-__all__ = ["Parameters"]
+__all__ = ["WeightLoader"]
 
 
-class Parameters(Protocol):
+class WeightLoader(Protocol):
     """A checkpoint's tensors, each to be taken or refused by name."""
 
     @property
@@ -30,8 +30,8 @@ class Parameters(Protocol):
         """Of every tensor."""
         ...
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, which must have `shape`; owned by the caller."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor `name`, which must have `shape`, in `dtype` or the loader's; owned by the caller."""
         ...
 
     def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
@@ -57,6 +57,10 @@ class Parameters(Protocol):
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of this name."""
+        ...
+
+    def differ(self, first: str, second: str) -> bool:
+        """Whether two tensors of the checkpoint hold different numbers; neither counts as taken."""
         ...
 
     def ignore(self, name: str) -> None:

@@ -1,0 +1,253 @@
+// Programs as Python objects: built once from addresses and sizes, then run step by step.
+//
+// Addresses of 0 are absent tensors; an element is 0 (float32) or 1 (bfloat16). Every operation is checked when it is
+// added, and everything of a step that a kernel would trust before the first of them runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "checks.h"
+#include "dispatch.h"
+#include "executor.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace penstock {
+namespace {
+
+// A weight or bias of one row: its address and element.
+struct Vector {
+    uintptr_t address = 0;
+    int element = 0;
+
+    ConstRows rows() const { return {pointer<void>(address), 0, element_of(element)}; }
+};
+
+// The caches that a step's operations read and write, and how many blocks each has.
+struct Caches {
+    std::vector<KvCache> caches;
+    std::vector<int64_t> num_blocks;
+
+    void add(uintptr_t keys, uintptr_t values, int element, bool packed, int64_t blocks, int block_size, int kv_heads,
+             int head_dim) {
+        check_heads(kv_heads, head_dim);
+        const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(element), packed,
+                            block_size,          kv_heads,              head_dim};
+        check_cache(cache, blocks);
+        caches.push_back(cache);
+        num_blocks.push_back(blocks);
+    }
+};
+
+Norm norm_kind_of(int kind) {
+    require(kind >= 0 && kind <= static_cast<int>(Norm::layer), "a norm must be 0 (RMS) or 1 (layer norm)");
+    return static_cast<Norm>(kind);
+}
+
+Activation activation_of(int kind) {
+    require(kind >= 0 && kind <= static_cast<int>(Activation::gelu_new_and_mul),
+            "activation must be 0 (silu_and_mul), 1 (gelu_new), 2 (gelu), 3 (relu) or 4 (gelu_new_and_mul)");
+    return static_cast<Activation>(kind);
+}
+
+bool gates(Activation kind) { return kind == Activation::silu_and_mul || kind == Activation::gelu_new_and_mul; }
+
+void check_columns(const Program& program, const Columns& columns) {
+    require(columns.in >= 0 && size_t(columns.in) < program.registers.size(), "an operand names no register");
+    const int64_t width = program.registers[size_t(columns.in)].width;
+    require(columns.first >= 0 && columns.width >= 1 && columns.first + columns.width <= width,
+            "an operand lies outside its register");
+}
+
+void make_program(Program* place, int64_t hidden) {
+    require(hidden >= 1 && hidden <= kMostInputs, "hidden must be between 1 and 65536");
+    new (place) Program{};
+    place->registers = {{hidden, Element::f32, -1}, {hidden, Element::f32, -1}};
+}
+
+int add_area(Program& program, int64_t bytes) {
+    require(bytes >= 1 && bytes < kMostRows, "an area has bytes");
+    program.area_bytes.push_back(bytes);
+    return int(program.area_bytes.size()) - 1;
+}
+
+int add_register(Program& program, int64_t width, int element, int area) {
+    require(area >= 0 && size_t(area) < program.area_bytes.size(), "a register names no area");
+    const Element of = element_of(element);
+    require(width >= 1 && width * (of == Element::f32 ? 4 : 2) <= program.area_bytes[size_t(area)],
+            "a register does not fit its area");
+    program.registers.push_back({width, of, area});
+    return int(program.registers.size()) - 1;
+}
+
+void begin_layer(Program& program) { program.layer_starts.push_back(int64_t(program.operations.size())); }
+
+void add_norm(Program& program, int kind, const Columns& x, const Columns& out, const Vector& weight,
+              const Vector& bias, float eps, bool adds) {
+    check_columns(program, x);
+    check_columns(program, out);
+    const Norm norm = norm_kind_of(kind);
+    require(x.width == out.width, "a norm keeps its width");
+    require(weight.address != 0, "the weight of a norm must be given");
+    require(norm == Norm::layer ? !adds : bias.address == 0, "an RMS norm has no bias, and a layer norm adds to nothing");
+    program.operations.push_back(NormOperation{norm, x, out, weight.rows(), bias.rows(), eps, adds});
+}
+
+void add_linear(Program& program, const Columns& x, const Columns& out, int kind, int64_t outputs, int64_t inputs,
+                uintptr_t weight, const Vector& bias, bool adds, bool gated) {
+    check_columns(program, x);
+    check_columns(program, out);
+    check_sizes(outputs, inputs);
+    require(x.width == inputs && out.width == (gated ? outputs / 2 : outputs),
+            "a weight does not have the sizes of its operands");
+    require(!gated || (!adds && outputs % (2 * kPanel) == 0), "gates want whole panels, and add to nothing");
+    require(weight != 0, "weight must be given");
+    program.operations.push_back(LinearOperation{x, out, kind_of(kind), outputs, inputs, pointer<uint8_t>(weight),
+                                                 bias.rows(), adds, gated});
+}
+
+void add_activation(Program& program, int kind, const Columns& x, const Columns& out) {
+    check_columns(program, x);
+    check_columns(program, out);
+    const Activation activation = activation_of(kind);
+    require(x.width == (gates(activation) ? 2 * out.width : out.width), "an activation's widths do not fit");
+    require(!gates(activation) || x.first == 0 || x.in != out.in, "gates are not computed in place");
+    program.operations.push_back(ActivationOperation{activation, x, out});
+}
+
+void add_attend(Program& program, int cache, int q_heads, int kv_heads, int head_dim, const Columns& q,
+                const Columns* k, const Columns* v, const Columns& rotated, const Columns& out,
+                const Vector& q_norm, const Vector& k_norm, float eps, uintptr_t cos, uintptr_t sin,
+                int64_t num_positions, float scale) {
+    check_heads(kv_heads, head_dim);
+    require(cache >= 0, "cache must not be negative");
+    require(q_heads >= 1 && q_heads <= kMostInputs && q_heads % kv_heads == 0,
+            "q_heads must be a multiple of kv_heads, up to 65536");
+    for (const Columns* each : {&q, &rotated, &out}) {
+        check_columns(program, *each);
+        require(each->width == int64_t(q_heads) * head_dim, "queries have a width of q_heads * head_dim");
+    }
+    require((k == nullptr) == (v == nullptr), "keys and values are given together");
+    for (const Columns* each : {k, v}) {
+        if (!each) continue;
+        check_columns(program, *each);
+        require(each->width == int64_t(kv_heads) * head_dim, "keys and values have a width of kv_heads * head_dim");
+    }
+    const bool rotates = cos != 0;
+    require(rotates == (sin != 0) && rotates == (num_positions >= 1) && (!rotates || head_dim % 2 == 0),
+            "rotation wants cos, sin and an even head_dim");
+    const Columns none{};
+    program.operations.push_back(AttendOperation{cache, q_heads, kv_heads, head_dim, q, k ? *k : none, v ? *v : none,
+                                                 rotated, out, q_norm.rows(), k_norm.rows(), eps, pointer<float>(cos),
+                                                 pointer<float>(sin), num_positions, scale});
+}
+
+int64_t scratch_bytes(const Program& program, int64_t tokens, int rows, int longest) {
+    require(rows >= 0 && tokens >= rows && tokens < kMostRows && longest >= 0, "sizes must not be negative");
+    return program_scratch(program, tokens, rows, longest, pool().threads());
+}
+
+void make_step(Step* place, int64_t tokens, int rows, uintptr_t positions, uintptr_t write_slots, uintptr_t q_start,
+               uintptr_t kv_len, uintptr_t block_table, int64_t table_width) {
+    require(rows >= 0 && tokens >= 0 && tokens < kMostRows, "rows and tokens must not be negative");
+    require((rows == 0) == (tokens == 0), "there must be tokens where there are rows");
+    require(rows == 0 || (positions && write_slots), "positions and write_slots must be given");
+    require(rows == 0 || (q_start && kv_len && block_table && table_width >= 1),
+            "q_start, kv_len and block_table must be given");
+    new (place) Step{};
+    place->tokens = tokens;
+    place->rows = rows;
+    place->positions = pointer<int64_t>(positions);
+    place->write_slots = pointer<int64_t>(write_slots);
+    place->q_start = pointer<int32_t>(q_start);
+    place->kv_len = pointer<int32_t>(kv_len);
+    place->block_table = pointer<int32_t>(block_table);
+    place->table_width = table_width;
+}
+
+// Of a step and the caches of all operations that attend; a program has few kinds of them.
+void check_attention(const Program& program, const Step& step, const Caches& caches) {
+    int64_t num_positions = INT64_MAX, num_blocks = INT64_MAX;
+    int32_t block_size = 0;
+    for (size_t i = 0; i < program.operations.size(); i++) {
+        const AttendOperation* attend = program.attends(i);
+        if (!attend) continue;
+        require(size_t(attend->cache) < caches.caches.size(), "there must be keys and values for each layer");
+        const KvCache& cache = caches.caches[size_t(attend->cache)];
+        require(cache.kv_heads == attend->kv_heads && cache.head_dim == attend->head_dim,
+                "a cache does not have the heads of its layer");
+        require(block_size == 0 || cache.block_size == block_size, "the blocks of all caches must be of one size");
+        block_size = cache.block_size;
+        num_blocks = std::min(num_blocks, caches.num_blocks[size_t(attend->cache)]);
+        if (attend->cos) num_positions = std::min(num_positions, attend->num_positions);
+    }
+    if (block_size == 0) return;
+    AttentionCall described{};
+    described.cache.block_size = block_size;
+    described.rows = step.rows;
+    described.q_start = step.q_start;
+    described.kv_len = step.kv_len;
+    described.block_table = step.block_table;
+    described.table_width = step.table_width;
+    check_ragged_rows(described, step.tokens, num_blocks);
+    check_slots(step.write_slots, step.tokens, num_blocks * block_size);
+    if (num_positions != INT64_MAX) check_positions(step.positions, step.tokens, num_positions);
+}
+
+void run(const Program& program, const Step& described, const Caches& caches, uintptr_t stream, uintptr_t out,
+         int out_element, uintptr_t scratch, int64_t scratch_bytes) {
+    if (described.rows == 0) return;
+    Step step = described;
+    step.caches = caches.caches.data();
+    step.stream = pointer<float>(stream);
+    step.out = {pointer<void>(out), program.registers[kOut].width, element_of(out_element)};
+    step.scratch = pointer<uint8_t>(scratch);
+    step.scratch_bytes = scratch_bytes;
+    require(stream && out, "stream and out must be given");
+    check_attention(program, step, caches);
+    require(scratch != 0 && scratch % 64 == 0 && scratch_bytes >= program_scratch(program, step.tokens, step.rows, 0, 1),
+            "scratch must be aligned to 64 bytes and have scratch_bytes()");
+    nb::gil_scoped_release released;
+    run_program(program, step, kernels(), pool());
+}
+
+}  // namespace
+}  // namespace penstock
+
+void bind_program(nb::module_& module) {
+    using namespace penstock;
+    nb::class_<Columns>(module, "Columns", "Neighbouring columns of a register.")
+        .def(nb::init<int32_t, int64_t, int64_t>(), "register"_a, "first"_a, "width"_a);
+    nb::class_<Vector>(module, "Vector", "A tensor of one row; without an address, none.")
+        .def(nb::init<>())
+        .def("__init__", [](Vector* place, uintptr_t address, int element) { new (place) Vector{address, element}; },
+             "address"_a, "element"_a);
+    nb::class_<Caches>(module, "Caches", "Keys and values of every layer that has its own; memory must outlive it.")
+        .def(nb::init<>())
+        .def("add", &Caches::add, "keys"_a, "values"_a, "element"_a, "packed"_a, "num_blocks"_a, "block_size"_a,
+             "kv_heads"_a, "head_dim"_a);
+    nb::class_<Step>(module, "Step", "The rows of a step; tensors must outlive it.")
+        .def("__init__", &make_step, "tokens"_a, "rows"_a, "positions"_a, "write_slots"_a, "q_start"_a, "kv_len"_a,
+             "block_table"_a, "table_width"_a);
+    nb::class_<Program>(module, "Program", "A model's operations, and its whole forward as one call.")
+        .def("__init__", &make_program, "hidden"_a)
+        .def("area", &add_area, "bytes"_a, "An area of scratch with so many bytes for each token; gives its number.")
+        .def("register", &add_register, "width"_a, "element"_a, "area"_a, "A register in an area; gives its number.")
+        .def("begin_layer", &begin_layer, "What is added from now on belongs to the next layer.")
+        .def("norm", &add_norm, "kind"_a, "x"_a, "out"_a, "weight"_a, "bias"_a, "eps"_a, "adds"_a)
+        .def("linear", &add_linear, "x"_a, "out"_a, "kind"_a, "outputs"_a, "inputs"_a, "weight"_a, "bias"_a, "adds"_a,
+             "gated"_a)
+        .def("activation", &add_activation, "kind"_a, "x"_a, "out"_a)
+        .def("attend", &add_attend, "cache"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "q"_a, "k"_a.none(),
+             "v"_a.none(), "rotated"_a, "out"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "cos"_a, "sin"_a, "num_positions"_a,
+             "scale"_a)
+        .def("scratch_bytes", &scratch_bytes, "tokens"_a, "rows"_a, "longest"_a,
+             "Bytes of scratch with which run() is quickest.")
+        .def("run", &run, "step"_a, "caches"_a, "stream"_a, "out"_a, "out_element"_a, "scratch"_a, "scratch_bytes"_a,
+             "From embeddings to what comes out; keys and values are stored.");
+}

@@ -1,0 +1,233 @@
+// A program's operations one after the other, over all tokens of a step together or shard by shard (shards.h).
+#include "executor.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "kv_prefetcher.h"
+#include "pool.h"
+#include "shards.h"
+
+namespace penstock {
+namespace {
+
+// Scratch, one after the other, each on a cache line:
+//
+//     | areas of registers | of the linear kernels | of attention |
+//
+// Where a step is shared out, each shard has all but the last of them to itself, one shard after the other.
+
+int64_t area_size(const Program& program, size_t area, int64_t tokens) {
+    return round_up(tokens * program.area_bytes[area], 64);
+}
+
+int64_t areas_size(const Program& program, int64_t tokens) {
+    int64_t size = 0;
+    for (size_t area = 0; area < program.area_bytes.size(); area++) size += area_size(program, area, tokens);
+    return size;
+}
+
+int64_t linear_stride(const Program& program) {
+    int64_t most = 0;
+    for (const Operation& operation : program.operations) {
+        if (const auto* linear = std::get_if<LinearOperation>(&operation)) {
+            most = std::max(most, scratch_stride(linear->kind, linear->inputs));
+        }
+    }
+    return most;
+}
+
+int64_t shard_scratch(const Program& program, int64_t tokens) {
+    return areas_size(program, tokens) + tokens * linear_stride(program);  // strides are multiples of 64
+}
+
+// The areas of all shards together are larger than those of the whole step by so much at most, for each shard.
+int64_t lost_by_rounding(const Program& program) { return int64_t(program.area_bytes.size()) * 64; }
+
+int64_t element_size(Element element) { return element == Element::f32 ? sizeof(float) : sizeof(uint16_t); }
+
+Rows from_token(const Rows& rows, int64_t token) {
+    return {static_cast<uint8_t*>(rows.data) + token * rows.stride * element_size(rows.element), rows.stride, rows.element};
+}
+
+ConstRows read(const Rows& rows) { return {rows.data, rows.stride, rows.element}; }
+
+// The operations of one step for one shard of it.
+class Run {
+public:
+    Run(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, const Shard& shard,
+        uint8_t* scratch, KvPrefetcher* prefetcher)
+        : program_(program), step_(step), kernels_(kernels), pool_(pool), shard_(shard), scratch_(scratch),
+          linear_scratch_(scratch + areas_size(program, shard.tokens)), prefetcher_(prefetcher) {}
+
+    // Calls stored() once the keys and values of this shard lie in the cache, and goes on when it returns.
+    template <class Stored>
+    void operate(const Operation& operation, const Stored& stored) const {
+        if (const auto* linear = std::get_if<LinearOperation>(&operation)) {
+            project(*linear);
+        } else if (const auto* norm = std::get_if<NormOperation>(&operation)) {
+            normalise(*norm);
+        } else if (const auto* activation = std::get_if<ActivationOperation>(&operation)) {
+            activate(*activation);
+        } else {
+            attend(std::get<AttendOperation>(operation), stored);
+        }
+    }
+
+private:
+    Rows rows(const Columns& columns) const {
+        const Register& in = program_.registers[size_t(columns.in)];
+        Rows whole{nullptr, in.width, in.element};
+        if (columns.in == kStream) {
+            whole = from_token({step_.stream, in.width, Element::f32}, shard_.token);
+        } else if (columns.in == kOut) {
+            whole = from_token(step_.out, shard_.token);
+        } else {
+            uint8_t* area = scratch_;
+            for (int32_t i = 0; i < in.area; i++) area += area_size(program_, size_t(i), shard_.tokens);
+            whole.data = area;
+        }
+        whole.data = static_cast<uint8_t*>(whole.data) + columns.first * element_size(whole.element);
+        return whole;
+    }
+
+    void normalise(const NormOperation& by) const {
+        const Rows out = rows(by.out);
+        NormCall call{shard_.tokens, by.x.width, rows(by.x), {}, by.weight, by.bias, by.eps, out};
+        if (by.adds) call.addend = read(out);
+        norm_kernel(kernels_, by.kind)(call, pool_);
+    }
+
+    void project(const LinearOperation& by) const {
+        const Rows out = rows(by.out);
+        const LinearCall call{shard_.tokens, by.outputs, by.inputs, read(rows(by.x)), by.weight, by.bias,
+                              by.adds ? read(out) : ConstRows{}, out, linear_scratch_, by.gated, prefetcher_};
+        linear_kernel(kernels_, by.kind)(call, pool_);
+    }
+
+    void activate(const ActivationOperation& by) const {
+        activation_kernel(kernels_, by.kind)({shard_.tokens, by.out.width, read(rows(by.x)), rows(by.out)}, pool_);
+    }
+
+    template <class Stored>
+    void attend(const AttendOperation& by, const Stored& stored) const {
+        const KvCache& cache = step_.caches[by.cache];
+        const Rows q = rows(by.rotated), mixed = rows(by.out);
+        const auto of_keys = [&](const Columns& columns) { return columns.width ? read(rows(columns)) : ConstRows{}; };
+        kernels_.rotate_and_store({shard_.tokens, read(rows(by.q)), of_keys(by.k), of_keys(by.v), q, cache, by.q_heads,
+                                   step_.write_slots + shard_.token, step_.positions + shard_.token, by.cos, by.sin,
+                                   by.q_norm, by.k_norm, by.eps},
+                                  pool_);
+        stored();
+        // `q_start` counts the tokens of the step from its first.
+        const Rows step_q = from_token(q, -shard_.token), step_mixed = from_token(mixed, -shard_.token);
+        kernels_.attention({read(step_q), step_mixed, cache, by.q_heads, shard_.rows, shard_.q_start, shard_.kv_len,
+                            step_.block_table + shard_.row * step_.table_width, step_.table_width, by.scale,
+                            shard_.attention_scratch, size_t(shard_.attention_scratch_bytes)},
+                           pool_);
+    }
+
+    const Program& program_;
+    const Step& step_;
+    const KernelTable& kernels_;
+    Pool& pool_;
+    const Shard& shard_;
+    uint8_t* scratch_;
+    uint8_t* linear_scratch_;
+    KvPrefetcher* prefetcher_;  // or null
+};
+
+// How far the shards of a step are, for those who must wait for another.
+class Progress {
+public:
+    explicit Progress(int shards) : shards_(shards) {
+        for (int i = 0; i < shards; i++) {
+            stored_[i].store(0, std::memory_order_relaxed);
+            layer_[i].store(INT64_MAX, std::memory_order_relaxed);  // nobody waits for a shard before it begins
+        }
+    }
+
+    // No shard may be further ahead of another than the shared cache holds layers.
+    void begin_layer(int mine, int64_t layer, int64_t apart) {
+        layer_[mine].store(layer, std::memory_order_relaxed);
+        for (int other = 0; other < shards_; other++) {
+            wait_until([&] { return layer_[other].load(std::memory_order_relaxed) >= layer - apart; });
+        }
+    }
+
+    // The keys and values of `mine` lie in `caches` caches; returns when those of all from `first` on do.
+    void store(int mine, int first, int64_t caches) {
+        stored_[mine].store(caches, std::memory_order_release);
+        for (int earlier = first; earlier < mine; earlier++) {
+            wait_until([&] { return stored_[earlier].load(std::memory_order_acquire) >= caches; });
+        }
+    }
+
+    void end(int mine) { layer_[mine].store(INT64_MAX, std::memory_order_relaxed); }
+
+private:
+    int shards_;
+    std::atomic<int64_t> stored_[kMostShards], layer_[kMostShards];
+};
+
+// Each shard by a thread of its own, on a pool of one.
+void run_shards(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, const Shard* shards) {
+    const int count = pool.threads();
+    const int64_t apart = layers_apart(program);
+    uint8_t* scratch[kMostShards];
+    for (int i = 0; i < count; i++) {
+        scratch[i] = i == 0 ? step.scratch : scratch[i - 1] + shard_scratch(program, shards[i - 1].tokens);
+    }
+    Progress progress(count);
+    pool.run(count, [&](int mine) {
+        Pool alone(1);
+        const Shard& shard = shards[mine];
+        KvPrefetcher prefetcher(program, step, shard);
+        const Run run(program, step, kernels, alone, shard, scratch[mine], &prefetcher);
+        prefetcher.aim_at_next();
+        int64_t layer = 0, attended = 0;
+        for (size_t i = 0; i < program.operations.size(); i++) {
+            if (layer < int64_t(program.layer_starts.size()) && program.layer_starts[size_t(layer)] == int64_t(i)) {
+                progress.begin_layer(mine, layer++, apart);
+            }
+            run.operate(program.operations[i], [&] {
+                progress.store(mine, shard.waits_for, ++attended);
+                prefetcher.aim_at_next();
+            });
+        }
+        progress.end(mine);
+    });
+}
+
+int64_t attention_scratch_of(const Program& program, int64_t tokens, int32_t rows, int32_t longest, int threads) {
+    int64_t most = 0;
+    for (size_t i = 0; i < program.operations.size(); i++) {
+        if (const AttendOperation* attend = program.attends(i)) {
+            most = std::max(most, int64_t(attention_scratch_wanted(rows, tokens, attend->q_heads, attend->kv_heads,
+                                                                   attend->head_dim, longest, threads)));
+        }
+    }
+    return most;
+}
+
+}  // namespace
+
+int64_t program_scratch(const Program& program, int64_t tokens, int32_t rows, int32_t longest, int threads) {
+    const int64_t together = attention_scratch_of(program, tokens, rows, longest, threads);
+    const int64_t apart = threads == 1 ? 0 : threads * lost_by_rounding(program) + shards_scratch(rows, threads);
+    return shard_scratch(program, tokens) + std::max(together, apart);
+}
+
+void run_program(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool) {
+    const int64_t used = shard_scratch(program, step.tokens), left = step.scratch_bytes - used;
+    const int64_t lost = pool.threads() * lost_by_rounding(program);
+    Shard shards[kMostShards];
+    if (share_out(program, step, pool.threads(), step.scratch + used + lost, left - lost, shards)) {
+        return run_shards(program, step, kernels, pool, shards);
+    }
+    const Shard whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + used, left};
+    const Run run(program, step, kernels, pool, whole, step.scratch, nullptr);
+    for (const Operation& operation : program.operations) run.operate(operation, [] {});
+}
+
+}  // namespace penstock

@@ -1,0 +1,36 @@
+#include "kv_prefetcher.h"
+
+#include "program.h"
+#include "shards.h"
+
+namespace penstock {
+
+void KvPrefetcher::aim_at_next() {
+    while (operation_ < program_.operations.size() && !program_.attends(operation_)) operation_++;
+    if (operation_ == program_.operations.size()) return;  // go on with the last cache: harmless, and soon at its end
+    cache_ = &step_.caches[program_.attends(operation_++)->cache];
+    at_ = static_cast<const uint8_t*>(cache_->keys);
+    row_ = block_ = 0;
+    values_next_ = false;
+    left_ = 0;
+    line_ = 64;
+}
+
+void KvPrefetcher::next_run() {
+    if (!cache_) return;
+    const KvCache& cache = *cache_;
+    while (row_ < shard_.rows && int64_t(block_) * cache.block_size >= shard_.kv_len[row_]) row_++, block_ = 0;
+    if (row_ == shard_.rows) {
+        left_ = INT64_MAX;
+        line_ = 0;
+        return;
+    }
+    const int64_t block = step_.block_table[(shard_.row + row_) * step_.table_width + block_];
+    const int64_t bytes = values_next_ ? value_block_bytes(cache) : key_block_bytes(cache);
+    at_ = static_cast<const uint8_t*>(values_next_ ? cache.values : cache.keys) + block * bytes;
+    left_ = bytes / 64;
+    if (values_next_) block_++;
+    values_next_ = !values_next_;
+}
+
+}  // namespace penstock

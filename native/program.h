@@ -1,0 +1,114 @@
+// A model as the compiled executor sees it: registers, caches, and a flat list of operations in the order in which they
+// run. Made once from Python (bind_program.cpp), which describes a model in one way for every reader (nn/operations.py).
+//
+// A register is a matrix with a row for each token of a step. Register 0 is the stream of hidden states: fp32, and the
+// caller's memory, as is register 1, what comes out. All others lie in scratch; registers whose lives do not overlap
+// share an area of it. What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into
+// another one is fp32; a quantised weight rounds it once, to int8.
+//
+// Nothing here is owned. No shape of layer is known: operations are checked one by one when they are added.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "attention_call.h"
+#include "layout.h"
+#include "linear_call.h"
+#include "rows_call.h"
+
+namespace penstock {
+
+constexpr int32_t kStream = 0, kOut = 1;
+
+struct Register {
+    int64_t width;
+    Element element;
+    int32_t area;  // of scratch; -1 for the stream and what comes out
+};
+
+// Neighbouring columns of a register.
+struct Columns {
+    int32_t in;
+    int64_t first;
+    int64_t width;
+};
+
+struct NormOperation {
+    Norm kind;
+    Columns x, out;
+    ConstRows weight, bias;  // one row; the bias of layer norms only, or absent
+    float eps;
+    bool adds;  // to what `out` holds, fp32
+};
+
+struct LinearOperation {
+    Columns x, out;
+    Kind kind;
+    int64_t outputs, inputs;
+    const uint8_t* weight;  // packed
+    ConstRows bias;         // or absent
+    bool adds;              // to what `out` holds
+    bool gated;             // out = silu(first half) * second half
+};
+
+struct ActivationOperation {
+    Activation kind;
+    Columns x, out;
+};
+
+// Norms and rotates queries and keys, stores keys and values, and attends. A layer that reads another one's cache has
+// no `k` and `v` (width 0).
+struct AttendOperation {
+    int32_t cache;  // index into Step::caches
+    int32_t q_heads, kv_heads, head_dim;
+    Columns q, k, v;
+    Columns rotated;         // where queries go before they attend; may not be `q`
+    Columns out;
+    ConstRows q_norm, k_norm;  // [head_dim], RMS; or absent
+    float eps;
+    const float* cos;  // [num_positions][rotary_dim / 2]; null: nothing is rotated
+    const float* sin;
+    int64_t num_positions;  // 0 without rotation
+    float scale;
+};
+
+using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation>;
+
+struct Program {
+    std::vector<Register> registers;   // the first two as said above
+    std::vector<int64_t> area_bytes;   // of each area, for one token
+    std::vector<Operation> operations;
+    std::vector<int64_t> layer_starts;  // operations with which layers begin, ascending
+
+    const AttendOperation* attends(size_t operation) const { return std::get_if<AttendOperation>(&operations[operation]); }
+};
+
+// What one layer costs, at the most: what decides how a step is shared out.
+struct LayerCost {
+    int64_t weight_bytes;
+    int64_t weights;    // numbers, each multiplied once for a token
+    int64_t kv_width;   // elements of a key in its cache, 1 at least
+    Kind kind;          // of its first projection
+};
+LayerCost costliest_layer(const Program& program);
+
+// One step: ragged rows of tokens, laid end to end.
+struct Step {
+    int64_t tokens;
+    const int64_t* positions;
+    const int64_t* write_slots;
+    int32_t rows;
+    const int32_t* q_start;  // [rows + 1]
+    const int32_t* kv_len;   // [rows]
+    const int32_t* block_table;
+    int64_t table_width;
+    const KvCache* caches;
+    float* stream;     // [tokens][hidden]: the embeddings; used up
+    Rows out;          // [tokens][hidden]
+    uint8_t* scratch;  // program_scratch() bytes, 64-byte aligned; undefined before and after
+    int64_t scratch_bytes;
+};
+
+}  // namespace penstock

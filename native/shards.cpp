@@ -1,0 +1,90 @@
+#include "shards.h"
+
+#include <algorithm>
+
+namespace penstock {
+namespace {
+
+constexpr int64_t kSharedBytes = 8 << 20;   // of weights: a quarter of what a shared cache has
+constexpr int64_t kProductsAPosition = 40;  // weights are multiplied in the time in which attention reads one element
+
+constexpr int64_t bytes_for_rows(int32_t rows) { return round_up((2 * int64_t(rows) + 1) * int64_t(sizeof(int32_t)), 64); }
+
+// Fewer tokens in a shard do not make up for reading all weights where half of them would do: 4-bit ones are read
+// soonest.
+int64_t least_tokens(const LayerCost& layer) { return layer.kind == Kind::q4 ? 4 : 8; }
+
+// What a token costs in a layer, in positions that attention reads.
+struct Costs {
+    int64_t products;
+
+    explicit Costs(const LayerCost& layer) : products(layer.weights / (kProductsAPosition * layer.kv_width)) {}
+
+    int64_t of(const Step& step, int32_t row, int64_t token) const {
+        return products + step.kv_len[row] - (step.q_start[row + 1] - token) + 1;
+    }
+};
+
+// The rows of tokens [shard.token, shard.token + shard.tokens), of which `row` has the first; told to `memory`.
+void describe_rows(const Step& step, int32_t row, int32_t* memory, Shard& shard) {
+    const int64_t end = shard.token + shard.tokens;
+    shard.row = row;
+    shard.rows = 0;
+    for (int32_t r = row; r < step.rows && step.q_start[r] < end; r++) shard.rows++;
+    int32_t *q_start = memory, *kv_len = memory + shard.rows + 1;
+    for (int32_t i = 0; i < shard.rows; i++) {
+        const int64_t row_end = step.q_start[row + i + 1];
+        q_start[i] = std::max(step.q_start[row + i], int32_t(shard.token));
+        kv_len[i] = step.kv_len[row + i] - int32_t(std::max<int64_t>(row_end - end, 0));
+    }
+    q_start[shard.rows] = int32_t(end);
+    shard.q_start = q_start;
+    shard.kv_len = kv_len;
+}
+
+}  // namespace
+
+int64_t layers_apart(const Program& program) {
+    return std::max<int64_t>(1, kSharedBytes / std::max<int64_t>(1, costliest_layer(program).weight_bytes));
+}
+
+int64_t shards_scratch(int32_t rows, int count) {
+    return count * (bytes_for_rows(rows) + int64_t(attention_scratch(rows)));
+}
+
+bool share_out(const Program& program, const Step& step, int count, uint8_t* scratch, int64_t scratch_bytes,
+               Shard* shards) {
+    if (count < 2 || count > kMostShards || program.layer_starts.empty()) return false;
+    const LayerCost layer = costliest_layer(program);
+    if (step.tokens < count * least_tokens(layer) || layer.weight_bytes > kSharedBytes) return false;
+    if (scratch_bytes < shards_scratch(step.rows, count)) return false;
+    const Costs costs(layer);
+    int64_t whole = 0;
+    for (int32_t row = 0; row < step.rows; row++) {
+        for (int64_t t = step.q_start[row]; t < step.q_start[row + 1]; t++) whole += costs.of(step, row, t);
+    }
+    int64_t token = 0, spent = 0;
+    int32_t row = 0;
+    for (int i = 0; i < count; i++) {
+        Shard& shard = shards[i];
+        shard.token = token;
+        const int32_t first_row = row;
+        for (; token < step.tokens && (i == count - 1 || spent * count < whole * (i + 1)); token++) {
+            spent += costs.of(step, row, token);
+            if (token + 1 == step.q_start[row + 1]) row++;
+        }
+        shard.tokens = token - shard.token;
+        if (shard.tokens == 0) return false;  // the one before it is dearer than a share
+        describe_rows(step, first_row, reinterpret_cast<int32_t*>(scratch), shard);
+        shard.attention_scratch = scratch + bytes_for_rows(step.rows);
+        shard.attention_scratch_bytes = int64_t(attention_scratch(step.rows));
+        scratch = shard.attention_scratch + shard.attention_scratch_bytes;
+        shard.waits_for = i;
+        while (shard.waits_for > 0 && shards[shard.waits_for - 1].row + shards[shard.waits_for - 1].rows > shard.row) {
+            shard.waits_for--;
+        }
+    }
+    return true;
+}
+
+}  // namespace penstock

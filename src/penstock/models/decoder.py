@@ -1,0 +1,266 @@
+"""What Llama made common: rotary grouped-query attention, gated MLP, RMS norms. Most families are made of it.
+
+Decides how the shared keys of a config are read and bounded, and the names that the shared parts of a checkpoint have.
+Families say where they differ, and put the parts of a layer together. A value that changes the computation and is not
+implemented is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.contract.model import KvCacheSpec, ModelShape
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.linear import Weight
+from penstock.models.config_reader import ConfigReader
+from penstock.nn.blocks import Attention, GatedMlp, Normalization, Projection, residual, rms_norm
+from penstock.nn.operations import Activation, Embed, Heads, Operations, Register
+from penstock.nn.program import OUT, STREAM, Head, Program
+from penstock.nn.rope import Rope, RotaryTable
+from penstock.nn.weight_loader import WeightLoader
+
+__all__ = [
+    "MAX_LAYERS",
+    "MAX_POSITIONS",
+    "MAX_VOCAB",
+    "MAX_WIDTH",
+    "DecoderConfig",
+    "DecoderParts",
+    "bind_head",
+    "layer_windows",
+    "read_decoder",
+]
+
+# Beyond any published model, and small enough that nothing derived from a config alone can exhaust memory.
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+MAX_WIDTH = 1 << 20
+MAX_VOCAB = 1 << 22
+MAX_POSITIONS = 1 << 21
+MAX_WINDOW = 1 << 30
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The numbers that such models share.
+
+    Attributes:
+        inner_size: width of the MLP's inside.
+        tied: the head is the embedding, unless the checkpoint has a head that differs from it.
+        windows: of each layer, how many positions it looks back to, its own included; None for all.
+    """
+
+    shape: ModelShape
+    inner_size: int
+    eps: float
+    rope: Rope
+    tied: bool
+    windows: tuple[int | None, ...]
+
+
+def read_decoder(
+    reader: ConfigReader,
+    *,
+    head_dim: int | None = None,
+    tied: bool = False,
+    eps: float = 1e-6,
+    windows: tuple[int | None, ...] | None = None,
+) -> DecoderConfig:
+    """Read the shared keys.
+
+    Args:
+        reader: the config.
+        head_dim: the family's default, where it is not the hidden size divided by the heads.
+        tied: the family's default for `tie_word_embeddings`.
+        eps: the family's default for `rms_norm_eps`.
+        windows: see `DecoderConfig`; None for no window in any layer, which `layer_types` must not contradict.
+    """
+    shape = _read_shape(reader, head_dim)
+    if windows is None and _SLIDING in _layer_types(reader, shape.num_layers):
+        raise reader.error("layer_types", f"{_SLIDING!r} needs a sliding window, and the config sets none")
+    return DecoderConfig(
+        shape=shape,
+        inner_size=reader.integer("intermediate_size", 1, MAX_WIDTH),
+        eps=reader.number("rms_norm_eps", 0.0, 1.0, default=eps),
+        rope=reader.rope(shape.head_dim, shape.max_positions),
+        tied=reader.boolean("tie_word_embeddings", default=tied),
+        windows=(None,) * shape.num_layers if windows is None else windows,
+    )
+
+
+def layer_windows(reader: ConfigReader, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """The window of each layer: by `layer_types` where the config lists them, else by the family's rule.
+
+    Args:
+        reader: the config.
+        window: positions that sliding layers look back to; None where no layer slides.
+        slides: whether a layer slides, by its index, where `layer_types` is not set.
+    """
+    layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
+    types = _layer_types(reader, layers)
+    sliding = [types[i] == _SLIDING if types else slides(i) for i in range(layers)]
+    if window is None and types and any(sliding):
+        raise reader.error("layer_types", f"{_SLIDING!r} needs a sliding window, and the config sets none")
+    return tuple(window if each else None for each in sliding)
+
+
+class DecoderParts:
+    """The parts of such a model, bound to a checkpoint under Hugging Face's names.
+
+    Owned by the family's `load`; the program is what it makes.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: WeightLoader) -> None:
+        self.config = config
+        self.weights = weights
+        self.stream = Register(STREAM, config.shape.hidden_size)
+        self._rope: RotaryTable | None = None
+
+    @property
+    def rope(self) -> RotaryTable:
+        """Angles of all positions."""
+        if self._rope is None:
+            shape = self.config.shape
+            self._rope = RotaryTable.build(self.config.rope, shape.head_dim, shape.max_positions, self.weights.device)
+        return self._rope
+
+    def norm(self, name: str, width: int = 0, *, plus_one: bool = False) -> Normalization:
+        """An RMS norm, of the stream's width unless another is given."""
+        return rms_norm(self.weights, name, width or self.config.shape.hidden_size, self.config.eps, plus_one=plus_one)
+
+    def attention(
+        self,
+        name: str,
+        layer: int,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        spec: AttentionSpec | None = None,
+        norms: tuple[Normalization, Normalization] | None = None,
+        norms_heads: bool = True,
+    ) -> Attention:
+        """Self-attention under `name`.
+
+        Args:
+            name: prefix of the tensors.
+            layer: index of the layer: of its cache and its window.
+            qkv_bias: query, key and value projections have biases.
+            output_bias: the output projection has one.
+            spec: how scores are computed; None for `1 / sqrt(D)` and the layer's window.
+            norms: of queries and keys, before they are rotated; see `Attention` for `norms_heads`.
+            norms_heads: as there.
+        """
+        shape = self.config.shape
+        q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        parts = {f"{name}.q_proj": q_width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
+        self.weights.ignore(f"{name}.rotary_emb.inv_freq")  # older checkpoints store what the config determines
+        q_norm, k_norm = norms or (None, None)
+        return Attention(
+            heads=Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+            qkv=Projection.bind_fused(self.weights, parts, shape.hidden_size, bias=qkv_bias),
+            output=Projection.bind(self.weights, f"{name}.o_proj", shape.hidden_size, q_width, bias=output_bias),
+            cache=layer,
+            spec=spec or AttentionSpec(shape.head_dim**-0.5, window=self.config.windows[layer]),
+            rope=self.rope,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norms_heads=norms_heads,
+        )
+
+    def mlp(
+        self, name: str, *, bias: bool = False, activation: Activation = Activation.SILU_AND_MUL, inner_size: int = 0
+    ) -> GatedMlp:
+        """A gated MLP: `gate_proj`, `up_proj` and `down_proj` under `name`."""
+        hidden, inner = self.config.shape.hidden_size, inner_size or self.config.inner_size
+        parts = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
+        return GatedMlp(
+            gate_up=Projection.bind_fused(self.weights, parts, hidden, bias=bias),
+            down=Projection.bind(self.weights, f"{name}.down_proj", hidden, inner, bias=bias),
+            inner_size=inner,
+            activation=activation,
+        )
+
+    def pre_norm_layer(self, name: str, attention: Attention, mlp: GatedMlp) -> Operations:
+        """Llama's layer: each half after a norm of its own."""
+        attention_norm = self.norm(f"{name}.input_layernorm")
+        mlp_norm = self.norm(f"{name}.post_attention_layernorm")
+        return (
+            *residual(self.stream, attention, before=attention_norm),
+            *residual(self.stream, mlp, before=mlp_norm),
+        )
+
+    def program(
+        self,
+        layer: Callable[[int, str], Operations],
+        *,
+        embedding_scale: float = 1.0,
+        plus_one: bool = False,
+        softcap: float | None = None,
+    ) -> Program:
+        """The whole model.
+
+        Args:
+            layer: makes a layer's operations from its index and the prefix of its tensors.
+            embedding_scale: what embeddings are multiplied by.
+            plus_one: of the last norm; see `rms_norm`.
+            softcap: of logits; see `Head`.
+        """
+        config, shape = self.config, self.config.shape
+        table = self.weights.take_table("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
+        layers = tuple(layer(i, f"model.layers.{i}") for i in range(shape.num_layers))
+        self.weights.ignore("model.rotary_emb.inv_freq")
+        norm = self.norm("model.norm", plus_one=plus_one)
+        return Program(
+            shape=shape,
+            embedding=(Embed(self.stream, table, scale=embedding_scale),),
+            layers=layers,
+            final=norm(self.stream, Register(OUT, shape.hidden_size)),
+            head=Head(bind_head(self.weights, "model.embed_tokens", table, shape, tied=config.tied), softcap),
+            caches=tuple(KvCacheSpec(shape.num_kv_heads, shape.head_dim, window) for window in config.windows),
+        )
+
+
+def bind_head(weights: WeightLoader, table_name: str, table: Weight, shape: ModelShape, *, tied: bool) -> Weight:
+    """Take `lm_head.weight` `[V, H]`; or, if `tied`, share the embedding `table`, stored as `table_name.weight`.
+
+    A tied checkpoint that stores a head with other values than the embedding means its head: so does transformers.
+    """
+    if tied and not (weights.has("lm_head.weight") and weights.differ("lm_head.weight", f"{table_name}.weight")):
+        weights.ignore("lm_head.weight")
+        return table
+    return weights.take_head("lm_head.weight", (shape.vocab_size, shape.hidden_size))
+
+
+def _layer_types(reader: ConfigReader, layers: int) -> tuple[str, ...]:
+    return reader.choices("layer_types", [_FULL, _SLIDING], layers)
+
+
+def _read_shape(reader: ConfigReader, head_dim: int | None) -> ModelShape:
+    positions = reader.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    hidden = reader.integer("hidden_size", 1, MAX_WIDTH)
+    heads = reader.integer("num_attention_heads", 1, MAX_HEADS)
+    kv_heads = reader.integer("num_key_value_heads", 1, MAX_HEADS, default=heads)
+    if heads % kv_heads:
+        raise reader.error("num_key_value_heads", f"must divide num_attention_heads ({heads}), got {kv_heads}")
+    return ModelShape(
+        num_layers=reader.integer("num_hidden_layers", 1, MAX_LAYERS),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_read_head_dim(reader, hidden, heads, head_dim),
+        vocab_size=reader.integer("vocab_size", 1, MAX_VOCAB),
+        max_positions=positions,
+    )
+
+
+def _read_head_dim(reader: ConfigReader, hidden: int, heads: int, default: int | None) -> int:
+    if default is None and not reader.is_set("head_dim") and hidden % heads:
+        raise reader.error("num_attention_heads", f"must divide hidden_size ({hidden}), got {heads}")
+    head_dim = reader.integer("head_dim", 2, MAX_HEAD_DIM, default=default or hidden // heads)
+    if head_dim % 2:
+        raise reader.error("head_dim", f"must be even to be rotated in halves, got {head_dim}")
+    return head_dim

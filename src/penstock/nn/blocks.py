@@ -1,0 +1,217 @@
+"""What papers call the parts of a layer, each bound to its weights and lowered to operations over registers.
+
+Decides the names that tensors have under a part's prefix, and the registers that parts pass values in. Families choose
+parts and put them together; a part that one family alone has stands in that family's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.linear import Weight
+from penstock.nn.operations import (
+    Activate,
+    Activation,
+    Attend,
+    Heads,
+    Linear,
+    Norm,
+    NormHeads,
+    NormKind,
+    Operations,
+    Register,
+    Rotate,
+)
+from penstock.nn.rope import RotaryTable
+from penstock.nn.weight_loader import WeightLoader
+
+__all__ = ["Attention", "Block", "GatedMlp", "Normalization", "PlainMlp", "Projection", "residual", "rms_norm"]
+
+
+class Block(Protocol):
+    """One branch of a layer, between what it reads and what it writes."""
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """The operations that write `out`, or add to it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projection:
+    """A weight `[N, K]` and its bias `[N]`, or None."""
+
+    weight: Weight
+    bias: Tensor | None = None
+
+    @classmethod
+    def bind(cls, weights: WeightLoader, name: str, outputs: int, inputs: int, *, bias: bool = False) -> Projection:
+        """Take `name.weight` `[outputs, inputs]` and, where there is one, `name.bias`."""
+        weight = weights.take_linear([(f"{name}.weight", (outputs, inputs))])
+        return cls(weight, weights.take(f"{name}.bias", (outputs,)) if bias else None)
+
+    @classmethod
+    def bind_fused(
+        cls, weights: WeightLoader, parts: Mapping[str, int], inputs: int, *, bias: bool = False
+    ) -> Projection:
+        """Take several projections of one input as a single weight: one pass over memory and one call instead of many.
+
+        Args:
+            weights: where the tensors come from.
+            parts: number of outputs by name; outputs follow each other in this order.
+            inputs: width of the common input.
+            bias: whether each part has one.
+        """
+        weight = weights.take_linear([(f"{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
+        if not bias:
+            return cls(weight)
+        return cls(weight, weights.take_fused([(f"{name}.bias", (outputs,)) for name, outputs in parts.items()]))
+
+    @classmethod
+    def bind_transposed(cls, weights: WeightLoader, name: str, outputs: int, inputs: int) -> Projection:
+        """Take `name.weight` stored as `[inputs, outputs]` (GPT-2's Conv1D), and `name.bias`."""
+        weight = weights.take_linear([(f"{name}.weight", (outputs, inputs))], transposed=True)
+        return cls(weight, weights.take(f"{name}.bias", (outputs,)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normalization:
+    """A norm and its weights; see `operations.Norm`."""
+
+    kind: NormKind
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Register, out: Register, *, adds: bool = False) -> Operations:
+        """`out = norm(x)`, or added to `out`."""
+        return (Norm(out, x, self.kind, self.weight, self.bias, self.eps, adds),)
+
+    @classmethod
+    def bind_layer(cls, weights: WeightLoader, name: str, width: int, eps: float) -> Normalization:
+        """A layer norm: take `name.weight` and `name.bias`."""
+        weight, bias = (weights.take(f"{name}.{part}", (width,)) for part in ("weight", "bias"))
+        return cls(NormKind.LAYER, weight, bias, eps)
+
+
+def rms_norm(weights: WeightLoader, name: str, width: int, eps: float, *, plus_one: bool = False) -> Normalization:
+    """An RMS norm: take `name.weight`.
+
+    Args:
+        weights: where the tensor comes from.
+        name: prefix of the tensor.
+        width: of the rows.
+        eps: keeps rows of zeros finite.
+        plus_one: the checkpoint stores what the weight differs from 1 by (Gemma). The sum is float32: near 1,
+            bfloat16 would lose what makes the difference.
+    """
+    if not plus_one:
+        return Normalization(NormKind.RMS, weights.take(f"{name}.weight", (width,)), None, eps)
+    weight = weights.take(f"{name}.weight", (width,), torch.float32) + 1.0
+    return Normalization(NormKind.RMS, weight, None, eps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """Self-attention: one fused projection to queries, keys and values, and one back.
+
+    Attributes:
+        qkv: `[(Hq + 2 Hkv) * D, H]`.
+        output: `[H, Hq * D]`.
+        cache: index into `Program.caches`.
+        rope: how queries and keys are rotated by position; None leaves them.
+        q_norm: an RMS norm of queries before they are rotated; or None.
+        k_norm: the same of keys.
+        norms_heads: these norms are over each head, with weights `[D]`; else over all heads together.
+        sinks: see `operations.Attend`.
+    """
+
+    heads: Heads
+    qkv: Projection
+    output: Projection
+    cache: int
+    spec: AttentionSpec
+    rope: RotaryTable | None = None
+    q_norm: Normalization | None = None
+    k_norm: Normalization | None = None
+    norms_heads: bool = True
+    sinks: Tensor | None = None
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        q_width, kv_width = self.heads.queries * self.heads.dim, self.heads.keys * self.heads.dim
+        qkv = Register("qkv", q_width + 2 * kv_width)
+        q, k, v = qkv.columns(0, q_width), qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width)
+        mixed = Register("mixed", q_width)
+        return (
+            Linear(qkv, x, self.qkv.weight, self.qkv.bias),
+            *self._norms(q, self.q_norm),
+            *self._norms(k, self.k_norm),
+            *(
+                ()
+                if self.rope is None
+                else (Rotate(q, self.heads.dim, self.rope), Rotate(k, self.heads.dim, self.rope))
+            ),
+            Attend(mixed, q, k, v, self.cache, self.heads, self.spec, self.sinks),
+            Linear(out, mixed, self.output.weight, self.output.bias, adds),
+        )
+
+    def _norms(self, x: Register, norm: Normalization | None) -> Operations:
+        if norm is None:
+            return ()
+        return (NormHeads(x, norm.weight, norm.eps),) if self.norms_heads else norm(x, x)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedMlp:
+    """`down(activation([gate(x) | up(x)]))` (Shazeer 2020); `gate_up` has the gate's F outputs, then those of `up`."""
+
+    gate_up: Projection
+    down: Projection
+    inner_size: int
+    activation: Activation = Activation.SILU_AND_MUL
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        gate_up, activated = Register("gate_up", 2 * self.inner_size), Register("activated", self.inner_size)
+        return (
+            Linear(gate_up, x, self.gate_up.weight, self.gate_up.bias),
+            Activate(activated, gate_up, self.activation),
+            Linear(out, activated, self.down.weight, self.down.bias, adds),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainMlp:
+    """`down(activation(up(x)))`."""
+
+    up: Projection
+    down: Projection
+    inner_size: int
+    activation: Activation
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        inner, activated = Register("inner", self.inner_size), Register("activated", self.inner_size)
+        return (
+            Linear(inner, x, self.up.weight, self.up.bias),
+            Activate(activated, inner, self.activation),
+            Linear(out, activated, self.down.weight, self.down.bias, adds),
+        )
+
+
+def residual(
+    stream: Register, block: Block, *, before: Normalization | None = None, after: Normalization | None = None
+) -> Operations:
+    """`stream + after(block(before(stream)))`, each norm where there is one."""
+    normed, branch = Register("normed", stream.width), Register("branch", stream.width)
+    x = stream if before is None else normed
+    first = () if before is None else before(stream, normed)
+    if after is None:
+        return (*first, *block(x, stream, adds=True))
+    return (*first, *block(x, branch, adds=False), *after(branch, stream, adds=True))

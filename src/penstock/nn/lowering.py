@@ -1,0 +1,138 @@
+"""Neighbouring operations that the compiled kernels do in one pass, joined.
+
+Decides which: an activation with the projection that it gates, and the norms and rotations of queries and keys with the
+attention that they are for. Everything else stays as the program has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from penstock.kernels.packed_weight import PackedWeight
+from penstock.nn.operations import (
+    Activate,
+    Activation,
+    Attend,
+    Linear,
+    Norm,
+    NormHeads,
+    Operation,
+    Operations,
+    Register,
+    Rotate,
+)
+from penstock.nn.rope import RotaryTable
+
+__all__ = ["Attended", "Gated", "Lowered", "lower", "operands"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gated:
+    """`out = silu(first half) * second half` of what `linear` computes, which is never stored."""
+
+    out: Register
+    linear: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """Attention with what is done to its queries and keys just before.
+
+    Attributes:
+        rotated: where queries go before they attend.
+        q_norm: `[D]`, of each query head; or None.
+        k_norm: `[D]`, of each key head; or None.
+        eps: of both norms.
+        rope: of queries and keys; None leaves them.
+    """
+
+    attend: Attend
+    rotated: Register
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+    rope: RotaryTable | None = None
+
+
+Lowered = Norm | Linear | Gated | Activate | Attended
+
+
+def lower(operations: Operations) -> list[Lowered]:
+    """Join what can be joined.
+
+    Raises:
+        ValueError: an operation that the compiled kernels do only beside another stands alone.
+    """
+    lowered: list[Lowered] = []
+    before: list[NormHeads | Rotate] = []  # of the next attention
+    for operation in operations:
+        match operation:
+            case NormHeads() | Rotate():
+                before.append(operation)
+            case Attend():
+                lowered.append(_attended(operation, before))
+                before = []
+            case Activate() if _gates(lowered[-1] if lowered else None, operation):
+                lowered.append(Gated(operation.out, lowered.pop()))
+            case Norm() | Linear() | Activate():
+                lowered.append(operation)
+            case _:
+                raise ValueError(f"{operation} has no compiled kernel here")
+    if before:
+        raise ValueError(f"{before[0]} is not followed by an attention")
+    return lowered
+
+
+def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
+    """The registers that an operation reads, and those that it writes."""
+    match operation:
+        case Gated(out, linear):
+            return (linear.x,), (out,)
+        case Attended(attend, rotated):
+            read = tuple(each for each in (attend.q, attend.k, attend.v) if each is not None)
+            return read, (rotated, attend.out)
+        case Activate(out, x):
+            return (x,), (out,)
+        case _:
+            return (operation.x, *((operation.out,) if operation.adds else ())), (operation.out,)
+
+
+def _gates(previous: Lowered | None, activate: Activate) -> bool:
+    return (
+        isinstance(previous, Linear)
+        and activate.kind is Activation.SILU_AND_MUL
+        and previous.out == activate.x
+        and not previous.adds
+        and isinstance(previous.weight, PackedWeight)
+        and previous.weight.outputs % 32 == 0  # whole panels of gates
+    )
+
+
+def _attended(attend: Attend, before: list[NormHeads | Rotate]) -> Attended:
+    result = Attended(attend, Register("rotated", attend.q.width))
+    for operation in before:
+        result = _with(result, operation)
+    if result.rope is not None and not _both(before, Rotate, attend):
+        raise ValueError(f"queries and keys of {attend} are not rotated alike")
+    return result
+
+
+def _with(attended: Attended, operation: Operation) -> Attended:
+    """What is done to queries or keys, in the order in which the kernel does it: a norm, then the rotation."""
+    attend = attended.attend
+    if operation.x not in (attend.q, attend.k):
+        raise ValueError(f"{operation} is no query or key of {attend}")
+    if isinstance(operation, Rotate):
+        if attended.rope not in (None, operation.table) or operation.head_dim != attend.heads.dim:
+            raise ValueError(f"queries and keys of {attend} are not rotated alike")
+        return replace(attended, rope=operation.table)
+    if attended.rope is not None or attended.eps not in (0.0, operation.eps):
+        raise ValueError(f"{operation} comes after a rotation, or has another eps than the norm beside it")
+    name = "q_norm" if operation.x == attend.q else "k_norm"
+    return replace(attended, eps=operation.eps, **{name: operation.weight})
+
+
+def _both(before: list[NormHeads | Rotate], kind: type, attend: Attend) -> bool:
+    return {each.x for each in before if isinstance(each, kind)} == {x for x in (attend.q, attend.k) if x is not None}

@@ -1,0 +1,241 @@
+"""The operations that every model is made of: a closed set of frozen values, each of which names its operands.
+
+A model is described once, as a tuple of these (`nn.program`). Nothing is computed here: `nn.reference` computes each of
+them with torch, `nn.compiled` hands them to the compiled kernels, `nn.cost` adds up what they read and multiply. A new
+operation is a class here, a line in each of these readers, and a struct in `native/program.h`.
+
+Operands are registers: matrices with a row for each token of a step. An operation reads what earlier ones wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import Tensor
+
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.linear import Weight
+from penstock.nn.rope import RotaryTable
+
+__all__ = [
+    "Activate",
+    "Activation",
+    "Attend",
+    "Embed",
+    "Heads",
+    "Linear",
+    "Norm",
+    "NormHeads",
+    "NormKind",
+    "Operation",
+    "Operations",
+    "Register",
+    "Rotate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Columns `[first, first + width)` of the register `name`: `[T, width]`."""
+
+    name: str
+    width: int
+    first: int = 0
+    is_part: bool = False
+
+    def columns(self, first: int, width: int) -> Register:
+        """Some of these columns, counted from the first of them."""
+        assert first >= 0, first
+        assert first + width <= self.width, f"{self} has no columns {first} to {first + width}"
+        return Register(self.name, width, self.first + first, is_part=True)
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.first}:{self.first + self.width}]" if self.is_part else self.name
+
+
+class NormKind(StrEnum):
+    """How rows are normalised."""
+
+    RMS = "rms_norm"
+    """`x / sqrt(mean(x^2) + eps) * weight`."""
+    LAYER = "layer_norm"
+    """`(x - mean) / sqrt(var + eps) * weight + bias`."""
+
+
+class Activation(StrEnum):
+    """Activation functions, named as in `kernels.activation`."""
+
+    SILU_AND_MUL = "silu_and_mul"
+    """`silu(gate) * up` of the columns `[gate | up]`: twice as many go in as come out."""
+    GELU_NEW_AND_MUL = "gelu_new_and_mul"
+    """The same with GELU by tanh."""
+    GELU_NEW = "gelu_new"
+    GELU = "gelu"
+    RELU = "relu"
+
+    @property
+    def gated(self) -> bool:
+        """Whether half of the columns that go in weigh the other half."""
+        return self in (Activation.SILU_AND_MUL, Activation.GELU_NEW_AND_MUL)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """`queries` heads of queries, `keys` of keys and as many of values, each `dim` wide."""
+
+    queries: int
+    keys: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embed:
+    """`out = table[index] * scale` for each token, or added to `out`.
+
+    Attributes:
+        table: `[V, H]`.
+        of_positions: the index is the token's position, not its id.
+    """
+
+    out: Register
+    table: Weight
+    of_positions: bool = False
+    scale: float = 1.0
+    adds: bool = False
+
+    def __str__(self) -> str:
+        index = "positions" if self.of_positions else "token_ids"
+        factor = "" if self.scale == 1.0 else f" * {self.scale:g}"
+        return _line(self.out, f"embed({index}, {_weight(self.table)}){factor}", adds=self.adds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """`out = norm(x)`, or added to `out`; over all columns of `x`.
+
+    Attributes:
+        weight: `[width]`.
+        bias: `[width]`, of layer norms; or None.
+        adds: to what `out` holds; RMS norms only.
+    """
+
+    out: Register
+    x: Register
+    kind: NormKind
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    adds: bool = False
+
+    def __str__(self) -> str:
+        return _line(self.out, f"{self.kind}({self.x}, w[{self.x.width}], eps {self.eps:g})", adds=self.adds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """`out = x @ weight.T + bias`, or added to `out`.
+
+    Attributes:
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+    """
+
+    out: Register
+    x: Register
+    weight: Weight
+    bias: Tensor | None = None
+    adds: bool = False
+
+    def __str__(self) -> str:
+        shift = "" if self.bias is None else ", bias"
+        return _line(self.out, f"linear({self.x}, {_weight(self.weight)}{shift})", adds=self.adds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activate:
+    """`out = kind(x)`; of a gated kind `x` is twice as wide as `out`."""
+
+    out: Register
+    x: Register
+    kind: Activation
+
+    def __str__(self) -> str:
+        return _line(self.out, f"{self.kind}({self.x})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormHeads:
+    """An RMS norm of each head in `x`, in place.
+
+    Attributes:
+        weight: `[D]`, the same for all heads.
+    """
+
+    x: Register
+    weight: Tensor
+    eps: float
+
+    def __str__(self) -> str:
+        return _line(self.x, f"rms_norm_heads({self.x}, w[{len(self.weight)}], eps {self.eps:g})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotate:
+    """Rotary position embedding of each head in `x`, `head_dim` wide, in place."""
+
+    x: Register
+    head_dim: int
+    table: RotaryTable
+
+    def __str__(self) -> str:
+        return _line(self.x, f"rotate({self.x}, {self.table})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attend:
+    """Store `k` and `v` in a cache, then let each query attend to the positions of its own sequence up to its own.
+
+    Attributes:
+        out: `[T, Hq * D]`.
+        q: `[T, Hq * D]`.
+        k: `[T, Hkv * D]`; None where the layer reads what another one stored.
+        v: beside `k`.
+        cache: index into `Program.caches`.
+        sinks: `[Hq]` float32, a logit of each head that takes part in its softmax and adds no value; or None.
+    """
+
+    out: Register
+    q: Register
+    k: Register | None
+    v: Register | None
+    cache: int
+    heads: Heads
+    spec: AttentionSpec
+    sinks: Tensor | None = None
+
+    def __str__(self) -> str:
+        operands = ", ".join(str(each) for each in (self.q, self.k, self.v) if each is not None)
+        limits = f"scale {self.spec.scale:g}"
+        if self.spec.softcap is not None:
+            limits += f", softcap {self.spec.softcap:g}"
+        if self.spec.window is not None:
+            limits += f", window {self.spec.window}"
+        sinks = "" if self.sinks is None else ", sinks"
+        return _line(self.out, f"attend({operands}, cache {self.cache}, {limits}{sinks})")
+
+
+Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend
+Operations = tuple[Operation, ...]
+
+
+def _line(out: Register, text: str, *, adds: bool = False) -> str:
+    """One operation as a line of a printed program."""
+    return f"{out!s:<8} <- {f'{out} + ' if adds else ''}{text}"
+
+
+def _weight(weight: Weight) -> str:
+    """Shape and form of a weight."""
+    if isinstance(weight, Tensor):
+        return f"W{list(weight.shape)} {str(weight.dtype).removeprefix('torch.')}"
+    return f"W[{weight.outputs}, {weight.inputs}] {weight.form}"

@@ -1,0 +1,75 @@
+"""A model, described once: the operations of a step, layer by layer, and what they keep between steps.
+
+Decides what a program holds. Every reader takes it as it is: the torch reference (`nn.reference`), the compiled
+executor (`nn.compiled`), the cost model (`nn.cost`), and people (`str`, or `penstock show MODEL --program`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.contract.model import KvCacheSpec, ModelShape
+from penstock.kernels.linear import Weight
+from penstock.nn.operations import Operation, Operations, Register
+
+__all__ = ["OUT", "STREAM", "Head", "Program"]
+
+STREAM = "stream"
+"""The register of hidden states, to which layers add."""
+
+OUT = "out"
+"""The register that a program leaves its result in: what the head reads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """From hidden states to logits.
+
+    Attributes:
+        weight: `[V, H]`.
+        softcap: logits become `softcap * tanh(logits / softcap)`; None leaves them.
+    """
+
+    weight: Weight
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A decoder-only transformer. Immutable: all that changes between steps lies in caches.
+
+    Attributes:
+        embedding: operations that write the stream from token ids and positions.
+        layers: operations of each layer, which read the stream and add to it.
+        final: operations that turn the stream into `OUT`.
+        caches: keys and values that are kept, by the index that operations name; layers may share one.
+    """
+
+    shape: ModelShape
+    embedding: Operations
+    layers: tuple[Operations, ...]
+    final: Operations
+    head: Head
+    caches: tuple[KvCacheSpec, ...]
+
+    @property
+    def stream(self) -> Register:
+        """The register of hidden states."""
+        return Register(STREAM, self.shape.hidden_size)
+
+    def operations(self) -> Iterator[Operation]:
+        """All operations in the order in which they run."""
+        yield from self.embedding
+        for layer in self.layers:
+            yield from layer
+        yield from self.final
+
+    def __str__(self) -> str:
+        """The program for people, a line an operation."""
+        lines = [str(operation) for operation in self.embedding]
+        for index, layer in enumerate(self.layers):
+            lines += ["", f"layer {index}", *(f"  {operation}" for operation in layer)]
+        lines += ["", *(str(operation) for operation in self.final)]
+        cap = "" if self.head.softcap is None else f", softcap {self.head.softcap:g}"
+        return "\n".join([*lines, f"logits   <- head({OUT}{cap})"])

@@ -1,0 +1,159 @@
+"""Where registers lie: areas of scratch shared by registers whose lives do not overlap, and the dtype of each.
+
+A name may be written anew by every layer; each time begins another life. What goes into a projection with bfloat16
+weights is bfloat16, since so it is multiplied; queries, keys and values have the model's dtype; all else is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from penstock.kernels.packed_weight import PackedKind, PackedWeight
+from penstock.nn.lowering import Attended, Gated, Lowered, operands
+from penstock.nn.operations import Linear, Register
+from penstock.nn.program import OUT, STREAM
+
+__all__ = ["Place", "Places", "place_registers"]
+
+_FIXED = {STREAM: 0, OUT: 1}
+"""Registers that the caller owns, by their numbers in the compiled program."""
+
+
+class Place(NamedTuple):
+    """What a register is while it lives."""
+
+    width: int
+    dtype: torch.dtype
+    area: int
+
+
+@dataclass(slots=True)
+class _Life:
+    """From the operation that writes a register anew to the last one that reads it."""
+
+    width: int
+    begin: int
+    end: int
+    readers: list[Lowered] = field(default_factory=list)
+    dtype: torch.dtype = torch.float32
+    area: int = -1
+
+
+class Places:
+    """Where every register lies at every operation. Immutable once made by `place_registers`.
+
+    Attributes:
+        area_bytes: of each area, for one token.
+    """
+
+    def __init__(self, lives: dict[str, list[_Life]], area_bytes: list[int]) -> None:
+        self._lives = lives
+        self.area_bytes = tuple(area_bytes)
+
+    def distinct(self) -> list[Place]:
+        """Every different place, in a fixed order."""
+        return sorted({_place(life) for lives in self._lives.values() for life in lives}, key=str)
+
+    def resolve(self, numbers: dict[Place, int]) -> Callable[[int, str], int]:
+        """Which register of the compiled program a name is at an operation's index."""
+
+        def number(index: int, name: str) -> int:
+            if name in _FIXED:
+                return _FIXED[name]
+            return numbers[_place(_at(self._lives, name, index))]
+
+        return number
+
+
+def place_registers(operations: Sequence[Lowered], dtype: torch.dtype) -> Places:
+    """Find lives, dtypes and areas.
+
+    Args:
+        operations: of a whole program.
+        dtype: of queries, keys and values.
+    """
+    lives = _lives(operations)
+    in_order = sorted((life for each in lives.values() for life in each), key=lambda life: life.begin)
+    for life in in_order:
+        life.dtype = _dtype(life, dtype)
+    for index, operation in enumerate(operations):
+        if isinstance(operation, Attended):
+            _at(lives, operation.rotated.name, index).dtype = _query_dtype(operations, lives, index, operation)
+    return Places(lives, _share_areas(in_order))
+
+
+def _place(life: _Life) -> Place:
+    return Place(life.width, life.dtype, life.area)
+
+
+def _lives(operations: Sequence[Lowered]) -> dict[str, list[_Life]]:
+    lives: dict[str, list[_Life]] = {}
+    for index, operation in enumerate(operations):
+        read, written = operands(operation)
+        for register in read:
+            if register.name not in _FIXED:
+                life = lives[register.name][-1]
+                life.end = index
+                life.readers.append(operation)
+        for register in written:
+            if register.name not in _FIXED and register.name not in {each.name for each in read}:
+                lives.setdefault(register.name, []).append(_Life(_width(register), index, index))
+    return lives
+
+
+def _width(register: Register) -> int:
+    assert register.first == 0, f"{register} is not written as a whole first"
+    return register.width
+
+
+def _at(lives: dict[str, list[_Life]], name: str, index: int) -> _Life:
+    """The life of `name` at an operation's index."""
+    return next(life for life in lives[name] if life.begin <= index <= life.end)
+
+
+def _dtype(life: _Life, dtype: torch.dtype) -> torch.dtype:
+    if any(isinstance(reader, Attended) for reader in life.readers):
+        return dtype
+    linears = [_linear(reader) for reader in life.readers]
+    rounded = linears and all(linear is not None and _is_bf16(linear) for linear in linears)
+    return torch.bfloat16 if rounded else torch.float32
+
+
+def _query_dtype(
+    operations: Sequence[Lowered], lives: dict[str, list[_Life]], index: int, attended: Attended
+) -> torch.dtype:
+    """Of rotated queries: bfloat16 where bfloat16 weights projected them."""
+    linear = _linear(operations[_at(lives, attended.attend.q.name, index).begin])
+    return torch.bfloat16 if linear is not None and _is_bf16(linear) else torch.float32
+
+
+def _linear(operation: Lowered) -> Linear | None:
+    if isinstance(operation, Gated):
+        return operation.linear
+    return operation if isinstance(operation, Linear) else None
+
+
+def _is_bf16(linear: Linear) -> bool:
+    return isinstance(linear.weight, PackedWeight) and linear.weight.kind is PackedKind.BF16
+
+
+def _share_areas(lives: Sequence[_Life]) -> list[int]:
+    """Give each life an area that no other one has meanwhile; says how many bytes a token each area needs."""
+    sizes: list[int] = []
+    busy: list[int] = []  # the last operation that needs what the area holds
+    for life in lives:
+        wanted = life.width * life.dtype.itemsize
+        free = [area for area, until in enumerate(busy) if until < life.begin]
+        if free:
+            life.area = min(free, key=lambda area: (abs(sizes[area] - wanted), area))
+        else:
+            life.area = len(sizes)
+            sizes.append(0)
+            busy.append(-1)
+        sizes[life.area] = max(sizes[life.area], wanted)
+        busy[life.area] = life.end
+    return sizes
