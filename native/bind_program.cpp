@@ -123,7 +123,7 @@ void add_activation(Program& program, int kind, const Columns& x, const Columns&
 void add_attend(Program& program, int cache, int q_heads, int kv_heads, int head_dim, const Columns& q,
                 const Columns* k, const Columns* v, const Columns& rotated, const Columns& out,
                 const Vector& q_norm, const Vector& k_norm, float eps, uintptr_t cos, uintptr_t sin,
-                int64_t num_positions, float scale) {
+                int64_t num_positions, int rotary_dim, float scale, float softcap, int window, uintptr_t sinks) {
     check_heads(kv_heads, head_dim);
     require(cache >= 0, "cache must not be negative");
     require(q_heads >= 1 && q_heads <= kMostInputs && q_heads % kv_heads == 0,
@@ -139,12 +139,16 @@ void add_attend(Program& program, int cache, int q_heads, int kv_heads, int head
         require(each->width == int64_t(kv_heads) * head_dim, "keys and values have a width of kv_heads * head_dim");
     }
     const bool rotates = cos != 0;
-    require(rotates == (sin != 0) && rotates == (num_positions >= 1) && (!rotates || head_dim % 2 == 0),
-            "rotation wants cos, sin and an even head_dim");
+    require(rotates == (sin != 0) && rotates == (num_positions >= 1), "rotation wants cos and sin of some positions");
+    require(!rotates || (rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= head_dim),
+            "rotation wants an even rotary_dim of at most head_dim");
+    require(softcap >= 0.0f && softcap < __builtin_inff(), "softcap must be finite and not negative; 0 is none");
+    require(window >= 0, "window must not be negative; 0 is none");
     const Columns none{};
     program.operations.push_back(AttendOperation{cache, q_heads, kv_heads, head_dim, q, k ? *k : none, v ? *v : none,
                                                  rotated, out, q_norm.rows(), k_norm.rows(), eps, pointer<float>(cos),
-                                                 pointer<float>(sin), num_positions, scale});
+                                                 pointer<float>(sin), num_positions, rotary_dim, scale, softcap, window,
+                                                 pointer<float>(sinks)});
 }
 
 int64_t scratch_bytes(const Program& program, int64_t tokens, int rows, int longest) {
@@ -173,7 +177,7 @@ void make_step(Step* place, int64_t tokens, int rows, uintptr_t positions, uintp
 // Of a step and the caches of all operations that attend; a program has few kinds of them.
 void check_attention(const Program& program, const Step& step, const Caches& caches) {
     int64_t num_positions = INT64_MAX, num_blocks = INT64_MAX;
-    int32_t block_size = 0;
+    int32_t block_size = 0, window = 1;  // the widest
     for (size_t i = 0; i < program.operations.size(); i++) {
         const AttendOperation* attend = program.attends(i);
         if (!attend) continue;
@@ -184,11 +188,13 @@ void check_attention(const Program& program, const Step& step, const Caches& cac
         require(block_size == 0 || cache.block_size == block_size, "the blocks of all caches must be of one size");
         block_size = cache.block_size;
         num_blocks = std::min(num_blocks, caches.num_blocks[size_t(attend->cache)]);
+        window = window == 0 || attend->window == 0 ? 0 : std::max(window, attend->window);
         if (attend->cos) num_positions = std::min(num_positions, attend->num_positions);
     }
     if (block_size == 0) return;
     AttentionCall described{};
     described.cache.block_size = block_size;
+    described.window = window;
     described.rows = step.rows;
     described.q_start = step.q_start;
     described.kv_len = step.kv_len;
@@ -245,7 +251,7 @@ void bind_program(nb::module_& module) {
         .def("activation", &add_activation, "kind"_a, "x"_a, "out"_a)
         .def("attend", &add_attend, "cache"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "q"_a, "k"_a.none(),
              "v"_a.none(), "rotated"_a, "out"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "cos"_a, "sin"_a, "num_positions"_a,
-             "scale"_a)
+             "rotary_dim"_a, "scale"_a, "softcap"_a, "window"_a, "sinks"_a)
         .def("scratch_bytes", &scratch_bytes, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
         .def("run", &run, "step"_a, "caches"_a, "stream"_a, "out"_a, "out_element"_a, "scratch"_a, "scratch_bytes"_a,

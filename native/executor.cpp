@@ -116,14 +116,15 @@ private:
         const auto of_keys = [&](const Columns& columns) { return columns.width ? read(rows(columns)) : ConstRows{}; };
         kernels_.rotate_and_store({shard_.tokens, read(rows(by.q)), of_keys(by.k), of_keys(by.v), q, cache, by.q_heads,
                                    step_.write_slots + shard_.token, step_.positions + shard_.token, by.cos, by.sin,
-                                   by.q_norm, by.k_norm, by.eps},
+                                   by.q_norm, by.k_norm, by.eps, by.rotary_dim},
                                   pool_);
         stored();
         // `q_start` counts the tokens of the step from its first.
         const Rows step_q = from_token(q, -shard_.token), step_mixed = from_token(mixed, -shard_.token);
         kernels_.attention({read(step_q), step_mixed, cache, by.q_heads, shard_.rows, shard_.q_start, shard_.kv_len,
                             step_.block_table + shard_.row * step_.table_width, step_.table_width, by.scale,
-                            shard_.attention_scratch, size_t(shard_.attention_scratch_bytes)},
+                            shard_.attention_scratch, size_t(shard_.attention_scratch_bytes), by.softcap, by.window,
+                            by.sinks},
                            pool_);
     }
 
@@ -204,7 +205,8 @@ int64_t attention_scratch_of(const Program& program, int64_t tokens, int32_t row
     for (size_t i = 0; i < program.operations.size(); i++) {
         if (const AttendOperation* attend = program.attends(i)) {
             most = std::max(most, int64_t(attention_scratch_wanted(rows, tokens, attend->q_heads, attend->kv_heads,
-                                                                   attend->head_dim, longest, threads)));
+                                                                   attend->head_dim, longest, threads,
+                                                                   attend->window)));
         }
     }
     return most;

@@ -8,18 +8,31 @@ namespace penstock {
 void KvPrefetcher::aim_at_next() {
     while (operation_ < program_.operations.size() && !program_.attends(operation_)) operation_++;
     if (operation_ == program_.operations.size()) return;  // go on with the last cache: harmless, and soon at its end
-    cache_ = &step_.caches[program_.attends(operation_++)->cache];
+    const AttendOperation& attend = *program_.attends(operation_++);
+    cache_ = &step_.caches[attend.cache];
+    window_ = attend.window;
     at_ = static_cast<const uint8_t*>(cache_->keys);
-    row_ = block_ = 0;
+    row_ = 0;
+    block_ = first_block();
     values_next_ = false;
     left_ = 0;
     line_ = 64;
 }
 
+// Of the row: the one with the first position that its first token sees.
+int32_t KvPrefetcher::first_block() const {
+    if (row_ >= shard_.rows) return 0;
+    const int32_t count = shard_.q_start[row_ + 1] - shard_.q_start[row_];
+    return window_start(window_, shard_.kv_len[row_] - count + 1) / cache_->block_size;
+}
+
 void KvPrefetcher::next_run() {
     if (!cache_) return;
     const KvCache& cache = *cache_;
-    while (row_ < shard_.rows && int64_t(block_) * cache.block_size >= shard_.kv_len[row_]) row_++, block_ = 0;
+    while (row_ < shard_.rows && int64_t(block_) * cache.block_size >= shard_.kv_len[row_]) {
+        row_++;
+        block_ = first_block();
+    }
     if (row_ == shard_.rows) {
         left_ = INT64_MAX;
         line_ = 0;

@@ -38,12 +38,14 @@ public:
 
 private:
     void next_run();
+    int32_t first_block() const;
 
     const Program& program_;
     const Step& step_;
     const Shard& shard_;
     size_t operation_ = 0;  // from here on we look for the next attention
     const KvCache* cache_ = nullptr;
+    int32_t window_ = 0;  // of its attention
     int32_t row_ = 0;    // of the shard
     int32_t block_ = 0;  // of the row: whose keys come next, or whose values
     bool values_next_ = false;

@@ -5,11 +5,11 @@
 namespace penstock {
 
 LayerCost costliest_layer(const Program& program) {
-    LayerCost most{0, 0, 1, Kind::bf16};
+    LayerCost most{0, 0, 1, 0, Kind::bf16};
     for (size_t layer = 0; layer < program.layer_starts.size(); layer++) {
         const bool last = layer + 1 == program.layer_starts.size();
         const size_t end = last ? program.operations.size() : size_t(program.layer_starts[layer + 1]);
-        LayerCost cost{0, 0, 1, Kind::bf16};
+        LayerCost cost{0, 0, 1, 0, Kind::bf16};
         bool first = true;
         for (size_t i = size_t(program.layer_starts[layer]); i < end; i++) {
             if (const auto* linear = std::get_if<LinearOperation>(&program.operations[i])) {
@@ -19,6 +19,7 @@ LayerCost costliest_layer(const Program& program) {
                 first = false;
             } else if (const AttendOperation* attend = program.attends(i)) {
                 cost.kv_width = std::max<int64_t>(1, int64_t(attend->kv_heads) * attend->head_dim);
+                cost.window = attend->window;
             }
         }
         if (layer == 0 || cost.weight_bytes > most.weight_bytes) most = cost;

@@ -71,7 +71,11 @@ struct AttendOperation {
     const float* cos;  // [num_positions][rotary_dim / 2]; null: nothing is rotated
     const float* sin;
     int64_t num_positions;  // 0 without rotation
+    int32_t rotary_dim;
     float scale;
+    float softcap;       // 0: none
+    int32_t window;      // 0: all positions
+    const float* sinks;  // [q_heads], or null
 };
 
 using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation>;
@@ -90,6 +94,7 @@ struct LayerCost {
     int64_t weight_bytes;
     int64_t weights;    // numbers, each multiplied once for a token
     int64_t kv_width;   // elements of a key in its cache, 1 at least
+    int32_t window;     // of its attention; 0: all positions
     Kind kind;          // of its first projection
 };
 LayerCost costliest_layer(const Program& program);

@@ -17,11 +17,14 @@ int64_t least_tokens(const LayerCost& layer) { return layer.kind == Kind::q4 ? 4
 // What a token costs in a layer, in positions that attention reads.
 struct Costs {
     int64_t products;
+    int32_t window;
 
-    explicit Costs(const LayerCost& layer) : products(layer.weights / (kProductsAPosition * layer.kv_width)) {}
+    explicit Costs(const LayerCost& layer)
+        : products(layer.weights / (kProductsAPosition * layer.kv_width)), window(layer.window) {}
 
     int64_t of(const Step& step, int32_t row, int64_t token) const {
-        return products + step.kv_len[row] - (step.q_start[row + 1] - token) + 1;
+        const int32_t seen = step.kv_len[row] - int32_t(step.q_start[row + 1] - token) + 1;
+        return products + seen - window_start(window, seen);
     }
 };
 

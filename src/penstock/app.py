@@ -69,14 +69,11 @@ from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
 
 if TYPE_CHECKING:
+    from penstock.nn.causal_lm import CausalLM
     from penstock.nn.program import Program
-
-Executor = CompiledExecutor | ReferenceExecutor
-"""A `CausalLM` that knows the program it computes."""
 
 __all__ = [
     "Assembly",
-    "Executor",
     "LoadedModel",
     "assemble",
     "engine_config",
@@ -138,7 +135,8 @@ class LoadedModel:
     """
 
     files: ModelFiles
-    model: Executor
+    program: Program
+    model: CausalLM
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -235,7 +233,7 @@ def assemble(
     for line in memory.lines():
         say(line)
     engine, intake = _join(config, files, text, runner, card, memory, grammars)
-    return Assembly(engine, intake, card, config, tuple(report), work_of(loaded.model.program), grammars)
+    return Assembly(engine, intake, card, config, tuple(report), work_of(loaded.program), grammars)
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
@@ -285,10 +283,10 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     if native.available() and device.type == "cpu" and head_dim > native.MAX_HEAD_DIM:
         announce(wide_heads_line(head_dim))
     forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
-    return LoadedModel(files, model, device, dtype, kv_dtype, binder.bytes, forms)
+    return LoadedModel(files, program, model, device, dtype, kv_dtype, binder.bytes, forms)
 
 
-def executor(program: Program, dtype: torch.dtype, device: torch.device) -> Executor:
+def executor(program: Program, dtype: torch.dtype, device: torch.device) -> CausalLM:
     """What computes a program here: the compiled kernels if they do all of it, else torch, operation by operation."""
     reason = why_not_compiled(program, dtype, device)
     return CompiledExecutor(program, dtype) if reason is None else ReferenceExecutor(program, dtype)

@@ -40,9 +40,9 @@ from penstock.kernels.packed_linear import embedding_rows, packed_gated_linear, 
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int4, quantize_int8
 from penstock.kernels.weight_memory import WeightMemory
 from penstock.nn.blocks import Attention, GatedMlp, Normalization, Projection, residual
-from penstock.nn.causal_lm import PagedAttend
 from penstock.nn.compiled import CompiledExecutor
 from penstock.nn.operations import Heads, NormKind, Operations, Register
+from penstock.nn.paged import PagedAttend
 from penstock.nn.program import OUT, STREAM, Head, Program
 from penstock.nn.rope import RotaryTable
 
@@ -413,19 +413,10 @@ def _decoder(kind: str) -> tuple[CompiledExecutor, int, int]:
     return executor, LAYERS * sum(each.nbytes for each in made), LAYERS * sum(a * b for a, b in shapes)
 
 
-class _Rows(PagedAttend):
-    """The rows of a step, and a cache for each layer."""
-
-    def __init__(self, caches: list[_Cache]) -> None:
-        step = caches[0]
-        self.keys, self.values = [cache.keys for cache in caches], [cache.values for cache in caches]
-        self.write_slots, self.q_start, self.kv_len = step.write_slots, step.q_start, step.kv_len
-        self.block_table = step.block_table
-
-
 def _decoder_call(executor: CompiledExecutor, caches: list[_Cache], embedded: Tensor) -> Callable[[], object]:
-    rows, positions = _Rows(caches), caches[0].positions
-    return lambda: executor.compute_layers(embedded.clone(), positions, rows)
+    step, keys, values = caches[0], [cache.keys for cache in caches], [cache.values for cache in caches]
+    rows = PagedAttend(keys, values, step.write_slots, step.q_start, step.kv_len, step.block_table)
+    return lambda: executor.compute_layers(embedded.clone(), step.positions, rows)
 
 
 KERNELS: dict[str, Callable[[], Iterator[Case]]] = {

@@ -23,40 +23,17 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.pooling import NOTHING_POOLED, Pooled, Pools
 from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.sampler import NOTHING, Sampled
-from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.paged_attention import paged_attention, write_kv
-from penstock.nn.causal_lm import CausalLM, PagedAttend
+from penstock.nn.causal_lm import CausalLM
+from penstock.nn.paged import PagedAttend
 
-__all__ = ["TorchRunner"]
+__all__ = ["TorchRunner", "paged_attend"]
 
 _NOT_FINITE = "The model's output for this request is not finite."
 
 
-class _PagedAttend(PagedAttend):
-    """The model's way to attend in one step: writes this step's keys and values, then reads all of each row's.
-
-    A model may also do both itself.
-    """
-
-    def __init__(self, kv: KVStore, batch: ForwardBatch) -> None:
-        self.keys, self.values = kv.keys, kv.values
-        self.write_slots = batch.write_slots
-        self.q_start, self.kv_len, self.block_table = batch.q_start, batch.kv_len, batch.block_table
-
-    def __call__(
-        self,
-        cache: int,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See `Attend`."""
-        keys, values = self.keys[cache], self.values[cache]
-        if k is not None and v is not None:
-            write_kv(keys, values, k, v, self.write_slots)
-        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec, sinks)
+def paged_attend(kv: KVStore, batch: ForwardBatch) -> PagedAttend:
+    """The way to attend in one step: writes its keys and values to the store, then reads all of each row's."""
+    return PagedAttend(kv.keys, kv.values, batch.write_slots, batch.q_start, batch.kv_len, batch.block_table)
 
 
 class TorchRunner:
@@ -124,7 +101,7 @@ class TorchRunner:
         """Forward all `rows`; score and embed prompts where that is asked for, choose a token for those `sampling`."""
         guided = self._guidance.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
-        attend = _PagedAttend(self._kv, batch)
+        attend = paged_attend(self._kv, batch)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         prompts = tuple(self._scores(rows, batch, hidden))
         pooled = self._pools.take(rows, batch.q_start, hidden)

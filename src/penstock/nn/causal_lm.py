@@ -6,7 +6,6 @@ different sequences lie side by side, and only `attend` knows which row belongs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from penstock.contract.model import ModelShape
 from penstock.kernels.attention_spec import AttentionSpec
 
-__all__ = ["Attend", "CausalLM", "PagedAttend"]
+__all__ = ["Attend", "CausalLM"]
 
 
 class Attend(Protocol):
@@ -45,29 +44,6 @@ class Attend(Protocol):
             `[T, Hq, D]`, contiguous, in the dtype of `q`.
         """
         ...
-
-
-class PagedAttend(Attend):
-    """An `Attend` over a cache in blocks that shows what it works on, so that a model may do all of it in one call.
-
-    A class to inherit from, not a protocol: every step asks whether it is one.
-
-    Attributes:
-        keys: of each cache: natural, `[num_blocks, block_size, Hkv, D]`, or in the packed or int8 layout of
-            `kernels.native_attention`.
-        values: of each cache, in the same of the three ways; packed and int8 values use a different layout from keys.
-        write_slots: `[T]` int64, where each token's keys and values go.
-        q_start: `[R + 1]` int32; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
-        kv_len: `[R]` int32, positions of each row's sequence, the new ones included.
-        block_table: `[R, M]` int32.
-    """
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    write_slots: Tensor
-    q_start: Tensor
-    kv_len: Tensor
-    block_table: Tensor
 
 
 class CausalLM(Protocol):

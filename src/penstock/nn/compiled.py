@@ -23,10 +23,11 @@ from penstock.kernels.native_attention import cache_address, vector
 from penstock.kernels.native_rows import element
 from penstock.kernels.packed_weight import ELEMENTS, PackedKind, PackedWeight
 from penstock.kernels.scratch import Scratch
-from penstock.nn.causal_lm import Attend, PagedAttend
+from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, lower
 from penstock.nn.operations import Activate, Activation, Linear, Norm, NormKind, Register
 from penstock.nn.operations import Attend as AttendOperation
+from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
 from penstock.nn.reference import head_logits
 from penstock.nn.registers import Place, place_registers
@@ -274,10 +275,14 @@ class _Builder:
             q_norm=_vector("q_norm", attended.q_norm, heads.dim),
             k_norm=_vector("k_norm", attended.k_norm, heads.dim),
             eps=attended.eps,
-            cos=0 if rope is None else _table("cos", rope.cos, heads.dim),
-            sin=0 if rope is None else _table("sin", rope.sin, heads.dim),
+            cos=0 if rope is None else _table("cos", rope.cos, rope.width),
+            sin=0 if rope is None else _table("sin", rope.sin, rope.width),
             num_positions=0 if rope is None else len(rope.cos),
+            rotary_dim=0 if rope is None else rope.width,
             scale=attend.spec.scale,
+            softcap=attend.spec.softcap or 0.0,
+            window=attend.spec.window or 0,
+            sinks=0 if attend.sinks is None else vector("sinks", attend.sinks, torch.float32, heads.queries),
         )
 
 
@@ -289,8 +294,8 @@ def _vector(name: str, x: Tensor | None, width: int) -> Any:
     return native.module.Vector(address=x.data_ptr(), element=element(name, x))
 
 
-def _table(name: str, table: Tensor, head_dim: int) -> int:
-    fits = table.dim() == 2 and table.shape[1] == head_dim // 2 and table.dtype == torch.float32
+def _table(name: str, table: Tensor, rotary_dim: int) -> int:
+    fits = table.dim() == 2 and table.shape[1] == rotary_dim // 2 and table.dtype == torch.float32
     if not fits or not len(table):  # an empty one has no address, which would mean no rotation
-        raise ValueError(f"{name} must be [P, {head_dim // 2}] float32, not {tuple(table.shape)} {table.dtype}")
+        raise ValueError(f"{name} must be [P, {rotary_dim // 2}] float32, not {tuple(table.shape)} {table.dtype}")
     return vector(name, table.view(-1), torch.float32, table.numel())

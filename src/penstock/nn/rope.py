@@ -120,6 +120,11 @@ class RotaryTable:
     cos: Tensor
     sin: Tensor
 
+    @property
+    def width(self) -> int:
+        """Elements of a head that are rotated, its first ones."""
+        return 2 * self.cos.shape[1]
+
     def __str__(self) -> str:
         return f"rope[{', '.join(map(str, self.cos.shape))}]"
 

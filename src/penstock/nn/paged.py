@@ -1,0 +1,53 @@
+"""Attention of one step over caches in blocks: where everything lies, so that a model may do all of it in one call.
+
+Decides nothing: `kernels.paged_attention` computes, or a compiled program that reads the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.paged_attention import paged_attention, write_kv
+
+__all__ = ["PagedAttend"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedAttend:
+    """An `Attend` over the rows of one step.
+
+    Attributes:
+        keys: of each cache: natural, `[num_blocks, block_size, Hkv, D]`, or in the packed or int8 layout of
+            `kernels.native_attention`.
+        values: of each cache, in the same of the three ways; packed and int8 values use a different layout from keys.
+        write_slots: `[T]` int64, where each token's keys and values go: `block * block_size + offset`.
+        q_start: `[R + 1]` int32 on the host; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
+        kv_len: `[R]` int32 on the host, positions of each row's sequence, the new ones included.
+        block_table: `[R, M]` int32.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    write_slots: Tensor
+    q_start: Tensor
+    kv_len: Tensor
+    block_table: Tensor
+
+    def __call__(
+        self,
+        cache: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        keys, values = self.keys[cache], self.values[cache]
+        if k is not None and v is not None:
+            write_kv(keys, values, k, v, self.write_slots)
+        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec, sinks)
