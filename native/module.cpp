@@ -16,6 +16,7 @@ namespace nb = nanobind;
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_decoder(nb::module_& module);
+void bind_experts(nb::module_& module);
 void bind_peak(nb::module_& module);
 
 NB_MODULE(_native, module) {
@@ -40,5 +41,6 @@ NB_MODULE(_native, module) {
     bind_linear(module);
     bind_attention(module);
     bind_decoder(module);
+    bind_experts(module);
     bind_peak(module);
 }
