@@ -151,6 +151,14 @@ void add_attend(Program& program, int cache, int q_heads, int kv_heads, int head
                                                  pointer<float>(sinks)});
 }
 
+void add_experts(Program& program, const Columns& x, const Columns& logits, const Columns& out,
+                 const ExpertLayer& layer) {
+    for (const Columns* each : {&x, &logits, &out}) check_columns(program, *each);
+    require(x.width == layer.hidden() && out.width == layer.hidden() && logits.width == layer.router.experts,
+            "experts do not have the sizes of their operands");
+    program.operations.push_back(ExpertsOperation{x, logits, out, layer});
+}
+
 int64_t scratch_bytes(const Program& program, int64_t tokens, int rows, int longest) {
     require(rows >= 0 && tokens >= rows && tokens < kMostRows && longest >= 0, "sizes must not be negative");
     return program_scratch(program, tokens, rows, longest, pool().threads());
@@ -252,6 +260,7 @@ void bind_program(nb::module_& module) {
         .def("attend", &add_attend, "cache"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "q"_a, "k"_a.none(),
              "v"_a.none(), "rotated"_a, "out"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "cos"_a, "sin"_a, "num_positions"_a,
              "rotary_dim"_a, "scale"_a, "softcap"_a, "window"_a, "sinks"_a)
+        .def("experts", &add_experts, "x"_a, "logits"_a, "out"_a, "layer"_a, "What `layer` reads must outlive it.")
         .def("scratch_bytes", &scratch_bytes, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
         .def("run", &run, "step"_a, "caches"_a, "stream"_a, "out"_a, "out_element"_a, "scratch"_a, "scratch_bytes"_a,

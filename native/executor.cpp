@@ -13,7 +13,7 @@ namespace {
 
 // Scratch, one after the other, each on a cache line:
 //
-//     | areas of registers | of the linear kernels | of attention |
+//     | areas of registers | of the linear kernels, or of experts | of attention |
 //
 // Where a step is shared out, each shard has all but the last of them to itself, one shard after the other.
 
@@ -37,12 +37,27 @@ int64_t linear_stride(const Program& program) {
     return most;
 }
 
-int64_t shard_scratch(const Program& program, int64_t tokens) {
-    return areas_size(program, tokens) + tokens * linear_stride(program);  // strides are multiples of 64
+int64_t most_experts_scratch(const Program& program, int64_t tokens, int threads) {
+    int64_t most = 0;
+    for (const Operation& operation : program.operations) {
+        if (const auto* experts = std::get_if<ExpertsOperation>(&operation)) {
+            most = std::max(most, experts_scratch(experts->layer, tokens, threads));
+        }
+    }
+    return most;
 }
 
-// The areas of all shards together are larger than those of the whole step by so much at most, for each shard.
-int64_t lost_by_rounding(const Program& program) { return int64_t(program.area_bytes.size()) * 64; }
+int64_t shard_scratch(const Program& program, int64_t tokens, int threads = 1) {
+    const int64_t kernels = std::max(tokens * linear_stride(program),  // strides are multiples of 64
+                                     most_experts_scratch(program, tokens, threads));
+    return areas_size(program, tokens) + kernels;
+}
+
+// All shards together need more than the whole step by so much at most, for each shard: areas are rounded up, and
+// experts need some memory for any number of tokens.
+int64_t lost_by_sharing(const Program& program) {
+    return int64_t(program.area_bytes.size()) * 64 + most_experts_scratch(program, 0, 1);
+}
 
 int64_t element_size(Element element) { return element == Element::f32 ? sizeof(float) : sizeof(uint16_t); }
 
@@ -58,7 +73,7 @@ public:
     Run(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, const Shard& shard,
         uint8_t* scratch, KvPrefetcher* prefetcher)
         : program_(program), step_(step), kernels_(kernels), pool_(pool), shard_(shard), scratch_(scratch),
-          linear_scratch_(scratch + areas_size(program, shard.tokens)), prefetcher_(prefetcher) {}
+          kernel_scratch_(scratch + areas_size(program, shard.tokens)), prefetcher_(prefetcher) {}
 
     // Calls stored() once the keys and values of this shard lie in the cache, and goes on when it returns.
     template <class Stored>
@@ -69,6 +84,8 @@ public:
             normalise(*norm);
         } else if (const auto* activation = std::get_if<ActivationOperation>(&operation)) {
             activate(*activation);
+        } else if (const auto* experts = std::get_if<ExpertsOperation>(&operation)) {
+            ask_experts(*experts);
         } else {
             attend(std::get<AttendOperation>(operation), stored);
         }
@@ -101,12 +118,19 @@ private:
     void project(const LinearOperation& by) const {
         const Rows out = rows(by.out);
         const LinearCall call{shard_.tokens, by.outputs, by.inputs, read(rows(by.x)), by.weight, by.bias,
-                              by.adds ? read(out) : ConstRows{}, out, linear_scratch_, by.gated, prefetcher_};
+                              by.adds ? read(out) : ConstRows{}, out, kernel_scratch_, by.gated, prefetcher_};
         linear_kernel(kernels_, by.kind)(call, pool_);
     }
 
     void activate(const ActivationOperation& by) const {
         activation_kernel(kernels_, by.kind)({shard_.tokens, by.out.width, read(rows(by.x)), rows(by.out)}, pool_);
+    }
+
+    void ask_experts(const ExpertsOperation& by) const {
+        const Rows out = rows(by.out);
+        run_experts({by.layer, shard_.tokens, read(rows(by.x)), read(rows(by.logits)), read(out), out, kernel_scratch_,
+                     prefetcher_},
+                    kernels_, pool_);
     }
 
     template <class Stored>
@@ -134,7 +158,7 @@ private:
     Pool& pool_;
     const Shard& shard_;
     uint8_t* scratch_;
-    uint8_t* linear_scratch_;
+    uint8_t* kernel_scratch_;
     KvPrefetcher* prefetcher_;  // or null
 };
 
@@ -216,13 +240,13 @@ int64_t attention_scratch_of(const Program& program, int64_t tokens, int32_t row
 
 int64_t program_scratch(const Program& program, int64_t tokens, int32_t rows, int32_t longest, int threads) {
     const int64_t together = attention_scratch_of(program, tokens, rows, longest, threads);
-    const int64_t apart = threads == 1 ? 0 : threads * lost_by_rounding(program) + shards_scratch(rows, threads);
-    return shard_scratch(program, tokens) + std::max(together, apart);
+    const int64_t apart = threads == 1 ? 0 : threads * lost_by_sharing(program) + shards_scratch(rows, threads);
+    return shard_scratch(program, tokens, threads) + std::max(together, apart);
 }
 
 void run_program(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool) {
-    const int64_t used = shard_scratch(program, step.tokens), left = step.scratch_bytes - used;
-    const int64_t lost = pool.threads() * lost_by_rounding(program);
+    const int64_t used = shard_scratch(program, step.tokens, pool.threads()), left = step.scratch_bytes - used;
+    const int64_t lost = pool.threads() * lost_by_sharing(program);
     Shard shards[kMostShards];
     if (share_out(program, step, pool.threads(), step.scratch + used + lost, left - lost, shards)) {
         return run_shards(program, step, kernels, pool, shards);

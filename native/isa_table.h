@@ -3,6 +3,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "experts.h"
 #include "kernel_table.h"
 #include "linear_bf16.h"
 #include "linear_f32.h"
@@ -39,6 +40,10 @@ constexpr KernelTable table_named(const char* isa) {
     table.gelu = gelu;
     table.relu = relu;
     table.sample = sample;
+
+    table.route = route;
+    table.scatter = scatter;
+    table.gate_rows = gate_rows;
     return table;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_call.h"
+#include "experts_call.h"
 #include "layout.h"
 #include "linear_call.h"
 #include "rows_call.h"
@@ -32,6 +33,10 @@ struct KernelTable {
     void (*gelu)(const ActivationCall& call, Pool& pool);
     void (*relu)(const ActivationCall& call, Pool& pool);
     void (*sample)(const SampleCall& call, Pool& pool);
+
+    void (*route)(const RouteCall& call, Pool& pool);
+    void (*scatter)(const ScatterCall& call, Pool& pool);
+    void (*gate_rows)(const GateRowsCall& call, Pool& pool);
 };
 
 constexpr auto linear_kernel(const KernelTable& table, Kind kind) {

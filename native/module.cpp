@@ -15,6 +15,7 @@ namespace nb = nanobind;
 
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
+void bind_experts(nb::module_& module);
 void bind_program(nb::module_& module);
 void bind_peak(nb::module_& module);
 
@@ -39,6 +40,7 @@ NB_MODULE(_native, module) {
         nb::arg("threads"), "Resize the pool. Not while kernels run.");
     bind_linear(module);
     bind_attention(module);
+    bind_experts(module);
     bind_program(module);
     bind_peak(module);
 }

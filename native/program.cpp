@@ -17,6 +17,11 @@ LayerCost costliest_layer(const Program& program) {
                 cost.weights += linear->outputs * linear->inputs;
                 if (first) cost.kind = linear->kind;
                 first = false;
+            } else if (const auto* experts = std::get_if<ExpertsOperation>(&program.operations[i])) {
+                for (const WeightStack* stack : {&experts->layer.gate_up, &experts->layer.down}) {
+                    cost.weight_bytes += experts->layer.router.experts * stack->stride;
+                    cost.weights += experts->layer.router.top_k * stack->outputs * stack->inputs;
+                }
             } else if (const AttendOperation* attend = program.attends(i)) {
                 cost.kv_width = std::max<int64_t>(1, int64_t(attend->kv_heads) * attend->head_dim);
                 cost.window = attend->window;

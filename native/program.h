@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention_call.h"
+#include "experts_call.h"
 #include "layout.h"
 #include "linear_call.h"
 #include "rows_call.h"
@@ -78,7 +79,14 @@ struct AttendOperation {
     const float* sinks;  // [q_heads], or null
 };
 
-using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation>;
+// Adds what the chosen experts of each row make of it to what `out` holds.
+struct ExpertsOperation {
+    Columns x, logits, out;
+    ExpertLayer layer;
+};
+
+using Operation =
+    std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation, ExpertsOperation>;
 
 struct Program {
     std::vector<Register> registers;   // the first two as said above
@@ -91,8 +99,8 @@ struct Program {
 
 // What one layer costs, at the most: what decides how a step is shared out.
 struct LayerCost {
-    int64_t weight_bytes;
-    int64_t weights;    // numbers, each multiplied once for a token
+    int64_t weight_bytes;  // of all experts
+    int64_t weights;    // numbers that are multiplied for a token
     int64_t kv_width;   // elements of a key in its cache, 1 at least
     int32_t window;     // of its attention; 0: all positions
     Kind kind;          // of its first projection

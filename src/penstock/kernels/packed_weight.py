@@ -15,12 +15,13 @@ from torch import Tensor
 
 from penstock.kernels import native, packed_layout
 from penstock.kernels.packed_layout import GROUP
-from penstock.kernels.weight_memory import WeightMemory
+from penstock.kernels.weight_memory import WeightMemory, whole_lines
 
 __all__ = [
     "ELEMENTS",
     "MAX_INPUTS",
     "PackedKind",
+    "PackedStack",
     "PackedWeight",
     "SMALLEST",
     "UNPACK",
@@ -29,6 +30,7 @@ __all__ = [
     "pack_q4_0",
     "pack_q4_1",
     "pack_q8_0",
+    "pack_stack",
     "quantize_int4",
     "quantize_int8",
     "unpack",
@@ -77,6 +79,42 @@ class PackedWeight:
     def form(self) -> str:
         """The form's name, for people."""
         return self.kind.name.lower()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedStack:
+    """Weights `[outputs, inputs]` of the same kind in one piece of memory, one for each expert of a layer.
+
+    Attributes:
+        data: uint8 `[experts * stride]`; weight `e` begins at `e * stride` and lies as in a `PackedWeight`.
+        stride: bytes from one weight to the next, in whole cache lines.
+        weight_bytes: of each weight.
+        scratch_bytes: what a product with one of them needs for each row.
+    """
+
+    kind: PackedKind
+    experts: int
+    outputs: int
+    inputs: int
+    data: Tensor
+    stride: int
+    weight_bytes: int
+    scratch_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`[E, N, K]` of the numbers."""
+        return self.experts, self.outputs, self.inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all of them."""
+        return self.data.nbytes
+
+    def __getitem__(self, expert: int) -> PackedWeight:
+        """One of the weights; it shares the memory of the stack."""
+        data = self.data[expert * self.stride :][: self.weight_bytes]
+        return PackedWeight(self.kind, self.outputs, self.inputs, data, self.scratch_bytes)
 
 
 def _packed(kind: PackedKind, outputs: int, inputs: int, data: Tensor) -> PackedWeight:
@@ -293,3 +331,36 @@ UNPACK = {
 def unpack(weight: PackedWeight) -> Tensor:
     """The numbers that a packed weight stands for, float32 `[N, K]`."""
     return UNPACK[weight.kind](weight.data, weight.outputs, weight.inputs)
+
+
+def pack_stack(
+    experts: int, pack: Callable[[int, WeightMemory | None], PackedWeight], memory: WeightMemory | None = None
+) -> PackedStack:
+    """Pack a weight for each expert, one after the other, into one piece of memory.
+
+    Args:
+        experts: how many.
+        pack: packs the weight of an expert, where it is told to; all alike in kind and shape.
+        memory: where to take the piece from, or None for memory of its own.
+
+    Raises:
+        ValueError: there are no experts, or their weights differ in kind or shape.
+    """
+    if experts < 1:
+        raise ValueError(f"experts must be at least 1, not {experts}")
+    first = pack(0, None)  # says how much room one of them takes
+    stride = whole_lines(first.nbytes)
+    data = torch.empty(experts * stride, dtype=torch.uint8) if memory is None else memory.take(experts * stride)
+    data[: first.nbytes] = first.data
+    room = WeightMemory(data[stride:])
+    for expert in range(1, experts):
+        _check_alike(first, pack(expert, room), expert)
+    return PackedStack(
+        first.kind, experts, first.outputs, first.inputs, data, stride, first.nbytes, first.scratch_bytes
+    )
+
+
+def _check_alike(first: PackedWeight, other: PackedWeight, expert: int) -> None:
+    forms = [(each.kind.name, each.outputs, each.inputs) for each in (first, other)]
+    if forms[0] != forms[1]:
+        raise ValueError(f"the weight of expert {expert} is {forms[1]}, that of expert 0 is {forms[0]}")

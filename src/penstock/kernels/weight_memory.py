@@ -13,7 +13,7 @@ import sys
 import torch
 from torch import Tensor
 
-__all__ = ["WeightMemory", "give_back", "large_block"]
+__all__ = ["WeightMemory", "give_back", "large_block", "whole_lines"]
 
 _BLOCK = 64 << 20
 _LARGE_PAGE = 2 << 20
@@ -32,6 +32,11 @@ def large_block(size: int) -> Tensor:
     return block[start : start + size]
 
 
+def whole_lines(count: int) -> int:
+    """`count` bytes filled up to whole cache lines."""
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
 def give_back() -> None:
     """Return what was freed to the system; to be called once weights are loaded.
 
@@ -44,10 +49,14 @@ def give_back() -> None:
 
 
 class WeightMemory:
-    """Hands out room, front to back. Owned by whoever loads a model; a block lives as long as any weight in it."""
+    """Hands out room, front to back. Owned by whoever loads a model; a block lives as long as any weight in it.
 
-    def __init__(self) -> None:
-        self._block = torch.empty(0, dtype=torch.uint8)
+    Args:
+        block: uint8, where to begin; further blocks are large ones.
+    """
+
+    def __init__(self, block: Tensor | None = None) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8) if block is None else block
         self._used = 0
 
     def take(self, count: int) -> Tensor:
@@ -55,5 +64,5 @@ class WeightMemory:
         if self._used + count > len(self._block):
             self._block, self._used = large_block(max(_BLOCK, count)), 0
         start = self._used
-        self._used = start + -(-count // _ALIGNMENT) * _ALIGNMENT
+        self._used = start + whole_lines(count)
         return self._block[start : start + count]

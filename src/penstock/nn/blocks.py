@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.nn.operations import (
     Activate,
     Activation,
     Attend,
+    Experts,
     Heads,
     Linear,
     Norm,
@@ -31,7 +33,17 @@ from penstock.nn.operations import (
 from penstock.nn.rope import RotaryTable
 from penstock.nn.weight_loader import WeightLoader
 
-__all__ = ["Attention", "Block", "GatedMlp", "Normalization", "PlainMlp", "Projection", "residual", "rms_norm"]
+__all__ = [
+    "Attention",
+    "Block",
+    "GatedMlp",
+    "MixtureOfExperts",
+    "Normalization",
+    "PlainMlp",
+    "Projection",
+    "residual",
+    "rms_norm",
+]
 
 
 class Block(Protocol):
@@ -202,6 +214,25 @@ class PlainMlp:
             Linear(inner, x, self.up.weight, self.up.bias),
             Activate(activated, inner, self.activation),
             Linear(out, activated, self.down.weight, self.down.bias, adds),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixtureOfExperts:
+    """Experts, and the router that says which of them a token goes to; with a residual around them."""
+
+    router: Projection
+    stack: ExpertStack
+    spec: RouterSpec
+    activation: Activation = Activation.SILU_AND_MUL
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        assert adds, "experts add to the stream"
+        logits = Register("logits", self.spec.experts)
+        return (
+            Linear(logits, x, self.router.weight, self.router.bias),
+            Experts(out, x, logits, self.stack, self.spec, self.activation),
         )
 
 

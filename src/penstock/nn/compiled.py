@@ -20,12 +20,13 @@ from penstock.contract.model import ModelShape
 from penstock.kernels import native
 from penstock.kernels.embedding import embedding
 from penstock.kernels.native_attention import cache_address, vector
+from penstock.kernels.native_experts import expert_layer
 from penstock.kernels.native_rows import element
-from penstock.kernels.packed_weight import ELEMENTS, PackedKind, PackedWeight
+from penstock.kernels.packed_weight import ELEMENTS, PackedKind, PackedStack, PackedWeight
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, lower
-from penstock.nn.operations import Activate, Activation, Linear, Norm, NormKind, Register
+from penstock.nn.operations import Activate, Activation, Experts, Linear, Norm, NormKind, Register
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
@@ -53,6 +54,8 @@ def why_not_compiled(program: Program, dtype: torch.dtype, device: torch.device)
         return f"compiled kernels compute in float32 and bfloat16 on a CPU, not in {dtype} on {device.type}"
     for operation in program.operations():
         if isinstance(operation, Linear) and not isinstance(operation.weight, PackedWeight):
+            return f"{operation} is not multiplied by the compiled kernels"
+        if isinstance(operation, Experts) and not isinstance(operation.stack.gate_up, PackedStack):
             return f"{operation} is not multiplied by the compiled kernels"
         if isinstance(operation, AttendOperation) and operation.heads.dim > native.MAX_HEAD_DIM:
             return f"heads of {operation.heads.dim} are wider than {native.MAX_HEAD_DIM}"
@@ -227,6 +230,15 @@ class _Builder:
                 )
             case Attended():
                 self._attend(index, operation)
+            case Experts():
+                self._compiled.experts(
+                    x=self._columns(index, operation.x),
+                    logits=self._columns(index, operation.logits),
+                    out=self._columns(index, operation.out),
+                    layer=expert_layer(
+                        operation.stack, operation.spec, _ACTIVATIONS[operation.activation], operation.selection_bias
+                    ),
+                )
 
     def _columns(self, index: int, register: Register) -> Any:
         return native.module.Columns(

@@ -15,6 +15,7 @@ from penstock.nn.operations import (
     Activate,
     Activation,
     Attend,
+    Experts,
     Linear,
     Norm,
     NormHeads,
@@ -56,7 +57,7 @@ class Attended:
     rope: RotaryTable | None = None
 
 
-Lowered = Norm | Linear | Gated | Activate | Attended
+Lowered = Norm | Linear | Gated | Activate | Attended | Experts
 
 
 def lower(operations: Operations) -> list[Lowered]:
@@ -76,7 +77,7 @@ def lower(operations: Operations) -> list[Lowered]:
                 before = []
             case Activate() if _gates(lowered[-1] if lowered else None, operation):
                 lowered.append(Gated(operation.out, lowered.pop()))
-            case Norm() | Linear() | Activate():
+            case Norm() | Linear() | Activate() | Experts():
                 lowered.append(operation)
             case _:
                 raise ValueError(f"{operation} has no compiled kernel here")
@@ -95,6 +96,8 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
             return read, (rotated, attend.out)
         case Activate(out, x):
             return (x,), (out,)
+        case Experts(out, x, logits):
+            return (x, logits, out), (out,)
         case _:
             return (operation.x, *((operation.out,) if operation.adds else ())), (operation.out,)
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.nn.rope import RotaryTable
 
@@ -23,6 +24,7 @@ __all__ = [
     "Activation",
     "Attend",
     "Embed",
+    "Experts",
     "Heads",
     "Linear",
     "Norm",
@@ -225,7 +227,32 @@ class Attend:
         return _line(self.out, f"attend({operands}, cache {self.cache}, {limits}{sinks})")
 
 
-Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """Add to `out` what the chosen experts of each token make of `x`, weighted; see `kernels.experts`.
+
+    Attributes:
+        x: `[T, H]`.
+        logits: `[T, E]`, by which tokens choose experts.
+        selection_bias: `[E]` float32, added to scores for choosing only; or None.
+    """
+
+    out: Register
+    x: Register
+    logits: Register
+    stack: ExpertStack
+    spec: RouterSpec
+    activation: Activation
+    selection_bias: Tensor | None = None
+
+    def __str__(self) -> str:
+        spec, (_, inside, hidden) = self.spec, self.stack.gate_up.shape
+        choice = f"{spec.top_k} of {spec.experts}, {spec.scoring}{', normalised' if spec.normalise else ''}"
+        weights = f"W{[inside, hidden]}, W{[hidden, self.stack.down.shape[2]]}, {self.activation}"
+        return _line(self.out, f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=True)
+
+
+Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend | Experts
 Operations = tuple[Operation, ...]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.contract.model import ModelShape
 from penstock.kernels import activation
 from penstock.kernels.embedding import embedding
+from penstock.kernels.experts import experts
 from penstock.kernels.linear import linear
 from penstock.kernels.norm import layer_norm, rms_norm
 from penstock.kernels.packed_linear import packed_linear
@@ -23,6 +24,7 @@ from penstock.nn.operations import (
     Activate,
     Activation,
     Embed,
+    Experts,
     Linear,
     Norm,
     NormHeads,
@@ -98,6 +100,16 @@ class _Walk:
             case Rotate(x, head_dim, table):
                 heads = self._read(x).unflatten(1, (-1, head_dim))
                 self._write(x, rotate(heads, *table.rows(self._positions)).flatten(1))
+            case Experts(out, x, logits, stack, spec, kind, bias):
+                self._registers[out.name] = experts(
+                    self._read(x),
+                    self._read(logits),
+                    stack,
+                    spec,
+                    _ACTIVATIONS[kind],
+                    selection_bias=bias,
+                    residual=self._read(out),
+                )
             case AttendOperation(out, q, k, v, cache, heads, spec, sinks):
                 q, k, v = (
                     None if each is None else self._read(each).unflatten(1, (-1, heads.dim)) for each in (q, k, v)

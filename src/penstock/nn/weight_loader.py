@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.kernels.experts import StackedWeight
 from penstock.kernels.linear import Weight
 
 __all__ = ["WeightLoader"]
@@ -53,6 +54,21 @@ class WeightLoader(Protocol):
 
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
         """An embedding table `[V, H]`, in a form that serves as the weight of a tied head too."""
+        ...
+
+    def take_router(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The weight `[E, H]` by which tokens choose experts: a projection that no form rounds below the dtype."""
+        ...
+
+    def take_stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
+        """The weights `[E, N1 + N2 + ..., K]` of a layer's experts, in whatever form projections are kept.
+
+        Args:
+            experts: E.
+            parts: name and shape `[N1, K], [N2, K], ...` of what makes up one expert, stacked in this order. `{expert}`
+                in a name stands for the numbers from 0 to E - 1, a tensor each; a name without it is one tensor
+                `[E, N, K]`.
+        """
         ...
 
     def has(self, name: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from penstock.contract.errors import ModelFileError
+from penstock.kernels.experts import StackedWeight
 from penstock.kernels.linear import Weight
 from penstock.weights.packing import Packer, Packing
 from penstock.weights.source import StoredBlocks, TensorSource
@@ -18,6 +19,7 @@ from penstock.weights.source import StoredBlocks, TensorSource
 __all__ = ["Binder"]
 
 _NAMED_LEFTOVERS = 5
+_EXPERT = "{expert}"
 
 
 def _unseen(_: int) -> None:
@@ -145,6 +147,95 @@ class Binder:
         self.bytes += weight.nbytes
         return weight
 
+    def take_router(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The weight `[E, H]` by which tokens choose experts: in the binder's dtype, whatever the form of others.
+
+        Raises:
+            ModelFileError: as for `take`.
+        """
+        self._claim(name, shape)
+        numbers = self._stacked([(name, shape)], self.dtype)
+        weight = numbers if self._packer.packing is Packing.DENSE else self._packer.plain(numbers, name)
+        self.bytes += weight.nbytes
+        return weight
+
+    def take_stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
+        """The weights `[E, N1 + N2 + ..., K]` of a layer's experts, in the binder's form; one expert is read at a time.
+
+        Args:
+            experts: E.
+            parts: name and shape `[N1, K], [N2, K], ...` of what makes up one expert, stacked in this order. `{expert}`
+                in a name stands for the numbers from 0 to E - 1, a tensor each; a name without it is one tensor
+                `[E, N, K]`.
+
+        Raises:
+            ModelFileError: as for `take`, or the numbers do not fit the form.
+        """
+        for name, shape in parts:
+            for each in _names_of(name, experts):
+                self._claim(each, shape if _EXPERT in name else (experts, *shape))
+        stack = self._stack(experts, parts)
+        self.bytes += stack.nbytes
+        return stack
+
+    def _stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
+        rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
+        first, packing = parts[0][0].replace(_EXPERT, "0"), self._packer.packing
+        names = [name for part, _ in parts for name in _names_of(part, experts)]
+        if self._stays_blocks(names):
+            return self._packer.stack(experts, lambda expert: self._expert_blocks(parts, expert), rows, inputs, first)
+        quantised = packing in (Packing.INT8, Packing.INT4)
+        self.forms[packing.value if quantised else str(self.dtype).removeprefix("torch.")] = None
+        dtype = torch.float32 if quantised else self.dtype
+        if packing is not Packing.DENSE:
+            return self._packer.stack(
+                experts, lambda expert: self._expert_numbers(parts, expert, dtype), rows, inputs, first
+            )
+        out = torch.empty((experts, rows, inputs), dtype=dtype, device=self.device)
+        for expert in range(experts):
+            self._fill_expert(parts, expert, out[expert])
+        return out
+
+    def _expert_numbers(
+        self, parts: Sequence[tuple[str, tuple[int, int]]], expert: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
+        out = torch.empty((rows, inputs), dtype=dtype, device=self.device)
+        self._fill_expert(parts, expert, out)
+        return out
+
+    def _fill_expert(self, parts: Sequence[tuple[str, tuple[int, int]]], expert: int, out: torch.Tensor) -> None:
+        start = 0
+        for name, (rows, _) in parts:
+            if _EXPERT in name:
+                self._fill(name.replace(_EXPERT, str(expert)), out[start : start + rows])
+            else:
+                self._source.read_slice_into(name, expert, out[start : start + rows])
+                self._progress(out[start : start + rows].numel())
+            start += rows
+
+    def _expert_blocks(self, parts: Sequence[tuple[str, tuple[int, int]]], expert: int) -> StoredBlocks:
+        blocks = [
+            self._source.read_blocks(name.replace(_EXPERT, str(expert)))
+            if _EXPERT in name
+            else self._source.read_slice_blocks(name, expert)
+            for name, _ in parts
+        ]
+        self._progress(sum(rows * inputs for _, (rows, inputs) in parts))
+        return StoredBlocks(blocks[0].kind, torch.cat([part.data for part in blocks]))
+
+    def _stays_blocks(self, names: Sequence[str]) -> bool:
+        """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
+        if self._packer.packing is not Packing.STORED:
+            return False
+        kinds = {self._source.stored_kind(name) for name in names}
+        if len(kinds) > 1:
+            self.mixed.append(f"{names[0]} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
+        if kinds == {""} or len(kinds) > 1:
+            return False
+        self.forms[kinds.pop()] = None
+        return True
+
     def _linear(
         self,
         parts: Sequence[tuple[str, tuple[int, int]]],
@@ -158,16 +249,11 @@ class Binder:
             return self._numbers(parts, transposed, self.dtype)
         first = parts[0][0]
         rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
-        kinds = {self._source.stored_kind(name) for name, _ in parts}
-        if packing is Packing.STORED and len(kinds) == 1 and "" not in kinds:
+        if self._stays_blocks([name for name, _ in parts]):
             blocks = [self._source.read_blocks(name) for name, _ in parts]
             self._progress(rows * inputs)
             data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
-            kind = kinds.pop()
-            self.forms[kind] = None
-            return self._packer.blocks(StoredBlocks(kind, data), rows, inputs, first)
-        if packing is Packing.STORED and len(kinds) > 1:
-            self.mixed.append(f"{first} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
+            return self._packer.blocks(StoredBlocks(blocks[0].kind, data), rows, inputs, first)
         if packing in (Packing.INT8, Packing.INT4):
             self.forms[packing.value] = None
             return pack(self._numbers(parts, transposed, torch.float32), first)
@@ -224,3 +310,8 @@ class Binder:
     def _fill(self, name: str, out: torch.Tensor) -> None:
         self._source.read_into(name, out)
         self._progress(out.numel())
+
+
+def _names_of(part: str, experts: int) -> list[str]:
+    """The tensors that a part of a stack is read from."""
+    return [part.replace(_EXPERT, str(expert)) for expert in range(experts)] if _EXPERT in part else [part]

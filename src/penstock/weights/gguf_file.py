@@ -9,6 +9,7 @@ Invariant: every tensor of the file has a name here, or opening it failed. (`rop
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,35 @@ class GgufSource(TensorSource):
         """See `TensorSource.read_blocks`; rows are put in Hugging Face order, blocks stay as they are."""
         if not self.stored_kind(name):
             raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
-        tensor, path = self.stored[name], self.header.path
-        data = torch.empty(tensor.shape[0], tensor.bytes // tensor.shape[0], dtype=torch.uint8)
-        with open_binary(path) as stream:
-            stream.seek(tensor.offset)
-            read_bytes(stream, path, tensor.name, data.view(-1))
+        tensor = self.stored[name]
+        blocks = _read_blocks(self.header.path, tensor)
         if self._arrangements[name] in (Arrangement.SAME, Arrangement.TRANSPOSED):
-            return StoredBlocks(tensor.kind.name, data)
-        placed = torch.empty_like(data)
-        placed[self._row_order(tensor, self._arrangements[name])] = data
+            return blocks
+        placed = torch.empty_like(blocks.data)
+        placed[self._row_order(tensor, self._arrangements[name])] = blocks.data
         return StoredBlocks(tensor.kind.name, placed)
+
+    def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:
+        """See `TensorSource.read_slice_blocks`; nothing but the slice is read."""
+        if not self.stored_kind(name):
+            raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
+        return _read_blocks(self.header.path, self._slice(name, index))
+
+    def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
+        """See `TensorSource.read_slice_into`; nothing but the slice is read."""
+        part = self._slice(name, index)
+        if tuple(out.shape) != part.shape:
+            raise ModelFileError(
+                str(self.header.path), name, f"has slices of shape {part.shape}, expected {tuple(out.shape)}"
+            )
+        self._read_flat(part, out.view(-1))
+
+    def _slice(self, name: str, index: int) -> GgufTensor:
+        whole = self.stored[name]
+        if self._arrangements[name] is not Arrangement.SAME or len(whole.shape) < 2:
+            raise ModelFileError(str(self.header.path), name, "cannot be read slice by slice")
+        count = whole.bytes // whole.shape[0]
+        return replace(whole, shape=whole.shape[1:], offset=whole.offset + index * count, bytes=count)
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` with a tensor's numbers."""
@@ -120,6 +140,14 @@ class GgufSource(TensorSource):
         heads = self.config["num_attention_heads" if query else "num_key_value_heads"]
         order = torch.arange(tensor.shape[0]).view(heads, 2, -1)  # [H, 2, D/2]
         return order.transpose(1, 2).reshape(-1)
+
+
+def _read_blocks(path: Path, tensor: GgufTensor) -> StoredBlocks:
+    data = torch.empty(tensor.shape[0], tensor.bytes // tensor.shape[0], dtype=torch.uint8)
+    with open_binary(path) as stream:
+        stream.seek(tensor.offset)
+        read_bytes(stream, path, tensor.name, data.view(-1))
+    return StoredBlocks(tensor.kind.name, data)
 
 
 def _row_pieces(path: Path, tensor: GgufTensor) -> Iterator[tuple[int, torch.Tensor]]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import TypeVar
 
 import torch
 
 from penstock.contract.errors import ConfigError, ModelFileError
 from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
 from penstock.kernels.packed_weight import (
+    PackedStack,
     PackedWeight,
     pack_bf16,
     pack_f32,
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
+    pack_stack,
     quantize_int4,
     quantize_int8,
 )
@@ -46,12 +49,12 @@ class Packing(StrEnum):
     """As the file has it: quantised blocks stay as they are, other tensors become bf16, or f32 where a model is."""
 
 
-def _pack_stored(numbers: torch.Tensor, memory: WeightMemory) -> PackedWeight:
+def _pack_stored(numbers: torch.Tensor, memory: WeightMemory | None) -> PackedWeight:
     """Numbers that are no blocks, in the type that they were read in."""
     return (pack_f32 if numbers.dtype == torch.float32 else pack_bf16)(numbers, memory)
 
 
-_WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory], PackedWeight]] = {
+_WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory | None], PackedWeight]] = {
     Packing.F32: pack_f32,
     Packing.BF16: pack_bf16,
     Packing.ONEDNN: pack_bf16,
@@ -60,6 +63,9 @@ _WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory], PackedWeight]] = 
     Packing.INT4: quantize_int4,
 }
 _BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
+
+
+_Packed = TypeVar("_Packed", PackedWeight, PackedStack)
 
 
 class Packer:
@@ -94,13 +100,43 @@ class Packer:
         """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number; raises as `weight`."""
         return self._guarded(lambda: _BLOCKS[blocks.kind](blocks.data, outputs, inputs, self._memory), name)
 
+    def plain(self, numbers: torch.Tensor, name: str) -> PackedWeight:
+        """Pack a weight `[N, K]` whose numbers stay as they are, in the type that they were read in."""
+        return self._guarded(lambda: _pack_stored(numbers, self._memory), name)
+
+    def stack(
+        self,
+        experts: int,
+        weight_of: Callable[[int], torch.Tensor | StoredBlocks],
+        outputs: int,
+        inputs: int,
+        name: str,
+    ) -> PackedStack:
+        """Pack the weights `[N, K]` of a layer's experts, each read when it is its turn; raises as `weight` does.
+
+        Args:
+            experts: how many.
+            weight_of: an expert's numbers, float32 or bfloat16, or its blocks.
+            outputs: N.
+            inputs: K.
+            name: of the first tensor, for messages.
+        """
+
+        def pack(expert: int, memory: WeightMemory | None) -> PackedWeight:
+            weight = weight_of(expert)
+            if isinstance(weight, StoredBlocks):
+                return _BLOCKS[weight.kind](weight.data, outputs, inputs, memory)
+            return _WEIGHTS[self.packing](weight, memory)
+
+        return self._guarded(lambda: pack_stack(experts, pack, self._memory), name)
+
     def _onednn(self, numbers: torch.Tensor) -> OneDnnWeight:
         try:
             return pack_onednn(numbers)
         except RuntimeError as error:
             raise ConfigError("linear_kernels", f"{error}; use native") from error
 
-    def _guarded(self, pack: Callable[[], PackedWeight], name: str) -> PackedWeight:
+    def _guarded(self, pack: Callable[[], _Packed], name: str) -> _Packed:
         try:
             return pack()
         except ValueError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,16 @@ class SafetensorsSource(TensorSource):
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` with a tensor's numbers."""
-        tensor = self._find(name)
+        self._read(name, self._find(name), out)
+
+    def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
+        """See `TensorSource.read_slice_into`; nothing but the slice is read."""
+        whole = self._find(name)
+        count = whole.bytes // whole.shape[0]
+        part = replace(whole, shape=whole.shape[1:], offset=whole.offset + index * count, bytes=count)
+        self._read(name, part, out)
+
+    def _read(self, name: str, tensor: StoredTensor, out: torch.Tensor) -> None:
         dtype = _WEIGHTS.get(tensor.dtype)
         if dtype is None:
             raise ModelFileError(

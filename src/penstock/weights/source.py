@@ -83,6 +83,20 @@ class TensorSource(Protocol):
         """
         raise ModelFileError("", name, "is not stored in quantised blocks")
 
+    def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
+        """Fill `out` with one slice along the first dimension of a tensor; else as `read_into`.
+
+        Raises:
+            ModelFileError: as for `read_into`, or the tensor's rows are not stored in Hugging Face order.
+        """
+        whole = torch.empty(self.shape(name), dtype=out.dtype, device=out.device)
+        self.read_into(name, whole)
+        out.copy_(whole[index])
+
+    def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:
+        """The blocks of one slice along the first dimension of a quantised tensor; raises as `read_blocks` does."""
+        raise ModelFileError("", f"{name}[{index}]", "is not stored in quantised blocks")
+
     def read(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         """A fresh, contiguous tensor that the caller owns; raises as `read_into` does."""
         out = torch.empty(self.shape(name), dtype=dtype, device=device)

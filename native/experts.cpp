@@ -1,0 +1,223 @@
+// A mixture of experts: tokens are put together by the expert that they chose, and each expert's weights meet all of its
+// tokens at once, by the kernels that multiply every other packed weight.
+//
+// Exactness: those kernels give a row the same bits in any company. What experts say to a token is added up in ascending
+// order of experts, whoever computed it and when: pairs of expert and token are sorted by expert, then by token, and
+// added in that order.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "experts_call.h"
+#include "kernel_table.h"
+#include "pool.h"
+
+namespace penstock {
+namespace {
+
+constexpr int64_t kMostPairsApart = 512;  // what experts say to their tokens, all of it kept until it is added up
+
+// Whether the kernel that multiplies by gates and ups also weighs the one by the other.
+bool gates_in_place(const ExpertLayer& layer) {
+    return layer.activation == Activation::silu_and_mul && layer.inner() % kPanel == 0;
+}
+
+// Rows that are multiplied before the next ones may take their place.
+int64_t rows_at_once(const ExpertLayer& layer, int64_t rows, int threads) {
+    return threads == 1 ? rows : std::max(rows, std::min(rows * layer.router.top_k, kMostPairsApart));
+}
+
+// Scratch, one after the other:
+//
+//     | chosen [T][k] | weights [T][k] | tokens of the pairs [T * k] | their weights [T * k] | where each expert's pairs
+//     end [E] | sums [T][hidden] | gathered x [R][hidden] | gates and ups [R][2 * inner] | inner [R][inner] | what
+//     experts say [R][hidden] | of the linear kernels |
+//
+// with R = rows_at_once(). Room for rows is counted in whole cache lines a row, so that it grows evenly.
+struct Areas {
+    int64_t weights, pair_tokens, pair_weights, ends, sums, x, wide, inner, said, linear, end;  // offsets in bytes
+};
+
+Areas areas(const ExpertLayer& layer, int64_t rows, int threads) {
+    const int64_t at_once = rows_at_once(layer, rows, threads), pair_numbers = rows * round_up(layer.router.top_k * 4, 64);
+    const auto room = [](int64_t count, int64_t width) { return count * round_up(width * 4, 64); };
+    Areas at{};
+    at.weights = pair_numbers;
+    at.pair_tokens = at.weights + pair_numbers;
+    at.pair_weights = at.pair_tokens + pair_numbers;
+    at.ends = at.pair_weights + pair_numbers;
+    at.sums = at.ends + round_up(layer.router.experts * 4, 64);
+    at.x = at.sums + room(rows, layer.hidden());
+    at.wide = at.x + room(at_once, layer.hidden());
+    at.inner = at.wide + (gates_in_place(layer) ? 0 : room(at_once, layer.gate_up.outputs));
+    at.said = at.inner + room(at_once, layer.inner());
+    at.linear = at.said + room(at_once, layer.hidden());
+    at.end = at.linear + at_once * std::max(scratch_stride(layer.gate_up.kind, layer.gate_up.inputs),
+                                            scratch_stride(layer.down.kind, layer.down.inputs));
+    return at;
+}
+
+int64_t row_bytes(int64_t elements, Element element) {
+    return elements * int64_t(element == Element::f32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+// One expert's share of the pairs.
+struct Share {
+    int32_t expert;
+    int64_t first, count;
+};
+
+struct Run {
+    const ExpertsCall& call;
+    const KernelTable& kernels;
+    Areas at;
+
+    template <class T>
+    T* area(int64_t offset) const {
+        return reinterpret_cast<T*>(call.scratch + offset);
+    }
+    int32_t* pair_tokens() const { return area<int32_t>(at.pair_tokens); }
+    float* pair_weights() const { return area<float>(at.pair_weights); }
+
+    void route(Pool& pool) const {
+        kernels.route({call.rows, call.layer.router, call.logits, area<int32_t>(0), area<float>(at.weights)}, pool);
+        sort_pairs();
+    }
+
+    void sort_pairs() const {
+        const Router& router = call.layer.router;
+        const int32_t* chosen = area<int32_t>(0);
+        int32_t* ends = area<int32_t>(at.ends);
+        std::fill(ends, ends + router.experts, 0);
+        for (int64_t pair = 0; pair < call.rows * router.top_k; pair++) ends[chosen[pair]]++;
+        int32_t begin = 0;
+        for (int32_t e = 0; e < router.experts; e++) begin += std::exchange(ends[e], begin);
+        for (int64_t pair = 0; pair < call.rows * router.top_k; pair++) {
+            const int32_t place = ends[chosen[pair]]++;  // from where the expert's pairs begin to where they end
+            pair_tokens()[place] = int32_t(pair / router.top_k);
+            pair_weights()[place] = area<float>(at.weights)[pair];
+        }
+    }
+
+    Share share(int32_t expert) const {
+        const int32_t* ends = area<int32_t>(at.ends);
+        const int64_t first = expert == 0 ? 0 : ends[expert - 1];
+        return {expert, first, ends[expert] - first};
+    }
+
+    // The rows of x of these pairs: where they lie if they are neighbours there, or copied to `place` of their area.
+    ConstRows gather(const Share& of, int64_t place, Pool& pool) const {
+        const int64_t hidden = call.layer.hidden(), from = row_bytes(call.x.stride, call.x.element);
+        const int64_t bytes = row_bytes(hidden, call.x.element);
+        const int32_t* tokens = pair_tokens() + of.first;
+        const uint8_t* x = static_cast<const uint8_t*>(call.x.data);
+        if (tokens[of.count - 1] - tokens[0] + 1 == of.count) return {x + tokens[0] * from, call.x.stride, call.x.element};
+        uint8_t* to = area<uint8_t>(at.x) + place * bytes;
+        constexpr int64_t kTaskBytes = 1 << 15;
+        const int64_t each = divide_up(kTaskBytes, bytes);
+        pool.run(int(divide_up(of.count, each)), [&](int task) {
+            const int64_t last = std::min(of.count, (task + 1) * each);
+            for (int64_t i = task * each; i < last; i++) std::memcpy(to + i * bytes, x + tokens[i] * from, size_t(bytes));
+        });
+        return {to, hidden, call.x.element};
+    }
+
+    void multiply(const WeightStack& stack, const Share& of, const ConstRows& x, const Rows& out, bool gated, int64_t place,
+                  Pool& pool) const {
+        const ExpertLayer& layer = call.layer;
+        const int64_t stride = std::max(scratch_stride(layer.gate_up.kind, layer.gate_up.inputs),
+                                        scratch_stride(layer.down.kind, layer.down.inputs));
+        const LinearCall product{of.count, stack.outputs, stack.inputs,
+                                 x,        stack.of(of.expert), {},
+                                 {},       out,           call.scratch + at.linear + place * stride,
+                                 gated,    call.prefetcher};
+        linear_kernel(kernels, stack.kind)(product, pool);
+    }
+
+    // What an expert says to its tokens, to `place` of its area.
+    void ask(const Share& of, int64_t place, Pool& pool) const {
+        const ExpertLayer& layer = call.layer;
+        const ConstRows x = gather(of, place, pool);
+        const Element element = layer.down.kind == Kind::bf16 ? Element::bf16 : Element::f32;  // as it is multiplied
+        const Rows inner{area<uint8_t>(at.inner) + place * row_bytes(layer.inner(), element), layer.inner(), element};
+        if (gates_in_place(layer)) {
+            multiply(layer.gate_up, of, x, inner, true, place, pool);
+        } else {
+            const int64_t width = layer.gate_up.outputs;
+            const Rows wide{area<float>(at.wide) + place * width, width, Element::f32};
+            multiply(layer.gate_up, of, x, wide, false, place, pool);
+            const ConstRows made{wide.data, width, wide.element};
+            activation_kernel(kernels, layer.activation)({of.count, layer.inner(), made, inner}, pool);
+        }
+        const Rows said{area<float>(at.said) + place * layer.hidden(), layer.hidden(), Element::f32};
+        multiply(layer.down, of, {inner.data, inner.stride, element}, said, false, place, pool);
+    }
+
+    void add(const Share& of, int64_t place, Pool& pool) const {
+        const int64_t hidden = call.layer.hidden();
+        kernels.scatter({of.count, hidden, area<float>(at.said) + place * hidden, pair_tokens() + of.first,
+                         pair_weights() + of.first, area<float>(at.sums)},
+                        pool);
+    }
+
+    // Every expert by all threads, then the next.
+    void together(Pool& pool) const {
+        for (int32_t expert = 0; expert < call.layer.router.experts; expert++) {
+            const Share of = share(expert);
+            if (of.count == 0) continue;
+            ask(of, 0, pool);
+            add(of, 0, pool);
+        }
+    }
+
+    // Every expert by one thread: there is nothing to wait for but the end of all. `asked` are the experts with tokens.
+    void apart(const int32_t* asked, int64_t count, Pool& pool) const {
+        pool.run(int(count), [&](int i) {
+            Pool alone(1);
+            const Share of = share(asked[i]);
+            ask(of, of.first, alone);
+        });
+        add({0, 0, call.rows * call.layer.router.top_k}, 0, pool);
+    }
+
+    // Whether the threads would be done at about the same time if each took whole experts.
+    bool divides_evenly(int64_t asked, int64_t largest, int threads) const {
+        constexpr int64_t kRowsAPass = 8;  // reading a weight takes about as long as multiplying so many rows by it
+        const int64_t pairs = call.rows * call.layer.router.top_k, rounds = divide_up(asked, threads);
+        return 8 * rounds * threads <= 9 * asked && (largest + kRowsAPass) * threads <= pairs + kRowsAPass * asked;
+    }
+
+    void finish(Pool& pool) const {
+        const int64_t hidden = call.layer.hidden();
+        kernels.gate_rows({call.rows, hidden, {area<float>(at.sums), hidden, Element::f32}, {}, call.residual, call.out},
+                          pool);
+    }
+};
+
+}  // namespace
+
+int64_t experts_scratch(const ExpertLayer& layer, int64_t rows, int threads) { return areas(layer, rows, threads).end; }
+
+int64_t run_experts(const ExpertsCall& call, const KernelTable& kernels, Pool& pool) {
+    if (call.rows == 0) return 0;
+    const Run run{call, kernels, areas(call.layer, call.rows, pool.threads())};
+    run.route(pool);
+    int32_t asked[kMostExperts];
+    int64_t count = 0, largest = 0;
+    for (int32_t expert = 0; expert < call.layer.router.experts; expert++) {
+        const int64_t tokens = run.share(expert).count;
+        if (tokens > 0) asked[count++] = expert;
+        largest = std::max(largest, tokens);
+    }
+    std::memset(run.area<float>(run.at.sums), 0, size_t(call.rows * call.layer.hidden()) * sizeof(float));
+    const bool fits = call.rows * call.layer.router.top_k <= kMostPairsApart;
+    if (pool.threads() > 1 && fits && run.divides_evenly(count, largest, pool.threads())) {
+        run.apart(asked, count, pool);
+    } else {
+        run.together(pool);
+    }
+    run.finish(pool);
+    return count;
+}
+
+}  // namespace penstock

@@ -1,0 +1,108 @@
+// What a mixture of experts is told: weights and sizes of a layer, and the rows of a call. Plain pointers and sizes;
+// nothing here is owned, and the caller has checked it.
+#pragma once
+
+#include <cstdint>
+
+#include "layout.h"
+#include "linear_call.h"
+#include "rows_call.h"
+
+namespace penstock {
+
+class Pool;
+struct KernelTable;
+
+constexpr int32_t kMostExperts = 1024;
+
+enum class Scoring : int32_t { softmax = 0, sigmoid = 1 };
+
+// Which experts a token goes to, and what each of them weighs.
+//
+// Scores are softmax or sigmoid of the logits. The top_k experts of the highest logits are chosen, or of the highest
+// score + bias where there is a bias; ties go to the lower index. A NaN is higher than all numbers, so that it shows.
+// What a chosen expert weighs is its score, divided by the sum of the chosen ones' if `normalise`, times `scale`.
+struct Router {
+    int32_t experts;  // up to kMostExperts
+    int32_t top_k;    // up to `experts`
+    Scoring scoring;
+    bool normalise;
+    float scale;
+    const float* bias;  // [experts], or null
+};
+
+struct RouteCall {
+    int64_t rows;
+    Router router;
+    ConstRows logits;  // [rows][experts]
+    int32_t* chosen;   // [rows][top_k], ascending in each row
+    float* weights;    // [rows][top_k]
+};
+
+// to[ids[i], :] += weights[i] * x[i, :] for one i after the other; the product is rounded, then the sum.
+struct ScatterCall {
+    int64_t count;
+    int64_t width;
+    const float* x;      // [count][width]
+    const int32_t* ids;  // [count], may repeat
+    const float* weights;
+    float* to;  // [.][width]
+};
+
+// out = residual + sigmoid(logit of the row) * x. Without logits x is added as it is, without a residual nothing is.
+// `out` may be the memory of `x` or of `residual`.
+struct GateRowsCall {
+    int64_t rows;
+    int64_t width;
+    ConstRows x;
+    ConstRows logits;  // [rows][1], or absent
+    ConstRows residual;
+    Rows out;
+};
+
+// Weights [outputs, inputs] of all experts, packed alike; expert e begins at `weight + e * stride`.
+struct WeightStack {
+    Kind kind;
+    int64_t outputs;
+    int64_t inputs;
+    const uint8_t* weight;
+    int64_t stride;  // bytes
+
+    const uint8_t* of(int64_t expert) const { return weight + expert * stride; }
+};
+
+struct ExpertLayer {
+    Router router;
+    Activation activation;
+    WeightStack gate_up;  // gates, then ups; ups alone where the activation has no gates
+    WeightStack down;
+
+    int64_t hidden() const { return down.outputs; }
+    int64_t inner() const { return down.inputs; }
+};
+
+// out[t] = residual[t] + the sum over the experts that row t chose of weight * down(activation(gate_up(x[t]))).
+//
+// Sums over experts are fp32 and ascend by expert from zero; the residual is added to the finished sum, then it is
+// rounded to the element of `out`, which may be the memory of `x` or of `residual`. A row's bits depend on nothing but
+// its own x, logits and residual.
+struct ExpertsCall {
+    const ExpertLayer& layer;
+    int64_t rows;
+    ConstRows x;         // [rows][hidden]
+    ConstRows logits;    // [rows][experts]
+    ConstRows residual;  // [rows][hidden], or absent
+    Rows out;            // [rows][hidden]
+    uint8_t* scratch;    // experts_scratch() bytes on a cache line; undefined before and after
+    KvPrefetcher* prefetcher = nullptr;  // as in LinearCall: in a call by one thread, or none
+};
+
+// Bytes of scratch for a call of so many rows on a pool of so many threads. For one thread they are
+// `a + rows * b` with constants a and b of the layer, both multiples of 64, and for more threads never fewer: so shares
+// of a step, each on a thread of its own, need those of the whole step and `a` for each share but one.
+int64_t experts_scratch(const ExpertLayer& layer, int64_t rows, int threads);
+
+// Reads the weights of each expert that some row chose, once, and of no other. Returns how many these are.
+int64_t run_experts(const ExpertsCall& call, const KernelTable& kernels, Pool& pool);
+
+}  // namespace penstock

@@ -1,0 +1,197 @@
+"""A mixture of experts: which experts a token goes to, and the sum of what they make of it; in torch.
+
+Decides the formulas and the order of every sum; does not know where logits and weights come from, nor which model uses
+what. Follows transformers' `Qwen3MoeSparseMoeBlock`, `MixtralSparseMoeBlock` and `DeepseekV3TopkRouter` (there with one
+group). Plain torch: what the compiled kernels (`native_experts`) must equal, and what serves without them.
+
+Invariant: what experts make of a token is weighted and added in float32, in ascending order of experts, from zero; the
+residual is added to the finished sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.packed_linear import packed_linear_reference
+from penstock.kernels.packed_weight import PackedStack, PackedWeight
+
+__all__ = [
+    "ExpertStack",
+    "RouterSpec",
+    "Scoring",
+    "StackedWeight",
+    "bytes_read",
+    "experts",
+    "experts_read",
+    "gate_rows",
+    "route",
+]
+
+Scoring = Literal["softmax", "sigmoid"]
+
+StackedWeight = Tensor | PackedStack
+"""`[E, N, K]`: the weights of a layer's experts, in the activations' dtype, or packed once in a form of their own."""
+
+_LEAST_SUM = 1e-20  # as in DeepSeek-V3: sigmoids of far negative logits are all 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """How logits become a choice of experts and their weights.
+
+    A score is the softmax over all experts, or the sigmoid, of a logit. The experts of the `top_k` highest logits are
+    chosen, or, where there is a selection bias, those of the highest score + bias; ties go to the lower index. The
+    weight of a chosen expert is its score.
+
+    Attributes:
+        experts: E.
+        top_k: how many a token goes to.
+        normalise: whether weights are divided by the sum of those chosen (`norm_topk_prob`).
+        scale: what they are multiplied by then (`routed_scaling_factor`).
+
+    Raises:
+        ValueError: `top_k` or `scoring` is none of the possible ones.
+    """
+
+    experts: int
+    top_k: int
+    scoring: Scoring
+    normalise: bool
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the fields against each other."""
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"top_k must be between 1 and {self.experts}, the number of experts, not {self.top_k}")
+        if self.scoring not in ("softmax", "sigmoid"):
+            raise ValueError(f"scoring must be softmax or sigmoid, not {self.scoring!r}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertStack:
+    """The weights of a layer's experts.
+
+    Attributes:
+        gate_up: `[E, 2 * F, H]`, each expert's gates first; `[E, F, H]` where no gates weigh the rest.
+        down: `[E, H, F]`.
+
+    Raises:
+        ValueError: the two do not belong together.
+    """
+
+    gate_up: StackedWeight
+    down: StackedWeight
+
+    def __post_init__(self) -> None:
+        """Check one weight against the other."""
+        (experts, inside, hidden), down = self.gate_up.shape, tuple(self.down.shape)
+        if down[:2] != (experts, hidden) or inside not in (down[2], 2 * down[2]):
+            raise ValueError(f"gate_up {[experts, inside, hidden]} and down {list(down)} do not belong together")
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self.gate_up.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.gate_up.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all weights."""
+        return self.gate_up.nbytes + self.down.nbytes
+
+
+def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Choose experts for each token.
+
+    Args:
+        logits: `[T, E]`; a NaN counts as higher than all numbers.
+        spec: how.
+        selection_bias: `[E]`, added to scores for choosing only; or None.
+
+    Returns:
+        The chosen experts `[T, k]` int64, ascending, and what each of them weighs, `[T, k]` float32.
+    """
+    wide = logits.float()
+    scores = wide.softmax(dim=-1) if spec.scoring == "softmax" else wide.sigmoid()
+    keys = wide if selection_bias is None else scores + selection_bias.float()
+    order = keys.sort(dim=-1, descending=True, stable=True).indices  # [T, E], the lower index of equal ones first
+    chosen = order[:, : spec.top_k].sort(dim=-1).values  # [T, k]
+    weights = scores.gather(1, chosen)
+    if spec.normalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + _LEAST_SUM)
+    return chosen, weights * spec.scale
+
+
+def experts(
+    x: Tensor,
+    router_logits: Tensor,
+    stack: ExpertStack,
+    spec: RouterSpec,
+    activation: Callable[[Tensor], Tensor],
+    *,
+    selection_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`residual` plus the weighted sum of `down(activation(gate_up(x)))` of each token's chosen experts.
+
+    Args:
+        x: `[T, H]`.
+        router_logits: `[T, E]`.
+        stack: the experts' weights.
+        spec: how experts are chosen.
+        activation: a function of `kernels.activation`, `[t, 2 * F]` or `[t, F]` to `[t, F]`.
+        selection_bias: as for `route`.
+        residual: `[T, H]`, or None for nothing to be added to.
+
+    Returns:
+        `[T, H]` in the dtype of `residual`, or of `x` without one.
+    """
+    chosen, weights = route(router_logits, spec, selection_bias)
+    sums = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in chosen.unique().tolist():  # ascending
+        rows, places = torch.where(chosen == expert)
+        inside = activation(_product(x[rows], stack.gate_up[expert]))  # [t, H] -> [t, 2F] -> [t, F]
+        said = _product(inside, stack.down[expert]).float()  # [t, H]
+        sums[rows] += weights[rows, places, None] * said
+    return sums.to(x.dtype) if residual is None else (residual.float() + sums).to(residual.dtype)
+
+
+def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+    """`x @ weight.T`: in float32 by a packed weight, in the common dtype by plain numbers."""
+    if isinstance(weight, PackedWeight):
+        return packed_linear_reference(x, weight, out_dtype=torch.float32)
+    return torch.nn.functional.linear(x, weight)
+
+
+def gate_rows(x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
+    """`residual + sigmoid(gate_logits) * x`: a shared expert behind a gate of its own, as in Qwen2-MoE.
+
+    Args:
+        x: `[T, H]`, what the shared expert makes of each token.
+        gate_logits: `[T, 1]`.
+        residual: `[T, H]`, or None for nothing to be added to.
+
+    Returns:
+        `[T, H]` in the dtype of `residual`, or of `x` without one; computed in float32, rounded once.
+    """
+    gated = gate_logits.float().sigmoid() * x.float()
+    return gated.to(x.dtype) if residual is None else (residual.float() + gated).to(residual.dtype)
+
+
+def experts_read(spec: RouterSpec, tokens: int) -> float:
+    """How many experts a step of so many tokens reads if all are equally popular; of one token exactly `top_k`."""
+    return spec.experts * (1 - (1 - spec.top_k / spec.experts) ** tokens)
+
+
+def bytes_read(stack: ExpertStack, spec: RouterSpec, tokens: int) -> int:
+    """Bytes of weights that a step of so many tokens reads, as `experts_read` counts experts."""
+    return round(experts_read(spec, tokens) * stack.nbytes / stack.experts)

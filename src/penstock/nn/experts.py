@@ -1,0 +1,36 @@
+"""Where a layer's experts are found in a checkpoint.
+
+Decides under which names: files have an expert's projections each by itself, or one tensor for all experts, in which
+gates and ups may be joined. Does not know how experts are chosen or computed.
+"""
+
+from __future__ import annotations
+
+from penstock.kernels.experts import ExpertStack
+from penstock.nn.weight_loader import WeightLoader
+
+__all__ = ["bind_experts"]
+
+
+def bind_experts(weights: WeightLoader, name: str, *, experts: int, hidden: int, intermediate: int) -> ExpertStack:
+    """Take the gated experts under `name`, such as `model.layers.0.mlp.experts`.
+
+    Names are, where the checkpoint has them, `gate_up_proj` `[E, 2 * F, H]` and `down_proj` (transformers in memory,
+    and newer models in files); `gate_proj.weight`, `up_proj.weight` and `down_proj.weight` of all experts together
+    (GGUF); `w1`, `w3` and `w2` of each expert (Mixtral); or else `gate_proj`, `up_proj` and `down_proj` of each expert.
+
+    Args:
+        weights: where the tensors come from.
+        name: of the experts, without an index.
+        experts: E.
+        hidden: H.
+        intermediate: F, the width of one expert's inside.
+    """
+    if weights.has(f"{name}.gate_up_proj"):
+        gate_up = weights.take_stack(experts, [(f"{name}.gate_up_proj", (2 * intermediate, hidden))])
+        return ExpertStack(gate_up, weights.take_stack(experts, [(f"{name}.down_proj", (hidden, intermediate))]))
+    each = "" if weights.has(f"{name}.gate_proj.weight") else ".{expert}"
+    gate, up, down = ("w1", "w3", "w2") if weights.has(f"{name}.0.w1.weight") else ("gate_proj", "up_proj", "down_proj")
+    parts = [(f"{name}{each}.{part}.weight", (intermediate, hidden)) for part in (gate, up)]
+    gate_up = weights.take_stack(experts, parts)
+    return ExpertStack(gate_up, weights.take_stack(experts, [(f"{name}{each}.{down}.weight", (hidden, intermediate))]))
