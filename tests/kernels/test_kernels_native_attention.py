@@ -41,13 +41,18 @@ def isa(request):
     native.set_threads(1)
 
 
-def attend_in_float64(q, k, v, scale):
+def attend_in_float64(q, k, v, spec, sinks=None):
     """`q` `[C, Hq, D]`, the last C positions of `k` and `v` `[L, Hkv, D]`; `[C, Hq, D]`."""
     count, length, group = len(q), len(k), q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))  # [L, Hq, D]
-    scores = torch.einsum("chd,lhd->hcl", q.double(), keys) * scale
-    seen = torch.arange(length) <= torch.arange(length - count, length)[:, None]  # [C, L]
-    return torch.einsum("hcl,lhd->chd", scores.masked_fill(~seen, -math.inf).softmax(-1), values)
+    scores = torch.einsum("chd,lhd->hcl", q.double(), keys) * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    behind = torch.arange(length - count, length)[:, None] - torch.arange(length)  # [C, L]
+    seen = (behind >= 0) & (behind < (spec.window or length))
+    weights = scores.masked_fill(~seen, -math.inf).exp()  # of a few units: nothing overflows
+    total = weights.sum(-1, keepdim=True) + (0 if sinks is None else sinks.double().exp()[:, None, None])
+    return torch.einsum("hcl,lhd->chd", weights / total, values.where(seen.any(0)[:, None, None], 0.0))
 
 
 def rounded_to_int8(x):
@@ -87,12 +92,20 @@ def in_natural_order(keys, values, block_size, dim):
 
 
 class Case:
-    """Ragged rows whose keys and values are scattered over a cache of NaN."""
+    """Ragged rows whose keys and values are scattered over a cache of NaN.
 
-    def __init__(self, lengths, counts, heads, kv_heads, dim, block_size, dtype=F32, packed=False, seed=0):
+    What the windows of all of a row's queries have left is NaN too, and its blocks are not named.
+    """
+
+    def __init__(
+        self, lengths, counts, heads, kv_heads, dim, block_size, dtype=F32, packed=False, seed=0, form="plain"
+    ):
         generator = torch.Generator().manual_seed(seed)
         self.lengths, self.counts, self.heads, self.kv_heads, self.dim = lengths, counts, heads, kv_heads, dim
-        self.block_size, self.dtype, self.packed, self.spec = block_size, dtype, packed, AttentionSpec(dim**-0.5)
+        self.block_size, self.dtype, self.packed = block_size, dtype, packed
+        softcap, window, sinks = FORMS[form]
+        self.spec = AttentionSpec(dim**-0.5, softcap, window)
+        self.sinks = torch.linspace(-2, 3, heads) if sinks else None
         self.q = [torch.randn(count, heads, dim, generator=generator) for count in counts]
         self.k, self.v = (
             [torch.randn(n, kv_heads, dim, generator=generator).to(F32 if dtype == INT8 else dtype) for n in lengths]
@@ -112,10 +125,12 @@ class Case:
         )  # where no row reaches, no block is named
         for row, blocks in enumerate(each):
             own = torch.tensor([ids.pop() for _ in range(blocks)])
-            self.table[row, :blocks] = own
-            at = torch.arange(self.lengths[row])
+            first = self.spec.window_start(self.lengths[row] - self.counts[row])  # that one of its queries sees
+            kept = first // self.block_size
+            self.table[row, kept:blocks] = own[kept:]
+            at = torch.arange(first, self.lengths[row])
             slots = own[at // self.block_size] * self.block_size + at % self.block_size
-            write_kv(self.k_cache, self.v_cache, self.k[row], self.v[row], slots)
+            write_kv(self.k_cache, self.v_cache, self.k[row][first:], self.v[row][first:], slots)
 
     def attend(self, *, rows=None, taken=None):
         """The outputs of `rows`; of each only the queries `taken`, as if the later ones were not known yet."""
@@ -128,15 +143,25 @@ class Case:
         starts = torch.tensor([0, *torch.tensor([len(part) for part in parts]).cumsum(0).tolist()], dtype=torch.int32)
         out = native_attention.paged_attention(
             torch.cat(parts), self.k_cache, self.v_cache, starts, torch.tensor(lengths, dtype=torch.int32),
-            self.table[list(rows)], self.spec,
+            self.table[list(rows)], self.spec, self.sinks,
         )  # fmt: skip
         return out.split([len(part) for part in parts])
 
     def expected(self, row):
         k, v = stored(self.k[row], self.dtype), stored(self.v[row], self.dtype)
-        return attend_in_float64(self.q[row], k, v, self.spec.scale)
+        return attend_in_float64(self.q[row], k, v, self.spec, self.sinks)
 
 
+FORMS = {  # softcap, window, whether there are sinks
+    "plain": (None, None, False),
+    "softcap": (1.5, None, False),
+    "sinks": (None, None, True),
+    "window of 1": (None, 1, False),
+    "window of 37": (None, 37, False),
+    "all, window of 256": (2.0, 256, True),
+    "all, window of 270": (2.0, 270, True),
+}
+IN_SHORT = ["plain", "window of 37", "all, window of 270"]
 ROWS = [
     ([1], [1]),
     ([7, 1, 33, 16], [1, 1, 1, 1]),
@@ -158,42 +183,57 @@ def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim,
             torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
 
 
+@pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (27, 1, 16), (2, 2, 5)])
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "plain"])
+def test_scores_are_capped_hidden_and_sunk_as_in_float64(form, heads, kv_heads, dim, dtype, packed):
+    for lengths, counts in (([9, 40, 12, 1, 70, 2], [1, 13, 1, 1, 70, 2]), ([600, 257, 330], [1, 35, 80])):
+        for block_size in (5, 16):
+            case = Case(lengths, counts, heads, kv_heads, dim, block_size, dtype, packed, form=form)
+            for row, out in enumerate(case.attend()):
+                torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8])
-def test_bits_do_not_depend_on_where_keys_lie(dtype):
+def test_bits_do_not_depend_on_where_keys_lie(dtype, form):
     lengths, counts = [9, 300, 70], [1, 40, 1]
-    expected = Case(lengths, counts, 9, 3, 64, 16, dtype).attend()
+    expected = Case(lengths, counts, 9, 3, 64, 16, dtype, form=form).attend()
     for block_size in (1, 5, 16, 32, 512):
         for packed in (False, True) if dtype != INT8 else (True,):
             for seed in (0, 5):
-                case = Case(lengths, counts, 9, 3, 64, block_size, dtype, packed)
+                case = Case(lengths, counts, 9, 3, 64, block_size, dtype, packed, form=form)
                 case.place(seed)
                 assert all(map(torch.equal, case.attend(), expected)), (block_size, packed, seed)
 
 
+@pytest.mark.parametrize("form", IN_SHORT)
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80), (2, 2, 20)])
-def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype):
-    case = Case([9, 300, 12, 520, 70], [1, 13, 1, 1, 70], heads, kv_heads, dim, 16, dtype, True)
+def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype, form):
+    case = Case([9, 300, 12, 520, 70], [1, 13, 1, 1, 70], heads, kv_heads, dim, 16, dtype, True, form=form)
     together = case.attend()
     for row in range(5):
         assert torch.equal(case.attend(rows=[row])[0], together[row])
     assert all(map(torch.equal, case.attend(rows=[4, 1, 2]), (together[4], together[1], together[2])))
 
 
+@pytest.mark.parametrize("form", IN_SHORT)
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80)])
-def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dtype):
-    case = Case([300], [300], heads, kv_heads, dim, 16, dtype, True)
+def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dtype, form):
+    case = Case([300], [300], heads, kv_heads, dim, 16, dtype, True, form=form)
     whole = case.attend()[0]
     for size in (1, 7, 64, 255, 256):
         chunks = [case.attend(taken=(at, min(at + size, 300)))[0] for at in range(0, 300, size)]
         assert torch.equal(torch.cat(chunks), whole), size
 
 
+@pytest.mark.parametrize("form", IN_SHORT)
 @pytest.mark.parametrize("dtype", [BF16, INT8])
 @pytest.mark.parametrize(("lengths", "counts"), [([1100], [1]), ([1100, 3, 700], [2, 1, 1]), ([600], [90])])
-def test_bits_do_not_depend_on_threads(lengths, counts, dtype):
-    case = Case(lengths, counts, 9, 3, 64, 16, dtype, True)
+def test_bits_do_not_depend_on_threads(lengths, counts, dtype, form):
+    case = Case(lengths, counts, 9, 3, 64, 16, dtype, True, form=form)
     native.set_threads(1)
     alone = case.attend()
     for threads in (2, 3, 8):
@@ -210,6 +250,64 @@ def test_a_later_position_cannot_reach_an_earlier_one(dtype):
     after = case.attend()[0]
     assert torch.equal(after[:271], before[:271])
     assert after[271:].isnan().all()
+
+
+@pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
+@pytest.mark.parametrize("position", [0, 17, 250, 271])
+def test_a_position_that_has_left_the_window_cannot_reach_a_query(position, dtype, packed):
+    for block_size in (5, 16):
+        case = Case([330], [330], 6, 2, 64, block_size, dtype, packed, form="window of 37")
+        before = case.attend()[0]
+        case.k[0][position], case.v[0][position] = math.nan, math.inf
+        case.place(0)
+        after = case.attend()[0]
+        sees = slice(position, position + 37)
+        assert after[sees].isnan().all()
+        after[sees] = before[sees]
+        assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, INT8])
+def test_a_window_as_long_as_the_context_and_a_sink_of_no_weight_change_no_bit(dtype):
+    lengths, counts = [9, 300, 70], [1, 40, 70]
+    case = Case(lengths, counts, 9, 3, 64, 16, dtype, True)
+    plain = case.attend()
+    case.spec, case.sinks = AttentionSpec(64**-0.5, window=300), torch.full((9,), -math.inf)
+    assert all(map(torch.equal, case.attend(), plain))
+    case.spec = AttentionSpec(64**-0.5, window=2**40)
+    assert all(map(torch.equal, case.attend(), plain))
+    case.spec = AttentionSpec(64**-0.5, window=299)
+    assert [torch.equal(*both) for both in zip(case.attend(), plain, strict=True)] == [True, False, True]
+
+
+def test_a_sink_takes_what_it_outweighs_and_no_more():
+    case = Case([40], [40], 4, 2, 64, 16)
+    plain = case.attend()[0]
+    case.sinks = torch.tensor([-math.inf, -200.0, 200.0, 3e38])
+    out = case.attend()[0]
+    assert torch.equal(out[:, :2], plain[:, :2])
+    assert not out[:, 2:].any()
+
+
+def softcapped(x, softcap):
+    """What the softcap makes of scores `[N]`, as `1 / (1 + exp(-.))` in float32: each a head that sees it and a 0."""
+    caches = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1), torch.tensor([1.0, 0.0]).view(1, 2, 1, 1)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    starts, lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    spec = AttentionSpec(1.0, softcap)
+    return native_attention.paged_attention(x.view(1, -1, 1), *caches, starts, lengths, table, spec).flatten()
+
+
+@pytest.mark.parametrize("softcap", [1.0, 7.0])
+def test_the_softcap_is_that_of_float64_odd_and_ascending(softcap):
+    x = torch.cat((torch.linspace(-12, 12, 20_001), torch.linspace(-0.63, -0.62, 1001), torch.tensor([-1e30, 1e30])))
+    x = x.sort().values * softcap
+    out = softcapped(x, softcap)
+    exact = torch.sigmoid(softcap * torch.tanh(x.double() / softcap))
+    torch.testing.assert_close(out.double(), exact, atol=1.2e-7 * softcap, rtol=0)
+    torch.testing.assert_close(softcapped(-x, softcap), 1 - out, atol=1.2e-7, rtol=0)
+    assert out.diff().min() >= -6e-8  # a unit of the last place
+    assert softcapped(torch.tensor([math.nan]), softcap).isnan().all()
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish():
@@ -245,6 +343,9 @@ def test_queries_may_be_views_of_a_fused_row_and_bfloat16():
         ({"q": torch.zeros(1, 3, 8)}, "multiple of kv_heads"),
         ({"q": torch.zeros(1, 2, 8, dtype=torch.float16)}, "q must be float32 or bfloat16"),
         ({"k_cache": torch.zeros(4, 2, 4, 8)}, "k_cache must be"),
+        ({"spec": AttentionSpec(1.0, window=2), "block_table": torch.tensor([[-1, -9, -1]]).int()}, "does not exist"),
+        ({"sinks": torch.zeros(3)}, "sinks must be"),
+        ({"sinks": torch.zeros(2, dtype=torch.float64)}, "sinks must be"),
     ],
 )
 def test_bad_arguments_are_refused(change, message):
@@ -327,12 +428,14 @@ def test_bits_of_int8_scores_are_those_of_a_cache_written_in_one_go():
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("dim", [10, 20, 64, 80, 128])
-def test_rotation_norm_and_storing_in_one_pass_are_those_of_the_references(dim, packed, normed):
+@pytest.mark.parametrize(
+    ("dim", "rotary_dim"), [(10, 10), (20, 20), (64, 64), (80, 80), (128, 128), (128, 96), (80, 32), (21, 20), (5, 2)]
+)
+def test_rotation_norm_and_storing_in_one_pass_are_those_of_the_references(dim, rotary_dim, packed, normed):
     generator = torch.Generator().manual_seed(1)
     fused = torch.randn(9, 10, dim, generator=generator)
     q, k, v = fused.split((6, 2, 2), dim=1)
-    angles = torch.randn(30, dim // 2, generator=generator) * 5
+    angles = torch.randn(30, rotary_dim // 2, generator=generator) * 5
     positions, slots = torch.randint(0, 30, (9,), generator=generator), torch.randperm(12, generator=generator)[:9]
     weights = [torch.rand(dim, generator=generator) + 0.5 for _ in range(2)]
     expected = [torch.zeros(3, 4, 2, dim) for _ in range(2)]
@@ -356,3 +459,11 @@ def test_a_bad_position_is_refused_before_anything_is_written():
     with pytest.raises(ValueError, match="position lies outside"):
         rotate_and_write(q, k, k, torch.tensor([0, 5]), table, table, *cache, torch.tensor([0, 1]))
     assert not cache[0].any()
+
+
+def test_tables_that_rotate_more_than_a_head_are_refused():
+    q, k = torch.ones(2, 2, 8), torch.ones(2, 1, 8)
+    cache = torch.zeros(3, 4, 1, 8), torch.zeros(3, 4, 1, 8)
+    for cos, sin in ((torch.ones(5, 5), torch.ones(5, 5)), (torch.ones(5, 0), torch.ones(5, 0))):
+        with pytest.raises(ValueError, match="R at most 8"):
+            rotate_and_write(q, k, k, torch.tensor([0, 4]), cos, sin, *cache, torch.tensor([0, 1]))

@@ -60,6 +60,17 @@ def test_rms_norm_takes_heads_in_strided_rows():
     close(native_rows.rms_norm(x[:, 1:3], weight, 1e-6), norm.rms_norm(x[:, 1:3], weight, 1e-6), F32)
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_norm_may_be_over_some_columns_of_wider_rows_in_place(dtype):
+    """As OLMo 2 norms its queries and its keys, each over all heads, where they lie in a fused row."""
+    qkv, weight = random(5, 72 + 40 + 24, dtype=dtype), random(40, seed=1)
+    expected = qkv.clone()
+    keys = qkv[:, 72:112]
+    expected[:, 72:112] = native_rows.rms_norm(keys.contiguous(), weight, 1e-6)
+    native_rows._norm("rms_norm", keys, None, weight, None, 1e-6, keys)
+    assert torch.equal(qkv, expected)
+
+
 @pytest.mark.parametrize("stream_dtype", [F32, BF16])
 @pytest.mark.parametrize("residual_dtype", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -124,10 +135,12 @@ def test_nan_stays_in_its_element_and_its_row():
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 20), (6, 64), (2, 128)])
-def test_rotation_is_its_reference_bit_by_bit(heads, dim, dtype):
-    x, angles = random(11, heads + 2, dim, dtype=dtype)[:, 1:-1], random(11, dim // 2, seed=1) * 9
-    expected = rope.rotate(x, angles.cos(), angles.sin())
+@pytest.mark.parametrize(
+    ("heads", "dim", "rotary_dim"), [(1, 2, 2), (3, 20, 20), (6, 64, 64), (2, 128, 128), (2, 128, 96), (3, 21, 12)]
+)
+def test_rotation_is_its_reference_bit_by_bit(heads, dim, rotary_dim, dtype):
+    x, angles = random(11, heads + 2, dim, dtype=dtype)[:, 1:-1], random(11, rotary_dim // 2, seed=1) * 9
+    expected = rope.rotate_reference(x, angles.cos(), angles.sin())
     assert torch.equal(native_rows.rotate(x, angles.cos(), angles.sin()), expected)
 
 

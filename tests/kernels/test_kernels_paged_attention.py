@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from penstock.kernels import native
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.paged_attention import paged_attention, write_kv
+from penstock.nn.dense import DenseAttention
 
 
 @pytest.fixture(autouse=True, params=["chosen", "torch"])
@@ -20,16 +23,20 @@ def implementation(request, monkeypatch):
         monkeypatch.setattr(native, "module", None)
 
 
-def attend_in_float64(q, k, v, scale):
+def attend_in_float64(q, k, v, spec, sinks=None):
     """`q` `[C, Hq, D]`, the last C positions of `k` and `v` `[L, Hkv, D]`."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
     for i in range(len(q)):
-        seen = len(k) - len(q) + i + 1
+        end = len(k) - len(q) + i + 1
+        begin = max(0, end - (spec.window or end))
         for head in range(q.shape[1]):
-            scores = k[:seen, head // group].double() @ q[i, head].double() * scale
+            scores = k[begin:end, head // group].double() @ q[i, head].double() * spec.scale
+            if spec.softcap:
+                scores = spec.softcap * torch.tanh(scores / spec.softcap)
             weights = torch.exp(scores - scores.max())
-            out[i, head] = (weights / weights.sum()) @ v[:seen, head // group].double()
+            sunk = 0.0 if sinks is None else torch.exp(sinks[head].double() - scores.max())
+            out[i, head] = (weights / (weights.sum() + sunk)) @ v[begin:end, head // group].double()
     return out
 
 
@@ -71,12 +78,109 @@ SHAPES = [(4, 4, 8), (6, 2, 5), (9, 3, 64), (8, 1, 16), (2, 1, 300)]
 )
 def test_ragged_rows_attend_as_each_does_alone_in_float64(lengths, counts, heads, kv_heads, head_dim, block_size):
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case(lengths, counts, heads, kv_heads, head_dim, block_size)
-    scale = head_dim**-0.5
+    spec = AttentionSpec(head_dim**-0.5)
     q = torch.cat([row[0] for row in rows])
-    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(scale))
-    expected = torch.cat([attend_in_float64(*row, scale) for row in rows])
+    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec)
+    expected = torch.cat([attend_in_float64(*row, spec) for row in rows])
     assert out.is_contiguous()
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=2e-5)
+
+
+SPECS = [
+    AttentionSpec(0.4, softcap=1.5),
+    AttentionSpec(0.4, window=1),
+    AttentionSpec(0.4, window=6),
+    AttentionSpec(0.4, softcap=1.5, window=9),
+]
+
+
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+def test_scores_are_capped_hidden_and_sunk_as_in_float64(heads, kv_heads, head_dim, spec, sunk):
+    spec = replace(spec, scale=head_dim**-0.5)
+    sinks = torch.linspace(-2, 3, heads) if sunk else None
+    for block_size in (1, 4, 16):
+        rows, k_cache, v_cache, q_start, kv_len, table = ragged_case(
+            [9, 40, 12, 1, 30, 2], [1, 13, 1, 1, 30, 2], heads, kv_heads, head_dim, block_size
+        )
+        q = torch.cat([row[0] for row in rows])
+        out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec, sinks)
+        expected = [attend_in_float64(*row, spec, sinks) for row in rows]
+        torch.testing.assert_close(out.double(), torch.cat(expected), atol=2e-6, rtol=2e-5)
+        for (q, k, v), of_row in zip(rows, expected, strict=True):
+            if len(q) == len(k):
+                dense = DenseAttention()(0, q, k, v, spec, sinks)
+                torch.testing.assert_close(dense.double(), of_row, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_all_windows_of_a_row_have_left_is_not_read(spec):
+    lengths, counts = [9, 40, 12, 33], [1, 13, 1, 2]
+    rows, k_cache, v_cache, q_start, kv_len, table = ragged_case(lengths, counts, 6, 2, 8, 4)
+    q = torch.cat([row[0] for row in rows])
+    before = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec)
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        first = spec.window_start(length - count)
+        for cache in (k_cache, v_cache):
+            for position in range(first):
+                cache[table[row, position // 4], position % 4] = math.nan
+        table[row, : first // 4] = -1000
+    assert (table == -1000).any() == (spec.window is not None)
+    assert torch.equal(paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec), before)
+
+
+def through_blocks(q, k, v, spec, sinks=None):
+    """Whole prompts `[T, heads, D]` by a cache in blocks of 4."""
+    length, num_blocks = len(q), -(-len(q) // 4)
+    caches = [torch.zeros(num_blocks, 4, k.shape[1], k.shape[2]) for _ in range(2)]
+    write_kv(*caches, k, v, torch.arange(length))
+    bounds, table = torch.tensor([0, length], dtype=torch.int32), torch.arange(num_blocks, dtype=torch.int32)[None]
+    return paged_attention(q, *caches, bounds, bounds[1:], table, spec, sinks)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 40])
+def test_softcap_and_window_are_those_of_gemma_2_in_transformers(window):
+    from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(23, heads, 16, generator=generator) * 3 for heads in (6, 2, 2))
+    sees = sliding_window_causal_mask_function(window) if window else causal_mask_function
+    at = torch.arange(23)
+    mask = torch.zeros(23, 23).masked_fill(~sees(0, 0, at[:, None], at), -math.inf)
+    layer = SimpleNamespace(num_key_value_groups=3, training=False)
+    of_heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    theirs, _ = eager_attention_forward(layer, *of_heads, mask, scaling=0.3, softcap=2.5)
+    ours = through_blocks(q, k, v, AttentionSpec(0.3, softcap=2.5, window=window))
+    torch.testing.assert_close(ours, theirs[0], atol=3e-6, rtol=1e-5)
+
+
+def test_sinks_are_those_of_gpt_oss_in_transformers():
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(23, heads, 16, generator=generator) for heads in (6, 2, 2))
+    sinks = torch.randn(6, generator=generator) * 3
+    mask = torch.full((23, 23), -math.inf).triu(1)
+    layer = SimpleNamespace(num_key_value_groups=3, training=False, sinks=sinks)
+    theirs, _ = eager_attention_forward(layer, *(x.transpose(0, 1)[None] for x in (q, k, v)), mask, scaling=0.3)
+    torch.testing.assert_close(through_blocks(q, k, v, AttentionSpec(0.3), sinks), theirs[0], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scale": 0.0}, "scale of attention"),
+        ({"scale": math.nan}, "scale of attention"),
+        ({"scale": 1.0, "softcap": -3.0}, "softcap of attention"),
+        ({"scale": 1.0, "softcap": math.inf}, "softcap of attention"),
+        ({"scale": 1.0, "window": 0}, "window of attention"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionSpec(**fields)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -84,7 +188,7 @@ def test_half_precision_caches_lose_only_the_rounding_of_weights_and_result(dtyp
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case([50, 9, 30], [1, 9, 4], 6, 2, 16, 8, dtype)
     q = torch.cat([row[0] for row in rows])
     out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.25))
-    expected = torch.cat([attend_in_float64(*row, 0.25) for row in rows])
+    expected = torch.cat([attend_in_float64(*row, AttentionSpec(0.25)) for row in rows])
     assert out.dtype == dtype
     eps = torch.finfo(dtype).eps
     of_weights = (

@@ -72,6 +72,18 @@ def test_rotate_is_that_of_transformers_bit_by_bit_in_float32(heads, dim):
     assert torch.equal(rotate(x, angles.cos(), angles.sin()), theirs[0].transpose(0, 1))
 
 
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(8, 2), (20, 12), (128, 96), (7, 6)])
+def test_rotating_a_part_of_each_head_is_that_of_transformers(dim, rotary_dim):
+    from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
+
+    x, angles = random(11, 3, dim), random(11, rotary_dim // 2, seed=1) * 9
+    both = torch.cat((angles, angles), dim=-1)[None]
+    theirs, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], both.cos(), both.sin())
+    out = rotate(x, angles.cos(), angles.sin())
+    assert torch.equal(out, theirs[0].transpose(0, 1))
+    assert torch.equal(out[..., rotary_dim:], x[..., rotary_dim:])
+
+
 def test_rotate_turns_each_pair_by_its_angle():
     x, angle = torch.tensor([[[3.0, 0.0, 0.0, 2.0]]]), torch.tensor([[math.pi / 2, math.pi]])
     expected = torch.tensor([[[0.0, 0.0, 3.0, -2.0]]])  # pairs (3, 0) by 90 degrees and (0, 2) by 180

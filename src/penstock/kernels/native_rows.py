@@ -145,13 +145,15 @@ def rotated_width(cos: Tensor, sin: Tensor, count: int, dim: int) -> int:
     """How many elements of a head of `dim` the tables `[count, R/2]` rotate: R.
 
     Raises:
-        ValueError: naming the table, which is not such a one.
+        ValueError: the tables are not such, or rotate more than a head.
     """
-    angles = (count, cos.shape[-1] if 0 < 2 * cos.shape[-1] <= dim else dim // 2)
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.shape != angles or table.dtype != torch.float32 or not table.is_contiguous():
-            raise ValueError(f"{name} must be {angles} float32 and contiguous, not {tuple(table.shape)} {table.dtype}")
-    return 2 * angles[1]
+    plain = all(table.dtype == torch.float32 and table.is_contiguous() for table in (cos, sin))
+    if not plain or cos.dim() != 2 or cos.shape != sin.shape or len(cos) != count or not 0 < 2 * cos.shape[1] <= dim:
+        raise ValueError(
+            f"cos must be [{count}, R/2] float32 and contiguous, R at most {dim}, and sin like it, "
+            f"not {tuple(cos.shape)} {cos.dtype} and {tuple(sin.shape)} {sin.dtype}"
+        )
+    return 2 * cos.shape[1]
 
 
 def _of_gated(kernel: str, gate_up: Tensor) -> Tensor:
