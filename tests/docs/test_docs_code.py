@@ -13,7 +13,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from penstock.cli import penstock
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from served import Served, serve  # noqa: E402 (lent by another room's tests)
+from served import Served  # noqa: E402 (lent by another room's tests)
 
 pytestmark = pytest.mark.model
 
@@ -82,9 +81,8 @@ def names(found: list[Block]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, default_model) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("docs") / "trace.jsonl") as served:
-        yield served
+def served(default_server) -> Served:
+    return default_server
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from served import Served, serve
+from served import Served
 
 from penstock import LLM
 
@@ -25,9 +25,8 @@ CANARY = "Xylophonists of Quebec"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("trace") / "trace.jsonl") as served:
-        yield served
+def served(default_server) -> Served:
+    return default_server
 
 
 @pytest.fixture(scope="module")
