@@ -20,6 +20,7 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
 for folder in ("models", "server", "engine", "e2e", "conformance"):  # rooms whose tests lend something to others
     sys.path.insert(0, str(TESTS / folder))
+sys.path.insert(0, str(TESTS.parent / "bench"))  # scripts, and the package that they share; no part of the wheel
 
 
 def _share_processors(number: int) -> None:
