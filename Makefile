@@ -8,6 +8,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*sum((extras[name] for name in sys.argv[1:]), []))'
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
+# A process for each processor; a file's tests stay together, since they share servers and models. In the order of
+# collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help serve test test-deep test-page check format bench cross docs docs-serve docs-pages docs-check clean
 
@@ -18,13 +21,13 @@ serve: $(VENV)/.installed ## Install, fetch the default model and serve it on 12
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/penstock serve $(MODEL) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run every test (ARGS="-k sampler" for some)
+test: $(VENV)/.installed-test ## Run every test, on all processors (ARGS="-k sampler" for some, ARGS="-n 0" in one process)
 	@$(BIN)/penstock pull $(MODEL)
-	@$(BIN)/python -m pytest -m "not deep" $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not deep" $(ARGS)
 
 test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random episodes of the core
 	@$(BIN)/penstock pull $(MODEL)
-	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest -m "not browser" $(ARGS)
+	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest $(PARALLEL) -m "not browser" $(ARGS)
 
 test-page: $(VENV)/.installed-page-test ## Run the tests of the web page in a headless Chromium (CHROMIUM=/path/to/it)
 	@PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser $(ARGS)

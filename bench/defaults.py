@@ -2,12 +2,11 @@
 
     python bench/defaults.py --streams 1 --streams 8 --streams 32 --rounds 5 --json bench/results/FILE.json
 
-Both are up at the same time, with the same options; whoever does not have its turn sleeps. A round is library, server,
-server, library, so that a machine that slows down slows both alike; its ratio is that of the two sums. Every prompt is
-random and used once, so that no cache helps; every answer has exactly the asked length. The server goes through all
-that a request of a client's goes through: HTTP, guard, limits, metrics, observation, text, JSON. With `--stream` each
-token is an event of its own. The client is a plain socket reader in this process: what it takes counts against the
-server, on purpose left small.
+Both run at the same time with the same options; the one that is not measured sleeps. A round is library, server,
+server, library, so that a machine that slows down affects both alike; its ratio is that of the two sums. Every prompt
+is random and used once, so that no cache helps; every answer has exactly the requested length. Server requests take the
+whole path of a client's: HTTP, guard, limits, metrics, observation, text, JSON. With `--stream` each token is an event
+of its own. The client is a plain socket reader in this process, so its small cost counts against the server.
 """
 
 from __future__ import annotations

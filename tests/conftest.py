@@ -9,13 +9,52 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from served import Served
 
 TESTS = Path(__file__).parent
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+"""Which of several processes this is that share the tests, `gw0`, `gw1`, ...; "" if it runs them alone."""
+
 for folder in ("models", "server", "engine", "e2e", "conformance"):  # rooms whose tests lend something to others
     sys.path.insert(0, str(TESTS / folder))
+sys.path.insert(0, str(TESTS.parent / "bench"))  # scripts, and the package that they share; no part of the wheel
+
+
+def _share_processors(number: int) -> None:
+    """Leave this process, and servers that it starts, two processors, beginning with its `number`th.
+
+    By default an engine runs a thread on each processor: on many, every worker's engine would want them all. Two, so
+    that threads still meet. Torch gets one thread unless a test asks for more, since its idle threads would spin while
+    another worker has work for their processor. It reads this when it is imported: nothing before may import it.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    if hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[(number + each) % len(allowed)] for each in range(2)})
+
+
+if WORKER:
+    assert "torch" not in sys.modules
+    _share_processors(int(WORKER.removeprefix("gw")))
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # how long an example takes says how busy the machine is, and nothing of the code
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """A worker for each processor that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that run the default model come first: they take longest, and a worker should not begin one last."""
+    long = {item.path for item in items if "default_model" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine, always, delta, finished, length
 from sse_reader import read_events
 
 from penstock.bench.event_stream import EventReader, HttpFailure, Target, stream_events
-from penstock.bench.serving import Door, drive, has_content
+from penstock.bench.serving import RequestOptions, drive, has_content
 from penstock.bench.workload import Call
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
@@ -176,7 +176,7 @@ CALL = Call(0.0, (1, 2, 3), 4)
 
 async def outcome_of(*events: bytes, **options):
     async with playing(saying(HEAD + b"".join(events))) as target:
-        (outcome,) = await drive([CALL], Door(target, "m", **options))
+        (outcome,) = await drive([CALL], RequestOptions(target, "m", **options))
         return outcome
 
 
@@ -205,7 +205,9 @@ async def test_time_to_first_token_does_not_end_with_the_opening_chunk():
         opened.set()
 
     async with playing(play) as target:
-        (outcome,), _ = await asyncio.gather(drive([CALL], Door(target, "m"), now=lambda: clock[0]), advance())
+        (outcome,), _ = await asyncio.gather(
+            drive([CALL], RequestOptions(target, "m"), now=lambda: clock[0]), advance()
+        )
     assert (outcome.sent, outcome.content, outcome.ended) == (0.0, (7.0,), 7.0)
 
 
@@ -229,7 +231,7 @@ async def test_answers_that_fail_after_their_start(events, said):
 
 
 async def test_no_connection_and_no_end_are_outcomes():
-    (outcome,) = await drive([CALL], Door(Target("127.0.0.1", 1, False, ""), "m"))
+    (outcome,) = await drive([CALL], RequestOptions(Target("127.0.0.1", 1, False, ""), "m"))
     assert outcome.error.startswith("no connection")
 
     async def play(body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -238,7 +240,7 @@ async def test_no_connection_and_no_end_are_outcomes():
         await asyncio.sleep(1)
 
     async with playing(play) as target:
-        (outcome,) = await drive([CALL], Door(target, "m", timeout=0.2))
+        (outcome,) = await drive([CALL], RequestOptions(target, "m", timeout=0.2))
     assert outcome.error == "no end within 0.2 s"
     assert len(outcome.content) == 1
 
@@ -251,8 +253,8 @@ async def test_a_request_says_what_was_asked_and_carries_the_headers():
         writer.write(HEAD + text_chunk("a") + DONE)
 
     async with playing(play) as target:
-        await drive([CALL], Door(target, "m"))
-        await drive([CALL], Door(target, "m", "chat", ignore_eos=False))
+        await drive([CALL], RequestOptions(target, "m"))
+        await drive([CALL], RequestOptions(target, "m", "chat", ignore_eos=False))
     completion, chat = map(json.loads, seen)
     assert completion == {
         "model": "m", "max_tokens": 4, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
@@ -281,7 +283,7 @@ async def test_concurrency_limits_what_is_under_way_and_nothing_else_does(concur
     ended = []
     async with playing(play) as target:
         calls = [CALL] * 6
-        outcomes = await asyncio.wait_for(drive(calls, Door(target, "m"), concurrency, ended.append), 10)
+        outcomes = await asyncio.wait_for(drive(calls, RequestOptions(target, "m"), concurrency, ended.append), 10)
     assert peak == most
     assert [outcome.error for outcome in outcomes] == [""] * 6
     assert len(ended) == 6
@@ -289,7 +291,7 @@ async def test_concurrency_limits_what_is_under_way_and_nothing_else_does(concur
 
 async def test_outcomes_keep_the_order_of_calls_and_leave_when_due():
     async with playing(saying(HEAD + text_chunk("a") + DONE)) as target:
-        outcomes = await drive([Call(0.2, (1,), 1), Call(0.0, (1, 2), 1)], Door(target, "m"))
+        outcomes = await drive([Call(0.2, (1,), 1), Call(0.0, (1, 2), 1)], RequestOptions(target, "m"))
     assert [outcome.prompt_tokens for outcome in outcomes] == [1, 2]
     assert outcomes[0].sent >= outcomes[0].due == 0.2
     assert outcomes[1].sent < outcomes[0].sent
@@ -308,8 +310,8 @@ def test_our_own_server_is_understood(endpoint):
     thread.start()
     try:
         assert ready.wait(10)
-        door = Door(Target.parse(f"{urls[0]}/v1"), "m", endpoint)
-        outcomes = asyncio.run(drive([CALL, CALL], door))
+        options = RequestOptions(Target.parse(f"{urls[0]}/v1"), "m", endpoint)
+        outcomes = asyncio.run(drive([CALL, CALL], options))
     finally:
         server.stop()
         thread.join(10)

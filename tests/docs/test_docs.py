@@ -136,7 +136,7 @@ def test_the_figures_of_a_page_are_those_of_the_records_that_it_links(page):
 
 
 def test_figures_taken_from_single_runs_are_those_that_the_comparison_took():
-    """Two ways to the same numbers: the writer's, and the summary that `penstock bench compare` wrote."""
+    """Two ways to the same numbers: the writer's, and the summary that `bench/compare.py` wrote."""
     writer = figures()
     link = re.search(writer.RECORD.format(kind="compare"), (ROOT / "README.md").read_text(encoding="utf-8"))
     record = json.loads((ROOT / link[1]).read_text(encoding="utf-8"))

@@ -13,8 +13,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from penstock.cli import penstock
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from served import Served, serve  # noqa: E402 (lent by another room's tests)
+from served import Served  # noqa: E402 (lent by another room's tests)
 
 pytestmark = pytest.mark.model
 
@@ -82,9 +83,8 @@ def names(found: list[Block]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, default_model) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("docs") / "trace.jsonl") as served:
-        yield served
+def served(default_server) -> Served:
+    return default_server
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +210,7 @@ def test_the_http_page_has_every_route(served):
             assert re.search(rf"{method.upper()} {re.escape(path).replace(':path', '')}[\s`]", page), (method, path)
 
 
+@cache
 def options_of_commands(command: click.Command) -> set[str]:
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -225,5 +226,10 @@ def test_options_that_a_page_names_exist(page):
     spans = [span for span in re.findall(r"`([^`\n]+)`", text) if span.startswith(("--", "penstock "))]
     lines = re.findall(r"^ *(?:\S+=\S+ )*(penstock .*)$", text, re.MULTILINE)
     for said in [*spans, *lines]:
-        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", said.partition("#")[0]):
-            assert option in known, said
+        assert named_options(said) <= known, said
+    for script, said in re.findall(r"^ *python bench/(\w+)\.py (.*)$", text, re.MULTILINE):
+        assert named_options(said) <= options_of_commands(import_module(script).command), said
+
+
+def named_options(said: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", said.partition("#")[0]))

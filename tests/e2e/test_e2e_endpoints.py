@@ -14,7 +14,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from served import Served, serve
+from served import Served
 
 from penstock import LLM
 
@@ -25,9 +25,8 @@ CANARY = "Xylophonists of Quebec"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("trace") / "trace.jsonl") as served:
-        yield served
+def served(default_server) -> Served:
+    return default_server
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +167,6 @@ def test_sigterm_lets_answers_finish_and_no_log_holds_a_prompt_or_a_key(process)
 
 
 def test_an_open_address_without_a_key_is_refused_before_anything_is_loaded():
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "serve", "--host", "0.0.0.0"],
         capture_output=True,
@@ -178,5 +176,4 @@ def test_an_open_address_without_a_key_is_refused_before_anything_is_loaded():
     )
     assert done.returncode == 2
     assert "needs an API key" in done.stderr
-    assert "listening" not in done.stdout
-    assert time.monotonic() - began < 60
+    assert done.stdout == ""  # not even the first line of the report, which names the model

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
-from served import Served, serve
+from served import Served
 
 from penstock.contract.config import DEFAULT_MODEL
 
@@ -18,9 +18,8 @@ DISCONNECTS = 100
 
 
 @pytest.fixture(scope="module")
-def served(default_model, tmp_path_factory):
-    with serve(tmp_path_factory.mktemp("trace") / "trace.jsonl") as served:
-        yield served
+def served(default_server) -> Served:
+    return default_server
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import anthropic
 import jsonschema
 import openai
 import pytest
-from served import Served, serve
+from served import Served
 
 from penstock import LLM, AsyncLLM, SamplingParams
 
@@ -32,9 +32,8 @@ LENGTH = 64
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("trace") / "trace.jsonl") as served:
-        yield served
+def served(default_server) -> Served:
+    return default_server
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from grammar_stand import library
+from grammar_harness import library
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from grammar_stand import END, VOCABULARY, allowed, library, schema, written
+from grammar_harness import END, VOCABULARY, allowed, library, schema, written
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind

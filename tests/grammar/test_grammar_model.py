@@ -1,4 +1,4 @@
-"""The three hundred schemas on the default model, hot, with as little room as will do and with more."""
+"""The three hundred schemas on the default model, hot, with as few tokens as will do and with more."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 
 import pytest
 from grammar_fewest import Trie
+from grammar_harness import library
 from grammar_large import large_schemas
 from grammar_schemas import schemas
-from grammar_stand import library
-from test_grammar_oracle import assert_the_least_room_is_found
+from test_grammar_oracle import assert_the_fewest_tokens_are_found
 from test_grammar_schemas import CHECKED, FORMATS
 
 from penstock import LLM, SamplingParams
@@ -29,12 +29,12 @@ def llm(default_model):
         yield llm
 
 
-def hot(schema: dict, room: int, seed: int) -> SamplingParams:
-    return SamplingParams(temperature=1.5, seed=seed, max_tokens=room, structured_outputs={"json": schema})
+def hot(schema: dict, limit: int, seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.5, seed=seed, max_tokens=limit, structured_outputs={"json": schema})
 
 
 def fewest_tokens(llm, schema: dict) -> int:
-    """What the refusal of a request with too little room says."""
+    """What the refusal of a request with too few tokens says."""
     with pytest.raises(InvalidParameter, match="shortest document found takes") as refused:
         llm.generate("x", hot(schema, 1, 0), use_tqdm=False)
     assert refused.value.param == "max_tokens"
@@ -43,10 +43,10 @@ def fewest_tokens(llm, schema: dict) -> int:
 
 def assert_all_valid(llm, asked: list[dict]) -> None:
     for schema in asked:
-        room = fewest_tokens(llm, schema)
+        limit = fewest_tokens(llm, schema)
         with pytest.raises(InvalidParameter):
-            llm.generate("x", hot(schema, room - 1, 0), use_tqdm=False)
-        params = [hot(schema, room, 1), hot(schema, room + 3, 2), hot(schema, room + 40, 3)]
+            llm.generate("x", hot(schema, limit - 1, 0), use_tqdm=False)
+        params = [hot(schema, limit, 1), hot(schema, limit + 3, 2), hot(schema, limit + 40, 3)]
         prompts = [f"A document of the schema {json.dumps(schema)[:200]}:"] * len(params)
         for output, its in zip(llm.generate(prompts, params, use_tqdm=False), params, strict=True):
             answer = output.outputs[0]
@@ -78,12 +78,12 @@ def test_documents_of_all_schemas_are_whole_and_valid(llm, part):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(10))
-def test_the_least_room_of_all_schemas_is_found(its_library, its_trie, part):
-    assert_the_least_room_is_found(its_library, SCHEMAS[part::10], its_trie)
+def test_the_fewest_tokens_of_all_schemas_is_found(its_library, its_trie, part):
+    assert_the_fewest_tokens_are_found(its_library, SCHEMAS[part::10], its_trie)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(3))
-def test_the_least_room_of_large_schemas_is_found(its_library, its_trie, part):
+def test_the_fewest_tokens_of_large_schemas_is_found(its_library, its_trie, part):
     """Eight of them: the oracle takes its time."""
-    assert_the_least_room_is_found(its_library, large_schemas()[part:24:9], its_trie)
+    assert_the_fewest_tokens_are_found(its_library, large_schemas()[part:24:9], its_trie)

@@ -1,4 +1,4 @@
-"""That a request is refused only where no document fits: rooms found at the door, against an oracle of its own kind."""
+"""A request is refused only if no document fits: limits found at admission, against an independent oracle."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import random
 
 import pytest
 from grammar_fewest import Trie, fewest
+from grammar_harness import END, VOCABULARY, allowed, library, schema
 from grammar_large import large_schemas
 from grammar_oracle import Documents
 from grammar_schemas import schemas
-from grammar_stand import END, VOCABULARY, allowed, library, schema
 from test_grammar_shortest import fewest as fewest_by_trying
 from test_grammar_shortest import found
 
@@ -26,7 +26,7 @@ def lib():
     return library()
 
 
-def least_room(lib, one: dict, trie: Trie = TRIE) -> int:
+def fewest_found(lib, one: dict, trie: Trie = TRIE) -> int:
     """Tokens of the shortest document, its end included: no fewer by the oracle, and no more by llguidance."""
     ids = fewest(Documents(one), trie, lib._ready().tokens)
     assert lib._ready().completes(compile_grammar(schema(json.dumps(one)), lib._ready()), ids), one
@@ -47,9 +47,9 @@ def at_random(lib, one: dict, seed: int, most: int = 60) -> bytes | None:
     return None
 
 
-def assert_the_least_room_is_found(lib, asked: list[dict], trie: Trie = TRIE) -> None:
+def assert_the_fewest_tokens_are_found(lib, asked: list[dict], trie: Trie = TRIE) -> None:
     for one in asked:
-        grammar, least = schema(json.dumps(one)), least_room(lib, one, trie)
+        grammar, least = schema(json.dumps(one)), fewest_found(lib, one, trie)
         assert found(lib, grammar) == least, one
         lib.check(grammar, least)
         with pytest.raises(InvalidParameter):
@@ -72,21 +72,21 @@ def test_the_oracle_agrees_with_trying_everything(lib):
     assert len(small) >= 8
     for index in small:
         tried = fewest_by_trying(lib, schema(json.dumps(SCHEMAS[index])), 1_000)
-        assert least_room(lib, SCHEMAS[index]) == tried, SCHEMAS[index]
+        assert fewest_found(lib, SCHEMAS[index]) == tried, SCHEMAS[index]
 
 
 def test_the_oracle_leaves_out_no_document(lib):
     assert assert_the_oracle_takes_what_is_written(lib, range(0, len(SCHEMAS), 6), seeds=2) >= 40
 
 
-def test_the_least_room_is_found(lib):
-    assert_the_least_room_is_found(lib, SCHEMAS[4::10])
+def test_the_fewest_tokens_are_found(lib):
+    assert_the_fewest_tokens_are_found(lib, SCHEMAS[4::10])
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(10))
-def test_the_least_room_of_all_schemas_is_found(lib, part):
-    assert_the_least_room_is_found(lib, SCHEMAS[part::10])
+def test_the_fewest_tokens_of_all_schemas_is_found(lib, part):
+    assert_the_fewest_tokens_are_found(lib, SCHEMAS[part::10])
 
 
 @pytest.mark.deep
@@ -97,5 +97,5 @@ def test_the_oracle_leaves_out_no_document_of_any_schema(lib, part):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(8))
-def test_the_least_room_of_large_schemas_is_found(lib, part):
-    assert_the_least_room_is_found(lib, large_schemas()[part::8])
+def test_the_fewest_tokens_of_large_schemas_is_found(lib, part):
+    assert_the_fewest_tokens_are_found(lib, large_schemas()[part::8])

@@ -8,17 +8,17 @@ from decimal import Decimal
 from itertools import product
 
 import pytest
-from grammar_stand import VOCABULARY
+from grammar_harness import VOCABULARY
 from hypothesis import given
 from hypothesis import strategies as st
 from test_grammar_example import EXPRESSIONS
 
 from penstock.contract.grammar import Grammar, GrammarKind
-from penstock.grammar.documents import parts_of
-from penstock.grammar.expression import Expression, Unreadable
-from penstock.grammar.fewest import TooFar, fewest_tokens
-from penstock.grammar.lexemes import Matching, Quoted, Unlike
-from penstock.grammar.numerals import Bound, Number
+from penstock.grammar.fewest.expression import Expression, Unreadable
+from penstock.grammar.fewest.lexemes import Matching, Quoted, Unlike
+from penstock.grammar.fewest.numerals import Bound, Number
+from penstock.grammar.fewest.reading import parts_of
+from penstock.grammar.fewest.search import TooFar, search_parts
 from penstock.grammar.token_trie import TokenTrie
 
 TEXTS = st.text(alphabet='afo0é]["\\ .zA\n\x7f\u2028😀', max_size=6)
@@ -144,7 +144,7 @@ def test_a_trie_holds_each_text_once_under_its_lowest_id():
 
 
 def tokens_of(kind: GrammarKind, source: str, most: int = 100) -> tuple[int, ...] | None:
-    return fewest_tokens(parts_of(Grammar(kind, source)), TokenTrie(VOCABULARY.tokens), most)
+    return search_parts(parts_of(Grammar(kind, source)), TokenTrie(VOCABULARY.tokens), most)
 
 
 def test_a_document_with_no_fewer_tokens_than_one_that_is_known_is_none():
@@ -159,7 +159,7 @@ def test_lark_is_not_read():
 
 
 def test_a_search_that_would_take_too_long_says_so(monkeypatch):
-    monkeypatch.setattr("penstock.grammar.fewest._MOST_STEPS", 2_000)
+    monkeypatch.setattr("penstock.grammar.fewest.search._MOST_STEPS", 2_000)
     assert len(tokens_of(GrammarKind.JSON, '{"type":"boolean"}')) == 1
     with pytest.raises(TooFar):
         tokens_of(GrammarKind.JSON, '{"type":"string","minLength":100}')

@@ -8,8 +8,8 @@ import re
 
 import jsonschema
 import pytest
+from grammar_harness import library, schema, written
 from grammar_schemas import form, schemas
-from grammar_stand import library, schema, written
 
 from penstock.contract.errors import InvalidParameter
 
@@ -46,7 +46,7 @@ def lib():
 
 
 def need_of(lib, grammar, tight: bool) -> int:
-    """The room of the document that the door finds at once; if `tight`, of the shortest that it finds."""
+    """Tokens of the document that admission finds at once; if `tight`, of the shortest that it finds."""
     return len(lib._verdict(grammar, tight).ending.ids) + 1
 
 
@@ -56,9 +56,9 @@ def assert_documents_are_valid(lib, indices, tight: bool) -> None:
         need = need_of(lib, grammar, tight)
         lib.check(grammar, need)
         judge = CHECKED(SCHEMAS[index], format_checker=FORMATS)
-        for seed, room in enumerate((need, need + 2, need + 25)):
-            text, tokens = written(lib, grammar, room, seed)
-            assert tokens <= room, (SCHEMAS[index], text)
+        for seed, limit in enumerate((need, need + 2, need + 25)):
+            text, tokens = written(lib, grammar, limit, seed)
+            assert tokens <= limit, (SCHEMAS[index], text)
             judge.validate(json.loads(text))
 
 
@@ -70,17 +70,17 @@ def test_every_document_is_valid_and_ends_in_time(lib):
     assert_documents_are_valid(lib, range(len(SCHEMAS)), tight=False)
 
 
-def test_documents_in_the_least_room_are_valid(lib):
+def test_documents_of_the_fewest_tokens_are_valid(lib):
     assert_documents_are_valid(lib, range(0, len(SCHEMAS), 10), tight=True)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(10))
-def test_all_documents_in_the_least_room_are_valid(lib, part):
+def test_all_documents_of_the_fewest_tokens_are_valid(lib, part):
     assert_documents_are_valid(lib, range(part, len(SCHEMAS), 10), tight=True)
 
 
-def test_a_room_that_no_document_fits_is_refused_with_the_numbers(lib):
+def test_a_limit_that_no_document_fits_is_refused_with_the_numbers(lib):
     for one in SCHEMAS[::10]:
         grammar = schema(json.dumps(one))
         need = need_of(lib, grammar, tight=True)

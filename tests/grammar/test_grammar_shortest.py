@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from grammar_harness import END, VOCABULARY, allowed, library, schema
 from grammar_schemas import schemas
-from grammar_stand import END, VOCABULARY, allowed, library, schema
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import pytest
 import text_vocabularies as vocabularies
@@ -238,10 +238,10 @@ def test_control_tokens_of_any_length_and_number_are_accepted():
 
 def test_hostile_text_costs_no_more_than_a_moment():
     control = ControlTokens([f"<|reserved_special_token_{i}|>" for i in range(256)])
-    begun = perf_counter()
+    begun = process_time()
     for text in ("<" * 500_000, "<|reserved_special_token_" * 20_000, "".join(map(chr, range(0xF0000, 0xFFFF0))) * 4):
         control.disarm([text, "<|reserved_special_token_7|>"])
-    assert perf_counter() - begun < 5
+    assert process_time() - begun < 5
 
 
 def test_stand_ins_avoid_private_characters_that_users_wrote():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from time import perf_counter, process_time
+from time import process_time
 
 import pytest
 from hypothesis import example, given, settings
@@ -407,9 +407,9 @@ CHAIN = {
     ("schema", "arguments"), [(doubled(60), {}), (BRANCHING, nested(60)), (CHAIN, {})], ids=["defs", "depth", "chain"]
 )
 def test_a_check_that_cannot_be_borne_is_not_made(schema, arguments):
-    began = perf_counter()
+    began = process_time()
     assert not accepts(schema, arguments)
-    assert perf_counter() - began < 1
+    assert process_time() - began < 1
 
 
 def test_schemas_that_are_merely_recursive_are_checked():

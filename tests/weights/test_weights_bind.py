@@ -164,9 +164,9 @@ def test_opening_reads_no_weights(tmp_path: Path) -> None:
     with file.open("wb") as stream:
         stream.write(len(header).to_bytes(8, "little") + header)
         stream.truncate(8 + len(header) + (2 << 30))
-    started = time.monotonic()
+    started = time.process_time()
     assert open_model(path).num_bytes == 2 << 30
-    assert time.monotonic() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_names_of_a_tied_model_have_no_head(tmp_path: Path) -> None:

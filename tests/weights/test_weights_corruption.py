@@ -60,7 +60,7 @@ def check_mutations(path: Path, target: Path, header_end: int, wanted: dict[str,
     messages: list[str] = []
     for number in range(MUTATIONS):
         target.write_bytes(mutate(original, header_end, random))
-        started = time.monotonic()
+        started = time.process_time()
         try:
             loaded = load(path, shapes)
         except SetupError as error:
@@ -68,7 +68,7 @@ def check_mutations(path: Path, target: Path, header_end: int, wanted: dict[str,
         else:
             for name, tensor in loaded.items():
                 assert torch.equal(tensor, wanted[name]), (number, name)
-        assert time.monotonic() - started < SECONDS_FOR_EACH, number
+        assert time.process_time() - started < SECONDS_FOR_EACH, number
     assert len(messages) > MUTATIONS // 4
     for message in messages:
         assert str(path) in message
@@ -191,10 +191,10 @@ def test_a_lying_gguf_header_is_refused_at_once(tmp_path: Path, name: str) -> No
     raw, message = GGUF_LIES[name]
     path = tmp_path / "lie.gguf"
     path.write_bytes(raw)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ModelFileError, match=message):
         open_model(path)
-    assert time.monotonic() - started < SECONDS_FOR_EACH
+    assert time.process_time() - started < SECONDS_FOR_EACH
 
 
 def test_a_large_file_does_not_lend_credit_to_absurd_arrays(tmp_path: Path) -> None:

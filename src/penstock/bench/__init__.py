@@ -1,8 +1,8 @@
-"""Measurements that anyone can repeat: rates offline and served, kernels, peers on the same weights, their quality.
+"""Measurements that anyone can repeat: rates offline and served, single kernels, and what quantisation costs.
 
-Decides how things are measured and what a record of it holds. Knows no command line, and tensors only where they are
-what is measured (`kernels`, `quality`); otherwise engines are met through their public doors only (stepping, HTTP, a
-process of their own), so that all are measured by one rule.
+How each is made, and what a record of it holds. Knows no command line. `kernels` and `quality` measure tensors; the
+rest meets an engine from outside, by stepping it or over HTTP. Comparisons with other engines are not in the wheel: see
+the repository's `bench/`.
 """
 
 from __future__ import annotations

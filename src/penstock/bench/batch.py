@@ -1,9 +1,9 @@
-"""Offline throughput: so many equal streams at once, prefill and decode timed apart.
+"""Offline throughput of a number of equal streams, with prefill and decode timed separately.
 
-The method, the same for every engine that is measured: distinct random prompts (no prefix cache can help), generation
-to exactly the asked length, a short warm-up of the same shape first. Prefill ends when every stream has its first
-token; where prompts are computed in chunks, some streams decode already by then, and those tokens count for the whole
-run but not for the decode rate.
+The method is the same for every engine: distinct random prompts, so that no prefix cache helps; generation to exactly
+the requested length; a short warm-up of the same shape first. Prefill ends when every stream has its first token. If
+prompts are computed in chunks, some streams decode before that; their tokens count for the whole run but not for the
+decode rate.
 
 Knows an engine only as something that can be stepped.
 """

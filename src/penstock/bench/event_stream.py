@@ -1,12 +1,12 @@
 """One POST over a plain socket, answered by server-sent events, each with the moment at which its bytes were read.
 
-Decides nothing about what is asked or answered. Written on asyncio's streams, not on an HTTP library, because the load
-generator shares the machine with the server that it measures: a pooled client spends several times the processor time
-on each small chunk, and that time would be taken from the server and added to its latencies.
+Written on asyncio's streams instead of an HTTP library, because the load generator shares the machine with the server
+that it measures: a pooled client spends several times the processor time on each small chunk, which the server would
+lack and its latencies would show.
 
-Speaks HTTP/1.1 as far as it must (RFC 9112: chunked, counted and unbounded bodies), one connection a request, closed
-at the end; so the time to connect belongs to the request, as it does for a client that comes for the first time. Events
-are read as the standard says (WHATWG HTML, section 9.2.6): any line ending, comments, several `data` lines.
+Speaks the part of HTTP/1.1 that this needs (RFC 9112: chunked, counted and unbounded bodies), one connection per
+request, closed at the end. So the time to connect is part of the request, as it is for a new client. Events are read as
+the standard says (WHATWG HTML, section 9.2.6): any line ending, comments, several `data` lines.
 """
 
 from __future__ import annotations

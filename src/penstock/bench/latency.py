@@ -1,13 +1,13 @@
-"""From the outcomes of a load test to its figures: TTFT, TPOT, ITL, E2E, throughput and goodput.
+"""The figures of a load test: TTFT, TPOT, ITL, E2E, throughput and goodput.
 
-Decides the definitions, which are those that most engines publish by; all times in milliseconds:
+The definitions are the ones that most engines publish by; all times are in milliseconds:
 
     TTFT   first content - sent
     TPOT   (last content - first content) / (output tokens - 1); undefined for one token
     ITL    each gap between two events with content, of all requests together; an event may carry several tokens
     E2E    end of the answer - sent
 
-Failed requests count in no figure but their own number. Knows nothing of HTTP.
+Failed requests are counted, and are in no other figure. Knows nothing of HTTP.
 """
 
 from __future__ import annotations

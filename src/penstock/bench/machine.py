@@ -1,7 +1,4 @@
-"""What a record says of where it was measured: processor, memory, load, versions and the commit.
-
-Decides what is worth knowing when two records disagree. Reads the system; changes nothing.
-"""
+"""Where a record was measured: processor, memory, load, versions and commit, to explain why two records differ."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a form of weights and KV cache costs: its predictions beside those of float32 of the same weights, on a text.
+"""What a variant of weights and KV cache costs: its predictions beside float32's of the same weights, on a text.
 
-The text is cut into chunks, each computed alone; predictions in the second half of each, which have context, are
-compared. Chunks, scored positions, BOS and standard errors are those of llama.cpp's `llama-perplexity`, so that its
-figures stand beside ours.
+The text is cut into chunks, each computed alone; predictions in the second half of a chunk, which have context, are
+compared. Chunks, scored positions, BOS and standard errors follow llama.cpp's `llama-perplexity`, so that its figures
+can stand beside ours.
 
 Knows models only as scorers. Memory: the reference's hidden states, and logits of a few positions at a time.
 """
@@ -14,11 +14,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.app import load_model
 from penstock.bench.arithmetic import percentile
-from penstock.bench.forms import form_name, in_form
+from penstock.bench.variants import variant_name, with_variant
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.exec.device import (
@@ -40,11 +40,13 @@ __all__ = [
     "Chunks",
     "Quality",
     "Reference",
+    "ScoredModel",
     "Scores",
-    "Subject",
+    "Steps",
     "cut",
-    "open_subject",
-    "possible_forms",
+    "load_scored",
+    "measure",
+    "possible_variants",
     "quality_table",
     "score",
 ]
@@ -97,11 +99,11 @@ def cut(text: TextModel, written: str, context: int, most_tokens: int = 0) -> Ch
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model whose predictions are looked at.
+class ScoredModel:
+    """A model whose predictions are scored.
 
     Attributes:
-        name: of its form.
+        name: of its variant.
         dtype: of its activations.
         weight_bytes: what its weights take.
     """
@@ -112,11 +114,11 @@ class Subject:
     scorer: Scorer
 
 
-def open_subject(config: EngineConfig, files: ModelFiles, context: int) -> Subject:
-    """Load the model in the form that `config` says, ready for texts of `context` tokens.
+def load_scored(config: EngineConfig, files: ModelFiles, context: int) -> ScoredModel:
+    """Load the model as `config` says, ready for texts of `context` tokens.
 
     Raises:
-        SetupError: the form cannot be had here, or the model has no such context.
+        SetupError: the machine does not allow the variant, or the model's context is shorter.
     """
     loaded = load_model(config, files, _say_nothing)
     if context > loaded.shape.max_positions:
@@ -128,22 +130,21 @@ def open_subject(config: EngineConfig, files: ModelFiles, context: int) -> Subje
         config.block_size,
         config.max_num_batched_tokens,
     )
-    return Subject(form_name(config), str(loaded.dtype).removeprefix("torch."), loaded.weight_bytes, scorer)
+    return ScoredModel(variant_name(config), str(loaded.dtype).removeprefix("torch."), loaded.weight_bytes, scorer)
 
 
-def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str]) -> tuple[EngineConfig, ...]:
-    """`config` in each form that is wanted, by the names in `forms`.
+def possible_variants(config: EngineConfig, files: ModelFiles, wanted: Sequence[str]) -> tuple[EngineConfig, ...]:
+    """`config` in each variant of `wanted`, names of `variants.VARIANTS`.
 
-    Without any, it is every form of the weights that this model and this machine allow, each with the KV cache of
-    `config`.
+    Without any, in every weight format that this model and this machine allow, each with the KV cache of `config`.
 
     Raises:
-        ConfigError: one that is wanted cannot be had.
+        ConfigError: the model or the machine does not allow a wanted one.
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
     possible = []
-    for each in dict.fromkeys(in_form(config, name) for name in wanted or QUANTIZATIONS[1:]):  # all but auto
+    for each in dict.fromkeys(with_variant(config, name) for name in wanted or QUANTIZATIONS[1:]):  # all but auto
         resolve_kv_dtype(each.kv_cache_dtype, dtype, device)
         try:
             packing = resolve_packing(each.quantization, files.stored_dtype, dtype, device, native.isa())
@@ -159,13 +160,13 @@ def possible_forms(config: EngineConfig, files: ModelFiles, wanted: Sequence[str
 class Reference:
     """What float32 predicts at every scored position of a text. Owns its model."""
 
-    def __init__(self, subject: Subject, chunks: Chunks, advance: Callable[[], object]) -> None:
+    def __init__(self, model: ScoredModel, chunks: Chunks, advance: Callable[[], object]) -> None:
         """Compute them; `advance` is called after each chunk."""
         self.chunks = chunks
-        self._scorer = subject.scorer
+        self._scorer = model.scorer
         self._hidden: list[Any] = []
         for chunk in chunks.tokens:
-            self._hidden.append(subject.scorer.hidden(chunk)[chunks.first : -1].clone())  # the rest is let go
+            self._hidden.append(model.scorer.hidden(chunk)[chunks.first : -1].clone())  # the rest is let go
             advance()
 
     def pieces(self, index: int) -> Iterator[tuple[slice, Any]]:
@@ -193,6 +194,43 @@ class Scores:
         self.reference_nll.extend(more.reference_nll)
 
 
+class Steps(Protocol):
+    """Whoever shows how far a measurement is."""
+
+    def __call__(self, chunks: int = 1) -> None:
+        """So many chunks more are done."""
+
+    def name(self, what: str) -> None:
+        """Say what is measured from now on."""
+
+
+def measure(
+    config: EngineConfig, files: ModelFiles, variants: Sequence[EngineConfig], chunks: Chunks, steps: Steps
+) -> tuple[Reference, list[Quality]]:
+    """float32's predictions and the figures of each variant beside them, one model in memory besides float32's.
+
+    Raises:
+        SetupError: the machine does not allow a variant, or the model's context is shorter than a chunk.
+    """
+    steps.name("float32")
+    reference = Reference(load_scored(_float32(config), files, chunks.context), chunks, steps)
+    return reference, [_measure(each, files, reference, steps) for each in variants]
+
+
+def _float32(config: EngineConfig) -> EngineConfig:
+    return replace(config, dtype="float32", quantization="none", kv_cache_dtype="auto", linear_kernels="auto")
+
+
+def _measure(config: EngineConfig, files: ModelFiles, reference: Reference, steps: Steps) -> Quality:
+    """One variant; its weights are freed at the end."""
+    steps.name(f"penstock {variant_name(config)}")
+    model = load_scored(config, files, reference.chunks.context)
+    name = f"penstock {model.name}"
+    if config.quantization == "none":
+        name += f", {model.dtype}"
+    return Quality.of(name, model.weight_bytes, score(reference, model.scorer, steps))
+
+
 def score(reference: Reference, scorer: Scorer, advance: Callable[[], object]) -> Scores:
     """Compare a model with the reference; `advance` is called after each chunk."""
     chunks, scores = reference.chunks, Scores()
@@ -207,17 +245,17 @@ def score(reference: Reference, scorer: Scorer, advance: Callable[[], object]) -
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The figures of one form of a model. Errors are standard errors, as if positions were independent.
+    """The figures of one variant of a model. Errors are standard errors, as if positions were independent.
 
     Attributes:
         name: who computed what.
         weight_bytes: of its weights: in memory for ours, of the file for others'.
         positions: how many were scored.
         kl_mean: mean divergence from float32, nats a token; its median, percentiles and largest follow.
-        same_top: share of positions, 0 to 1, where float32's likeliest token stays the likeliest.
+        same_top: share of positions, 0 to 1, where float32's top token stays the top one.
         perplexity: of the text.
         reference_perplexity: float32's.
-        log_ratio: natural logarithm of the former over the latter.
+        log_ratio: natural logarithm of `perplexity` over `reference_perplexity`.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""A load test of any server that speaks OpenAI's streaming API: sends the calls when they are due, notes every moment.
+"""A load test of any server that speaks OpenAI's streaming API: sends calls when they are due and times every event.
 
-Decides what is sent and what counts as content: the first event that carries text, reasoning or a tool call, never the
-chunk that only opens the message. Moments are taken as soon as bytes are read, before they are parsed. A late or slow
-answer never delays the next call, unless `concurrency` says so. Knows nothing of how the numbers are summarised.
+Content is an event that carries text, reasoning or a tool call; the chunk that only opens the message is none. Times
+are taken when bytes are read, before they are parsed. A slow answer never delays the next call, unless `concurrency`
+limits how many run at once. Figures are computed in `latency`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from penstock.bench.event_stream import HttpFailure, Target, stream_events
 from penstock.bench.workload import Call
 
-__all__ = ["ENDPOINTS", "Door", "Outcome", "drive"]
+__all__ = ["ENDPOINTS", "RequestOptions", "Outcome", "drive"]
 
 ENDPOINTS = {"completions": "/completions", "chat": "/chat/completions"}
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """How the server is asked.
+class RequestOptions:
+    """The options of every request to the server.
 
     Attributes:
         endpoint: `completions` (prompts as token ids: lengths are exact) or `chat` (one user message of as many
@@ -85,7 +85,7 @@ class Outcome:
 
 async def drive(
     calls: Sequence[Call],
-    door: Door,
+    options: RequestOptions,
     concurrency: int = 0,
     on_outcome: Callable[[Outcome], object] | None = None,
     now: Callable[[], float] = time.perf_counter,
@@ -94,13 +94,13 @@ async def drive(
 
     Args:
         calls: the workload.
-        door: how the server is asked.
+        options: of every request.
         concurrency: most requests under way at once; 0 for no limit.
         on_outcome: called as each ends, for a progress bar.
         now: a monotone clock, in seconds.
     """
     gate = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
-    bodies = [door.body(call) for call in calls]  # written before the clock starts
+    bodies = [options.body(call) for call in calls]  # written before the clock starts
     started = now()
 
     def elapsed() -> float:
@@ -109,7 +109,7 @@ async def drive(
     async def attend(call: Call, body: bytes) -> Outcome:
         await asyncio.sleep(call.offset - elapsed())
         async with gate:
-            outcome = await _ask(door, call, body, elapsed)
+            outcome = await _ask(options, call, body, elapsed)
         if on_outcome is not None:
             on_outcome(outcome)
         return outcome
@@ -117,18 +117,20 @@ async def drive(
     return list(await asyncio.gather(*(attend(call, body) for call, body in zip(calls, bodies, strict=True))))
 
 
-async def _ask(door: Door, call: Call, body: bytes, elapsed: Callable[[], float]) -> Outcome:
+async def _ask(options: RequestOptions, call: Call, body: bytes, elapsed: Callable[[], float]) -> Outcome:
     sent = elapsed()
     answer = _Answer()
     error = ""
     try:
-        async with asyncio.timeout(door.timeout):
-            async for moment, data in stream_events(door.target, ENDPOINTS[door.endpoint], door.headers, body, elapsed):
+        async with asyncio.timeout(options.timeout):
+            async for moment, data in stream_events(
+                options.target, ENDPOINTS[options.endpoint], options.headers, body, elapsed
+            ):
                 answer.take(moment, data)
         if not answer.content:
             error = "no content in the answer"
     except TimeoutError:
-        error = f"no end within {door.timeout:g} s"
+        error = f"no end within {options.timeout:g} s"
     except HttpFailure as failure:
         error = str(failure)
     except OSError as failure:

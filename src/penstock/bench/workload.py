@@ -1,7 +1,7 @@
 """What a load test sends and when: arrivals, prompt lengths, shared prefixes, traces.
 
-Decides the whole workload before the first request leaves, from a seed, so that the same options send the same bytes
-at the same offsets to any server. Knows neither HTTP nor clocks.
+The whole workload is drawn from a seed before the first request leaves, so that the same options send the same bytes at
+the same offsets to any server. Knows neither HTTP nor clocks.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import click
 from penstock.contract.errors import PenstockError, RequestError, SetupError
 from penstock.version import __version__
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 COMMANDS = {
     "serve": "Serve a model over HTTP, compatible with OpenAI's API.",
@@ -21,7 +21,7 @@ COMMANDS = {
     "run-batch": "Answer an OpenAI batch file, offline.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
-    "bench": "Measure throughput, a server under load, or Penstock beside its peers.",
+    "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
 }
 
@@ -55,9 +55,14 @@ def penstock() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit with its code; users' mistakes are one line, not a traceback."""
+    """Run the command line and exit with its code."""
+    run(penstock, "penstock")
+
+
+def run(command: click.Command, name: str) -> None:
+    """Run a command under this name and exit with its code; users' mistakes are one line, not a traceback."""
     try:
-        code = penstock.main(prog_name="penstock", standalone_mode=False)
+        code = command.main(prog_name=name, standalone_mode=False)
     except click.ClickException as mistake:
         mistake.show()
         sys.exit(2)

@@ -104,9 +104,9 @@ def command(context: click.Context, /, target: Path | None, **options: Any) -> N
     """Measure a running server under load, through OpenAI's streaming API: latencies, throughput, goodput."""
     goals = _goals(options["goodput"], options["more_goals"])
     calls = _calls(context, options)
-    door = _door(options)
+    request_options = _request_options(options)
     head = provenance()
-    outcomes = asyncio.run(_drive(calls, door, options["warm_up"], options["concurrency"]))
+    outcomes = asyncio.run(_drive(calls, request_options, options["warm_up"], options["concurrency"]))
     summary = latency.serve_summary(outcomes, goals)
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     del shown["api_key"], shown["goodput"], shown["more_goals"]
@@ -142,11 +142,11 @@ def _calls(context: click.Context, options: dict[str, Any]) -> list[workload.Cal
     return workload.make_calls(options["num_prompts"], arrivals, prompts, outputs, shared, vocab_size, seed, prefixes)
 
 
-def _door(options: dict[str, Any]) -> serving.Door:
+def _request_options(options: dict[str, Any]) -> serving.RequestOptions:
     key = options["api_key"]
     if not (key.isascii() and key.isprintable()):
         raise ConfigError("api_key", "holds characters that a header cannot")
-    return serving.Door(
+    return serving.RequestOptions(
         Target.parse(options["base_url"]),
         options["model"],
         options["endpoint"],
@@ -157,7 +157,7 @@ def _door(options: dict[str, Any]) -> serving.Door:
 
 
 async def _drive(
-    calls: list[workload.Call], door: serving.Door, warm_up: int, concurrency: int
+    calls: list[workload.Call], request_options: serving.RequestOptions, warm_up: int, concurrency: int
 ) -> list[serving.Outcome]:
     """Warm up with requests like the first, one after the other; then the test.
 
@@ -167,8 +167,8 @@ async def _drive(
     first = calls[0]
     for number in range(warm_up):
         prompt = tuple(reversed(first.prompt[number % len(first.prompt) :]))  # no prefix of the test's own prompts
-        (outcome,) = await serving.drive([workload.Call(0.0, prompt, first.output_tokens)], door)
+        (outcome,) = await serving.drive([workload.Call(0.0, prompt, first.output_tokens)], request_options)
         if outcome.error:
             raise ConfigError("base_url", f"the warm-up request failed: {outcome.error}")
     with tqdm(total=len(calls), desc="Answered", unit="request", leave=False, disable=None) as bar:
-        return await serving.drive(calls, door, concurrency, lambda _: bar.update())
+        return await serving.drive(calls, request_options, concurrency, lambda _: bar.update())

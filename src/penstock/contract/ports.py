@@ -175,8 +175,8 @@ class Matcher(Protocol):
 class Grammars(Protocol):
     """Compiles grammars. Safe to call from several threads."""
 
-    def check(self, grammar: Grammar, room: int) -> None:
-        """Refuse a grammar that cannot be served in `room` generated tokens, the end-of-sequence token included.
+    def check(self, grammar: Grammar, max_new_tokens: int) -> None:
+        """Refuse a grammar that cannot be served in `max_new_tokens`, the end-of-sequence token included.
 
         Raises:
             InvalidParameter: it is wrong, unsupported, too large, or no document of it fits; names
@@ -184,8 +184,8 @@ class Grammars(Protocol):
         """
         ...
 
-    def matcher(self, grammar: Grammar, room: int) -> Matcher:
-        """A matcher at the beginning of an answer of at most `room` tokens, for a grammar that passed `check`."""
+    def matcher(self, grammar: Grammar, max_new_tokens: int) -> Matcher:
+        """A matcher at the beginning of an answer of at most `max_new_tokens`, for a grammar that passed `check`."""
         ...
 
 

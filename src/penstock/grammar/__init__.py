@@ -1,7 +1,8 @@
-"""Answers that keep to a form: JSON schemas, regular expressions, choices and grammars, and documents that always end.
+"""Structured output: which tokens may come next under a JSON schema, regular expression, choice or grammar.
 
-Decides which tokens may come next in an answer, and that its end stays within reach. Knows a vocabulary as the bytes
-of its tokens, and neither models nor requests. The automata are llguidance's.
+An answer always ends as a whole document: at every token an ending is known that fits in the tokens that are left.
+Knows a vocabulary as the bytes of its tokens, and neither models nor requests. The automata that mask tokens are
+llguidance's; `fewest` has one of our own, for the one question that those do not answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ways to end a document: from any point of an automaton, a short text after which the document is complete.
+"""Endings: from any point of llguidance's automaton, a short text after which the document is complete.
 
-Decides nothing about what may be written: every path is walked on a copy of the automaton, so it is right by
-construction. How short it is is a matter of search: in JSON, close what is open and give the smallest value where one
-is missing; elsewhere, breadth first over one character of each class. All searches are bounded, and deterministic.
+Every path is walked on a copy of the automaton, so an ending is right by construction; how short it is depends on the
+search. In JSON, close what is open and write the smallest value where one is missing; elsewhere, search breadth first
+over one character of each class. All searches are bounded and deterministic.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Closer:
         rests = {hint[at:] for hint in self._hints for at in range(min(len(hint), _MOST_RESTS))}
         self._rests = sorted(rests, key=lambda rest: (len(rest), rest))
         self._searches = searches
-        self._most_marks = 48 if searches > 500 else 12  # the door searches wide, a running request narrow
+        self._most_marks = 48 if searches > 500 else 12  # admission searches wide, a running request narrow
 
     def ending(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes | None:
         """A text that completes the document, b"" if it is complete; None if none was found.

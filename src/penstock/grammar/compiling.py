@@ -1,8 +1,8 @@
-"""From a `Grammar` to an automaton: what is handed to llguidance, and within which limits.
+"""From a `Grammar` to llguidance's automaton, and the limits on its size.
 
-Decides the JSON whitespace (at most one space where JSON allows any: endless whitespace is no document), that no text
-is written in code points, that forced text may be spelled in any way, and the limits on the automaton. Deterministic:
-the same grammar gives the same automaton in every process.
+Three choices are made here. JSON whitespace is at most one space, since a model could write it without end. Strings
+have no escapes by code point unless the schema needs them. Forced text may be spelled in any tokens. Deterministic: the
+same grammar gives the same automaton in every process.
 """
 
 from __future__ import annotations

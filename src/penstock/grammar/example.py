@@ -1,8 +1,7 @@
-"""A short text of a regular expression, read off its syntax.
+"""A short text that a regular expression probably matches, read off its syntax.
 
-Decides nothing about what matches: whoever uses an example tries it on the automaton first. So what is written in a
-dialect that is not read here costs a search, and no right answer. Of each alternative the shortest is taken, of each
-repetition the fewest, of each class one common character.
+Takes the shortest alternative, the fewest repetitions and one common character of each class. An example may be wrong,
+since callers try it on the automaton first; an expression in another dialect has none.
 """
 
 from __future__ import annotations

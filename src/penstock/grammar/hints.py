@@ -1,6 +1,6 @@
-"""What a grammar's own text says of its documents: the pieces of which a short one may be made.
+"""Hints: literals and examples read off a grammar's own text, from which a short document may be made.
 
-Decides nothing: every hint is tried on the automaton before it is used, and where none helps an ending is searched for.
+A hint may be wrong: each is tried on the automaton before it is used.
 """
 
 from __future__ import annotations

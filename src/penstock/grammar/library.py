@@ -1,8 +1,8 @@
-"""The grammars of an engine: judged at the door, kept while there is room, handed out as matchers.
+"""The grammars of an engine: checked at admission, cached, handed out as matchers.
 
-Decides what a grammar may cost. It is compiled first in a process of its own, with limits on time and memory, which is
-killed when it breaks them; only then here, where the result is kept in a cache bounded in bytes. What was refused is
-remembered too, so that an offender costs its price once. Safe to call from several threads.
+A grammar is compiled first in a process of its own, which is killed when it exceeds its time or memory, and only then
+in this one, into a cache bounded in bytes. Refusals are cached too, so that a bad grammar costs its price once. Safe to
+call from several threads.
 """
 
 from __future__ import annotations
@@ -62,28 +62,26 @@ class GrammarLibrary:
         """Memory of the compiled grammars that are kept."""
         return self._size
 
-    def check(self, grammar: Grammar, room: int) -> None:
+    def check(self, grammar: Grammar, max_new_tokens: int) -> None:
         """See `contract.ports.Grammars.check`."""
         verdict = self._verdict(grammar)
         if verdict.error:
             raise InvalidParameter("structured_outputs", verdict.error, code=verdict.code)
-        need = len(self._start(grammar, room).ids) + 1
-        if need > room:
-            message = (
-                f"the shortest document found takes {need} tokens, its end token included; only {room} may be generated"
-            )
-            raise InvalidParameter("max_tokens", message)
+        need = len(self._start(grammar, max_new_tokens).ids) + 1
+        if need > max_new_tokens:
+            message = f"the shortest document found takes {need} tokens, its end token included; "
+            raise InvalidParameter("max_tokens", f"{message}only {max_new_tokens} may be generated")
 
-    def matcher(self, grammar: Grammar, room: int) -> GuidedMatcher:
+    def matcher(self, grammar: Grammar, max_new_tokens: int) -> GuidedMatcher:
         """See `contract.ports.Grammars.matcher`."""
         verdict = self._verdict(grammar)
         if verdict.error:
-            raise EngineFault("a grammar that was taken at the door cannot be compiled any more")
+            raise EngineFault("a grammar that was accepted at admission cannot be compiled any more")
         speller = self._ready()
         place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
         fresh = self._compile(grammar, verdict.size)
         closer = Closer(speller, SEARCHES, hints_of(grammar))
-        return GuidedMatcher(fresh, speller, closer, place, self._start(grammar, room), room)
+        return GuidedMatcher(fresh, speller, closer, place, self._start(grammar, max_new_tokens), max_new_tokens)
 
     def close(self) -> None:
         """End the compiling process."""
@@ -92,13 +90,13 @@ class GrammarLibrary:
                 self._worker.close()
                 self._worker = None
 
-    def _start(self, grammar: Grammar, room: int) -> Ending:
-        """A document of a grammar that compiles: the one with the fewest tokens where another does not fit `room`.
+    def _start(self, grammar: Grammar, max_new_tokens: int) -> Ending:
+        """A document of a grammar that compiles; the one with the fewest tokens, if the first one found is too long.
 
-        Which one it is depends on the two alone, so that an answer that is started again goes the same way.
+        A function of its arguments alone, so that an answer that is started again goes the same way.
         """
         verdict = self._verdict(grammar)
-        if len(verdict.ending.ids) < room:
+        if len(verdict.ending.ids) < max_new_tokens:
             return verdict.ending
         tight = self._verdict(grammar, tight=True)
         return verdict.ending if tight.error else tight.ending  # it took too long to find

@@ -1,8 +1,8 @@
-"""One answer on its way through its grammar, with its end always in reach.
+"""One answer's state in its grammar, with its end always in reach.
 
-Decides which tokens may come next. Invariant: an ending is known that is right after what was taken, and that fits the
-tokens that are left, the end-of-sequence token included; a token after which none is known is not taken. A pure
-function of the grammar, the room and the tokens taken, so that a rebuilt matcher stands where the old one stood.
+Invariant: an ending is known that completes the document and fits the tokens that are left, the end-of-sequence token
+included. A token after which no ending is known is refused. The state is a pure function of the grammar, the token
+limit and the tokens taken, so that a preempted sequence can rebuild it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,32 @@ class GuidedMatcher:
         matcher: at the grammar's beginning; owned by this object from now on.
         place: where in JSON it stands; None for other languages.
         ending: completes the document from here.
-        room: tokens that may still be generated; the ending fits.
+        max_new_tokens: most tokens that may be generated; `ending` fits.
     """
 
-    __slots__ = ("_closer", "_document", "_ending", "_matcher", "_place", "_room", "_speller")
+    __slots__ = ("_closer", "_document", "_ending", "_left", "_matcher", "_place", "_speller")
 
     def __init__(
-        self, matcher: LLMatcher, speller: Speller, closer: Closer, place: JsonPlace | None, ending: Ending, room: int
+        self,
+        matcher: LLMatcher,
+        speller: Speller,
+        closer: Closer,
+        place: JsonPlace | None,
+        ending: Ending,
+        max_new_tokens: int,
     ) -> None:
         self._matcher = matcher
         self._speller = speller
         self._closer = closer
         self._place = place
-        self._room = room
+        self._left = max_new_tokens
         self._ending = ending
         self._document = ending.text  # what it opens again, it may close again in the same way
 
     def mask(self) -> bytes:
         """The tokens that may come next, a bit an id, lowest bit first."""
         ids, width = self._ending.ids, (len(self._speller.tokens) + 7) // 8
-        if self._room <= len(ids) + 1:  # no token to spare: the known ending, token by token
+        if self._left <= len(ids) + 1:  # no token to spare: the known ending, token by token
             return _only(ids[:1] or self._speller.eos, width)
         mask: bytes = self._matcher.compute_bitmask()
         if self._matcher.is_error():
@@ -55,7 +61,7 @@ class GuidedMatcher:
     def take(self, token: int) -> bool:
         """Go on past `token`; false, and nothing has changed, if the document could not be completed after it."""
         if token in self._speller.eos:
-            return self._room >= 1 and self._matcher.is_accepting() and bool(self._matcher.consume_token(token))
+            return self._left >= 1 and self._matcher.is_accepting() and bool(self._matcher.consume_token(token))
         if self._matcher.try_consume_tokens([token]) != 1:
             return False
         text = self._speller.tokens[token]
@@ -65,7 +71,7 @@ class GuidedMatcher:
             self._matcher.rollback(1)
             return False
         self._ending, self._place = ending, place
-        self._room -= 1
+        self._left -= 1
         return True
 
     def closing(self) -> int:
@@ -82,16 +88,16 @@ class GuidedMatcher:
     def _ending_after(self, text: bytes, place: JsonPlace | None) -> Ending | None:
         """What completes the document after `text`, in the tokens that are left then."""
         known = self._ending
-        if known.text.startswith(text):  # a step on the way that is known: nothing to check but the room
+        if known.text.startswith(text):  # a step on the way that is known: nothing to check but its length
             rest = known.after(len(text), self._speller)
-            if len(rest.ids) + 1 < self._room:
+            if len(rest.ids) + 1 < self._left:
                 return rest
         endings = self._closer.endings(self._matcher, place, known, len(text), self._document)
         return next(filter(self._fits, endings), None)
 
     def _fits(self, ending: Ending) -> bool:
         """Whether the document ends with `ending`, in the tokens that are left."""
-        return len(ending.ids) + 1 < self._room and self._speller.completes(self._matcher, ending.ids)
+        return len(ending.ids) + 1 < self._left and self._speller.completes(self._matcher, ending.ids)
 
 
 def _only(ids: Iterable[int], width: int) -> bytes:

@@ -1,7 +1,7 @@
-"""The outline of a text that is being written: what of it can matter to what may follow.
+"""The outline of a partial document: what of its text can matter to what may follow.
 
-Decides which two texts are taken for one in a search: names and numbers of members stay, free contents of strings,
-numbers and what is closed do not. It is a guess, and a search that uses it compares the automata's masks as well.
+A search treats two texts with one outline as the same. Names and counts of members are kept; the contents of free
+strings, numbers and closed containers are not. It is a heuristic: the search compares masks as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""JSON schemas at the door: which are taken, before anything is compiled of them.
+"""JSON schemas at admission: supported keywords and caps, checked before anything is compiled.
 
-Decides the supported keywords and the caps. A keyword that restricts documents and is not supported is refused by name:
-leaving it out would be a looser grammar than was asked for. Keywords are those of JSON Schema 2020-12 and draft 7.
+A keyword that restricts documents and is not supported is refused by name, since ignoring it would give a looser
+grammar than was asked for. Keywords are those of JSON Schema 2020-12 and draft 7.
 """
 
 from __future__ import annotations

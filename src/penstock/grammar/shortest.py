@@ -1,10 +1,8 @@
-"""The document of a grammar that takes the fewest tokens, as far as a bounded search finds it.
+"""A beam search on llguidance's automaton for a document with few tokens, where `fewest` cannot read the grammar.
 
-Decides whether a tight request can be served where `fewest` cannot tell: `documents` does not read the grammar, or it
-is too large. Goes level by level, a token a level: of the tokens that may come, one of each class; of states with one
-outline and one mask, one; of the states of a level, those from which the nearest end is known. Each state also tells
-how to end from there, so that the search has an answer at any time and knows when no shorter one is left.
-Deterministic: it counts states, not seconds.
+Each level is one token. Of the tokens that may come, one of each class is tried; states with the same outline and mask
+count once; the states with the nearest known ending are kept. Every state has an ending, so the search has an answer at
+any time. It may miss the shortest document. Deterministic: the limit counts states, not seconds.
 """
 
 from __future__ import annotations

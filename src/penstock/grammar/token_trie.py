@@ -1,4 +1,4 @@
-"""A vocabulary's tokens as a tree over their bytes, for walks that follow many texts at once. Immutable."""
+"""A trie of a vocabulary's tokens by their bytes, for walks that follow many texts at once. Immutable."""
 
 from __future__ import annotations
 

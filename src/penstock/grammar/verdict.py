@@ -1,4 +1,4 @@
-"""What the compiling process says of a grammar, as one line of JSON."""
+"""The answer of the compiling process about one grammar, as a line of JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The compiling process: grammars in, verdicts out, a line each.
+"""The compiling process: grammars in, verdicts out, one line each.
 
-Started by `worker_client` and killed by it. Sets its own limits: memory once its vocabulary is read, processor time
-anew for each grammar; the system kills what exceeds them, and nothing else of the engine is harmed.
+`worker_client` starts it and may kill it. It limits its own memory, once the vocabulary is read, and its processor
+time, anew for each grammar. A grammar that exceeds them kills this process and harms nothing else of the engine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
-from penstock.grammar.documents import parts_of
 from penstock.grammar.ending import Ending
-from penstock.grammar.expression import Unreadable
-from penstock.grammar.fewest import TooFar, fewest_tokens
+from penstock.grammar.fewest import TooFar, Unreadable, fewest_tokens
 from penstock.grammar.hints import hints_of
 from penstock.grammar.shortest import ShortestSearch
 from penstock.grammar.verdict import Verdict
@@ -33,7 +31,7 @@ __all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SEARCHES", "SEARCH_CPU_SECONDS", "jud
 
 CPU_SECONDS = 2
 SEARCH_CPU_SECONDS = 8
-"""To search the fewest tokens: only for a grammar that compiled, and of which no document is known that fits."""
+"""For the search for the fewest tokens, made only if a grammar compiled and the document found first does not fit."""
 MEMORY_BYTES = 512 * 1024 * 1024
 """Beyond what the process needs for its vocabulary."""
 SEARCHES = 2000
@@ -63,9 +61,13 @@ def main() -> None:
 def judge(
     grammar: Grammar, speller: Speller, tight: bool = False, more_time: Callable[[], None] = lambda: None
 ) -> Verdict:
-    """Compile, and look for a short document; if `tight`, for the one with the fewest tokens, which takes longer.
+    """Compile `grammar` and look for a short document of it.
 
-    It calls for `more_time` before it does.
+    Args:
+        grammar: what a caller sent.
+        speller: the vocabulary.
+        tight: look for the document with the fewest tokens, which takes longer.
+        more_time: called before that longer search begins.
     """
     before = _memory()
     try:
@@ -85,12 +87,12 @@ def judge(
 
 
 def _shortest(grammar: Grammar, matcher: LLMatcher, speller: Speller, known: Ending | None) -> Ending | None:
-    """The document with the fewest tokens, where the grammar can be read; else the shortest that is found.
+    """The document with the fewest tokens where `fewest` can read the grammar, else the shortest that is found.
 
-    It is `known` if that has no more.
+    Returns `known` if nothing shorter is found.
     """
     try:
-        ids = fewest_tokens(parts_of(grammar), speller.trie, MOST_TOKENS if known is None else len(known.ids))
+        ids = fewest_tokens(grammar, speller.trie, MOST_TOKENS if known is None else len(known.ids))
     except (Unreadable, TooFar):
         return _shortest_found(grammar, matcher, speller, known)
     if ids is None:

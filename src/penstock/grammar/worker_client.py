@@ -1,4 +1,4 @@
-"""The engine's end of the compiling process: starts it when needed, asks it, and kills it when it takes too long."""
+"""The engine's side of the compiling process: starts it when needed, asks, and kills it when it takes too long."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""Regular expressions as automata over characters.
+"""Regular expressions as nondeterministic automata over characters, determinised as they are used.
 
-Knows neither JSON nor bytes nor tokens. Every document that is found with its help is tried on the automaton proper
-before it is used.
+Knows neither JSON nor bytes nor tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.grammar.expression_reader import LAST, Ranges, Reader, Unreadable
+from penstock.grammar.fewest.expression_reader import LAST, Ranges, Reader, Unreadable
 
 __all__ = ["Expression", "Places", "Unreadable"]
 
@@ -18,14 +17,14 @@ Places = frozenset[int]
 
 
 class Expression:
-    """An automaton without sides: `start`, then `after` each character, then `accepts`. Immutable but for its memory.
+    """An automaton as pure functions: `start`, then `after` each character, then `accepts`. Immutable but for a memo.
 
     Args:
         source: the expression.
         anywhere: whether it may match a part of the text, as in JSON Schema; else it must match all of it.
 
     Raises:
-        Unreadable: it has what is not read here, or is too large.
+        Unreadable: it uses syntax that is not read here, or is too large.
     """
 
     def __init__(self, source: str, anywhere: bool) -> None:

@@ -1,7 +1,7 @@
-"""The syntax of regular expressions: reads one into the states and moves of an automaton that it is handed.
+"""Parser of regular expressions: Thompson's construction into an automaton that the caller owns.
 
-Decides which dialect is read: what JSON Schema and Rust share, with classes in ASCII. What it does not read is
-`Unreadable`, never guessed at.
+Reads the syntax that JSON Schema and Rust's regex share, with classes in ASCII. Everything else is `Unreadable`, never
+guessed at.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Unreadable(Exception):
-    """What was given is not understood here; nothing is said about whether it is right."""
+    """The grammar uses something that this package does not read. It may be a good grammar all the same."""
 
 
 class Building(Protocol):

@@ -1,8 +1,8 @@
-"""The document that takes the fewest tokens, found without trying any two ways that come to the same.
+"""Breadth-first search for the fewest tokens, over sets of states.
 
-Breadth first, a token a level: from all states of a level at once the whole vocabulary is walked along what may be
-written, byte by byte; a state is left where it is first reached, and never again. So the first document that is met has
-the fewest tokens of all that the parts describe, and nothing else decides. Deterministic: what bounds it counts steps.
+Each level is one token. The whole vocabulary is walked once per level, byte by byte, from all states of the level
+together, and a state counts only where it is first reached. So the first complete document has the fewest tokens of all
+that the pieces describe. Deterministic: the limit counts steps, not seconds.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
-from penstock.grammar.parts import Part, Piece
+from penstock.grammar.fewest.parts import Part, Piece
 from penstock.grammar.token_trie import TokenTrie
 
-__all__ = ["TooFar", "fewest_tokens"]
+__all__ = ["TooFar", "search_parts"]
 
 Item = TypeVar("Item")
 
@@ -23,30 +23,30 @@ _DONE = 0
 
 
 class TooFar(Exception):
-    """The search would take longer than it may."""
+    """The search would take more steps than it is allowed."""
 
 
-def fewest_tokens(parts: Iterable[Piece], trie: TokenTrie, most: int) -> tuple[int, ...] | None:
-    """Tokens of a document that has the fewest; None if it has `most` or more.
+def search_parts(parts: Iterable[Piece], trie: TokenTrie, most: int) -> tuple[int, ...] | None:
+    """Token ids of a document with the fewest tokens; None if it has `most` or more.
 
     Raises:
-        TooFar: it is not found in the steps that are allowed.
-        Unreadable: it has parts that are not read.
+        TooFar: it was not found in the steps that are allowed.
+        Unreadable: a part turned out, when unfolded, to use what is not read.
     """
-    search = _Search(trie)
-    levels, tokens = [search.begin(tuple(parts))], list[dict[int, int]]()
+    states = _States(trie)
+    levels, tokens = [states.begin(tuple(parts))], list[dict[int, int]]()
     reached = set(levels[0])
     while _DONE not in levels[-1]:
-        found = search.next_level(levels[-1], reached) if len(tokens) + 1 < most else {}
+        found = states.next_level(levels[-1], reached) if len(tokens) + 1 < most else {}
         if not found:
             return None
         tokens.append(found)
         levels.append(frozenset(found))
-    return search.way_back(levels, tokens)
+    return states.way_back(levels, tokens)
 
 
-class _Search:
-    """A state is a place in a lexeme, and the stack of what comes behind it. States, and sets of them, have numbers."""
+class _States:
+    """The states of a search, numbered: each is a place in a lexeme and the stack of pieces that follow it."""
 
     def __init__(self, trie: TokenTrie) -> None:
         self._trie = trie

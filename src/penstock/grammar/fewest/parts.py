@@ -1,4 +1,4 @@
-"""What documents are made of: lexemes, and parts that are made of them in one of several ways."""
+"""Parts: the nonterminals of a document. Each unfolds into one of several sequences of parts and lexemes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.grammar.lexemes import Lexeme, Spaces, Text
+from penstock.grammar.fewest.lexemes import Lexeme, Spaces, Text
 
 __all__ = ["COLON", "COMMA", "SPACES", "Choice", "Part", "Piece", "constant", "text_of"]
 
 
 class Part:
-    """What is made of pieces, in one of several ways."""
+    """A nonterminal: one of several sequences of pieces."""
 
     def ways(self) -> list[tuple[Piece, ...]]:
-        """Each way, as what comes one after the other."""
+        """The alternatives, each a sequence of pieces."""
         raise NotImplementedError
 
 
@@ -23,7 +23,7 @@ Piece = Part | Lexeme
 
 
 class Choice(Part):
-    """Ways that are known."""
+    """Alternatives that are all known from the start."""
 
     def __init__(self, ways: list[tuple[Piece, ...]]) -> None:
         self._ways = ways

@@ -73,10 +73,10 @@ def allowed(mask: bytes) -> list[int]:
     return [id_ for id_ in range(len(VOCABULARY.tokens)) if mask[id_ >> 3] >> (id_ & 7) & 1]
 
 
-def written(lib: GrammarLibrary, grammar: Grammar, room: int, seed: int) -> tuple[bytes, int]:
+def written(lib: GrammarLibrary, grammar: Grammar, limit: int, seed: int) -> tuple[bytes, int]:
     """An answer by a model that knows nothing: every allowed token is as likely. Its bytes, and tokens with the end."""
-    rng, matcher, taken = random.Random(seed), lib.matcher(grammar, room), []
-    while len(taken) < room:
+    rng, matcher, taken = random.Random(seed), lib.matcher(grammar, limit), []
+    while len(taken) < limit:
         choices = allowed(matcher.mask())
         token = rng.choice(choices)
         for _ in range(8):
@@ -89,4 +89,4 @@ def written(lib: GrammarLibrary, grammar: Grammar, room: int, seed: int) -> tupl
         taken.append(token)
         if token == END:
             return b"".join(VOCABULARY.tokens[id_] for id_ in taken), len(taken)
-    raise AssertionError(f"no end within {room}: {taken}")
+    raise AssertionError(f"no end within {limit}: {taken}")

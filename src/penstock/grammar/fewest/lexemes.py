@@ -1,8 +1,7 @@
-"""The smallest pieces of documents, byte by byte: literal text, spaces, and texts that meet conditions, quoted or not.
+"""The smallest pieces of documents, as automata over bytes: literal text, spaces, strings that meet conditions.
 
-Each is an automaton without sides: `start`, then `after` each byte, None where that byte cannot come. Decides nothing
-about where a piece may stand. JSON as in RFC 8259; what may be written in several ways is written in the ways that
-llguidance takes, or in fewer.
+Each is a set of pure functions: `start`, then `after` each byte, None where that byte cannot come. JSON as in RFC 8259;
+where it allows several spellings, a lexeme accepts those that llguidance does, or fewer.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from penstock.grammar.expression import Expression, Places
+from penstock.grammar.fewest.expression import Expression, Places
 
 __all__ = ["Condition", "Lexeme", "Matching", "Quoted", "Spaces", "Text", "Unlike"]
 

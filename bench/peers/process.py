@@ -1,7 +1,4 @@
-"""Running the programs of other engines: where an installed one lies, and a process from its start to its end.
-
-Decides the environment that they all run in: offline, their output unbuffered.
-"""
+"""Finds and runs the programs of other engines, all in one environment: offline, their output unbuffered."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def program(folder: Path, engine: str, name: str = "", needed_for: str = "") -> 
 
     Args:
         folder: of the peers.
-        engine: as `peer_install.INSTALLABLE` has it.
+        engine: a key of `install.INSTALLABLE`.
         name: of the program.
         needed_for: said where it is missing; "" where it is what the peer itself is run by.
 
@@ -81,7 +78,7 @@ def version_of(path: Path) -> str:
 def _finished(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     try:
-        return subprocess.run(  # noqa: S603 (programs of ours and of the peers that the operator installed)
+        return subprocess.run(
             command,
             cwd=folder,
             env=environment,

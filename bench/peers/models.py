@@ -1,8 +1,7 @@
-"""The model that is compared, in the forms that other engines read: made once, by their own tools, kept beside them.
+"""The model in the formats that other engines read: converted once, by their own tools, and kept beside them.
 
-Decides names and who makes what: llama-quantize other bit widths, transformers a directory of bfloat16, optimum-intel
-OpenVINO's form with weights rounded by its own means. A form is complete when it has its name, which tells what it was
-made from. Reads no weights itself.
+llama-quantize makes other bit widths, transformers a directory of bfloat16, optimum-intel OpenVINO's format with
+weights rounded by its own means. A file gets its final name, which tells what it was made from, once it is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.bench.peer_process import NotInstalledError, program, run
+from peers.process import NotInstalledError, program, run
 
 __all__ = ["EXPORTED_WIDTHS", "GGUF_WIDTHS", "checkpoint", "convert", "exported", "gguf", "transformers_python"]
 
@@ -25,7 +24,7 @@ GGUF_WIDTHS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
 EXPORTED_WIDTHS = {"fp16": ("fp16",), "int8": ("int8",), "int4": ("int4", "--group-size", "64")}
 """Bit widths of weights that OpenVINO's own exporter writes, in its words: groups must divide a layer's width."""
 
-_WRITE_CHECKPOINT = Path(__file__).with_name("peer_checkpoint.py")
+_WRITE_CHECKPOINT = Path(__file__).with_name("checkpoint.py")
 
 
 def gguf(folder: Path, model: Path, width: str) -> Path:
@@ -66,7 +65,7 @@ def checkpoint(folder: Path, model: Path) -> Path:
 
 
 def exported(folder: Path, model: Path, width: str) -> Path:
-    """The model in OpenVINO's form, its weights in one of `EXPORTED_WIDTHS`.
+    """The model in OpenVINO's format, its weights in one of `EXPORTED_WIDTHS`.
 
     Raises:
         NotInstalledError: optimum-intel or transformers is missing.

@@ -1,8 +1,8 @@
-"""llama.cpp's own word on quality: its `llama-perplexity` scored against our float32 logits, on the very same tokens.
+"""Quality of llama.cpp's formats: its own `llama-perplexity`, scored against our float32 logits on the same tokens.
 
 `llama-perplexity --kl-divergence` compares a model with a file of base logits, which carries the tokens too. We write
-that file, so reference, tokens, chunks and scored positions are ours, the arithmetic is llama.cpp's (log probabilities
-in 16 bits; what is less likely than e^-16 is left out). The file takes 2 bytes a token of the vocabulary and position:
+that file, so reference, tokens, chunks and scored positions are ours; the arithmetic is llama.cpp's (log probabilities
+in 16 bits; tokens less likely than e^-16 are left out). The file takes 2 bytes a token of the vocabulary and position:
 25 MB a chunk of 512 for a vocabulary of 49152.
 
 Layout (llama.cpp, `tools/perplexity/perplexity.cpp`), little-endian: `_logits_`, int32 context, vocabulary, number of
@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from penstock.bench.peer_models import gguf
-from penstock.bench.peer_process import NotInstalledError, program, run
-from penstock.bench.peers import Absent, not_installed, split_name
+from peers.contenders import Absent, not_installed, split_name
+from peers.models import gguf
+from peers.process import NotInstalledError, program, run
 from penstock.bench.quality import Quality, Reference
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.exec.divergence import sixteen_bit_log_probs
@@ -28,7 +28,7 @@ from penstock.exec.divergence import sixteen_bit_log_probs
 __all__ = ["DEFAULT_PEERS", "find_peer_model", "perplexity_command", "read_perplexity", "score_peer", "write_base"]
 
 DEFAULT_PEERS = ("llama.cpp", "llama.cpp:F32", "llama.cpp:Q8_0", "llama.cpp:Q4_0")
-"""The file as it is, the check that both engines mean the same by float32, and the usual quantised forms."""
+"""The file as it is, the check that both engines mean the same by float32, and the usual quantised formats."""
 
 _FIGURES = {
     "kl_mean": r"Mean +KLD: *(\S+) ± *(\S+)",
@@ -104,7 +104,7 @@ def score_peer(
         folder: of the peers.
         model: what `find_peer_model` gave.
         base: what `write_base` wrote.
-        ours: a form of ours on the same text: number of positions and float32's perplexity must be the same.
+        ours: a variant of ours on the same text: number of positions and float32's perplexity must be the same.
         context: tokens of a chunk.
         threads: compute threads.
         execute: runs a command and returns what it printed.

@@ -1,4 +1,4 @@
-"""What several plain JSON schemas say together: those that all hold for one value, keyword by keyword."""
+"""Several JSON schemas that all hold for one value, merged keyword by keyword. Knows no references and no unions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from penstock.grammar.expression import Unreadable
-from penstock.grammar.numerals import Bound, Number
+from penstock.grammar.fewest.expression import Unreadable
+from penstock.grammar.fewest.numerals import Bound, Number
 
 __all__ = ["Schemas", "constants", "largest", "number_of", "smallest", "type_of", "types"]
 

@@ -1,6 +1,6 @@
-"""Installing the other engines, each into an environment of its own under the directory of peers (see `peers`).
+"""Installs the other engines, each into an environment of its own under the directory of peers (see `contenders`).
 
-Decides which versions are compared with, and how llama.cpp is built. What has its final name is complete.
+Pins their versions, and builds llama.cpp for this processor. A directory gets its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from peers.contenders import LLAMA_CPP_SOURCE, needed_engines
+from peers.process import BIN, EXE, LLAMA_CPP_PROGRAMS, is_installed, run
 from penstock.bench.machine import cpus
-from penstock.bench.peer_process import BIN, EXE, LLAMA_CPP_PROGRAMS, is_installed, run
-from penstock.bench.peers import LLAMA_CPP_SOURCE, needed_engines
 from penstock.contract.errors import EngineFault
 
 __all__ = ["INSTALLABLE", "install_peer"]

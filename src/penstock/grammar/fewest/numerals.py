@@ -1,7 +1,7 @@
-"""JSON numbers within bounds, figure by figure: a `lexemes.Lexeme`.
+"""JSON numbers within bounds, digit by digit: a `lexemes.Lexeme`.
 
-Decides which numbers are in a range or are multiples of a step, exactly, in decimals; how they may be written, as in
-RFC 8259. With bounds or a step, without a power of ten, as llguidance has it.
+Whether a number is in a range or a multiple of a step is decided exactly, in decimal digits. Written as in RFC 8259; a
+number with bounds or a step takes no exponent, as in llguidance.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Penstock and its peers on the same weights, sizes and threads, in turns, with medians, ratios and their spread.
 
-Every contender runs in a process of its own. A round runs each once; the next round begins with another one, so that a
-machine that slows down or speeds up meets all alike. A ratio is taken within a round, never between rounds. Several
-contenders may be ours (one a form of the weights and of the KV cache): each has its own ratio to every other contender,
-and the best of ours meets the best of the peers.
+Every contender runs in a process of its own. A round runs each once, and each round begins with another contender, so
+that a machine that slows down or speeds up affects all alike. Ratios are taken within a round, never between rounds.
+Several contenders may be ours, one per variant (see `penstock.bench.variants`): each has its own ratio to every other
+contender, and the best of ours is compared with the best of the peers.
 
-Where a contender has alternative flags, short trials in turns before the first round pick the fastest. The choice is
-one a contender, for all numbers of streams and for prompts and decoding alike, because that is how people run a server:
-with other flags it may be quicker at one of them.
+If a contender has alternative flags, short trials in turns before the first round pick the fastest. A contender gets
+one choice for all numbers of streams and for both phases, because that is how people run a server, even if other flags
+would be quicker at one of them.
 
 Knows contenders only as commands that print their runs.
 """
@@ -21,11 +21,11 @@ from itertools import groupby
 from statistics import geometric_mean, median
 from typing import Any, TypeVar
 
+from peers.contenders import Absent, Contender, Measured, Setting
+from peers.process import run as run_program
 from penstock.bench.arithmetic import Spread
 from penstock.bench.batch import RATES, Run, summary
 from penstock.bench.limits import Limits, share_text, shares
-from penstock.bench.peer_process import run as run_program
-from penstock.bench.peers import Absent, Contender, Measured, Setting
 from penstock.contract.errors import EngineFault
 from penstock.contract.model import ModelWork
 
@@ -112,10 +112,10 @@ def compare(
     return Comparison(setting, standings, tuple(Absent(name, reason) for name, reason in failed.items()))
 
 
-def in_turn(those: Sequence[T], number: int) -> list[T]:
+def in_turn(contenders: Sequence[T], number: int) -> list[T]:
     """The order of a round: each begins one further on."""
-    first = number % len(those)
-    return [*those[first:], *those[:first]]
+    first = number % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
 
 
 def choose_flags(
@@ -143,7 +143,7 @@ def choose_flags(
 
 
 def _fastest(speeds: Mapping[tuple[str, ...], Sequence[float]]) -> tuple[str, ...]:
-    """The first of those that the one with the highest median does not beat in every round."""
+    """The first flags that the ones with the highest median do not beat in every round."""
     highest = max(speeds.values(), key=median)
     return next(flags for flags, found in speeds.items() if not all(a > b for a, b in zip(highest, found, strict=True)))
 
