@@ -27,7 +27,7 @@ from penstock.bench.arithmetic import Spread
 from penstock.bench.batch import RATES, Run, summary
 from penstock.bench.limits import Limits, share_text, shares
 from penstock.contract.errors import EngineFault
-from penstock.contract.model import ModelWork
+from penstock.contract.model import StepCost
 
 __all__ = ["TRIALS", "Comparison", "Standing", "compare", "compare_record", "compare_table"]
 
@@ -47,7 +47,7 @@ class Standing:
     flags: Any
     chosen: tuple[str, ...]
     rounds: tuple[tuple[Run, ...], ...]
-    work: ModelWork | None
+    costs: tuple[dict[str, StepCost], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,7 @@ def measure(contender: Contender, setting: Setting, flags: Sequence[str], execut
 
 def _standing(contender: Contender, chosen: tuple[str, ...], measured: Sequence[Measured]) -> Standing:
     first, rounds = measured[0], tuple(each.runs for each in measured)
-    work = None if first.work is None else ModelWork(**first.work)
-    return Standing(contender.name, contender.ours, first.version, first.flags, chosen, rounds, work)
+    return Standing(contender.name, contender.ours, first.version, first.flags, chosen, rounds, first.costs)
 
 
 def ratios(ours: Standing, theirs: Standing, stream_index: int, rate: str) -> Spread:
@@ -208,8 +207,8 @@ def _contender_record(ours: Sequence[Standing], standing: Standing, limits: Limi
     rows = []
     for index in range(len(standing.rounds[0])):
         row = summary([runs[index] for runs in standing.rounds])
-        if standing.work is not None and limits is not None:
-            row |= shares(row, standing.work, limits)
+        if standing.costs and limits is not None:
+            row |= shares(row, standing.costs[index], limits)
         row["ours_over_theirs"] = {
             each.name: {rate.removesuffix("_tok_s"): _triple(ratios(each, standing, index, rate)) for rate in RATES}
             for each in ours
@@ -221,7 +220,6 @@ def _contender_record(ours: Sequence[Standing], standing: Standing, limits: Limi
         "version": standing.version,
         "flags": standing.flags,
         "chosen_flags": list(standing.chosen),
-        "work": None if standing.work is None else asdict(standing.work),
         "rows": rows,
     }
 

@@ -30,6 +30,7 @@ from peers.models import EXPORTED_WIDTHS, GGUF_WIDTHS, checkpoint, exported, ggu
 from peers.process import NotInstalledError, program, version_of
 from penstock.bench.batch import WARM_UP_TOKENS, Load, Run
 from penstock.contract.errors import ConfigError
+from penstock.contract.model import StepCost
 
 __all__ = [
     "LLAMA_CPP_SOURCE",
@@ -84,13 +85,13 @@ class Measured:
     """What a contender's process printed: its own words on itself, and one run for each number of streams.
 
     Attributes:
-        work: what a token costs, as `batch.Work` records it, where the contender tells.
+        costs: what the steps of each run take, as `batch.costs` has them, where the contender tells.
     """
 
     version: str
     flags: Any
     runs: tuple[Run, ...]
-    work: dict[str, Any] | None = None
+    costs: tuple[dict[str, StepCost], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,8 @@ def penstock_contender(options: Sequence[str], name: str = "penstock") -> Conten
     def read(printed: str) -> Measured:
         record = json.loads(printed)
         runs = tuple(Run.read(row["runs"][0]) for row in record["rows"])
-        return Measured(record["penstock"], list(options), runs, record["work"])
+        costs = tuple({step: StepCost(**each) for step, each in row["costs"].items()} for row in record["rows"])
+        return Measured(record["penstock"], list(options), runs, costs)
 
     chosen_by_caller = any(option.startswith("--max-num-batched-tokens") for option in options)
     return Contender(name, command, read, ((),) if chosen_by_caller else OUR_FLAGS, ours=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from penstock.contract.config import (
 )
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.model import ModelCard, ModelShape, ModelWork
+from penstock.contract.model import ModelCard, ModelShape, StepCost, StepRow
 from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
@@ -58,7 +58,7 @@ from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels import native
 from penstock.kernels.weight_memory import give_back
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
-from penstock.nn.cost import work_of
+from penstock.nn.cost import cost
 from penstock.nn.reference import ReferenceExecutor
 from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
@@ -99,7 +99,7 @@ class Assembly:
 
     Attributes:
         report: lines for the operator: model, who computes, memory.
-        work: what computing with the model takes.
+        cost: what a step of given rows takes.
     """
 
     engine: Engine
@@ -107,7 +107,7 @@ class Assembly:
     card: ModelCard
     config: EngineConfig
     report: tuple[str, ...]
-    work: ModelWork
+    cost: Callable[[Sequence[StepRow]], StepCost]
     grammars: GrammarLibrary
 
     def start_client(self) -> LocalClient:
@@ -233,7 +233,9 @@ def assemble(
     for line in memory.lines():
         say(line)
     engine, intake = _join(config, files, text, runner, card, memory, grammars)
-    return Assembly(engine, intake, card, config, tuple(report), work_of(loaded.program), grammars)
+    return Assembly(
+        engine, intake, card, config, tuple(report), partial(cost, loaded.program, kv_dtype=loaded.kv_dtype), grammars
+    )
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:

@@ -10,7 +10,7 @@ import torch
 from penstock.bench import kernels
 from penstock.bench.limits import Limits, share_text, shares
 from penstock.cli import bench_kernels
-from penstock.contract.model import ModelWork
+from penstock.contract.model import StepCost
 from penstock.kernels import native, native_peak
 from penstock.kernels.weight_memory import WeightMemory
 
@@ -151,12 +151,13 @@ def test_a_row_is_set_beside_the_limits():
 
 
 def test_a_step_is_as_long_as_the_longer_of_reading_and_computing():
-    work = ModelWork(weight_bytes=200, ops_a_token=10, ops_a_sample=6, ops_a_pair=2, arithmetic="int8")
     row = {"streams": 4, "prompt_tokens": 8, "new_tokens": 4, "prefill_tok_s": 2.0, "decode_tok_s": 1.0}
-    found = shares(row, work, LIMITS)
-    # prefill: 4 * (8 * 10 + 36 * 2 + 6) = 632 operations, 15.8 s at 40 a second, where 32 tokens took 16 s
-    assert found["prefill_share_of_limit"] == pytest.approx(15.8 / 16)
-    # decode: 4 * (10 + 6 + 10 * 2) = 144 operations take 3.6 s, reading 2 s; the step took 4 s
+    costs = {
+        "prefill": StepCost(weight_bytes=200, int8_ops=592, bf16_ops=20),  # 14.8 s at 40 a second, and 1 at 20
+        "decode": StepCost(weight_bytes=200, kv_bytes=160, int8_ops=40),  # 3.6 s at 100 bytes a second
+    }
+    found = shares(row, costs, LIMITS)
+    assert found["prefill_share_of_limit"] == pytest.approx(15.8 / 16)  # 32 tokens took 16 s
     assert found["decode_share_of_limit"] == pytest.approx(3.6 / 4)
     assert share_text(row | found) == "  99%, 90% of the machine's limit"
     assert share_text(row) == ""

@@ -7,7 +7,6 @@ import math
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from peers.process import LLAMA_CPP_PROGRAMS, run
 from penstock.bench.batch import Load, Run
 from penstock.bench.limits import Limits
 from penstock.contract.errors import ConfigError, EngineFault
-from penstock.contract.model import ModelWork
+from penstock.contract.model import StepCost
 
 SIZES = {"prompt_tokens": 8, "new_tokens": 100, "streams": (1, 4), "threads": 2}
 
@@ -134,10 +133,16 @@ def test_without_peers_nobody_is_best(setting):
 
 
 def test_rows_of_ours_say_what_share_of_the_limit_they_reached(setting):
-    work = ModelWork(weight_bytes=100, ops_a_token=1000, ops_a_sample=0, ops_a_pair=0, arithmetic="bf16")
+    costs = tuple(
+        {
+            "prefill": StepCost(weight_bytes=100, bf16_ops=1000 * load.streams * load.prompt_tokens),
+            "decode": StepCost(weight_bytes=60, kv_bytes=40, bf16_ops=1000 * load.streams),
+        }
+        for load in setting.loads()
+    )
     limits = Limits("isa", 1, read_bytes=1000.0, fp32_ops=1.0, bf16_ops=1e5, int8_ops=1.0)
     runs = tuple(Run(load, prefill_s=1.0, total_s=11.0, early_tokens=load.streams) for load in setting.loads())
-    measured = Measured("1", [], runs, asdict(work))
+    measured = Measured("1", [], runs, costs)
     ours = Contender("ours", lambda setting, flags: [], lambda printed: measured, ours=True)
     comparison = compare([ours], setting, 1, quiet, lambda command: "")
     one, four = compare_record(comparison, limits)["contenders"][0]["rows"]
@@ -270,7 +275,7 @@ def test_ourselves_are_measured_in_a_process_with_the_same_sizes(setting):
     assert given["--dtype"] == "float32"
     assert [command[i + 1] for i, part in enumerate(command) if part == "--streams"] == ["1", "4"]
     runs = [timed(load, 2.0).record() for load in setting.loads()]
-    record = {"penstock": "9.9", "work": None, "rows": [{"runs": [each]} for each in runs]}
+    record = {"penstock": "9.9", "rows": [{"runs": [each], "costs": {}} for each in runs]}
     assert ours.ours
     assert ours.read(json.dumps(record)).runs == tuple(timed(load, 2.0) for load in setting.loads())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -21,7 +20,6 @@ from penstock.kernels.linear import linear
 from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
 from penstock.models import load
-from penstock.nn.cost import work_of
 from penstock.nn.dense import DenseAttention
 from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
@@ -170,40 +168,6 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
     exact = reference_logits(directory, prompt)
     theirs = reference_logits(directory, prompt, torch.bfloat16)
     assert (ours - exact).square().mean() <= 2 * (theirs - exact).square().mean()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "packing", "arithmetic"),
-    [
-        (torch.float32, Packing.DENSE, "fp32"),
-        (torch.float32, Packing.F32, "fp32"),
-        (torch.bfloat16, Packing.BF16, "bf16"),
-        (torch.float32, Packing.INT8, "int8"),
-        (torch.bfloat16, Packing.INT4, "int8"),
-    ],
-)
-def test_a_models_work_is_done_in_the_arithmetic_of_its_weights(tmp_path, dtype, packing, arithmetic):
-    directory = write_checkpoint(tmp_path, "llama", "wide_heads_untied")
-    files = open_model(directory)
-    work = work_of(load(files.config, Binder(files.source, dtype, "cpu", "m", packing=packing), "m"))
-    assert work.arithmetic == arithmetic
-    if arithmetic != "int8":  # two operations a number; the last panel of a weight may be filled up
-        size = dtype.itemsize
-        assert size <= work.weight_bytes / ((work.ops_a_token + work.ops_a_sample) / 2) < 1.2 * size
-
-
-@needs_onednn
-@pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
-def test_a_models_work_is_counted_alike_whoever_multiplies(tmp_path, family, variant):
-    directory = write_checkpoint(tmp_path, family, variant)
-    works = {}
-    for packing in (Packing.BF16, Packing.ONEDNN):
-        files = open_model(directory)
-        binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
-        works[packing] = work_of(load(files.config, binder, str(directory)))
-    ours, theirs = works.values()
-    assert replace(theirs, weight_bytes=0) == replace(ours, weight_bytes=0)
-    assert theirs.weight_bytes >= theirs.ops_a_token + theirs.ops_a_sample  # two of each for a weight
 
 
 @pytest.mark.model

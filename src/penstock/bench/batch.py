@@ -20,9 +20,10 @@ from typing import Any, Protocol
 from penstock.bench.arithmetic import Spread
 from penstock.bench.limits import share_text
 from penstock.contract.errors import ConfigError, EngineFault
+from penstock.contract.model import StepCost, StepRow
 from penstock.sampling import SamplingParams
 
-__all__ = ["Load", "Run", "Steppable", "batch_table", "check_fits", "grid", "measure", "summary", "warm_up"]
+__all__ = ["Load", "Run", "Steppable", "batch_table", "check_fits", "costs", "grid", "measure", "summary", "warm_up"]
 
 WARM_UP_TOKENS = 16
 RATES = ("prefill_tok_s", "decode_tok_s", "output_tok_s", "total_tok_s")
@@ -212,6 +213,14 @@ def _count_tokens(engine: Steppable, tokens: dict[str, int]) -> None:
             raise EngineFault(f"a stream failed: {output.error}")
         if output.outputs[0].token_ids:
             tokens[output.request_id] = len(output.outputs[0].token_ids)
+
+
+def costs(load: Load, cost: Callable[[Sequence[StepRow]], StepCost]) -> dict[str, StepCost]:
+    """What the steps of a load take: `prefill` as one step of all prompts, `decode` in the middle of the answers."""
+    return {
+        "prefill": cost([StepRow(0, load.prompt_tokens)] * load.streams),
+        "decode": cost([StepRow(load.prompt_tokens + load.new_tokens // 2, 1)] * load.streams),
+    }
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What a machine could do at best, and what share of it a measurement reached.
 
-Decides the yardstick: a step can be no quicker than reading every weight once, nor than its arithmetic at the rate of
-independent products in registers; its limit is the longer of the two (the roofline of Williams, Waterman and Patterson,
-2009). Keys and values, norms and sampling are not counted, so shares err on the low side. Knows no tensors; who
-measures the limits is `kernels`.
+Decides the yardstick: a step can be no quicker than reading its weights, keys and values once, nor than its arithmetic
+at the rate of independent products in registers; its limit is the longer of the two (the roofline of Williams, Waterman
+and Patterson, 2009). What a step reads and computes is the program's own word (`nn.cost`). Norms and sampling are not
+counted, so shares err on the low side. Knows no tensors; `kernels` measures the limits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.contract.model import ModelWork
+from penstock.contract.model import StepCost
 
 __all__ = ["Limits", "limits_line", "share_text", "shares"]
 
@@ -40,23 +40,24 @@ class Limits:
         better = {name: max(getattr(self, name), getattr(later, name)) for name in MEASURED}
         return replace(self, **better)
 
-    def seconds(self, work: ModelWork, ops: float) -> float:
-        """The shortest time of a step of `ops` operations that reads every weight once."""
-        return max(work.weight_bytes / self.read_bytes, ops / self.ops(work.arithmetic))
+    def seconds(self, cost: StepCost) -> float:
+        """The shortest time of a step: it reads all that it needs, or computes, whichever takes longer."""
+        computing = cost.fp32_ops / self.fp32_ops + cost.bf16_ops / self.bf16_ops + cost.int8_ops / self.int8_ops
+        return max((cost.weight_bytes + cost.kv_bytes) / self.read_bytes, computing)
 
 
-def shares(row: Mapping[str, Any], work: ModelWork, limits: Limits) -> dict[str, float]:
+def shares(row: Mapping[str, Any], costs: Mapping[str, StepCost], limits: Limits) -> dict[str, float]:
     """What part of the limit the medians of a row reached, as JSON: 1 is the limit.
 
-    Prefill is taken as one step of all prompts, decode as steps of one token a stream at the middle of their length.
+    Args:
+        row: rates of a load, as `batch.summary` has them.
+        costs: of its steps, as `batch.costs` has them.
+        limits: of the machine, measured in the same run.
     """
-    streams, prompt, new = row["streams"], row["prompt_tokens"], row["new_tokens"]
-    pairs = prompt * (prompt + 1) / 2
-    prefill = streams * (prompt * work.ops_a_token + pairs * work.ops_a_pair + work.ops_a_sample)
-    decode = streams * (work.ops_a_token + work.ops_a_sample + (prompt + new / 2) * work.ops_a_pair)
+    streams, prompt = row["streams"], row["prompt_tokens"]
     return {
-        "prefill_share_of_limit": limits.seconds(work, prefill) * row["prefill_tok_s"] / (streams * prompt),
-        "decode_share_of_limit": limits.seconds(work, decode) * row["decode_tok_s"] / streams,
+        "prefill_share_of_limit": limits.seconds(costs["prefill"]) * row["prefill_tok_s"] / (streams * prompt),
+        "decode_share_of_limit": limits.seconds(costs["decode"]) * row["decode_tok_s"] / streams,
     }
 
 

@@ -97,11 +97,12 @@ def batch_command(
                     runs.append(batch.measure(llm, load, llm.card.vocab_size, seed=repeat))
                     bar.update()
                 rows.append(batch.summary(runs))
-        work = llm.work
+        costs = [batch.costs(load, llm.cost) for load in loads]
         if limits is not None and (limits := measured_limits(limits)) is not None:
-            rows = [row | shares(row, work, limits) for row in rows]
+            rows = [row | shares(row, each, limits) for row, each in zip(rows, costs, strict=True)]
             click.echo(limits_line(limits), err=json_only(target))
-    record = head | {"kind": "batch", "config": asdict(config), "work": asdict(work)}
+    record = head | {"kind": "batch", "config": asdict(config)}
+    rows = [row | {"costs": {step: asdict(each[step]) for step in each}} for row, each in zip(rows, costs, strict=True)]
     record |= {"limits": limits and asdict(limits), "rows": rows, "load_average_after": load_average()}
     report(batch.batch_table(rows), record, target)
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GgufVocabulary", "HuggingFaceText", "KvCacheSpec", "ModelCard", "ModelShape", "ModelWork", "TextFiles"]
+__all__ = [
+    "GgufVocabulary",
+    "HuggingFaceText",
+    "KvCacheSpec",
+    "ModelCard",
+    "ModelShape",
+    "StepCost",
+    "StepRow",
+    "TextFiles",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +53,46 @@ class KvCacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWork:
-    """What computing with a model takes, whatever computes it.
+class StepRow:
+    """A row of a step, to be counted.
 
     Attributes:
-        weight_bytes: read once in every step.
-        ops_a_token: multiplications and additions of the layers' projections.
-        ops_a_sample: the same of the logits, for each token that is chosen.
-        ops_a_pair: the same of attention, for each pair of a token and one that it attends to.
-        arithmetic: in what most are done: `fp32`, `bf16` or `int8`.
+        computed: positions of its sequence that are computed already.
+        count: positions that it computes.
+        samples: positions whose logits it wants.
     """
 
-    weight_bytes: int
-    ops_a_token: int
-    ops_a_sample: int
-    ops_a_pair: int
-    arithmetic: str
+    computed: int
+    count: int
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one step takes, whatever computes it; costs add up.
+
+    Attributes:
+        weight_bytes: of weights that are read.
+        kv_bytes: of keys and values that are read.
+        fp32_ops: multiplications and additions in float32.
+        bf16_ops: the same in bfloat16.
+        int8_ops: the same in 8-bit integers.
+    """
+
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    fp32_ops: int = 0
+    bf16_ops: int = 0
+    int8_ops: int = 0
+
+    def __add__(self, other: StepCost) -> StepCost:
+        return StepCost(
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.fp32_ops + other.fp32_ops,
+            self.bf16_ops + other.bf16_ops,
+            self.int8_ops + other.int8_ops,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from penstock.app import Assembly, assemble, engine_config
 from penstock.contract.config import DEFAULT_MODEL, Front
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.model import ModelCard, ModelWork
+from penstock.contract.model import ModelCard, StepCost, StepRow
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine import StepOutputs
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
@@ -76,10 +76,9 @@ class LLM:
         """What the start report says: model, device, memory; a line each."""
         return self._assembly.report
 
-    @property
-    def work(self) -> ModelWork:
-        """What computing with the model takes."""
-        return self._assembly.work
+    def cost(self, rows: Sequence[StepRow]) -> StepCost:
+        """What a step of these rows takes: bytes that it reads, and operations by kind."""
+        return self._assembly.cost(rows)
 
     def generate(
         self,

@@ -1,43 +1,82 @@
-"""What a program asks of a machine: the bytes that a step reads and its arithmetic.
+"""What a program asks of a machine: the bytes that a step reads, and its arithmetic by kind.
 
-Decides how it is counted: every projection by its weight, attention by its heads. Norms, rotations and the reading of
-keys and values are left out: a few parts in a hundred.
+Decides how it is counted: weights are read once in a step, of experts those that its tokens can be expected to ask;
+every row reads the keys and values that its layers can see; products and attention are two operations for each
+multiplication. Norms, rotations and activations are left out: a few parts in a hundred.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from penstock.contract.model import ModelWork
+from penstock.contract.model import KvCacheSpec, StepCost, StepRow
+from penstock.kernels.experts import bytes_read
 from penstock.kernels.linear import Weight
-from penstock.kernels.packed_weight import PackedKind, PackedWeight
-from penstock.nn.operations import Attend, Linear
+from penstock.kernels.packed_weight import PackedKind, PackedStack, PackedWeight
+from penstock.nn.operations import Attend, Embed, Experts, Linear
 from penstock.nn.program import Program
 
-__all__ = ["work_of"]
+__all__ = ["cost"]
 
 
-def work_of(program: Program) -> ModelWork:
-    """Count a program."""
-    operations = list(program.operations())
-    weights = [each.weight for each in operations if isinstance(each, Linear)]
-    heads = [each.heads for each in operations if isinstance(each, Attend)]
-    head = program.head.weight
-    return ModelWork(
-        weight_bytes=sum(weight.nbytes for weight in weights) + head.nbytes,
-        ops_a_token=2 * sum(_numbers(weight) for weight in weights),
-        ops_a_sample=2 * _numbers(head),
-        ops_a_pair=4 * sum(each.queries * each.dim for each in heads),
-        arithmetic=_arithmetic(weights[0]),
-    )
+def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> StepCost:
+    """Count one step.
+
+    Args:
+        program: the model.
+        rows: of the step.
+        kv_dtype: of keys and values.
+    """
+    tokens, samples = sum(row.count for row in rows), sum(row.samples for row in rows)
+    total = StepCost()
+    for operation in program.operations():
+        match operation:
+            case Embed(table=table):
+                total += StepCost(weight_bytes=tokens * table.nbytes // _numbers_and_outputs(table)[1])
+            case Linear(weight=weight):
+                total += _product(weight, tokens)
+            case Experts(stack=stack, spec=spec):
+                chosen = spec.top_k * tokens
+                total += StepCost(weight_bytes=bytes_read(stack, spec, tokens))
+                for weights in (stack.gate_up, stack.down):
+                    total += _operations(_arithmetic(weights), 2 * weights.shape[1] * weights.shape[2] * chosen)
+            case Attend():
+                total += _attention(operation, program.caches[operation.cache], rows, kv_dtype)
+    return total + _product(program.head.weight, samples) if samples else total
 
 
-def _numbers(weight: Weight) -> int:
-    return weight.numel() if isinstance(weight, torch.Tensor) else weight.outputs * weight.inputs
+def _product(weight: Weight, tokens: int) -> StepCost:
+    numbers, _ = _numbers_and_outputs(weight)
+    return StepCost(weight_bytes=weight.nbytes) + _operations(_arithmetic(weight), 2 * numbers * tokens)
 
 
-def _arithmetic(weight: Weight) -> str:
+def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> StepCost:
+    scales = 4 if kv_dtype == torch.int8 else 0
+    position_bytes = 2 * cache.heads * (cache.head_dim * kv_dtype.itemsize + scales)
+    seen = pairs = 0
+    for row in rows:
+        first, last = attend.spec.window_start(row.computed), row.computed + row.count
+        seen += last - first
+        pairs += sum(position + 1 - attend.spec.window_start(position) for position in range(row.computed, last))
+    arithmetic = "fp32" if kv_dtype == torch.float32 else "bf16"
+    products = _operations(arithmetic, 4 * attend.heads.queries * attend.heads.dim * pairs)
+    return StepCost(kv_bytes=seen * position_bytes) + products
+
+
+def _operations(arithmetic: str, count: int) -> StepCost:
+    return StepCost(**{f"{arithmetic}_ops": count})
+
+
+def _numbers_and_outputs(weight: Weight) -> tuple[int, int]:
+    if isinstance(weight, torch.Tensor):
+        return weight.numel(), len(weight)
+    return weight.outputs * weight.inputs, weight.outputs
+
+
+def _arithmetic(weight: Weight | PackedStack) -> str:
     """In what products are computed: quantised weights meet activations of 8 bits."""
-    if isinstance(weight, PackedWeight):
+    if isinstance(weight, PackedWeight | PackedStack):
         return {PackedKind.F32: "fp32", PackedKind.BF16: "bf16"}.get(weight.kind, "int8")
     return "fp32" if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32 else "bf16"

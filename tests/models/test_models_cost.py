@@ -1,0 +1,91 @@
+"""What a program says it costs, counted by hand beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_checkpoints import write_checkpoint
+
+from penstock.contract.model import StepCost, StepRow
+from penstock.kernels import onednn_linear
+from penstock.models import load
+from penstock.nn.cost import cost
+from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
+from penstock.weights.packing import Packing
+
+
+def program_of(tmp_path, family, variant, packing=Packing.BF16, dtype=torch.bfloat16):
+    files = open_model(write_checkpoint(tmp_path, family, variant))
+    return load(files.config, Binder(files.source, dtype, "cpu", "m", packing=packing), "m")
+
+
+def products_of(program):
+    """Numbers in all projections, and in the head."""
+    shape = program.shape
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    inner = 88  # of wide_heads_untied
+    layer = shape.hidden_size * (q + 2 * kv) + q * shape.hidden_size + 3 * shape.hidden_size * inner
+    return shape.num_layers * layer, shape.vocab_size * shape.hidden_size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "packing", "arithmetic"),
+    [
+        (torch.float32, Packing.DENSE, "fp32"),
+        (torch.float32, Packing.F32, "fp32"),
+        (torch.bfloat16, Packing.BF16, "bf16"),
+        (torch.float32, Packing.INT8, "int8"),
+        (torch.bfloat16, Packing.INT4, "int8"),
+    ],
+)
+def test_products_are_two_operations_a_number_in_the_arithmetic_of_the_weights(tmp_path, dtype, packing, arithmetic):
+    program = program_of(tmp_path, "llama", "wide_heads_untied", packing, dtype)
+    layers, head = products_of(program)
+    other = torch.bfloat16 if arithmetic == "fp32" else torch.float32  # attention is counted in the dtype of its cache
+    found, silent = (cost(program, [StepRow(0, 1, samples)], other) for samples in (1, 0))
+    assert getattr(found, f"{arithmetic}_ops") == 2 * (layers + head)
+    assert getattr(silent, f"{arithmetic}_ops") == 2 * layers
+
+
+def test_attention_reads_what_a_row_sees_and_counts_pairs(tmp_path):
+    program = program_of(tmp_path, "llama", "wide_heads_untied")
+    shape = program.shape
+    found = cost(program, [StepRow(10, 3), StepRow(0, 1)], torch.float32)
+    assert found.kv_bytes == shape.num_layers * (13 + 1) * 2 * shape.num_kv_heads * shape.head_dim * 4
+    assert found.fp32_ops == shape.num_layers * 4 * shape.num_heads * shape.head_dim * (11 + 12 + 13 + 1)
+    eight = cost(program, [StepRow(10, 3), StepRow(0, 1)], torch.int8)
+    assert eight.kv_bytes == shape.num_layers * 14 * 2 * shape.num_kv_heads * (shape.head_dim + 4)
+
+
+def test_a_window_bounds_what_is_read_and_computed(tmp_path):
+    program = program_of(tmp_path, "mistral", "all_to_one_small_window")
+    shape, window = program.shape, program.caches[0].window
+    found = cost(program, [StepRow(300, 2)], torch.float32)
+    assert found.kv_bytes == shape.num_layers * (window + 1) * 2 * shape.num_kv_heads * shape.head_dim * 4
+    assert found.fp32_ops == shape.num_layers * 4 * shape.num_heads * shape.head_dim * 2 * window
+
+
+def test_weights_are_read_once_whatever_the_rows_and_the_head_only_where_tokens_are_chosen(tmp_path):
+    program = program_of(tmp_path, "gpt2", "tied")
+    one, many = (cost(program, [StepRow(5, 1)] * count, torch.bfloat16) for count in (1, 9))
+    rows = program.embedding[0].table.nbytes // program.shape.vocab_size
+    assert many.weight_bytes - one.weight_bytes < 8 * 3 * rows  # rows of two tables
+    silent = cost(program, [StepRow(5, 1, 0)], torch.bfloat16)
+    assert one.weight_bytes - silent.weight_bytes == program.head.weight.nbytes
+
+
+@pytest.mark.skipif(not onednn_linear.available(), reason="torch has no packed linear of oneDNN for bfloat16 here")
+@pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
+def test_operations_are_counted_alike_whoever_multiplies(tmp_path, family, variant):
+    ours, theirs = (
+        cost(program_of(tmp_path / packing, family, variant, packing), [StepRow(0, 4)], torch.bfloat16)
+        for packing in (Packing.BF16, Packing.ONEDNN)
+    )
+    assert replace(theirs, weight_bytes=0) == replace(ours, weight_bytes=0)
+
+
+def test_costs_add_up():
+    assert StepCost(1, 2, 3, 4, 5) + StepCost(10, 20, 30, 40, 50) == StepCost(11, 22, 33, 44, 55)
