@@ -124,7 +124,7 @@ def test_plain_requests_have_other_rows_in_other_schedules():
     target = replace(fake_target(), make_runner=Watched)
     assert verify(target, replace(SMALL, requests=16), EngineConfig()).requests == requests
     assert rows.keys() == plain
-    assert all(len(places) > 2 for places in rows.values()), rows
+    assert all(len(places) > 1 for places in rows.values()), rows
 
 
 def test_every_token_of_every_run_is_compared():
