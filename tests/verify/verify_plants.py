@@ -41,20 +41,31 @@ class Bug:
     wrap: Wrap
 
 
+def place_of(bug: Bug) -> tuple[Any, str]:
+    """The module or class that has the function, and the function's name in it.
+
+    Raises:
+        AssertionError: there is no such function.
+    """
+    module_name, _, path = bug.place.partition(":")
+    owner_path, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+        owner = attrgetter(owner_path)(module) if owner_path else module
+        inspect.getattr_static(owner, name)
+    except (AttributeError, ModuleNotFoundError) as error:
+        raise AssertionError(f"{bug.place} is not there any more: plant the bug elsewhere") from error
+    return owner, name
+
+
 def plant(bug: Bug) -> Callable[[], int]:
     """Put a bug in its place, everywhere that has the function by name; returns what counts how often it took effect.
 
     Raises:
         AssertionError: there is no such function.
     """
-    module_name, _, path = bug.place.partition(":")
-    module = importlib.import_module(module_name)
-    owner_path, _, name = path.rpartition(".")
-    try:
-        owner = attrgetter(owner_path)(module) if owner_path else module
-        original = inspect.getattr_static(owner, name)
-    except AttributeError as error:
-        raise AssertionError(f"{bug.place} is not there any more: plant the bug elsewhere") from error
+    owner, name = place_of(bug)
+    original = inspect.getattr_static(owner, name)
     effects = 0
 
     def take_effect() -> None:

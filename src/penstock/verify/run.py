@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
@@ -30,6 +31,9 @@ __all__ = ["Outcome", "ScheduleCrashed", "ScheduleRun", "run_alone", "run_schedu
 OnFinished = Callable[[], object]
 
 PromptEntry = tuple[int, float, TopLogprobs, int]
+
+Record = Callable[[], str]
+"""Encodes one line of a trace."""
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +88,7 @@ class ScheduleRun:
         recomputed: how often a request was admitted again with generated tokens to recompute; strangers do not count.
         plain_steps: steps that drew tokens for two or more plain requests, and for nobody else.
         hit_tokens: positions that admissions found in the prefix cache.
-        trace: the lines of the record, without line ends.
+        records: the trace, one function a line.
     """
 
     outcomes: tuple[dict[str, Outcome], ...]
@@ -93,7 +97,12 @@ class ScheduleRun:
     recomputed: int
     plain_steps: int
     hit_tokens: int
-    trace: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def trace(self) -> tuple[str, ...]:
+        """The lines of the record, without line ends; encoded only now, because most runs are exact."""
+        return _encoded(self.records)
 
 
 class _Watch:
@@ -168,7 +177,7 @@ class _Drive:
 
     def __init__(self, target: Target, config: SchedulerConfig, watched: Schedule | None = None) -> None:
         self.scheduler = Scheduler(config)
-        self.trace = [encode_header(config)]
+        self.records: list[Record] = [partial(encode_header, config)]
         self.outcomes: dict[str, Outcome] = {}
         self.watch = _Watch(watched)
         self._runner = target.make_runner(config)
@@ -177,7 +186,7 @@ class _Drive:
 
     def submit(self, request: SequenceRequest) -> None:
         self.scheduler.submit(request)
-        self.trace.append(encode_submit(request))
+        self.records.append(partial(encode_submit, request))
         self._live[request.id] = _Live(request, self._tokenizer)
 
     def abort(self, seq_id: str) -> None:
@@ -192,12 +201,12 @@ class _Drive:
             EngineFault: the scheduler has work and does none of it.
         """
         plan = self.scheduler.plan()
-        self.trace.append(encode_plan(plan))
+        self.records.append(partial(encode_plan, plan))
         self.watch.see(plan)
         if not plan.rows:
             raise EngineFault(f"nothing will ever move again: {plan.explain()}")
         result = self._runner.run(plan)
-        self.trace.append(encode_result(result))
+        self.records.append(partial(encode_result, result))
         return [event.seq_id for event in self.scheduler.commit(plan, result) if self._ends(event)]
 
     def _ends(self, event: SeqEvent) -> bool:
@@ -225,7 +234,7 @@ class _Drive:
 
     def _drop(self, seq_id: str) -> None:
         """Abort a sequence, as the engine does."""
-        self.trace.append(encode_abort(seq_id))
+        self.records.append(partial(encode_abort, seq_id))
         self.scheduler.abort(seq_id)
 
 
@@ -272,7 +281,7 @@ def run_schedule(target: Target, schedule: Schedule, on_finished: OnFinished) ->
         drive.scheduler.check()
     except Exception as error:
         log.exception("schedule %d crashed", schedule.index)
-        raise ScheduleCrashed(schedule.index, drive.scheduler.stats.steps, error, tuple(drive.trace)) from error
+        raise ScheduleCrashed(schedule.index, drive.scheduler.stats.steps, error, _encoded(drive.records)) from error
     stats, watch = drive.scheduler.stats, drive.watch
     return ScheduleRun(
         outcomes=outcomes,
@@ -281,7 +290,7 @@ def run_schedule(target: Target, schedule: Schedule, on_finished: OnFinished) ->
         recomputed=watch.recomputed,
         plain_steps=watch.plain_steps,
         hit_tokens=stats.hit_tokens,
-        trace=tuple(drive.trace),
+        records=tuple(drive.records),
     )
 
 
@@ -303,6 +312,10 @@ def _run_all(drive: _Drive, schedule: Schedule, on_finished: OnFinished) -> dict
                 on_finished()
         step += 1
     return {seq_id: drive.outcomes.pop(seq_id) for seq_id in counted}
+
+
+def _encoded(records: Iterable[Record]) -> tuple[str, ...]:
+    return tuple(record() for record in records)
 
 
 def _step_of(arrival: Arrival) -> int:
