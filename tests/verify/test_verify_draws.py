@@ -18,7 +18,7 @@ from penstock.core import Scheduler
 from penstock.sampling import PARAMETERS, Home, SamplingParams
 from penstock.verify import Budget, verify
 from penstock.verify.dry_run import dry_run
-from penstock.verify.requests import draw_params, draw_requests, is_plain
+from penstock.verify.requests import Kind, draw_params, draw_requests, is_plain, kind_of
 from penstock.verify.schedules import draw_schedules
 
 DRY_RUN = partial(dry_run, target=fake_target())
@@ -57,7 +57,7 @@ def test_requests_are_of_every_kind():
     lengths = {len(request.prompt) for request in requests}
     assert (min(lengths), max(lengths)) == (1, 40)
     assert len(lengths) > 15
-    assert {request.stop.max_tokens for request in requests} == set(range(1, 9))
+    assert {request.stop.max_tokens for request in draw(600)} == set(range(1, 9))
     assert {request.choice for request in requests} == {0, 1, 2}
     specs = [request.sampling for request in requests]
     assert all(spec.has("logprobs") != is_plain(request) for spec, request in zip(specs, requests, strict=True))
@@ -77,7 +77,7 @@ def test_requests_are_of_every_kind():
     assert shared > 60
 
 
-def test_a_fixed_share_is_plain_and_another_has_a_grammar():
+def test_a_fixed_share_is_plain_and_another_shows_its_penalties():
     for seed in range(5):
         requests = draw(32, seed)
         plain = [request for request in requests if is_plain(request)]
@@ -88,6 +88,18 @@ def test_a_fixed_share_is_plain_and_another_has_a_grammar():
             assert request.stop == StopRules(max_tokens=8, ignore_eos=True)
             assert (request.grammar, request.thinking, request.choice) == (None, None, 0)
         assert {request.id for request in draw(6, seed)} >= {request.id for request in plain[:2]}
+        assert sum(kind_of(request) is Kind.PENALISED for request in requests) >= 2
+
+
+def test_a_grammar_is_asked_for_two_choices_or_more_where_the_model_can_follow_one():
+    class Anything:
+        def check(self, grammar, room):
+            assert room == 8
+
+    requests = draw_requests(32, 0, replace(VOCAB, grammars=Anything()), longest_prompt=40, new_tokens=8)
+    formed = [request.id.split("/") for request in requests if kind_of(request) is Kind.FORMED]
+    assert len({number for number, _ in formed}) >= 3
+    assert all([number, "1"] in formed for number, _ in formed)
 
 
 def test_every_parameter_there_is_is_drawn_and_not_always():

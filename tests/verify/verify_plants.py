@@ -194,6 +194,14 @@ def _take_recomputed_output_for_prompt(
     return faulty
 
 
+def _name_a_block_by_its_own_tokens(key: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
+    def faulty(parent: bytes, tokens: Any) -> Any:
+        took_effect()
+        return key(b"", tokens)
+
+    return faulty
+
+
 BUGS: dict[str, Bug] = {
     "table-off-by-one-after-hit": Bug(
         "The block table of a sequence that found a cached prefix is off by one behind it.",
@@ -224,6 +232,11 @@ BUGS: dict[str, Bug] = {
         "A reused slot keeps the prompt length of its last owner, so that penalties count prompt as output.",
         "penstock.exec.batch:SlotTables.admit",
         _keep_the_last_owner_s_prompt,
+    ),
+    "block-key-without-parent": Bug(
+        "A block is found in the prefix cache by its own tokens, whatever comes before them.",
+        "penstock.core.block_keys:block_key",
+        _name_a_block_by_its_own_tokens,
     ),
     "chunk-rotated-one-off": Bug(
         "Positions of a chunk that does not start the sequence are one too low.",

@@ -1,8 +1,9 @@
 """Drawing requests: ragged prompts of random tokens, many with a common beginning, with every sampling parameter.
 
-Requests are of three kinds in fixed shares, because some paths serve only batches of one kind: plain ones, which the
-compiled sampler draws alone; ones with a grammar, whose masks are computed together; and ones with any mixture of
-parameters. Invariant: the same seed and sizes give the same requests.
+Requests are of four kinds in fixed shares, because chance alone leaves paths untried: plain ones, which the compiled
+sampler draws alone; ones with a grammar, whose masks are computed together; ones whose log probabilities show every
+token that a penalty counts; and ones with any mixture of parameters. Invariant: the same seed and sizes give the same
+requests.
 """
 
 from __future__ import annotations
@@ -31,33 +32,39 @@ class Kind(StrEnum):
     """Temperature, top_p and a seed, and nothing else."""
     FORMED = "formed"
     """A grammar."""
+    PENALISED = "penalised"
+    """Penalties on the output, and log probabilities under them; nothing else but temperature and a seed."""
     MIXED = "mixed"
     """Any mixture of everything."""
 
 
-_DEALT = (Kind.PLAIN, Kind.MIXED, Kind.PLAIN, Kind.FORMED, Kind.PLAIN, Kind.MIXED, Kind.PLAIN, Kind.MIXED)
+_DEALT = (Kind.PLAIN, Kind.MIXED, Kind.PLAIN, Kind.FORMED, Kind.PLAIN, Kind.PENALISED, Kind.PLAIN, Kind.MIXED)
 """The kinds of successive requests, over and over."""
 
 _PLAIN_NAMES = frozenset({"temperature", "top_p", "seed"})
+_PENALISED_NAMES = frozenset(
+    {"temperature", "seed", "presence_penalty", "frequency_penalty", "logprobs", "logprobs_mode"}
+)
 
 _CHOICES = (1, 1, 1, 2, 3)
-_GREEDY_SHARE = 0.4
+_GREEDY_SHARE = 0.5
 _SHIFTED_SHARE = 0.5
 _LISTED_SHARE = 0.1
 _STOPPED_SHARE = 0.15
 _SCORED_SHARE = 0.1
 _FORMED_SHARE = 0.08
 _SHARED_SHARE = 0.6
+_SPLICED_SHARE = 0.3
 _THINKING_SHARE = 0.15
 _OPENED_SHARE = 0.8
 _MOST_CHOICES = 3
 
-_FORMS: tuple[dict[str, Any], ...] = (
-    {"choice": ["yes", "no", "a longer answer"]},
+_FORMS: tuple[dict[str, Any], ...] = (  # those that leave the most tokens to choose from first
     {"regex": "[a-z]{1,12}( [0-9]+)?"},
+    {"json_object": True},
     {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
     {"grammar": 'start: "a" "b"~1..9'},
-    {"json_object": True},
+    {"choice": ["yes", "no", "a longer answer"]},
 )
 
 
@@ -73,7 +80,7 @@ def draw_requests(
     number = 0
     while len(requests) < count:
         prompt = draw_prompt(draw, vocab.vocab_size, longest_prompt, [request.prompt for request in requests])
-        params = _draw_dealt(draw, _DEALT[number % len(_DEALT)], vocab, new_tokens)
+        params = _draw_dealt(draw, number, vocab, new_tokens)
         requests += _sequences(str(number), prompt, params, vocab, opened=draw.random() < _OPENED_SHARE)
         number += 1
     return tuple(requests[:count])
@@ -81,16 +88,21 @@ def draw_requests(
 
 def is_plain(request: SequenceRequest) -> bool:
     """Whether a request draws by temperature, top_p and seed alone."""
-    names = {name for name, _ in request.sampling.entries}
     guided = request.grammar is not None or request.thinking is not None
-    return "seed" in names and names <= _PLAIN_NAMES and not guided
+    return request.sampling.has("seed") and _names(request) <= _PLAIN_NAMES and not guided
 
 
 def kind_of(request: SequenceRequest) -> Kind:
     """The kind of a request; one whose grammar this model cannot follow is mixed."""
     if is_plain(request):
         return Kind.PLAIN
-    return Kind.MIXED if request.grammar is None else Kind.FORMED
+    if request.grammar is not None:
+        return Kind.FORMED
+    return Kind.PENALISED if _names(request) == _PENALISED_NAMES and request.thinking is None else Kind.MIXED
+
+
+def _names(request: SequenceRequest) -> set[str]:
+    return {name for name, _ in request.sampling.entries}
 
 
 def _sequences(
@@ -112,22 +124,33 @@ def _sequences(
 
 
 def draw_prompt(draw: Random, vocab_size: int, longest: int, earlier: Sequence[Prompt]) -> Prompt:
-    """A prompt of 1 to `longest` tokens; more often than not it begins like one of `earlier`."""
+    """A prompt of 1 to `longest` tokens; more often than not it begins like one of `earlier`.
+
+    Some go on like another one of them, at the same positions: a block there has known tokens after a new beginning.
+    """
     shared: Prompt = ()
     if earlier and draw.random() < _SHARED_SHARE:
         source = draw.choice(earlier)
         shared = source[: draw.randint(1, len(source))]
+        if draw.random() < _SPLICED_SHARE:
+            longer = [prompt for prompt in earlier if len(prompt) > len(shared)]
+            shared += draw.choice(longer)[len(shared) :] if longer else ()
     fresh = tuple(draw.randrange(vocab_size) for _ in range(ragged(draw, longest)))
     return (shared + fresh)[:longest]
 
 
-def _draw_dealt(draw: Random, kind: Kind, vocab: Vocab, new_tokens: int) -> SamplingParams:
-    match kind:
+def _draw_dealt(draw: Random, number: int, vocab: Vocab, new_tokens: int) -> SamplingParams:
+    """Parameters of the kind that request `number` is dealt; the forms of answers are dealt too."""
+    rounds, at = divmod(number, len(_DEALT))
+    match _DEALT[at]:
         case Kind.PLAIN:
             return _draw_plain(draw, new_tokens)
         case Kind.FORMED:  # two choices or more, so that masks are computed for several rows
+            form = SamplingParams(structured_outputs=_FORMS[rounds % len(_FORMS)]).structured_outputs
             params = draw_params(draw, vocab, new_tokens, formed=True)
-            return replace(params, n=2, best_of=None, max_tokens=new_tokens)
+            return replace(params, structured_outputs=form, n=2, best_of=None, max_tokens=new_tokens)
+        case Kind.PENALISED:
+            return _draw_penalised(draw, new_tokens)
         case Kind.MIXED:
             return draw_params(draw, vocab, new_tokens)
 
@@ -140,6 +163,20 @@ def _draw_plain(draw: Random, new_tokens: int) -> SamplingParams:
         seed=draw.randrange(-(2**62), 2**62),
         max_tokens=new_tokens,
         ignore_eos=True,
+    )
+
+
+def _draw_penalised(draw: Random, new_tokens: int) -> SamplingParams:
+    """No filter is among the parameters: the log probability of any token then depends on the penalties of all."""
+    return SamplingParams(
+        temperature=round(draw.uniform(0.7, 0.95), 3),
+        presence_penalty=draw.choice((0.7, -1.5)),
+        frequency_penalty=draw.choice((0.4, 1.1)),
+        seed=draw.randrange(-(2**62), 2**62),
+        max_tokens=new_tokens,
+        ignore_eos=True,
+        logprobs=1,
+        logprobs_mode=PROCESSED,
     )
 
 
