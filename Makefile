@@ -25,7 +25,7 @@ test: $(VENV)/.installed-test ## Run every test, on all processors (ARGS="-k sam
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not deep" $(ARGS)
 
-test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random episodes of the core
+test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random episodes of the core, bugs planted under verify
 	@$(BIN)/penstock pull $(MODEL)
 	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest $(PARALLEL) -m "not browser" $(ARGS)
 

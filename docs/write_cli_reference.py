@@ -143,8 +143,8 @@ quantization: int8
 `penstock serve`. `PENSTOCK_ISA` makes every command use the compiled kernels of one instruction set (`avx512_bf16`,
 `avx512`, `avx2` or `portable`) instead of the best that the machine has ([what for](tuning.md#measure)).
 
-**Exit codes.** 0: done. 1: our failure, or `penstock verify` found a difference. 2: a mistake in what was given, said
-in one line on standard error. 130: interrupted.
+**Exit codes.** 0: done. 1: our failure, or `penstock verify` could not prove exactness. 2: a mistake in what was given,
+said in one line on standard error. 130: interrupted.
 """
 
 if __name__ == "__main__":

@@ -10,23 +10,23 @@ from tiny_checkpoints import write_checkpoint, write_letters
 
 from penstock.contract.config import EngineConfig
 from penstock.kernels import native, onednn_linear
-from penstock.verify import Extent, Report, profile
+from penstock.verify import Budget, Report, profile
 
 pytestmark = pytest.mark.skipif(
     not native.available(), reason="installed without a C++ compiler: torch's kernels make no such promise"
 )
 
-EXTENT = Extent(requests=8, schedules=4, prompt_tokens=160, new_tokens=16)
+BUDGET = Budget(requests=8, schedules=4, prompt_tokens=160, new_tokens=16)
 
 BY_ISA = """
 import sys
 from penstock.contract.config import EngineConfig
 from penstock.kernels import native
-from penstock.verify import Extent, profile
+from penstock.verify import Budget, profile
 forms = [("bfloat16", "none", "auto"), ("bfloat16", "int8", "int8"), ("bfloat16", "int4", "auto")]
 for dtype, quantization, kv in (*forms, ("float32", "none", "auto")):
     served = EngineConfig(model=sys.argv[1], dtype=dtype, quantization=quantization, kv_cache_dtype=kv)
-    report = profile(served, Extent(requests=5, schedules=2, prompt_tokens=32, new_tokens=8))
+    report = profile(served, Budget(requests=5, schedules=2, prompt_tokens=32, new_tokens=8))
     print(native.isa(), report.exact, report.tally.tokens, sum(verdict.preemptions for verdict in report.verdicts))
 """
 
@@ -65,19 +65,19 @@ def tiny_gpt2(tmp_path_factory):
     [("none", "auto"), ("file", "auto"), ("int8", "auto"), ("int4", "auto"), ("auto", "int8"), ("int8", "int8")],
 )
 def test_every_form_of_weights_and_caches_is_exact(default_model, quantization, kv):
-    check(profile(EngineConfig(model=str(default_model), quantization=quantization, kv_cache_dtype=kv), EXTENT))
+    check(profile(EngineConfig(model=str(default_model), quantization=quantization, kv_cache_dtype=kv), BUDGET))
 
 
 @pytest.mark.model
 def test_float32_is_exact(default_model):
-    check(profile(EngineConfig(model=str(default_model), dtype="float32"), EXTENT))
+    check(profile(EngineConfig(model=str(default_model), dtype="float32"), BUDGET))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("int8", "auto"), ("int8", "int8")])
 def test_a_family_with_layer_norms_and_learned_positions_is_exact(tiny_gpt2, quantization, kv, dtype):
     served = EngineConfig(model=str(tiny_gpt2), dtype=dtype, quantization=quantization, kv_cache_dtype=kv)
-    check(profile(served, EXTENT))
+    check(profile(served, BUDGET))
 
 
 @pytest.mark.parametrize("isa", native.isas()[1:])
@@ -96,7 +96,7 @@ def test_every_other_instruction_set_of_this_machine_is_exact(tiny_llama, isa, m
 @pytest.mark.skipif(not onednn_linear.available(), reason="this torch has no oneDNN to call")
 def test_products_by_onednn_are_exact(default_model):
     served = EngineConfig(model=str(default_model), quantization="none", linear_kernels="onednn")
-    report = profile(served, EXTENT)
+    report = profile(served, BUDGET)
     assert report.exact, report.verdict_line()
     assert report.tally.tokens > 150
 
@@ -107,4 +107,4 @@ def test_products_by_onednn_are_exact(default_model):
 @pytest.mark.parametrize("quantization", ["none", "file", "int8", "int4"])
 def test_every_parameter_in_every_company_is_exact(default_model, quantization, seed):
     served = EngineConfig(model=str(default_model), quantization=quantization)
-    check(profile(served, Extent(requests=48, schedules=8, seed=seed, prompt_tokens=200, new_tokens=32)))
+    check(profile(served, Budget(requests=48, schedules=8, seed=seed, prompt_tokens=200, new_tokens=32)))

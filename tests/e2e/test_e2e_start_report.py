@@ -14,7 +14,7 @@ from penstock.app import assemble, engine_config
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.kernels import native
-from penstock.verify import Extent, profile
+from penstock.verify import Budget, profile
 
 compiled = pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler")
 KINDS = {
@@ -55,7 +55,7 @@ def test_by_default_a_checkpoint_of_any_type_runs_on_the_compiled_kernels(stored
 
 @compiled
 def test_by_default_a_checkpoint_of_any_type_is_exact(stored):
-    report = profile(EngineConfig(model=str(stored[1])), Extent(requests=6, schedules=3, prompt_tokens=60))
+    report = profile(EngineConfig(model=str(stored[1])), Budget(requests=6, schedules=3, prompt_tokens=60))
     assert report.exact, report.verdict_line()
 
 

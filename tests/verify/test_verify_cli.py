@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from verify_doubles import TEXT, BatchLM, RowLM, loaded, row_attention
+from verify_fakes import TEXT, BatchLM, RowLM, loaded, row_attention
 
 from penstock.bench.machine import provenance
 from penstock.cli import main
@@ -74,6 +74,22 @@ def test_a_model_that_is_not_exact_is_exit_code_1_and_leaves_a_trace_that_replay
     assert found["tally"]["mismatches"] == sum(schedule["tally"]["mismatches"] for schedule in found["schedules"]) > 0
 
 
+def test_a_proof_without_a_preemption_is_exit_code_1_and_says_what_was_missing(run):
+    code, lines, _ = run(RowLM(), *SIZES, "--requests", "1")
+    assert code == 1
+    assert lines[-2].startswith("seen: 0 preemptions")
+    assert lines[-1].startswith("not proved: schedule 1 was built to preempt")
+
+
+def test_fail_fast_stops_after_the_first_schedule_that_differs(run, tmp_path):
+    code, lines, _ = run(BatchLM(), *SIZES, "--fail-fast", "--json", "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())["schedules"]
+    assert code == 1
+    assert lines[-1].startswith("not exact: ")
+    assert [bool(schedule["first_mismatch"]) for schedule in found] == [False] * (len(found) - 1) + [True]
+    assert len(found) < 3
+
+
 def test_the_table_has_a_line_for_each_schedule_with_what_it_did(run, tmp_path):
     _, lines, _ = run(RowLM(), *SIZES, "--json", "found.json")
     heading = next(index for index, line in enumerate(lines) if "schedule" in line and "preempted" in line)
@@ -81,9 +97,8 @@ def test_the_table_has_a_line_for_each_schedule_with_what_it_did(run, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())["schedules"]
     assert [row[0] for row in rows] == ["0", "1", "2"]
     assert [row[5] for row in rows] == [schedule["cache"] for schedule in found] == ["warm", "cold", "off"]
-    assert [row[-8] for row in rows] == [str(schedule["steps"]) for schedule in found]
-    assert [row[-7] for row in rows] == [str(schedule["preemptions"]) for schedule in found]
-    assert [row[-6] for row in rows] == [str(schedule["hit_tokens"]) for schedule in found]
+    names = ("steps", "plain_steps", "preemptions", "recomputed", "hit_tokens")
+    assert [row[-10:-5] for row in rows] == [[str(schedule[name]) for name in names] for schedule in found]
 
 
 def test_the_engine_s_options_shape_the_first_schedule(run, tmp_path):
@@ -133,7 +148,9 @@ def test_a_trace_that_cannot_be_written_names_its_option(run):
     assert "--trace" in err
 
 
-def test_a_crash_is_exit_code_1_and_leaves_its_trace(run, tmp_path):
+def test_a_crash_is_exit_code_1_and_leaves_its_trace(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.verify.requests._SCORED_SHARE", 0.0)  # a scored prompt is many rows even alone
+
     class Fragile(RowLM):
         def logits(self, hidden):
             if len(hidden) > 2:

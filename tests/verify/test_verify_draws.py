@@ -5,37 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 
 import pytest
-from verify_doubles import LEXICON, fake_subject
+from verify_fakes import VOCAB, fake_target
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.grammar import GrammarKind
+from penstock.contract.request import StopRules
 from penstock.core import Scheduler
 from penstock.sampling import PARAMETERS, Home, SamplingParams
-from penstock.verify import Extent, verify
-from penstock.verify.rehearsal import preempts
-from penstock.verify.requests import draw_params, draw_requests
+from penstock.verify import Budget, verify
+from penstock.verify.dry_run import dry_run
+from penstock.verify.requests import Kind, draw_params, draw_requests, is_plain, kind_of
 from penstock.verify.schedules import draw_schedules
 
-REHEARSE = partial(preempts, subject=fake_subject())
+DRY_RUN = partial(dry_run, target=fake_target())
 
 
 def draw(count=200, seed=0):
-    return draw_requests(count, seed, LEXICON, longest_prompt=40, new_tokens=8)
+    return draw_requests(count, seed, VOCAB, longest_prompt=40, new_tokens=8)
 
 
-def schedules(requests, count=7, seed=0, served=None, rehearse=REHEARSE):
+def schedules(requests, count=7, seed=0, served=None, dry=DRY_RUN):
     return draw_schedules(
         count,
         seed,
         requests,
         served or EngineConfig(),
-        lexicon=LEXICON,
+        vocab=VOCAB,
         threads=4,
         cache_root=b"root",
-        preempts=rehearse,
+        dry_run=dry,
     )
 
 
@@ -55,10 +57,10 @@ def test_requests_are_of_every_kind():
     lengths = {len(request.prompt) for request in requests}
     assert (min(lengths), max(lengths)) == (1, 40)
     assert len(lengths) > 15
-    assert {request.stop.max_tokens for request in requests} == set(range(1, 9))
+    assert {request.stop.max_tokens for request in draw(600)} == set(range(1, 9))
     assert {request.choice for request in requests} == {0, 1, 2}
     specs = [request.sampling for request in requests]
-    assert all(spec.has("logprobs") for spec in specs)
+    assert all(spec.has("logprobs") != is_plain(request) for spec, request in zip(specs, requests, strict=True))
     greedy = [spec.get("temperature", 1.0) == 0 for spec in specs]
     assert 0.2 < sum(greedy) / len(greedy) < 0.5
     assert all(spec.has("seed") for spec, one in zip(specs, greedy, strict=True) if not one)
@@ -75,10 +77,35 @@ def test_requests_are_of_every_kind():
     assert shared > 60
 
 
+def test_a_fixed_share_is_plain_and_another_shows_its_penalties():
+    for seed in range(5):
+        requests = draw(32, seed)
+        plain = [request for request in requests if is_plain(request)]
+        assert len(plain) >= 10
+        for request in plain:
+            assert {name for name, _ in request.sampling.entries} <= {"temperature", "top_p", "seed"}
+            assert request.sampling.has("seed")
+            assert request.stop == StopRules(max_tokens=8, ignore_eos=True)
+            assert (request.grammar, request.thinking, request.choice) == (None, None, 0)
+        assert {request.id for request in draw(6, seed)} >= {request.id for request in plain[:2]}
+        assert sum(kind_of(request) is Kind.PENALISED for request in requests) >= 2
+
+
+def test_a_grammar_is_asked_for_two_choices_or_more_where_the_model_can_follow_one():
+    class Anything:
+        def check(self, grammar, room):
+            assert room == 8
+
+    requests = draw_requests(32, 0, replace(VOCAB, grammars=Anything()), longest_prompt=40, new_tokens=8)
+    formed = [request.id.split("/") for request in requests if kind_of(request) is Kind.FORMED]
+    assert len({number for number, _ in formed}) >= 3
+    assert all([number, "1"] in formed for number, _ in formed)
+
+
 def test_every_parameter_there_is_is_drawn_and_not_always():
     """A new file in `sampling/parameters` fails here until it is drawn too."""
     draw = Random(0)
-    params = [draw_params(draw, LEXICON, 8) for _ in range(600)]
+    params = [draw_params(draw, VOCAB, 8) for _ in range(600)]
     for parameter in PARAMETERS:
         values = [getattr(each, parameter.name) for each in params]
         assert any(value != parameter.neutral for value in values), parameter.name
@@ -89,11 +116,11 @@ def test_every_parameter_there_is_is_drawn_and_not_always():
 
 def test_what_a_model_refuses_is_left_out_and_nothing_else():
     everything = SamplingParams(temperature=0, allowed_token_ids=[0], bad_words=["!"], presence_penalty=1)
-    spec = LEXICON.resolve(everything)
+    spec = VOCAB.resolve(everything)
     assert not spec.has("bad_words")
     assert spec.has("allowed_token_ids")
     assert spec.has("presence_penalty")
-    assert LEXICON.grammar(SamplingParams(structured_outputs={"json_object": True})) is None
+    assert VOCAB.grammar(SamplingParams(structured_outputs={"json_object": True})) is None
 
 
 def test_choices_of_an_ask_differ_in_their_index_alone():
@@ -116,7 +143,7 @@ def test_six_drawn_schedules_meet_every_cache_state_with_and_without_pressure(se
     drawn = schedules(draw(16, seed), seed=seed)
     kinds = {(schedule.cache, schedule.tight) for schedule in drawn[1:]}
     assert kinds == {(cache, tight) for cache in ("off", "cold", "warm") for tight in (True, False)}
-    assert all(REHEARSE(schedule) == schedule.tight for schedule in drawn)
+    assert all(bool(DRY_RUN(schedule).recomputed) == schedule.tight for schedule in drawn)
     assert len({schedule.config.block_size for schedule in drawn}) > 2
     assert len({schedule.threads for schedule in drawn}) > 1
     assert any(schedule.arrivals[-1].step for schedule in drawn)
@@ -147,20 +174,21 @@ def test_the_first_schedule_is_the_engine_as_it_is_served():
 
 def test_pressure_that_cannot_be_had_is_given_up_and_not_waited_for():
     tries = []
-    drawn = schedules(draw(4), count=2, rehearse=lambda schedule: bool(tries.append(schedule)))
+    nothing = SimpleNamespace(recomputed=0, plain_steps=0)
+    drawn = schedules(draw(4), count=2, dry=lambda schedule: tries.append(schedule) or nothing)
     assert len(drawn) == 2
     assert 1 < len(tries) < 100
-    assert not REHEARSE(schedules(draw(1), count=2)[1])
+    assert not DRY_RUN(schedules(draw(1), count=2)[1]).recomputed
 
 
 @pytest.mark.parametrize("field", ["requests", "schedules", "prompt_tokens", "new_tokens"])
 def test_an_extent_of_nothing_is_refused_by_name(field):
     with pytest.raises(ConfigError, match=field):
-        Extent(**{field: 0})
+        Budget(**{field: 0})
 
 
 def test_prompts_shrink_to_the_context_and_outputs_that_fill_it_are_refused():
-    report = verify(fake_subject(), Extent(requests=40, schedules=1, prompt_tokens=500, new_tokens=60), EngineConfig())
+    report = verify(fake_target(), Budget(requests=40, schedules=1, prompt_tokens=500, new_tokens=60), EngineConfig())
     assert max(len(request.prompt) for request in report.requests) == 4
     with pytest.raises(ConfigError, match="new_tokens"):
-        verify(fake_subject(), Extent(new_tokens=64), EngineConfig())
+        verify(fake_target(), Budget(new_tokens=64), EngineConfig())

@@ -1,4 +1,4 @@
-"""Subjects that are exact are found exact, under schedules that really happen."""
+"""Targets that are exact are found exact, under schedules that really happen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from verify_doubles import LEXICON, SMALL, RowLM, fake_subject, row_attention, subject_of
+from verify_fakes import SMALL, TEXT, VOCAB, RowLM, fake_target, row_attention, target_of
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import StopRules
@@ -17,20 +17,20 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.core.trace import replay
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.verify import Extent, profile, verify
+from penstock.verify import Budget, profile, verify
 from penstock.verify.compare import Difference, compare, total
-from penstock.verify.episode import Outcome, run_alone, run_schedule
-from penstock.verify.rehearsal import preempts
-from penstock.verify.requests import draw_requests
+from penstock.verify.dry_run import dry_run
+from penstock.verify.requests import draw_requests, is_plain
+from penstock.verify.run import Outcome, run_alone, run_schedule
 from penstock.verify.schedules import draw_schedules
 
-REHEARSE = partial(preempts, subject=fake_subject())
+DRY_RUN = partial(dry_run, target=fake_target())
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_model_that_computes_row_by_row_is_exact(seed, monkeypatch):
     monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
-    report = verify(subject_of(RowLM()), replace(SMALL, seed=seed), EngineConfig())
+    report = verify(target_of(RowLM()), replace(SMALL, seed=seed), EngineConfig())
     assert report.exact, report.table()
     assert report.first_failed is None
     assert report.tally.mismatches == 0
@@ -43,7 +43,7 @@ def test_a_model_that_computes_row_by_row_is_exact(seed, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_fake_runner_is_exact(seed):
-    report = verify(fake_subject(), Extent(seed=seed, prompt_tokens=32), EngineConfig())
+    report = verify(fake_target(), Budget(seed=seed, prompt_tokens=32), EngineConfig())
     assert report.exact, report.table()
     assert all(bool(verdict.preemptions) == verdict.schedule.tight for verdict in report.verdicts), report.table()
     assert all(verdict.hit_tokens for verdict in report.verdicts if verdict.schedule.cache == "warm"), report.table()
@@ -53,7 +53,7 @@ def test_the_fake_runner_is_exact(seed):
 def test_a_used_up_budget_closes_the_reasoning_in_every_schedule(monkeypatch):
     """With all requests under a budget, so that preemptions and chunks fall before, into and behind the tag."""
     monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
-    subject = subject_of(RowLM())
+    target = target_of(RowLM())
     sizes = {"longest_prompt": 20, "new_tokens": 24}
     requests = tuple(
         replace(
@@ -63,23 +63,73 @@ def test_a_used_up_budget_closes_the_reasoning_in_every_schedule(monkeypatch):
             thinking=ThinkingBudget(at % 6, opened=True),
             grammar=None,
         )
-        for at, request in enumerate(draw_requests(8, 1, LEXICON, **sizes))
+        for at, request in enumerate(draw_requests(8, 1, VOCAB, **sizes))
     )
-    alone = {request.id: run_alone(subject, request) for request in requests}
+    alone = {request.id: run_alone(target, request) for request in requests}
     for request in requests:
-        thought, tag, _ = alone[request.id].text.partition("</think>")
-        assert (len(thought), tag) == (request.thinking.tokens, "</think>")
-    knobs = {"threads": 1, "cache_root": b"toy", "preempts": partial(preempts, subject=subject)}
-    schedules = draw_schedules(4, 1, requests, EngineConfig(), lexicon=LEXICON, **knobs)
-    episodes = [run_schedule(subject, schedule, lambda: None) for schedule in schedules]
-    assert any(episode.preemptions for episode in episodes)
-    for outcomes in (outcomes for episode in episodes for outcomes in episode.outcomes):
+        letters = [TEXT.tokenizer.token_bytes(token) for token in alone[request.id].tokens]
+        assert b"".join(letters[request.thinking.tokens :]).startswith(b"</think>")
+    knobs = {"threads": 1, "cache_root": b"toy", "dry_run": partial(dry_run, target=target)}
+    schedules = draw_schedules(4, 1, requests, EngineConfig(), vocab=VOCAB, **knobs)
+    runs = [run_schedule(target, schedule, lambda: None) for schedule in schedules]
+    assert any(run.preemptions for run in runs)
+    for outcomes in (outcomes for run in runs for outcomes in run.outcomes):
         assert outcomes == alone
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_schedules_are_built_for_happens(seed):
+    """In sizes as small as tests use: every tight schedule recomputes requests, and plain ones fill whole batches."""
+    report = verify(fake_target(), replace(SMALL, schedules=4, requests=6, seed=seed), EngineConfig())
+    assert report.proved, report.table()
+    recomputed = [verdict.recomputed for verdict in report.verdicts]
+    assert [count > 0 for count in recomputed] == [False, True, False, True]
+    assert sum(verdict.plain_steps for verdict in report.verdicts) > 5
+    assert f"{sum(recomputed)} recomputed generated tokens (built to preempt: schedules 1, 3)" in report.coverage_line()
+
+
+def test_a_proof_in_which_nothing_was_preempted_or_batched_is_none():
+    report = verify(fake_target(), replace(SMALL, schedules=2), EngineConfig())
+    assert report.proved
+    served, tight = report.verdicts
+    idle = replace(report, verdicts=(served, replace(tight, recomputed=0)))
+    assert idle.exact
+    assert not idle.proved
+    assert idle.verdict_line().startswith("not proved: schedule 1 was built to preempt, and recomputed no request.")
+    apart = replace(report, verdicts=tuple(replace(verdict, plain_steps=0) for verdict in report.verdicts))
+    assert apart.lacking == ("no step drew for several plain requests alone",)
+    assert apart.as_json()["lacking"] == list(apart.lacking)
+    assert verify(fake_target(), replace(SMALL, requests=1, schedules=2), EngineConfig()).lacking == idle.lacking
+
+
+def test_plain_requests_have_other_rows_in_other_schedules():
+    """The sampler of a whole batch sees the same request at several places, alone with other plain ones."""
+    rows: dict[str, set[int]] = {}
+    make = fake_target().make_runner
+
+    class Watched:
+        def __init__(self, config):
+            self.runner, self.owners = make(config), {}
+
+        def run(self, plan):
+            self.owners |= {admit.slot: admit.seq_id for admit in plan.admits}
+            drawing = [self.owners[row.slot] for row in plan.rows if row.sample]
+            if plain.issuperset(drawing):
+                for at, name in enumerate(drawing):
+                    rows.setdefault(name, set()).add(at)
+            return self.runner.run(plan)
+
+    requests = draw_requests(16, 0, VOCAB, longest_prompt=20, new_tokens=8)
+    plain = {request.id for request in requests if is_plain(request)}
+    target = replace(fake_target(), make_runner=Watched)
+    assert verify(target, replace(SMALL, requests=16), EngineConfig()).requests == requests
+    assert rows.keys() == plain
+    assert all(len(places) > 1 for places in rows.values()), rows
+
+
 def test_every_token_of_every_run_is_compared():
-    report = verify(fake_subject(), SMALL, EngineConfig())
-    generated = sum(len(run_alone(fake_subject(), request).tokens) for request in report.requests)
+    report = verify(fake_target(), SMALL, EngineConfig())
+    generated = sum(len(run_alone(fake_target(), request).tokens) for request in report.requests)
     runs = [verdict.schedule.runs for verdict in report.verdicts]
     assert set(runs) == {1, 2}
     assert [verdict.tally.tokens for verdict in report.verdicts] == [generated * count for count in runs]
@@ -87,17 +137,17 @@ def test_every_token_of_every_run_is_compared():
 
 def test_progress_counts_to_the_end_one_by_one():
     seen = []
-    report = verify(fake_subject(), SMALL, EngineConfig(), lambda done, whole: seen.append((done, whole)))
+    report = verify(fake_target(), SMALL, EngineConfig(), lambda done, whole: seen.append((done, whole)))
     whole = SMALL.requests * (1 + sum(verdict.schedule.runs for verdict in report.verdicts))
     assert seen == [(done + 1, whole) for done in range(whole)]
 
 
 def test_threads_are_what_each_schedule_says_and_are_put_back():
     asked = []
-    subject = replace(fake_subject(), set_threads=asked.append)
-    report = verify(subject, SMALL, EngineConfig())
+    target = replace(fake_target(), set_threads=asked.append)
+    report = verify(target, SMALL, EngineConfig())
     threads = [verdict.schedule.threads for verdict in report.verdicts]
-    assert asked == [subject.threads, *threads, subject.threads]
+    assert asked == [target.threads, *threads, target.threads]
 
 
 def test_threads_are_put_back_after_a_failure():
@@ -106,44 +156,40 @@ def test_threads_are_put_back_after_a_failure():
 
     asked = []
     with pytest.raises(RuntimeError, match="no memory"):
-        verify(replace(fake_subject(crash), set_threads=asked.append), SMALL, EngineConfig())
+        verify(replace(fake_target(crash), set_threads=asked.append), SMALL, EngineConfig())
     assert asked == [2, 2]
 
 
 def test_a_schedule_is_followed_to_the_letter():
     """Its record shows the order and the steps of arrival, the strangers' ends, and both runs."""
-    requests = draw_requests(10, 1, LEXICON, longest_prompt=30, new_tokens=8)
-    drawn = draw_schedules(
-        7, 1, requests, EngineConfig(), lexicon=LEXICON, threads=1, cache_root=b"", preempts=REHEARSE
-    )
+    requests = draw_requests(10, 1, VOCAB, longest_prompt=30, new_tokens=8)
+    drawn = draw_schedules(7, 1, requests, EngineConfig(), vocab=VOCAB, threads=1, cache_root=b"", dry_run=DRY_RUN)
     aborted = 0
     for schedule in drawn:
         finished = []
-        episode = run_schedule(fake_subject(), schedule, lambda finished=finished: finished.append(1))
-        records = [json.loads(line) for line in episode.trace]
+        run = run_schedule(fake_target(), schedule, lambda finished=finished: finished.append(1))
+        records = [json.loads(line) for line in run.trace]
         submitted = [record["submit"]["id"] for record in records if "submit" in record]
         expected = [arrival.request.id for arrival in schedule.arrivals]
         assert [name for name in submitted if not name.startswith("stranger")] == expected * schedule.runs
         assert len(submitted) == schedule.runs * (len(requests) + len(schedule.strangers))
         assert len(finished) == len(requests) * schedule.runs
-        assert sum("plan" in record for record in records) == episode.steps
+        assert sum("plan" in record for record in records) == run.steps
         aborts = [record["abort"]["seq_id"] for record in records if "abort" in record]
         stoppable = {request.id for request in requests if request.stop.strings}
         assert all(name.startswith("stranger/") or name in stoppable for name in aborts)
         aborted += sum(name.startswith("stranger/") for name in aborts)
-        assert replay(episode.trace).same
+        assert replay(run.trace).same
     assert aborted > 10
 
 
 def test_requests_that_come_later_are_submitted_later():
-    requests = draw_requests(10, 1, LEXICON, longest_prompt=30, new_tokens=8)
-    drawn = draw_schedules(
-        7, 1, requests, EngineConfig(), lexicon=LEXICON, threads=1, cache_root=b"", preempts=REHEARSE
-    )
+    requests = draw_requests(10, 1, VOCAB, longest_prompt=30, new_tokens=8)
+    drawn = draw_schedules(7, 1, requests, EngineConfig(), vocab=VOCAB, threads=1, cache_root=b"", dry_run=DRY_RUN)
     spread = [schedule for schedule in drawn if schedule.arrivals[-1].step > 5]
     assert spread
     for schedule in spread:
-        records = [json.loads(line) for line in run_schedule(fake_subject(), schedule, list).trace]
+        records = [json.loads(line) for line in run_schedule(fake_target(), schedule, list).trace]
         kinds = [next(iter(record)) for record in records]
         first_plan = kinds.index("plan")
         assert "submit" in kinds[first_plan:]
@@ -151,8 +197,8 @@ def test_requests_that_come_later_are_submitted_later():
 
 def test_the_reference_is_one_chunk_without_a_cache():
     seen = []
-    subject = fake_subject()
-    make = subject.make_runner
+    target = fake_target()
+    make = target.make_runner
 
     class Watched:
         def __init__(self, config):
@@ -163,8 +209,8 @@ def test_the_reference_is_one_chunk_without_a_cache():
             seen.append([row.count for row in plan.rows])
             return self.runner.run(plan)
 
-    request = draw_requests(1, 5, LEXICON, longest_prompt=30, new_tokens=8)[0]
-    outcome = run_alone(replace(subject, make_runner=Watched), request)
+    request = draw_requests(1, 5, VOCAB, longest_prompt=30, new_tokens=8)[0]
+    outcome = run_alone(replace(target, make_runner=Watched), request)
     assert seen == [[len(request.prompt)]] + [[1]] * (request.stop.max_tokens - 1)
     assert len(outcome.tokens) == request.stop.max_tokens
 
@@ -204,7 +250,7 @@ def test_a_real_checkpoint_in_float32_is_exact_or_by_torch_differs_by_roundings_
     if not compiled:
         monkeypatch.setattr(native, "module", None)
     try:
-        report = profile(served, Extent(requests=8, schedules=3, prompt_tokens=24, new_tokens=8))
+        report = profile(served, Budget(requests=8, schedules=3, prompt_tokens=24, new_tokens=8))
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
@@ -225,7 +271,7 @@ def test_a_real_checkpoint_whose_products_onednn_computes_is_exact(tmp_path, fam
     write_letters(directory, 127 if family == "llama" else 97)
     served = EngineConfig(model=str(directory), dtype="bfloat16", linear_kernels="onednn", threads=2)
     try:
-        report = profile(served, Extent(requests=8, schedules=3, prompt_tokens=60, new_tokens=8))
+        report = profile(served, Budget(requests=8, schedules=3, prompt_tokens=60, new_tokens=8))
     finally:
         torch.set_num_threads(threads)
         native.set_threads(1)

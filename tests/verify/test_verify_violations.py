@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import verify_doubles as doubles
-from verify_doubles import SMALL, BatchLM, RowLM, ThreadLM, fake_subject, row_attention, subject_of, wrapped
+import verify_fakes as fakes
+from verify_fakes import SMALL, BatchLM, RowLM, ThreadLM, fake_target, row_attention, target_of, wrapped
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import EngineFault
@@ -17,9 +17,9 @@ from penstock.core.trace import replay
 from penstock.verify import ScheduleCrashed, requests, verify
 
 
-def found(subject, kinds=None, extent=SMALL):
-    """The report on a subject that must be found guilty, in some of the schedules of `kinds` and in no other."""
-    report = verify(subject, extent, EngineConfig())
+def found(target, kinds=None, budget=SMALL):
+    """The report on a target that must be found guilty, in some of the schedules of `kinds` and in no other."""
+    report = verify(target, budget, EngineConfig())
     assert not report.exact
     assert report.tally.mismatches > 0
     assert report.tally.requests > 0
@@ -42,44 +42,44 @@ def exact_attention(monkeypatch):
 
 
 def test_a_kernel_that_looks_at_the_number_of_rows(exact_attention):
-    report = found(subject_of(BatchLM()))
+    report = found(target_of(BatchLM()))
     assert 0 < report.tally.largest < 1e-2  # last bits, not another computation
 
 
 def test_a_kernel_that_looks_at_the_number_of_threads(exact_attention):
-    found(subject_of(ThreadLM()), kinds=lambda verdict: verdict.schedule.threads > 1)
+    found(target_of(ThreadLM()), kinds=lambda verdict: verdict.schedule.threads > 1)
 
 
 def test_rounding_that_depends_on_where_a_chunk_begins(monkeypatch):
     monkeypatch.setattr("penstock.exec.runner.paged_attention", partial(row_attention, split_at_chunk=True))
-    report = found(subject_of(RowLM()))
+    report = found(target_of(RowLM()))
     assert 0 < report.tally.largest < 1e-2
 
 
 def test_a_generator_with_a_state(exact_attention, monkeypatch):
     state = random.Random(0)
     monkeypatch.setattr("penstock.exec.sampler.uniform", lambda seed, choice, position: state.random())
-    report = found(subject_of(RowLM()))
+    report = found(target_of(RowLM()))
     greedy = {request.id for request in report.requests if request.sampling.get("temperature", 1.0) == 0}
     assert not greedy & {verdict.first.request for verdict in report.verdicts if verdict.first}
 
 
 def test_a_block_table_with_a_stale_entry(exact_attention):
-    found(wrapped(subject_of(RowLM()), doubles.keep_a_stale_block))
+    found(wrapped(target_of(RowLM()), fakes.keep_a_stale_block))
 
 
 def test_block_keys_that_forget_what_came_before(exact_attention, monkeypatch):
     named = block_keys.block_key
     monkeypatch.setattr(block_keys, "block_key", lambda parent, tokens: named(b"", tokens))
-    found(subject_of(RowLM()), kinds=lambda verdict: verdict.hit_tokens)
+    found(target_of(RowLM()), kinds=lambda verdict: verdict.hit_tokens)
 
 
 def test_a_sampler_that_looks_at_the_slot():
-    found(wrapped(fake_subject(), doubles.choose_by_slot))
+    found(wrapped(fake_target(), fakes.choose_by_slot))
 
 
 def test_a_preempted_sequence_that_draws_anew():
-    found(wrapped(fake_subject(), doubles.choose_anew_after_preemption), kinds=lambda verdict: verdict.preemptions)
+    found(wrapped(fake_target(), fakes.choose_anew_after_preemption), kinds=lambda verdict: verdict.preemptions)
 
 
 def test_penalties_that_take_recomputed_output_for_prompt(exact_attention, monkeypatch):
@@ -87,46 +87,46 @@ def test_penalties_that_take_recomputed_output_for_prompt(exact_attention, monke
         monkeypatch.setattr(requests, share, 1.0)
     monkeypatch.setattr(requests, "_draw_shifts", lambda *_: {"presence_penalty": 1.0, "frequency_penalty": -0.5})
     monkeypatch.setattr(requests, "RAW", "processed_logprobs")
-    guilty = wrapped(subject_of(RowLM()), doubles.mistake_output_for_prompt)
+    guilty = wrapped(target_of(RowLM()), fakes.mistake_output_for_prompt)
     found(guilty, kinds=lambda verdict: verdict.preemptions)
 
 
-@pytest.mark.parametrize(("spoil", "what"), [(doubles.misplace_ranks, "ranks"), (doubles.misread_prompts, "prompt")])
+@pytest.mark.parametrize(("spoil", "what"), [(fakes.misplace_ranks, "ranks"), (fakes.misread_prompts, "prompt")])
 def test_what_is_told_beside_the_tokens_is_compared_too(exact_attention, monkeypatch, spoil, what):
     monkeypatch.setattr(requests, "_SCORED_SHARE", 1.0)
-    report = found(wrapped(subject_of(RowLM()), spoil=spoil), extent=replace(SMALL, schedules=2))
+    report = found(wrapped(target_of(RowLM()), spoil=spoil), budget=replace(SMALL, schedules=2))
     assert (report.tally.ids, report.tally.logprobs) == (0, 0)
     assert report.tally.others > 0
     assert f"the tokens are the same, but not its {what}" in report.first_failed.first.explain()
 
 
 def test_a_prefix_hit_that_matters():
-    found(wrapped(fake_subject(), doubles.choose_otherwise_after_a_hit), kinds=lambda verdict: verdict.hit_tokens)
+    found(wrapped(fake_target(), fakes.choose_otherwise_after_a_hit), kinds=lambda verdict: verdict.hit_tokens)
 
 
 def test_log_probabilities_one_unit_off_in_the_last_place():
-    report = found(wrapped(fake_subject(), spoil=doubles.nudge_logprobs))
+    report = found(wrapped(fake_target(), spoil=fakes.nudge_logprobs))
     assert report.tally.ids == 0
     assert 0 < report.tally.largest < 1e-15
 
 
 def test_a_request_that_fails_in_company_only():
-    report = found(wrapped(fake_subject(), spoil=doubles.fail_in_company))
+    report = found(wrapped(fake_target(), spoil=fakes.fail_in_company))
     assert report.first_failed.first.difference.here is None
     assert "here none (not finite)" in report.first_failed.first.explain()
 
 
 def test_a_request_that_fails_even_alone_leaves_nothing_to_compare_with():
     def fail(plan, result):
-        failures = tuple(doubles.RowFailure(row.slot, "not finite") for row in plan.rows if row.sample)
-        return doubles.replace(result, tokens=(), logprobs=(), failures=failures)
+        failures = tuple(fakes.RowFailure(row.slot, "not finite") for row in plan.rows if row.sample)
+        return fakes.replace(result, tokens=(), logprobs=(), failures=failures)
 
     with pytest.raises(EngineFault, match="0/0 fails even alone: not finite"):
-        verify(wrapped(fake_subject(), spoil=fail), SMALL, EngineConfig())
+        verify(wrapped(fake_target(), spoil=fail), SMALL, EngineConfig())
 
 
 def test_the_first_mismatch_names_both_sides_to_the_last_bit():
-    report = found(wrapped(fake_subject(), spoil=doubles.nudge_logprobs))
+    report = found(wrapped(fake_target(), spoil=fakes.nudge_logprobs))
     first = report.first_failed.first
     alone, here = first.difference.alone, first.difference.here
     assert alone[0] == here[0]
@@ -145,7 +145,7 @@ def test_a_schedule_that_crashes_says_where_and_why_and_its_record_replays(caplo
     with pytest.raises(
         ScheduleCrashed, match=r"^schedule 0 crashed after \d+ steps: AssertionError: four rows are"
     ) as it:
-        verify(wrapped(fake_subject(), spoil=crash_in_company), SMALL, EngineConfig())
+        verify(wrapped(fake_target(), spoil=crash_in_company), SMALL, EngineConfig())
     report = replay(it.value.trace)
     assert report.same
     assert f"after {report.steps} steps" in str(it.value)
@@ -161,7 +161,7 @@ def test_blocks_that_never_come_back_are_a_crash(monkeypatch):
         if pool.key_of(block) is None:
             pool._free.remove(block)
 
-    alone = fake_subject()
+    alone = fake_target()
     monkeypatch.setattr(BlockPool, "release", leak)
     with pytest.raises(EngineFault):
         verify(alone, SMALL, EngineConfig())

@@ -1,4 +1,4 @@
-"""`penstock verify`: does this machine give the same answers whatever else it is doing?"""
+"""`penstock verify`: does this machine give the same answers, whatever else it is doing?"""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-NOT_EXACT = 1
+NOT_PROVED = 1
 
-# Options of the engine that a verification has no use for: names, queues, memory and what answers are read for.
+# Options of the engine that mean nothing to a verification: names, queues, memory, and parsers of answers.
 _LEFT_OUT = NOT_OFFLINE | {
     "model",
     "max_model_len",
@@ -59,11 +59,12 @@ _LEFT_OUT = NOT_OFFLINE | {
 )
 @click.option(
     "--json",
-    "target",
+    "json_path",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
     help="Write the results here too.",
 )
+@click.option("--fail-fast", is_flag=True, help="Stop after the first schedule that is not exact.")
 @config_options(EngineConfig, leave_out=_LEFT_OUT)
 @click.pass_context
 def command(
@@ -75,32 +76,34 @@ def command(
     prompt_tokens: int,
     new_tokens: int,
     trace: Path,
-    target: Path | None,
+    json_path: Path | None,
+    fail_fast: bool,
     **_: object,
 ) -> None:
     """Prove that MODEL's answers do not depend on batch, chunks, cache, preemption or threads, bit for bit.
 
-    Random requests are run alone, then together in many ways; every token and log probability must be the same. The
-    first way has the sizes given here, as `penstock serve` would use them. Exit code 1 if anything differs.
+    Random requests are run alone, then together by many schedules; every token and log probability must be the same.
+    The first schedule has the sizes given here, as `penstock serve` would use them. Exit code 1 if anything differs, or
+    if a schedule that was built to preempt did not.
     """
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
     with lasting_imports():
         from penstock.app import find_model, load_model  # brings torch in: not for --help
-        from penstock.verify import Extent, ScheduleCrashed, open_subject, verify
+        from penstock.verify import Budget, ScheduleCrashed, open_target, verify
 
-    extent = Extent(requests, schedules, seed, prompt_tokens, new_tokens)
+    budget = Budget(requests, schedules, seed, prompt_tokens, new_tokens)
     loaded = load_model(config, find_model(config), click.echo)
     click.echo(f"verifies         {requests} requests, alone and by {schedules} schedules")
     try:
-        with open_subject(loaded, config) as subject, progress_bar() as show:
-            report = verify(subject, extent, config, show)
+        with open_target(loaded, config) as target, progress_bar() as show:
+            report = verify(target, budget, config, show, fail_fast=fail_fast)
     except ScheduleCrashed as crash:
         write_trace(trace, crash.index, crash.trace)
         raise
     click.echo(report.table())
     where = keep_trace(report, trace)
-    if target is not None:
+    if json_path is not None:
         record = head | {
             "kind": "verify",
             "config": asdict(config),
@@ -111,15 +114,16 @@ def command(
             "trace": where,
             "load_average_after": load_average(),
         }
-        write_text(target, json.dumps(record, indent=2) + "\n", "--json")
+        write_text(json_path, json.dumps(record, indent=2) + "\n", "--json")
+    click.echo(report.coverage_line())
     click.echo(report.verdict_line())
-    if not report.exact:
-        raise SystemExit(NOT_EXACT)
+    if not report.proved:
+        raise SystemExit(NOT_PROVED)
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal, and the function that moves it."""
+    """A bar on stderr, if that is a terminal, and the function that moves it."""
     with tqdm(desc="Verifying", unit="request", leave=False, disable=None) as bar:
 
         def show(done: int, whole: int) -> None:
@@ -130,7 +134,7 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def keep_trace(report: Report, path: Path) -> str | None:
-    """Say what differed first, and write that schedule's record; returns where to."""
+    """Say what differed first and write the record of that schedule; returns its path."""
     failed = report.first_failed
     if failed is None or failed.first is None:
         return None

@@ -232,12 +232,15 @@ class LLM:
         return list(moved.values())
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a step would do anything."""
-        return self._engine.has_work
+        """Whether a `step` would compute or return anything; what moved during a `generate` waits for one."""
+        return self._engine.has_work or bool(self._missed)
 
     def abort_request(self, request_id: str) -> list[RequestOutput]:
         """End a request now; unknown and finished ids are no error."""
-        return [answer.output() for answer in self._fold(self._engine.abort(request_id))]
+        ended = [answer.output() for answer in self._fold(self._engine.abort(request_id))]
+        for output in ended:  # how it stood before is not returned after its end
+            self._missed.pop(output.request_id, None)
+        return ended
 
     def close(self) -> None:
         """Drop every request and release the model's memory."""

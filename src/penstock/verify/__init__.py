@@ -1,9 +1,9 @@
-"""The proof of exactness: the same requests alone and in many company, compared bit by bit."""
+"""The proof of exactness: every request alone, then all of them together in many ways, compared bit by bit."""
 
-from penstock.verify.episode import ScheduleCrashed
-from penstock.verify.extent import SMALL, Extent
-from penstock.verify.proof import open_subject, profile, verify
+from penstock.verify.budget import SMALL, Budget
+from penstock.verify.proof import open_target, profile, verify
 from penstock.verify.report import Report
-from penstock.verify.subject import Subject
+from penstock.verify.run import ScheduleCrashed
+from penstock.verify.target import Target
 
-__all__ = ["SMALL", "Extent", "Report", "ScheduleCrashed", "Subject", "open_subject", "profile", "verify"]
+__all__ = ["SMALL", "Budget", "Report", "ScheduleCrashed", "Target", "open_target", "profile", "verify"]

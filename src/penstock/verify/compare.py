@@ -1,7 +1,7 @@
-"""Comparing what a request came to with what it comes to alone.
+"""Comparing the outcome of a request in a schedule with its outcome alone.
 
-Decides what counts as the same: equal token ids, log probabilities that are equal as floats, and all else that a caller
-is told. There is no tolerance anywhere.
+Two outcomes are the same if their token ids, their log probabilities (as floats) and everything else that a caller is
+told are equal. There is no tolerance anywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from penstock.verify.episode import Outcome
+from penstock.verify.run import Outcome
 
 __all__ = ["Difference", "Mismatch", "Tally", "compare", "total"]
 
@@ -21,12 +21,12 @@ _BESIDE = ("tops", "ranks", "text", "end", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where two outcomes part, as (token id, log probability); None where there is no token.
+    """The first place where two outcomes differ, as (token id, log probability); None where there is no token.
 
     Attributes:
         at: index among the generated tokens.
         failure: why the request ended there; "" where it did not fail.
-        what: where no token differs, what does: tops, ranks, text, end or prompt.
+        what: what differs if no token does: tops, ranks, text, end or prompt; "" otherwise.
     """
 
     at: int
@@ -38,7 +38,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A request that law 1 does not hold for.
+    """A request whose answer depended on the schedule.
 
     Attributes:
         run: which run of the schedule, from 1.
@@ -62,17 +62,17 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How far outcomes agree.
+    """How many of the compared places agree.
 
     Attributes:
-        tokens: that were compared.
-        requests: of which something differs.
-        ids: places with another token id, a token too few or a token too many. One is followed by many, since what
-            comes after it has another past.
+        tokens: how many were compared.
+        requests: how many of them differ anywhere.
+        ids: places with another token id, a token too few or a token too many. The first one in a request is usually
+            followed by many, because everything after it continues another text.
         logprobs: places with the same id and another log probability.
-        others: requests with the same tokens and log probabilities, and other alternatives, ranks, text, end or prompt
+        others: requests with the same tokens and log probabilities, but other top tokens, ranks, text, end or prompt
             scores.
-        largest: largest difference of log probabilities, as long as the tokens so far are the same.
+        largest: largest difference of log probabilities before the first token id that differs.
     """
 
     tokens: int
@@ -89,7 +89,7 @@ class Tally:
 
 
 def compare(alone: Outcome, here: Outcome) -> tuple[Tally, Difference | None]:
-    """Compare one request's outcomes; the difference is None where there is none."""
+    """Compare two outcomes of one request; the difference is None if they are the same."""
     ids = logprobs = 0
     largest = 0.0
     first: Difference | None = None
@@ -111,7 +111,7 @@ def compare(alone: Outcome, here: Outcome) -> tuple[Tally, Difference | None]:
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """Many tallies as one."""
+    """The sum of tallies."""
     each = list(tallies)
     return Tally(
         tokens=sum(tally.tokens for tally in each),

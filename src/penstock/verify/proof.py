@@ -1,7 +1,7 @@
-"""The proof of law 1, as far as a finite number of experiments can prove it.
+"""The proof that answers are exact, as far as a finite number of experiments can prove it.
 
-Decides the order of things: draw, run each request alone, run all by each schedule, compare. Invariant: how a request
-is judged depends on the seed, the extent and the subject, never on what was verified before.
+Draw requests and schedules, run each request alone, run all of them by each schedule, compare. Invariant: the verdict
+on a request depends on the seed, the budget and the target, never on what was verified before.
 """
 
 from __future__ import annotations
@@ -16,68 +16,80 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
 from penstock.grammar import GrammarLibrary
 from penstock.text import open_text
+from penstock.verify.budget import SMALL, Budget
 from penstock.verify.compare import Mismatch, compare, total
-from penstock.verify.episode import Episode, Outcome, run_alone, run_schedule
-from penstock.verify.extent import SMALL, Extent
-from penstock.verify.lexicon import Lexicon
-from penstock.verify.rehearsal import preempts
+from penstock.verify.dry_run import dry_run
 from penstock.verify.report import Report, Verdict
 from penstock.verify.requests import draw_requests
+from penstock.verify.run import Outcome, ScheduleRun, run_alone, run_schedule
 from penstock.verify.schedules import Schedule, draw_schedules
-from penstock.verify.subject import Subject
+from penstock.verify.target import Target
+from penstock.verify.vocab import Vocab
 
-__all__ = ["OnProgress", "open_subject", "profile", "verify"]
+__all__ = ["OnProgress", "open_target", "profile", "verify"]
 
 OnProgress = Callable[[int, int], object]
 """Called with (requests run so far, requests to run in all)."""
 
 
-def verify(subject: Subject, extent: Extent, served: EngineConfig, on_progress: OnProgress | None = None) -> Report:
+def verify(
+    target: Target,
+    budget: Budget,
+    served: EngineConfig,
+    on_progress: OnProgress | None = None,
+    *,
+    fail_fast: bool = False,
+) -> Report:
     """Run every request alone and by every schedule, and compare.
 
     Args:
-        subject: what is verified.
-        extent: how much.
+        target: what is verified.
+        budget: how much.
         served: the operator's options; the first schedule has their sizes.
-        on_progress: told whenever a request is complete.
+        on_progress: called whenever a request is complete.
+        fail_fast: stop after the first schedule in which something differs.
 
     Raises:
-        ConfigError: the extent does not fit the model's context.
+        ConfigError: the budget does not fit the model's context.
         EngineFault: a request cannot be run even alone; a schedule crashed (then it is a `ScheduleCrashed`).
     """
-    lexicon = Lexicon.of(subject)
+    vocab = Vocab.of(target)
     requests = draw_requests(
-        extent.requests,
-        extent.seed,
-        lexicon,
-        longest_prompt=extent.longest_prompt(subject.max_positions),
-        new_tokens=extent.new_tokens,
+        budget.requests,
+        budget.seed,
+        vocab,
+        longest_prompt=budget.longest_prompt(target.max_positions),
+        new_tokens=budget.new_tokens,
     )
     schedules = draw_schedules(
-        extent.schedules,
-        extent.seed,
+        budget.schedules,
+        budget.seed,
         requests,
         served,
-        lexicon=lexicon,
-        threads=subject.threads,
-        cache_root=subject.cache_root,
-        preempts=partial(preempts, subject=subject),
+        vocab=vocab,
+        threads=target.threads,
+        cache_root=target.cache_root,
+        dry_run=partial(dry_run, target=target),
     )
     advance = _counter(on_progress, len(requests) * (1 + sum(schedule.runs for schedule in schedules)))
     try:
-        alone = _run_each_alone(subject, requests, advance)
-        verdicts = [_judge(schedule, run_schedule(subject, schedule, advance), alone) for schedule in schedules]
+        alone = _run_each_alone(target, requests, advance)
+        verdicts = []
+        for schedule in schedules:
+            verdicts.append(_judge(schedule, run_schedule(target, schedule, advance), alone))
+            if fail_fast and verdicts[-1].first is not None:
+                break
     finally:
-        subject.set_threads(subject.threads)
-    return Report(extent, requests, tuple(verdicts))
+        target.set_threads(target.threads)
+    return Report(budget, requests, tuple(verdicts))
 
 
-def profile(served: EngineConfig, extent: Extent = SMALL, cache_dir: Path | None = None) -> Report:
-    """Load a model and verify a little of it: what a test can afford.
+def profile(served: EngineConfig, budget: Budget = SMALL, cache_dir: Path | None = None) -> Report:
+    """Load a model and verify it within the time that a test can afford.
 
     Args:
         served: which model, and how it is served.
-        extent: how much.
+        budget: how much.
         cache_dir: where fetched models are kept; None takes the user's cache directory.
 
     Raises:
@@ -85,12 +97,12 @@ def profile(served: EngineConfig, extent: Extent = SMALL, cache_dir: Path | None
         EngineFault: see `verify`.
     """
     loaded = load_model(served, find_model(served, cache_dir), _say_nothing)
-    with open_subject(loaded, served) as subject:
-        return verify(subject, extent, served)
+    with open_target(loaded, served) as target:
+        return verify(target, budget, served)
 
 
 @contextmanager
-def open_subject(loaded: LoadedModel, served: EngineConfig) -> Iterator[Subject]:
+def open_target(loaded: LoadedModel, served: EngineConfig) -> Iterator[Target]:
     """A loaded model with its text and its grammars, which end with the block.
 
     Raises:
@@ -99,27 +111,27 @@ def open_subject(loaded: LoadedModel, served: EngineConfig) -> Iterator[Subject]
     text = open_text(loaded.files.text)
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
     try:
-        yield Subject.of(loaded, served.threads, text, grammars)
+        yield Target.of(loaded, served.threads, text, grammars)
     finally:
         grammars.close()
 
 
 def _run_each_alone(
-    subject: Subject, requests: Sequence[SequenceRequest], advance: Callable[[], object]
+    target: Target, requests: Sequence[SequenceRequest], advance: Callable[[], object]
 ) -> dict[str, Outcome]:
     """The references, by request id."""
-    subject.set_threads(subject.threads)
+    target.set_threads(target.threads)
     outcomes = {}
     for request in requests:
-        outcomes[request.id] = run_alone(subject, request)
+        outcomes[request.id] = run_alone(target, request)
         advance()
     return outcomes
 
 
-def _judge(schedule: Schedule, episode: Episode, alone: Mapping[str, Outcome]) -> Verdict:
+def _judge(schedule: Schedule, done: ScheduleRun, alone: Mapping[str, Outcome]) -> Verdict:
     """Compare every outcome of a schedule with its reference."""
     tallies, mismatches = [], []
-    for run, outcomes in enumerate(episode.outcomes, start=1):
+    for run, outcomes in enumerate(done.outcomes, start=1):
         for request, reference in alone.items():
             tally, difference = compare(reference, outcomes[request])
             tallies.append(tally)
@@ -127,17 +139,19 @@ def _judge(schedule: Schedule, episode: Episode, alone: Mapping[str, Outcome]) -
                 mismatches.append(Mismatch(request, run, difference))
     return Verdict(
         schedule=schedule,
-        steps=episode.steps,
-        preemptions=episode.preemptions,
-        hit_tokens=episode.hit_tokens,
+        steps=done.steps,
+        preemptions=done.preemptions,
+        recomputed=done.recomputed,
+        plain_steps=done.plain_steps,
+        hit_tokens=done.hit_tokens,
         tally=total(tallies),
         first=mismatches[0] if mismatches else None,
-        trace=episode.trace if mismatches else (),
+        trace=done.trace if mismatches else (),
     )
 
 
 def _counter(on_progress: OnProgress | None, whole: int) -> Callable[[], object]:
-    """What counts finished requests."""
+    """A function that counts finished requests and reports them."""
     done = 0
 
     def advance() -> None:
@@ -150,4 +164,4 @@ def _counter(on_progress: OnProgress | None, whole: int) -> Callable[[], object]
 
 
 def _say_nothing(line: str) -> None:
-    """Nobody reads a start report here."""
+    """There is nobody to read a start report."""

@@ -1,6 +1,7 @@
-"""What a verification found, for people (a table and one last line) and for programs (JSON).
+"""What a verification found, for people (a table and two lines) and for programs (JSON).
 
-Decides how it is said. Knows no model and runs nothing.
+A verification proves something only if what may not matter did happen: a schedule that was built to preempt must have
+preempted, and the compiled sampler must have drawn whole batches of plain requests. `lacking` says what did not happen.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.contract.request import SequenceRequest
+from penstock.verify.budget import Budget
 from penstock.verify.compare import Mismatch, Tally, total
-from penstock.verify.extent import Extent
 from penstock.verify.schedules import Schedule
 
 __all__ = ["Report", "Verdict"]
@@ -20,24 +21,29 @@ Cell = str | int
 
 _COLUMNS = (
     "schedule", "seqs", "chunk", "block", "blocks", "cache", "threads", "comers", "strangers",
-    "steps", "preempted", "hits", "bad requests", "bad ids", "bad logprobs", "bad others", "largest",
+    "steps", "plain", "preempted", "recomputed", "hits",
+    "bad requests", "bad ids", "bad logprobs", "bad others", "largest",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one schedule.
+    """What one schedule did and what differed in it.
 
     Attributes:
         preemptions: how often a sequence was preempted.
+        recomputed: how often a request was preempted with generated tokens in hand, and recomputed.
+        plain_steps: steps that drew tokens for several plain requests and nobody else.
         hit_tokens: positions found in the prefix cache.
-        first: the first request, of the first run that has one, that came out otherwise than alone; None if none did.
-        trace: the record of the schedule, a line each; () where nothing differs.
+        first: the first request, of the first run that has one, whose outcome differs from the one alone; None if none.
+        trace: the lines of the schedule's record; () if nothing differs.
     """
 
     schedule: Schedule
     steps: int
     preemptions: int
+    recomputed: int
+    plain_steps: int
     hit_tokens: int
     tally: Tally
     first: Mismatch | None
@@ -48,19 +54,36 @@ class Verdict:
 class Report:
     """What a verification found."""
 
-    extent: Extent
+    budget: Budget
     requests: tuple[SequenceRequest, ...]
     verdicts: tuple[Verdict, ...]
 
     @property
     def tally(self) -> Tally:
-        """All schedules together; `requests` counts a request once for each schedule that it differs in."""
+        """The sum over all schedules; `requests` counts a request once for each schedule in which it differs."""
         return total(verdict.tally for verdict in self.verdicts)
 
     @property
     def exact(self) -> bool:
         """Whether nothing differed anywhere."""
         return self.first_failed is None
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """What the schedules were built for and did not do; without it nothing is proved."""
+        idle = [
+            verdict.schedule.index for verdict in self.verdicts if verdict.schedule.tight and not verdict.recomputed
+        ]
+        lacks = [f"schedule {index} was built to preempt, and recomputed no request" for index in idle]
+        expected = any(verdict.schedule.can_batch_plain for verdict in self.verdicts)
+        if expected and not any(verdict.plain_steps for verdict in self.verdicts):
+            lacks.append("no step drew for several plain requests alone")
+        return tuple(lacks)
+
+    @property
+    def proved(self) -> bool:
+        """Whether nothing differed, and everything that may not matter did happen."""
+        return self.exact and not self.lacking
 
     @property
     def first_failed(self) -> Verdict | None:
@@ -74,9 +97,24 @@ class Report:
         lines = ["  ".join(f"{cell!s:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(lines)
 
+    def coverage_line(self) -> str:
+        """How often what may not matter did happen."""
+        tight = ", ".join(str(verdict.schedule.index) for verdict in self.verdicts if verdict.schedule.tight)
+        preemptions, recomputed, plain_steps, hit_tokens = (
+            sum(getattr(verdict, name) for verdict in self.verdicts)
+            for name in ("preemptions", "recomputed", "plain_steps", "hit_tokens")
+        )
+        return (
+            f"seen: {preemptions} preemptions, of which {recomputed} recomputed generated tokens"
+            f" (built to preempt: schedules {tight or 'none'}), {plain_steps} steps of plain requests alone,"
+            f" {hit_tokens} positions from the cache"
+        )
+
     def verdict_line(self) -> str:
-        """The last word."""
+        """The last line: exact, not exact, or not proved."""
         tally = self.tally
+        if self.exact and self.lacking:
+            return f"not proved: {'; '.join(self.lacking)}. More --requests or --new-tokens make it happen"
         if self.exact:
             return f"exact: 0 mismatching tokens of {tally.tokens}, largest logprob difference 0"
         return (
@@ -85,10 +123,12 @@ class Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All but the traces and the prompts, in what JSON has."""
+        """Everything but the traces and the prompts, as JSON values."""
         return {
             "exact": self.exact,
-            "extent": asdict(self.extent),
+            "proved": self.proved,
+            "lacking": list(self.lacking),
+            "budget": asdict(self.budget),
             "prompt_tokens": [len(request.prompt) for request in self.requests],
             "tally": _tally(self.tally),
             "schedules": [_as_json(verdict) for verdict in self.verdicts],
@@ -100,7 +140,7 @@ def _row(verdict: Verdict) -> Sequence[Cell]:
     return (
         schedule.index, config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.num_blocks,
         schedule.cache, schedule.threads, schedule.arrivals_in_words, len(schedule.strangers),
-        verdict.steps, verdict.preemptions, verdict.hit_tokens,
+        verdict.steps, verdict.plain_steps, verdict.preemptions, verdict.recomputed, verdict.hit_tokens,
         tally.requests, tally.ids, tally.logprobs, tally.others, f"{tally.largest:.3g}",
     )  # fmt: skip
 
@@ -115,12 +155,15 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "num_blocks": config.num_blocks,
         "cache": schedule.cache,
         "tight": schedule.tight,
+        "by_kind": schedule.by_kind,
         "threads": schedule.threads,
         "runs": schedule.runs,
         "arrivals": [[arrival.step, arrival.request.id] for arrival in schedule.arrivals],
         "strangers": len(schedule.strangers),
         "steps": verdict.steps,
         "preemptions": verdict.preemptions,
+        "recomputed": verdict.recomputed,
+        "plain_steps": verdict.plain_steps,
         "hit_tokens": verdict.hit_tokens,
         "tally": _tally(verdict.tally),
         "first_mismatch": None if verdict.first is None else asdict(verdict.first),

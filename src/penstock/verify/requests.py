@@ -1,7 +1,9 @@
-"""Drawing requests: ragged prompts of random tokens, many of which begin alike, sampled in every way there is.
+"""Drawing requests: ragged prompts of random tokens, many with a common beginning, with every sampling parameter.
 
-Decides what is asked: every sampling parameter there is. Knows no scheduler and no model beyond its lexicon. Invariant:
-the same seed and sizes give the same requests, whatever else is drawn.
+Requests are of four kinds in fixed shares, because chance alone leaves paths untried: plain ones, which the compiled
+sampler draws alone; ones with a grammar, whose masks are computed together; ones whose log probabilities show every
+token that a penalty counts; and ones with any mixture of parameters. Invariant: the same seed and sizes give the same
+requests.
 """
 
 from __future__ import annotations
@@ -9,99 +11,190 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from random import Random
 from typing import Any
 
 from penstock.contract.request import SequenceRequest
 from penstock.sampling import SamplingParams
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
-from penstock.verify.lexicon import Lexicon
+from penstock.verify.vocab import Vocab
 
-__all__ = ["draw_params", "draw_prompt", "draw_requests", "ragged"]
+__all__ = ["Kind", "draw_params", "draw_prompt", "draw_requests", "is_plain", "kind_of", "ragged"]
 
 Prompt = tuple[int, ...]
 
+
+class Kind(StrEnum):
+    """What a request uses."""
+
+    PLAIN = "plain"
+    """Temperature, top_p and a seed, and nothing else."""
+    FORMED = "formed"
+    """A grammar."""
+    PENALISED = "penalised"
+    """Penalties on the output, and log probabilities under them; nothing else but temperature and a seed."""
+    MIXED = "mixed"
+    """Any mixture of everything."""
+
+
+_DEALT = (Kind.PLAIN, Kind.MIXED, Kind.PLAIN, Kind.FORMED, Kind.PLAIN, Kind.PENALISED, Kind.PLAIN, Kind.MIXED)
+"""The kinds of successive requests, over and over."""
+
+_PLAIN_NAMES = frozenset({"temperature", "top_p", "seed"})
+_PENALISED_NAMES = frozenset(
+    {"temperature", "seed", "presence_penalty", "frequency_penalty", "logprobs", "logprobs_mode"}
+)
+
 _CHOICES = (1, 1, 1, 2, 3)
-_GREEDY_SHARE = 0.35
+_GREEDY_SHARE = 0.5
 _SHIFTED_SHARE = 0.5
 _LISTED_SHARE = 0.1
 _STOPPED_SHARE = 0.15
 _SCORED_SHARE = 0.1
 _FORMED_SHARE = 0.08
 _SHARED_SHARE = 0.6
+_SPLICED_SHARE = 0.3
 _THINKING_SHARE = 0.15
 _OPENED_SHARE = 0.8
 _MOST_CHOICES = 3
 
-_FORMS: tuple[dict[str, Any], ...] = (
-    {"choice": ["yes", "no", "a longer answer"]},
+_FORMS: tuple[dict[str, Any], ...] = (  # those that leave the most tokens to choose from first
     {"regex": "[a-z]{1,12}( [0-9]+)?"},
+    {"json_object": True},
     {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
     {"grammar": 'start: "a" "b"~1..9'},
-    {"json_object": True},
+    {"choice": ["yes", "no", "a longer answer"]},
 )
 
 
 def draw_requests(
-    count: int, seed: int, lexicon: Lexicon, *, longest_prompt: int, new_tokens: int
+    count: int, seed: int, vocab: Vocab, *, longest_prompt: int, new_tokens: int
 ) -> tuple[SequenceRequest, ...]:
-    """Exactly `count` sequences, `<ask>/<choice>`; choices of an ask differ in nothing but their index.
+    """Exactly `count` sequences with ids `<request>/<choice>`; choices of a request differ in their index alone.
 
-    Of an ask with `best_of` all candidates are drawn. The prompt is scored for its first choice, as by the engine.
+    A request with `best_of` gives all its candidates. The prompt is scored for the first choice, as by the engine.
     """
     draw = Random(f"requests/{seed}")  # noqa: S311 - a workload, not a secret
     requests: list[SequenceRequest] = []
-    ask = 0
+    number = 0
     while len(requests) < count:
-        prompt = draw_prompt(draw, lexicon.vocab_size, longest_prompt, [request.prompt for request in requests])
-        params, opened = draw_params(draw, lexicon, new_tokens), draw.random() < _OPENED_SHARE
-        requests += _sequences(str(ask), prompt, params, lexicon, opened=opened)
-        ask += 1
+        prompt = draw_prompt(draw, vocab.vocab_size, longest_prompt, [request.prompt for request in requests])
+        params = _draw_dealt(draw, number, vocab, new_tokens)
+        requests += _sequences(str(number), prompt, params, vocab, opened=draw.random() < _OPENED_SHARE)
+        number += 1
     return tuple(requests[:count])
 
 
+def is_plain(request: SequenceRequest) -> bool:
+    """Whether a request draws by temperature, top_p and seed alone."""
+    guided = request.grammar is not None or request.thinking is not None
+    return request.sampling.has("seed") and _names(request) <= _PLAIN_NAMES and not guided
+
+
+def kind_of(request: SequenceRequest) -> Kind:
+    """The kind of a request; one whose grammar this model cannot follow is mixed."""
+    if is_plain(request):
+        return Kind.PLAIN
+    if request.grammar is not None:
+        return Kind.FORMED
+    return Kind.PENALISED if _names(request) == _PENALISED_NAMES and request.thinking is None else Kind.MIXED
+
+
+def _names(request: SequenceRequest) -> set[str]:
+    return {name for name, _ in request.sampling.entries}
+
+
 def _sequences(
-    ask: str, prompt: Prompt, params: SamplingParams, lexicon: Lexicon, *, opened: bool
+    number: str, prompt: Prompt, params: SamplingParams, vocab: Vocab, *, opened: bool
 ) -> list[SequenceRequest]:
-    spec = lexicon.resolve(params)
+    spec = vocab.resolve(params)
     first = SequenceRequest(
-        f"{ask}/0",
+        f"{number}/0",
         prompt,
         sampling=spec,
-        stop=lexicon.rules(params),
+        stop=vocab.rules(params),
         fresh_prompt=spec.has("prompt_logprobs"),
-        grammar=lexicon.grammar(params),
-        thinking=lexicon.thinking(params, opened=opened),
+        grammar=vocab.grammar(params),
+        thinking=vocab.thinking(params, opened=opened),
     )
     other = replace(first, sampling=spec.without("prompt_logprobs"), fresh_prompt=False)
     choices = range(1, params.n if params.best_of is None else params.best_of)
-    return [first, *(replace(other, id=f"{ask}/{choice}", choice=choice) for choice in choices)]
+    return [first, *(replace(other, id=f"{number}/{choice}", choice=choice) for choice in choices)]
 
 
 def draw_prompt(draw: Random, vocab_size: int, longest: int, earlier: Sequence[Prompt]) -> Prompt:
-    """A prompt of 1 to `longest` tokens; more often than not it begins like one of the `earlier` ones."""
+    """A prompt of 1 to `longest` tokens; more often than not it begins like one of `earlier`.
+
+    Some go on like another one of them, at the same positions: a block there has known tokens after a new beginning.
+    """
     shared: Prompt = ()
     if earlier and draw.random() < _SHARED_SHARE:
         source = draw.choice(earlier)
         shared = source[: draw.randint(1, len(source))]
+        if draw.random() < _SPLICED_SHARE:
+            longer = [prompt for prompt in earlier if len(prompt) > len(shared)]
+            shared += draw.choice(longer)[len(shared) :] if longer else ()
     fresh = tuple(draw.randrange(vocab_size) for _ in range(ragged(draw, longest)))
     return (shared + fresh)[:longest]
 
 
-def draw_params(draw: Random, lexicon: Lexicon, new_tokens: int) -> SamplingParams:
-    """Any mixture of everything that can be asked for, each parameter by its own luck.
+def _draw_dealt(draw: Random, number: int, vocab: Vocab, new_tokens: int) -> SamplingParams:
+    """Parameters of the kind that request `number` is dealt; the forms of answers are dealt too."""
+    rounds, at = divmod(number, len(_DEALT))
+    match _DEALT[at]:
+        case Kind.PLAIN:
+            return _draw_plain(draw, new_tokens)
+        case Kind.FORMED:  # two choices or more, so that masks are computed for several rows
+            form = SamplingParams(structured_outputs=_FORMS[rounds % len(_FORMS)]).structured_outputs
+            params = draw_params(draw, vocab, new_tokens, formed=True)
+            return replace(params, structured_outputs=form, n=2, best_of=None, max_tokens=new_tokens)
+        case Kind.PENALISED:
+            return _draw_penalised(draw, new_tokens)
+        case Kind.MIXED:
+            return draw_params(draw, vocab, new_tokens)
 
-    Log probabilities are always asked for, of any kind. What contradicts a form of the answer is not drawn with it, and
-    few requests end before their last token: short ones put no pressure on the others.
+
+def _draw_plain(draw: Random, new_tokens: int) -> SamplingParams:
+    """A request that nothing ends before its last token: the preemptions that it causes are certain."""
+    return SamplingParams(
+        temperature=round(draw.uniform(0.7, 1.5), 3),
+        top_p=draw.choice((1.0, 0.95, 0.8)),
+        seed=draw.randrange(-(2**62), 2**62),
+        max_tokens=new_tokens,
+        ignore_eos=True,
+    )
+
+
+def _draw_penalised(draw: Random, new_tokens: int) -> SamplingParams:
+    """No filter is among the parameters: the log probability of any token then depends on the penalties of all."""
+    return SamplingParams(
+        temperature=round(draw.uniform(0.7, 0.95), 3),
+        presence_penalty=draw.choice((0.7, -1.5)),
+        frequency_penalty=draw.choice((0.4, 1.1)),
+        seed=draw.randrange(-(2**62), 2**62),
+        max_tokens=new_tokens,
+        ignore_eos=True,
+        logprobs=1,
+        logprobs_mode=PROCESSED,
+    )
+
+
+def draw_params(draw: Random, vocab: Vocab, new_tokens: int, *, formed: bool | None = None) -> SamplingParams:
+    """Any mixture of all parameters, each drawn independently; `formed` says whether there is a grammar.
+
+    Log probabilities are always asked for, in any mode. Parameters that contradict a grammar are not drawn with one.
+    Few requests end before their last token, because short ones put no pressure on the others.
     """
-    greedy, formed = draw.random() < _GREEDY_SHARE, draw.random() < _FORMED_SHARE
+    greedy, by_luck = draw.random() < _GREEDY_SHARE, draw.random() < _FORMED_SHARE
+    formed = by_luck if formed is None else formed
     n = draw.choice(_CHOICES)
     max_tokens = draw.randint(1, new_tokens)
     return SamplingParams(
         **({"temperature": 0} if greedy else _draw_filters(draw)),
-        **(_draw_shifts(draw, lexicon) if draw.random() < _SHIFTED_SHARE else {}),
-        **(_draw_lists(draw, lexicon) if not formed else {"structured_outputs": draw.choice(_FORMS)}),
-        **(_draw_stops(draw, lexicon, max_tokens) if not formed and draw.random() < _STOPPED_SHARE else {}),
+        **(_draw_shifts(draw, vocab) if draw.random() < _SHIFTED_SHARE else {}),
+        **(_draw_lists(draw, vocab) if not formed else {"structured_outputs": draw.choice(_FORMS)}),
+        **(_draw_stops(draw, vocab, max_tokens) if not formed and draw.random() < _STOPPED_SHARE else {}),
         n=n,
         best_of=draw.randint(n, _MOST_CHOICES) if draw.random() < _LISTED_SHARE else None,
         max_tokens=max_tokens,
@@ -114,7 +207,7 @@ def draw_params(draw: Random, lexicon: Lexicon, new_tokens: int) -> SamplingPara
 
 
 def _draw_filters(draw: Random) -> dict[str, Any]:
-    """Parameters of a random choice, with a seed."""
+    """Parameters of a random draw, with a seed."""
     return {
         "temperature": draw.choice((1.0, round(draw.uniform(0.2, 1.8), 3))),
         "top_k": draw.choice((0, 0, 1, 5, 40)),
@@ -128,8 +221,8 @@ def _draw_filters(draw: Random) -> dict[str, Any]:
     }
 
 
-def _draw_shifts(draw: Random, lexicon: Lexicon) -> dict[str, Any]:
-    """Parameters that move logits before temperature by what was said before."""
+def _draw_shifts(draw: Random, vocab: Vocab) -> dict[str, Any]:
+    """Parameters that move logits, before temperature, by the tokens so far."""
     return {
         "presence_penalty": draw.choice((0.0, 0.0, 0.7, -1.5)),
         "frequency_penalty": draw.choice((0.0, 0.0, 0.4, 2.0)),
@@ -139,27 +232,27 @@ def _draw_shifts(draw: Random, lexicon: Lexicon) -> dict[str, Any]:
         "dry_base": draw.choice((1.75, 1.2)),
         "dry_allowed_length": draw.choice((1, 2)),
         "dry_penalty_last_n": draw.choice((-1, 32)),
-        "dry_sequence_breakers": draw.choice((None, _some(draw, lexicon.words, 4))),
+        "dry_sequence_breakers": draw.choice((None, _some(draw, vocab.words, 4))),
     }
 
 
-def _draw_lists(draw: Random, lexicon: Lexicon) -> dict[str, Any]:
-    """Lists of tokens and words that are wanted or not, each seldom."""
-    tokens = [draw.randrange(lexicon.vocab_size) for _ in range(draw.randint(1, 40))]
+def _draw_lists(draw: Random, vocab: Vocab) -> dict[str, Any]:
+    """Lists of tokens and words that are allowed, forbidden or biased; each is rare."""
+    tokens = [draw.randrange(vocab.vocab_size) for _ in range(draw.randint(1, 40))]
     lists = {
         "logit_bias": {token: draw.uniform(-5, 5) for token in tokens},
-        "allowed_token_ids": sorted({*tokens, *lexicon.ends}),
-        "bad_words": _some(draw, lexicon.words, 20),
+        "allowed_token_ids": sorted({*tokens, *vocab.ends}),
+        "bad_words": _some(draw, vocab.words, 20),
     }
     return {name: value for name, value in lists.items() if draw.random() < _LISTED_SHARE}
 
 
-def _draw_stops(draw: Random, lexicon: Lexicon, max_tokens: int) -> dict[str, Any]:
-    """What may end a sequence before its last token."""
+def _draw_stops(draw: Random, vocab: Vocab, max_tokens: int) -> dict[str, Any]:
+    """Parameters that may end a sequence before its last token."""
     return {
-        "stop": _some(draw, (*lexicon.words, "e", " "), 4),
+        "stop": _some(draw, (*vocab.words, "e", " "), 4),
         "include_stop_str_in_output": draw.random() < 0.5,
-        "stop_token_ids": [draw.randrange(lexicon.vocab_size) for _ in range(draw.randint(1, 20))],
+        "stop_token_ids": [draw.randrange(vocab.vocab_size) for _ in range(draw.randint(1, 20))],
         "min_tokens": draw.randint(0, max_tokens),
         "repetition_detection": draw.choice((None, {"max_pattern_size": 4, "min_count": 2})),
     }
@@ -170,5 +263,5 @@ def _some(draw: Random, texts: Sequence[str], most: int) -> list[str]:
 
 
 def ragged(draw: Random, most: int) -> int:
-    """A size from 1 to `most`, every order of magnitude as likely as another: mostly small, sometimes large."""
+    """A size from 1 to `most`, log-uniform: mostly small, sometimes large."""
     return round(math.pow(most, draw.random()))

@@ -1,6 +1,6 @@
-"""What is verified: a model behind the `Runner` port, and the knobs outside the plan that must not matter.
+"""What is verified: a model behind the `Runner` port, and the settings outside the plan that must not matter.
 
-Decides nothing. The rest of this room meets the model through this value only, so that any runner can stand in for it.
+The rest of this room meets the model through this value only, so that any runner can stand in for it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from penstock.contract.ports import Grammars, Runner
 from penstock.exec.device import compute_threads, set_threads
 from penstock.text import ReasoningBudgets, TextModel
 
-__all__ = ["Subject"]
+__all__ = ["Target"]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """Something that runs plans, in any sizes.
+class Target:
+    """Something that runs plans of any sizes.
 
     Attributes:
         vocab_size: token ids are drawn below it.
-        max_positions: the context.
+        max_positions: length of the context.
         make_runner: a runner with fresh KV memory, for plans of a scheduler with this configuration.
-        set_threads: choose the number of compute threads from the next step on.
+        set_threads: sets the number of compute threads from the next step on.
         threads: how many there are unless a schedule says otherwise.
         cache_root: names the model in block keys.
-        text: how tokens are read.
-        grammars: what compiles forms of answers; None where the model is asked for none.
+        text: its tokenizer and chat template.
+        grammars: compiles grammars; None if no request is to have one.
     """
 
     vocab_size: int
@@ -42,12 +42,12 @@ class Subject:
     grammars: Grammars | None = None
 
     @classmethod
-    def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Subject:
-        """A loaded model; `threads` is the option of that name, 0 for one a physical core."""
+    def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Target:
+        """A loaded model; `threads` is the option of that name, 0 for one thread per physical core."""
 
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = loaded.kv_store(config.num_blocks, config.block_size)
-            kv.fill_with_nan()  # whoever reads what was never written shows it
+            kv.fill_with_nan()  # reading a position that was never written then shows in the result
             return loaded.runner(kv, config.max_num_seqs, config.max_model_len, grammars, ReasoningBudgets(text))
 
         return cls(

@@ -19,13 +19,13 @@ from penstock.contract.model import GgufVocabulary, ModelShape
 from penstock.contract.plan import RowFailure
 from penstock.sim.fake_runner import FakeRunner
 from penstock.text import TextModel, open_text
-from penstock.verify import Extent, Subject
-from penstock.verify.lexicon import Lexicon
+from penstock.verify import Budget, Target
+from penstock.verify.vocab import Vocab
 
 SHAPE = ModelShape(
     num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
 )
-SMALL = Extent(requests=8, schedules=6, prompt_tokens=20, new_tokens=8)
+SMALL = Budget(requests=8, schedules=6, prompt_tokens=20, new_tokens=8)
 
 
 LETTERS = "".join(chr(code) for code in range(33, 127))  # 94 of them
@@ -132,8 +132,8 @@ def loaded(model: RowLM) -> LoadedModel:
     return LoadedModel(files, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
 
 
-def subject_of(model: RowLM) -> Subject:
-    return Subject.of(loaded(model), 1, TEXT)
+def target_of(model: RowLM) -> Target:
+    return Target.of(loaded(model), 1, TEXT)
 
 
 class Wrapped:
@@ -149,17 +149,17 @@ class Wrapped:
         return result if self._spoil is None else self._spoil(plan, result)
 
 
-def wrapped(subject: Subject, edit=None, spoil=None) -> Subject:
-    """The subject with every runner wrapped."""
-    return replace(subject, make_runner=lambda config: Wrapped(subject.make_runner(config), edit, spoil))
+def wrapped(target: Target, edit=None, spoil=None) -> Target:
+    """The target with every runner wrapped."""
+    return replace(target, make_runner=lambda config: Wrapped(target.make_runner(config), edit, spoil))
 
 
-def fake_subject(make: Callable[[SchedulerConfig], object] = lambda config: FakeRunner(config, 97)) -> Subject:
-    """A subject without a tensor: exact, whatever its plans."""
-    return Subject(97, 64, make, lambda threads: None, 2, b"fake", TEXT)
+def fake_target(make: Callable[[SchedulerConfig], object] = lambda config: FakeRunner(config, 97)) -> Target:
+    """A target without a tensor: exact, whatever its plans."""
+    return Target(97, 64, make, lambda threads: None, 2, b"fake", TEXT)
 
 
-LEXICON = Lexicon.of(fake_subject())
+VOCAB = Vocab.of(fake_target())
 
 
 # ---- violations that a runner may have, whatever is inside it

@@ -1,6 +1,6 @@
-"""What drawing requests must know of a model: its vocabulary in ids and texts, and what the engine makes of parameters.
+"""What drawing requests needs from a model: token ids, some tokens' texts, and parameters resolved as by the engine.
 
-Decides which of the model's texts are drawn from. Invariant: immutable, and the same for the same model.
+Invariant: immutable, and the same for the same model.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.engine.token_terms import TokenTerms
 from penstock.sampling import SamplingParams
 from penstock.text import Tokenizer
-from penstock.verify.subject import Subject
+from penstock.verify.target import Target
 
-__all__ = ["Lexicon"]
+__all__ = ["Vocab"]
 
 _WORDS = 256
 _LONGEST_WORD = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lexicon:
-    """Of one model.
+class Vocab:
+    """The vocabulary of one model.
 
     Attributes:
         vocab_size: token ids are drawn below it.
-        words: some tokens' texts.
+        words: texts of some tokens, spread over the vocabulary.
         ends: the model's end-of-sequence ids.
-        terms: turns texts in parameters into ids, as at the engine's door.
-        grammars: None where the model is asked for no forms.
+        terms: turns texts in parameters into ids, as the engine does at admission.
+        grammars: None if no request is to have a grammar.
     """
 
     vocab_size: int
@@ -44,14 +44,14 @@ class Lexicon:
     grammars: Grammars | None
 
     @classmethod
-    def of(cls, subject: Subject) -> Lexicon:
-        """That of a subject."""
-        text, size = subject.text, subject.vocab_size
+    def of(cls, target: Target) -> Vocab:
+        """The vocabulary of a target."""
+        text, size = target.text, target.vocab_size
         terms = TokenTerms(text.tokenizer, size, DEFAULT_LIMITS)
-        return cls(size, _words(text.tokenizer, size), text.eos_token_ids, terms, subject.grammars)
+        return cls(size, _words(text.tokenizer, size), text.eos_token_ids, terms, target.grammars)
 
     def resolve(self, params: SamplingParams) -> SamplingSpec:
-        """`params` as the runner is given them; what contradicts the rest, or this model, is left out."""
+        """`params` as the runner gets them, without those that contradict the others or this model."""
         spec = params.spec()
         if params.best_of is not None and not spec.has("logprobs"):
             spec = spec.put("logprobs", 0)
@@ -64,13 +64,13 @@ class Lexicon:
                 spec = spec.without(error.param)
 
     def rules(self, params: SamplingParams) -> StopRules:
-        """When such a request ends, the model's own ends included."""
+        """What ends such a request, the model's end-of-sequence ids included."""
         rules = params.stop_rules()
         ends = frozenset[int]() if rules.ignore_eos else self.ends
         return replace(rules, token_ids=tuple(sorted(ends.union(rules.token_ids))))
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
-        """The form that is asked for, where this model can be held to it."""
+        """The grammar of the answer; None if there is none or this model cannot follow it."""
         grammar = params.grammar()
         if grammar is None or self.grammars is None:
             return None
@@ -81,7 +81,7 @@ class Lexicon:
         return grammar
 
     def thinking(self, params: SamplingParams, *, opened: bool) -> ThinkingBudget | None:
-        """The bound on the reasoning, where nothing else that is asked stands against it."""
+        """The thinking budget; None if there is none or another parameter contradicts it."""
         contradicted = params.allowed_token_ids or params.bad_words or params.structured_outputs is not None
         if params.thinking_token_budget is None or contradicted:
             return None

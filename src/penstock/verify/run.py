@@ -1,44 +1,49 @@
-"""Running: requests through the real scheduler and a runner, alone or by a schedule, and what came of them.
+"""Running requests through the real scheduler and a runner, alone or by a schedule, and collecting their outcomes.
 
-Decides nothing about what is run or whether it is right. No HTTP, no threads of its own. What is generated is read as
-the engine reads it, so that stop strings end a sequence in the middle of others. Every episode is recorded as it
-happens, as a trace that `penstock.core.trace` replays.
+There is no HTTP here and there are no threads. Generated tokens go through the engine's own detokenizer and stop
+strings, so that a stop string ends a sequence while others go on. Every run is recorded as a trace that
+`penstock.core.trace` replays, and counts what its schedule was built for: preemptions and plain batches.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import TopLogprobs
+from penstock.contract.plan import StepPlan, TopLogprobs
 from penstock.contract.request import SequenceRequest
 from penstock.core import Scheduler
 from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
 from penstock.engine.choice import Choice
 from penstock.text import Tokenizer
+from penstock.verify.requests import is_plain
 from penstock.verify.schedules import Arrival, Schedule
-from penstock.verify.subject import Subject
+from penstock.verify.target import Target
 
-__all__ = ["Episode", "Outcome", "ScheduleCrashed", "run_alone", "run_schedule"]
+__all__ = ["Outcome", "ScheduleCrashed", "ScheduleRun", "run_alone", "run_schedule"]
 
 OnFinished = Callable[[], object]
 
 PromptEntry = tuple[int, float, TopLogprobs, int]
 
+Record = Callable[[], str]
+"""Encodes one line of a trace."""
+
 log = logging.getLogger(__name__)
 
 
 class ScheduleCrashed(EngineFault):
-    """A step could not be run at all, or left the scheduler in a state that its invariants forbid.
+    """A step raised, or left the scheduler in a state that its invariants forbid.
 
     Attributes:
         index: of the schedule.
-        trace: what was recorded until then.
+        trace: what was recorded up to the crash.
     """
 
     def __init__(self, index: int, steps: int, error: Exception, trace: tuple[str, ...]) -> None:
@@ -50,15 +55,17 @@ class ScheduleCrashed(EngineFault):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a request came to: its tokens, the log probability of each as the request wants it, and all that is told.
+    """Everything that a caller is told about a request.
 
     Attributes:
-        failure: why it could not go on; "" where it could.
-        tops: the likeliest tokens in place of each.
-        ranks: the place of each by likelihood.
-        text: what a caller would be given.
-        end: why it ended, in a word, and the stop string that did it.
-        prompt: (place, log probability, likeliest tokens, rank) of prompt tokens, where they were asked for.
+        tokens: the generated ids.
+        logprobs: of each token, by the request's `logprobs_mode`; 0.0 if it asked for none.
+        failure: why it failed; "" if it did not.
+        tops: the top tokens at the place of each.
+        ranks: the rank of each token by likelihood, from 1; 0 if the request asked for no log probabilities.
+        text: the text of the answer.
+        end: why it ended, in a word, and the stop string that ended it.
+        prompt: (place, log probability, top tokens, rank) of prompt tokens, if the request asked for them.
     """
 
     tokens: tuple[int, ...]
@@ -72,24 +79,58 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class ScheduleRun:
     """A schedule that was run.
 
     Attributes:
-        outcomes: by request id, one mapping a run.
+        outcomes: by request id, one mapping for each repetition.
+        preemptions: how often a sequence was preempted.
+        recomputed: how often a request was admitted again with generated tokens to recompute; strangers do not count.
+        plain_steps: steps that drew tokens for two or more plain requests, and for nobody else.
         hit_tokens: positions that admissions found in the prefix cache.
-        trace: the lines of the record, without line ends.
+        records: the trace, one function a line.
     """
 
     outcomes: tuple[dict[str, Outcome], ...]
     steps: int
     preemptions: int
+    recomputed: int
+    plain_steps: int
     hit_tokens: int
-    trace: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def trace(self) -> tuple[str, ...]:
+        """The lines of the record, without line ends; encoded only now, because most runs are exact."""
+        return _encoded(self.records)
+
+
+class _Watch:
+    """Counts, plan by plan, what a schedule was built for. Owned by the drive.
+
+    Args:
+        schedule: whose requests count; None counts nothing.
+    """
+
+    def __init__(self, schedule: Schedule | None) -> None:
+        requests = [] if schedule is None else [arrival.request for arrival in schedule.arrivals]
+        self._counted = {request.id for request in requests}
+        self._plain = {request.id for request in requests if is_plain(request)}
+        self._owners: dict[int, str] = {}  # sequence ids by slot
+        self.recomputed = 0
+        self.plain_steps = 0
+
+    def see(self, plan: StepPlan) -> None:
+        for admit in plan.admits:
+            self._owners[admit.slot] = admit.seq_id
+            had_output = 0 <= admit.prompt_tokens < len(admit.tokens)
+            self.recomputed += had_output and admit.seq_id in self._counted
+        drawing = [self._owners[row.slot] for row in plan.rows if row.sample]
+        self.plain_steps += len(drawing) > 1 and self._plain.issuperset(drawing)
 
 
 class _Live:
-    """A request that is going on, and what came of it so far. Owned by the drive."""
+    """An unfinished request and what it has generated so far. Owned by the drive."""
 
     def __init__(self, request: SequenceRequest, tokenizer: Tokenizer) -> None:
         self._choice = Choice(request.choice, request.stop, tokenizer)
@@ -111,7 +152,7 @@ class _Live:
         self._text.append(self._choice.push(event.token, event.logprob).text)
 
     def outcome(self, finished: Finished | None) -> Outcome:
-        """What it came to; `finished` is None where a stop string ended it."""
+        """Its outcome; `finished` is None if a stop string ended it."""
         reason = FinishReason.STOP if finished is None else finished.reason
         if finished is not None:
             self._text.append(self._choice.finish().text)
@@ -131,45 +172,47 @@ class _Drive:
     """A scheduler and a runner that are stepped and recorded. Owned by the function that made it.
 
     Attributes:
-        outcomes: of what has finished and was not aborted; taken out by whoever reads them.
+        outcomes: of requests that finished and were not aborted; whoever reads them takes them out.
     """
 
-    def __init__(self, subject: Subject, config: SchedulerConfig) -> None:
+    def __init__(self, target: Target, config: SchedulerConfig, watched: Schedule | None = None) -> None:
         self.scheduler = Scheduler(config)
-        self.trace = [encode_header(config)]
+        self.records: list[Record] = [partial(encode_header, config)]
         self.outcomes: dict[str, Outcome] = {}
-        self._runner = subject.make_runner(config)
-        self._tokenizer = subject.text.tokenizer
+        self.watch = _Watch(watched)
+        self._runner = target.make_runner(config)
+        self._tokenizer = target.text.tokenizer
         self._live: dict[str, _Live] = {}
 
     def submit(self, request: SequenceRequest) -> None:
         self.scheduler.submit(request)
-        self.trace.append(encode_submit(request))
+        self.records.append(partial(encode_submit, request))
         self._live[request.id] = _Live(request, self._tokenizer)
 
     def abort(self, seq_id: str) -> None:
-        """End a sequence if it is still going on."""
+        """End a sequence if it has not finished."""
         if self._live.pop(seq_id, None) is not None:
             self._drop(seq_id)
 
     def step(self) -> list[str]:
-        """Plan, run and commit; returns who has finished. There must be work.
+        """Plan, run and commit; returns the ids of sequences that finished. There must be work.
 
         Raises:
             EngineFault: the scheduler has work and does none of it.
         """
         plan = self.scheduler.plan()
-        self.trace.append(encode_plan(plan))
+        self.records.append(partial(encode_plan, plan))
+        self.watch.see(plan)
         if not plan.rows:
             raise EngineFault(f"nothing will ever move again: {plan.explain()}")
         result = self._runner.run(plan)
-        self.trace.append(encode_result(result))
+        self.records.append(partial(encode_result, result))
         return [event.seq_id for event in self.scheduler.commit(plan, result) if self._ends(event)]
 
     def _ends(self, event: SeqEvent) -> bool:
-        """Note an event; true where it is its sequence's last."""
+        """Note an event; true if it is its sequence's last."""
         live = self._live.get(event.seq_id)
-        if live is None:  # it ended earlier in this very step, by a stop string
+        if live is None:  # a stop string ended it earlier in this step
             return False
         match event:
             case PromptScored():
@@ -190,16 +233,16 @@ class _Drive:
         self.outcomes[seq_id] = outcome
 
     def _drop(self, seq_id: str) -> None:
-        """End a sequence from outside, as the engine does."""
-        self.trace.append(encode_abort(seq_id))
+        """Abort a sequence, as the engine does."""
+        self.records.append(partial(encode_abort, seq_id))
         self.scheduler.abort(seq_id)
 
 
-def run_alone(subject: Subject, request: SequenceRequest) -> Outcome:
+def run_alone(target: Target, request: SequenceRequest) -> Outcome:
     """The reference: one request on a fresh scheduler and runner, its prompt in one chunk, with no prefix cache.
 
     Raises:
-        EngineFault: it fails, so there is nothing to compare with.
+        EngineFault: it fails, and there is nothing to compare with.
     """
     tokens = len(request.prompt) + request.stop.max_tokens
     config = SchedulerConfig(
@@ -208,9 +251,9 @@ def run_alone(subject: Subject, request: SequenceRequest) -> Outcome:
         max_num_batched_tokens=len(request.prompt),
         max_model_len=tokens,
         prefix_caching=False,
-        cache_root=subject.cache_root,
+        cache_root=target.cache_root,
     )
-    drive = _Drive(subject, config)
+    drive = _Drive(target, config)
     drive.submit(request)
     while drive.scheduler.has_work:
         drive.step()
@@ -220,31 +263,39 @@ def run_alone(subject: Subject, request: SequenceRequest) -> Outcome:
     return outcome
 
 
-def run_schedule(subject: Subject, schedule: Schedule, on_finished: OnFinished) -> Episode:
-    """Run everything that a schedule asks for; afterwards the pool must be whole again.
+def run_schedule(target: Target, schedule: Schedule, on_finished: OnFinished) -> ScheduleRun:
+    """Run everything in a schedule, and check the scheduler's invariants afterwards.
 
     Args:
-        subject: what runs it.
+        target: what runs it.
         schedule: how.
-        on_finished: called whenever one of the requests, strangers apart, is complete.
+        on_finished: called whenever a request that is not a stranger is complete.
 
     Raises:
         ScheduleCrashed: it could not be run to its end.
     """
-    subject.set_threads(schedule.threads)
-    drive = _Drive(subject, schedule.config)
+    target.set_threads(schedule.threads)
+    drive = _Drive(target, schedule.config, schedule)
     try:
         outcomes = tuple(_run_all(drive, schedule, on_finished) for _ in range(schedule.runs))
         drive.scheduler.check()
     except Exception as error:
         log.exception("schedule %d crashed", schedule.index)
-        raise ScheduleCrashed(schedule.index, drive.scheduler.stats.steps, error, tuple(drive.trace)) from error
-    stats = drive.scheduler.stats
-    return Episode(outcomes, stats.steps, stats.preemptions, stats.hit_tokens, tuple(drive.trace))
+        raise ScheduleCrashed(schedule.index, drive.scheduler.stats.steps, error, _encoded(drive.records)) from error
+    stats, watch = drive.scheduler.stats, drive.watch
+    return ScheduleRun(
+        outcomes=outcomes,
+        steps=stats.steps,
+        preemptions=stats.preemptions,
+        recomputed=watch.recomputed,
+        plain_steps=watch.plain_steps,
+        hit_tokens=stats.hit_tokens,
+        records=tuple(drive.records),
+    )
 
 
 def _run_all(drive: _Drive, schedule: Schedule, on_finished: OnFinished) -> dict[str, Outcome]:
-    """One run of a schedule, from its own step 0 on; the outcomes of all but strangers."""
+    """One repetition of a schedule, from its own step 0 on; the outcomes of all requests except strangers."""
     counted = {arrival.request.id for arrival in schedule.arrivals}
     coming = deque(sorted((*schedule.arrivals, *(s.arrival for s in schedule.strangers)), key=_step_of))
     leaving = deque(sorted((s.arrival.step + s.life, s.arrival.request.id) for s in schedule.strangers))
@@ -261,6 +312,10 @@ def _run_all(drive: _Drive, schedule: Schedule, on_finished: OnFinished) -> dict
                 on_finished()
         step += 1
     return {seq_id: drive.outcomes.pop(seq_id) for seq_id in counted}
+
+
+def _encoded(records: Iterable[Record]) -> tuple[str, ...]:
+    return tuple(record() for record in records)
 
 
 def _step_of(arrival: Arrival) -> int:

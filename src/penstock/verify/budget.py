@@ -1,6 +1,6 @@
-"""How much is verified: how many requests of which sizes, under how many schedules.
+"""How much a verification does: how many requests, how long, and under how many schedules.
 
-Decides nothing about which requests or schedules; those follow from the seed alone.
+The requests and schedules themselves follow from the seed and these numbers alone.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["SMALL", "Extent"]
+__all__ = ["SMALL", "Budget"]
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class Budget:
     """The size of a verification.
 
     Attributes:
-        requests: sequences to draw; some are choices of one ask.
+        requests: sequences to draw; some are choices of the same request.
         schedules: ways to run them all together.
         seed: of everything that is drawn.
         prompt_tokens: length of the longest prompt; the model's context may allow less.
@@ -42,15 +42,15 @@ class Extent:
         """Tokens of the longest prompt that is drawn for a model with this context.
 
         Raises:
-            ConfigError: the context has no room for a prompt beside the new tokens.
+            ConfigError: the new tokens leave no position of the context for a prompt.
         """
-        room = max_positions - self.new_tokens
-        if room < 1:
+        left = max_positions - self.new_tokens
+        if left < 1:
             raise ConfigError(
                 "new_tokens", f"{self.new_tokens} leave no room for a prompt in this model's context, {max_positions}"
             )
-        return min(self.prompt_tokens, room)
+        return min(self.prompt_tokens, left)
 
 
-SMALL = Extent(requests=8, schedules=3, prompt_tokens=96, new_tokens=16)
-"""Enough to notice a kernel that looks at its batch, in the time that a test may take."""
+SMALL = Budget(requests=8, schedules=3, prompt_tokens=96, new_tokens=16)
+"""Enough to notice a kernel whose rows depend on the batch, in the time that a test may take."""

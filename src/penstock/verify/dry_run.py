@@ -1,0 +1,64 @@
+"""Running a schedule without a model, to see whether it does what it was built for: preempt, and draw plain batches.
+
+A request that a stop string, a stop token or a grammar may end takes as few tokens here as it ever may, so that what
+happens here needs no luck to happen with a model. Plain requests run to their last token here and there. Takes
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.request import SequenceRequest, StopRules
+from penstock.verify.run import ScheduleRun, run_schedule
+from penstock.verify.schedules import Schedule
+from penstock.verify.target import Target
+
+__all__ = ["dry_run"]
+
+
+def dry_run(schedule: Schedule, target: Target) -> ScheduleRun:
+    """Run a schedule with meaningless tokens; the counts of the result are what a real run is expected to see."""
+    stand_in = replace(
+        target, make_runner=lambda config: _NoModel(config, target.vocab_size), set_threads=_keep_threads
+    )
+    return run_schedule(stand_in, _at_its_shortest(schedule), _count_nothing)
+
+
+def _at_its_shortest(schedule: Schedule) -> Schedule:
+    """The schedule with requests that end by their length alone, because the tokens mean nothing."""
+    arrivals = tuple(replace(each, request=_shortest(each.request)) for each in schedule.arrivals)
+    strangers = tuple(
+        replace(each, arrival=replace(each.arrival, request=_shortest(each.arrival.request)))
+        for each in schedule.strangers
+    )
+    return replace(schedule, arrivals=arrivals, strangers=strangers)
+
+
+def _shortest(request: SequenceRequest) -> SequenceRequest:
+    rules = request.stop
+    may_end = rules.token_ids or rules.strings or rules.repetition or request.grammar is not None
+    return replace(request, stop=StopRules(max_tokens=max(1, rules.min_tokens) if may_end else rules.max_tokens))
+
+
+class _NoModel:
+    """A runner that computes nothing. Owned by `dry_run`."""
+
+    def __init__(self, config: SchedulerConfig, vocab_size: int) -> None:
+        self._slots = config.max_num_seqs
+        self._vocab_size = vocab_size
+
+    def run(self, plan: StepPlan) -> StepResult:
+        # All slots get different tokens, so that no two sequences share blocks by accident.
+        tokens = tuple((plan.step * self._slots + row.slot) % self._vocab_size for row in plan.rows if row.sample)
+        return StepResult(plan.step, tokens, (0.0,) * len(tokens))
+
+
+def _keep_threads(threads: int) -> None:
+    """Nothing is computed, so there are no threads to set."""
+
+
+def _count_nothing() -> None:
+    """A dry run is not part of the progress that is shown."""

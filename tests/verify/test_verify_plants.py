@@ -1,0 +1,111 @@
+"""`penstock verify` finds every planted bug, in its default sizes, whatever the seed.
+
+`PENSTOCK_PLANT_SEEDS=20 make test-deep ARGS="tests/verify/test_verify_plants.py"` tries each with 20 seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import verify_plants
+from verify_plants import BUGS
+
+from penstock.kernels import native
+
+SEEDS = int(os.environ.get("PENSTOCK_PLANT_SEEDS", "3"))
+
+pytestmark = pytest.mark.skipif(
+    not native.available(), reason="installed without a C++ compiler: torch's kernels make no promise that a bug breaks"
+)
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory):
+    """A tiny random model whose vocabulary has every byte, so that grammars can be followed."""
+    import torch
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("plants") / "byte-llama"
+    names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    pairs = [("t", "h"), ("e", "r"), ("a", "n"), ("o", "n"), ("i", "n"), ("r", "e")]
+    names += ["".join(pair) for pair in pairs]
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=20,
+        intermediate_size=88,
+        vocab_size=len(names),
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=pairs))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def verified(bug: str, model: Path, folder: Path, seeds: int, first: int = 0) -> list[dict]:
+    """What `penstock verify` says of a model with a bug planted, one dictionary a seed."""
+    program = [sys.executable, verify_plants.__file__, bug, str(first), str(seeds), "--", str(model)]
+    quicker = ["--fail-fast", "--threads", "1"]  # neither changes what is drawn
+    done = subprocess.run([*program, *quicker], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(bug: str, said: list[dict]) -> None:
+    assert all(each["effects"] for each in said), f"{bug} never took effect: {said}"
+    missed = [each["seed"] for each in said if each["code"] != 1 or not each["first"]]
+    assert not missed, f"{bug} was not found with the seeds {missed}: {said}"
+    assert all(each["last"].startswith("not exact: ") for each in said), said
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("bug", BUGS)
+def test_verify_finds_a_planted_bug_with_every_seed(bug, byte_model, tmp_path):
+    said = verified(bug, byte_model, tmp_path, SEEDS)
+    assert len(said) == SEEDS
+    check(bug, said)
+
+
+@pytest.mark.deep
+@pytest.mark.model
+@pytest.mark.parametrize("bug", BUGS)
+def test_verify_finds_a_planted_bug_in_the_default_model(bug, default_model, tmp_path):
+    check(bug, verified(bug, default_model, tmp_path, seeds=1))
+
+
+@pytest.mark.deep
+def test_verify_finds_nothing_where_nothing_is_planted(byte_model, tmp_path):
+    for each in verified("none", byte_model, tmp_path, SEEDS):
+        assert (each["code"], each["first"]) == (0, ""), each
+        assert each["last"].startswith("exact: 0 mismatching tokens of "), each
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_every_bug_still_has_its_place(bug):
+    """In a run of every day too: who moves a function moves its bug, and not only once the deep tests are run."""
+    place = verify_plants.place_of(bug)
+    assert callable(getattr(*place))
+
+
+def test_a_bug_that_lost_its_place_is_an_error():
+    lost = replace(BUGS["attention-one-too-far"], place="penstock.exec.batch:SlotTables.no_such_method")
+    with pytest.raises(AssertionError, match=r"SlotTables\.no_such_method is not there any more"):
+        verify_plants.plant(lost)
