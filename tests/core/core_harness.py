@@ -20,7 +20,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
 from penstock.core.scheduler import Scheduler
 from penstock.sim import FakeRunner, golden
-from penstock.sim.fake_model import golden_embedding
+from penstock.sim.fake_model import golden_embedding, log_probability
 
 VOCAB = 11
 
@@ -191,7 +191,7 @@ class Harness:
                     self.admitted[seq_id] = cached
                 case Generated(seq_id, token, logprob):
                     require(seq_id in self.admitted, "Admitted comes first")
-                    require(logprob == -1.0 / (1 + token), "a logprob stays with its token")
+                    require(logprob == log_probability(token), "a logprob stays with its token")
                     self.tokens[seq_id].append(token)
                 case Embedded(seq_id, vector):
                     require(seq_id in self.admitted, "Admitted comes first")

@@ -198,9 +198,11 @@ def take_the_aborted_ones_token(patch):
         flight = self._match_flight(plan, result)
         lost = tuple(i for i, seq in enumerate(flight.seqs) if seq.state is sequence.SeqState.FINISHED)
         self._flight = scheduler._Flight(plan, flight.seqs)
-        if lost and result.tokens:
-            tokens = result.tokens[1:] + result.tokens[:1]
-            result = type(result)(result.step, tokens, result.logprobs, result.failures, result.seconds)
+        drew = [row for row in result.rows if row.tokens]
+        if lost and drew:
+            moved = dict(zip((row.slot for row in drew), (row.tokens for row in drew[1:] + drew[:1]), strict=True))
+            rows = tuple(replace(row, tokens=moved.get(row.slot, ())) for row in result.rows)
+            result = replace(result, rows=rows)
         return original(self, plan, result)
 
     original = Scheduler.commit

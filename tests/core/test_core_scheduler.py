@@ -7,9 +7,10 @@ from core_harness import Harness, answer, config, request
 
 from penstock.contract.errors import EngineFault, InvalidParameter, NeverFits, PromptTooLong
 from penstock.contract.events import Admitted, Finished, FinishReason, Generated
-from penstock.contract.plan import Row, RowFailure, StallReason, StepResult
+from penstock.contract.plan import Row, RowResult, SampledToken, StallReason, StepResult
 from penstock.contract.sampling import SamplingSpec
 from penstock.core.sequence import SeqState
+from penstock.sim.fake_model import log_probability
 
 
 def rows_of(harness: Harness, plan) -> dict[str, Row]:
@@ -43,8 +44,8 @@ def test_events_come_in_order_and_once():
     harness.submit(req)
     first, second = answer(req, 64)[0]
     one, two = harness.step(), harness.step()
-    assert one == (Admitted("a", 0), Generated("a", first, -1.0 / (1 + first)))
-    assert two == (Generated("a", second, -1.0 / (1 + second)), Finished("a", FinishReason.LENGTH))
+    assert one == (Admitted("a", 0), Generated("a", first, log_probability(first)))
+    assert two == (Generated("a", second, log_probability(second)), Finished("a", FinishReason.LENGTH))
 
 
 def test_finishing_on_the_first_token_gives_the_blocks_back():
@@ -519,18 +520,24 @@ def test_a_second_plan_before_the_commit_is_a_fault():
         harness.scheduler.plan()
 
 
+def drew(slot: int, *tokens: int) -> RowResult:
+    """What comes of a row that drew `tokens`, one by default."""
+    return RowResult(slot, tuple(map(SampledToken, tokens or (1,))))
+
+
 @pytest.mark.parametrize(
     "result",
     [
-        StepResult(1, (1, 1), (0.0, 0.0)),
-        StepResult(0, (1,), (0.0,)),
-        StepResult(0, (1, 1, 1), (0.0, 0.0, 0.0)),
-        StepResult(0, (1, 1), (0.0,)),
-        StepResult(0, (1, 1), (0.0, 0.0), ranks=(1,)),
-        StepResult(0, (1, 1), (0.0, 0.0), tops=((), ()), ranks=(1, 2, 3)),
-        StepResult(0, (1, 1), (0.0, 0.0), failures=(RowFailure(0, "x"),)),
-        StepResult(0, (1, 1), (0.0, 0.0), failures=(RowFailure(7, "x"),)),
-        StepResult(0, (1,), (0.0,), failures=(RowFailure(0, "x"), RowFailure(0, "y"))),
+        StepResult(1, (drew(0), drew(1))),
+        StepResult(0, (drew(0),)),
+        StepResult(0, (drew(0), drew(1, 1, 1))),
+        StepResult(0, (drew(0), drew(1, 1, 1), drew(2))),
+        StepResult(0, (drew(0), drew(0))),
+        StepResult(0, (drew(0), drew(1), drew(1))),
+        StepResult(0, (drew(0), RowResult(1))),
+        StepResult(0, (drew(0), RowResult(1, (SampledToken(1),), embedding=b""))),
+        StepResult(0, (drew(0), drew(1), RowResult(7, failure="x"))),
+        StepResult(0, (RowResult(0, failure="x"), RowResult(0, failure="y"))),
     ],
 )
 def test_a_result_that_does_not_match_changes_nothing(result):

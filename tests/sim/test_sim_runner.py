@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.plan import Admit, Row, RowFailure, StepPlan
+from penstock.contract.plan import Admit, Row, RowResult, StepPlan, StepResult
 from penstock.contract.ports import Clock, Runner
 from penstock.contract.sampling import SamplingSpec
 from penstock.sim import FakeRunner, PlanViolation, SimClock, StepCost, golden
@@ -24,6 +24,11 @@ def plan(step=0, releases=(), admits=(), rows=()) -> StepPlan:
     return StepPlan(step, tuple(releases), tuple(admits), tuple(rows))
 
 
+def drawn(result: StepResult) -> tuple[int, ...]:
+    """The tokens of all rows."""
+    return tuple(token.id for row in result.rows for token in row.tokens)
+
+
 FIRST = plan(admits=[admit()], rows=[Row(0, 0, 3, (), True)])
 
 
@@ -35,28 +40,27 @@ def started() -> FakeRunner:
 
 def test_it_answers_as_the_golden_model_through_scattered_blocks_and_chunks():
     runner = FakeRunner(CONFIG, VOCAB)
-    assert runner.run(plan(admits=[admit()], rows=[Row(0, 0, 2, (), False)])).tokens == ()
-    got = [runner.run(plan(1, rows=[Row(0, 2, 1, (), True)])).tokens[0]]
-    got += runner.run(plan(2, rows=[Row(0, 3, 1, (), True)])).tokens
-    got += runner.run(plan(3, rows=[Row(0, 4, 1, (7,), True)])).tokens
-    assert tuple(got) == golden((1, 2, 3), 3, VOCAB, SamplingSpec())
+    assert runner.run(plan(admits=[admit()], rows=[Row(0, 0, 2, (), False)])).rows == ()
+    got = drawn(runner.run(plan(1, rows=[Row(0, 2, 1, (), True)])))
+    got += drawn(runner.run(plan(2, rows=[Row(0, 3, 1, (), True)])))
+    got += drawn(runner.run(plan(3, rows=[Row(0, 4, 1, (7,), True)])))
+    assert got == golden((1, 2, 3), 3, VOCAB, SamplingSpec())
 
 
 def test_a_shared_sealed_block_is_read_not_written():
     runner = started()
     second = Admit(1, "b", (1, 2, 9), (4, 5), 2, SamplingSpec(), 0)
     result = runner.run(plan(1, admits=[second], rows=[Row(1, 2, 1, (), True)]))
-    assert result.tokens == golden((1, 2, 9), 1, VOCAB, SamplingSpec())
+    assert drawn(result) == golden((1, 2, 9), 1, VOCAB, SamplingSpec())
 
 
 def test_a_wrong_block_changes_the_answer():
     runner = started()
     other = runner.run(plan(1, admits=[admit(1, (7, 8, 9), (0, 1))], rows=[Row(1, 0, 3, (), True)]))
-    assert other.tokens == golden((7, 8, 9), 1, VOCAB, SamplingSpec())
+    assert drawn(other) == golden((7, 8, 9), 1, VOCAB, SamplingSpec())
     wrong = Admit(2, "c", (1, 2, 9), (0, 5), 2, SamplingSpec(), 0)
-    assert runner.run(plan(2, admits=[wrong], rows=[Row(2, 2, 1, (), True)])).tokens != golden(
-        (1, 2, 9), 1, VOCAB, SamplingSpec()
-    )
+    result = runner.run(plan(2, admits=[wrong], rows=[Row(2, 2, 1, (), True)]))
+    assert drawn(result) != golden((1, 2, 9), 1, VOCAB, SamplingSpec())
 
 
 @pytest.mark.parametrize(("one", "other"), [((5, 0), (6, 0)), ((5, 0), (5, 1))])
@@ -145,9 +149,9 @@ def test_an_ordered_failure_takes_one_row_alone():
     runner.fail_sequence("s0", "not finite")
     both = plan(1, admits=[admit(1, (9,), (0,))], rows=[Row(0, 3, 1, (), True), Row(1, 0, 1, (), True)])
     result = runner.run(both)
-    assert result.failures == (RowFailure(0, "not finite"),)
-    assert result.tokens == golden((9,), 1, VOCAB, SamplingSpec())
-    assert len(result.logprobs) == 1
+    failed, other = result.rows
+    assert failed == RowResult(0, failure="not finite")
+    assert (other.slot, drawn(result)) == (1, golden((9,), 1, VOCAB, SamplingSpec()))
 
 
 def test_an_ordered_crash_takes_the_whole_step():
@@ -178,5 +182,5 @@ def test_simulated_time_stands_still_until_it_is_moved_and_never_runs_back():
 def test_they_fit_the_ports():
     runner: Runner = FakeRunner(CONFIG)
     clock: Clock = SimClock()
-    assert runner.run(plan()).tokens == ()
+    assert runner.run(plan()).rows == ()
     assert clock.now() == 0.0

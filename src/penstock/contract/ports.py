@@ -34,7 +34,7 @@ class Runner(Protocol):
 
         Raises:
             Exception: anything raised concerns the whole step (out of memory, a kernel that failed). What concerns one
-                row only is returned in `StepResult.failures`.
+                row only is returned in its `RowResult.failure`.
         """
         ...
 

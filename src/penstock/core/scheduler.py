@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Admit, Row, Stall, StallReason, StepPlan, StepResult, TopLogprobs
+from penstock.contract.plan import Admit, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
@@ -177,33 +177,11 @@ class Scheduler:
         """
         flight = self._match_flight(plan, result)
         self._flight = None
-        failures = {failure.slot: failure.message for failure in result.failures}
-        scores = {scored.slot: scored for scored in result.prompts}
-        vectors = {embedded.slot: embedded.vector for embedded in result.embeddings}
-        count = len(result.tokens)
-        tops, ranks = result.tops or ((),) * count, result.ranks or (0,) * count
-        drawn = zip(result.tokens, result.logprobs, tops, ranks, strict=True)
+        results = {each.slot: each for each in result.rows}
         events: list[SeqEvent] = []
         for row, seq in zip(plan.rows, flight.seqs, strict=True):
-            failed = row.slot in failures
-            sampled = next(drawn) if row.sample and not failed else None
-            if seq.state is SeqState.FINISHED:  # aborted while the step was being computed
-                continue
-            if not seq.announced:
-                seq.announced = True
-                events.append(Admitted(seq.id, seq.cached))
-            if failed:
-                events.append(self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=failures[row.slot])))
-                continue
-            self._advance(seq, row.count)
-            if row.slot in scores:
-                of = scores[row.slot]
-                events.append(PromptScored(seq.id, of.start, of.logprobs, of.tops, of.ranks))
-            if sampled is not None:
-                events += self._append(seq, *sampled)
-            if row.slot in vectors:
-                embedded = Embedded(seq.id, vectors[row.slot])
-                events += [embedded, self._finish(seq, Finished(seq.id, FinishReason.STOP))]
+            if seq.state is not SeqState.FINISHED:  # else it was aborted while the step was being computed
+                events += self._take_in(row, seq, results.get(row.slot))
         return tuple(events)
 
     def check(self) -> None:
@@ -307,11 +285,22 @@ class Scheduler:
         self._running.add(seq)
         self._promises.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
-        tokens, blocks = tuple(seq.tokens), tuple(lease.blocks)
-        prompt_tokens = len(request.prompt)
-        room, form = seq.limit - prompt_tokens, (request.grammar, request.embedding, request.thinking)
-        terms = (request.sampling, request.choice, prompt_tokens, room, *form)
-        draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, *terms))
+        draft.admits.append(
+            Admit(
+                slot=seq.slot,
+                seq_id=seq.id,
+                tokens=tuple(seq.tokens),
+                blocks=tuple(lease.blocks),
+                computed=seq.computed,
+                sampling=request.sampling,
+                choice=request.choice,
+                prompt_tokens=len(request.prompt),
+                max_new_tokens=seq.limit - len(request.prompt),
+                grammar=request.grammar,
+                embedding=request.embedding,
+                thinking=request.thinking,
+            )
+        )
         draft.add(seq, min(seq.remaining, draft.budget))
 
     def _may_grow(self, seq: Seq) -> bool:
@@ -329,21 +318,36 @@ class Scheduler:
             raise EngineFault(f"plan {plan.step} is not in flight")
         if result.step != plan.step:
             raise EngineFault(f"a result of step {result.step} came for plan {plan.step}")
-        failed = {failure.slot for failure in result.failures}
-        if len(failed) != len(result.failures) or not failed <= {row.slot for row in plan.rows}:
-            raise EngineFault(f"step {plan.step}: failures name slots that have no row, or one twice")
-        samples = sum(row.sample and row.slot not in failed for row in plan.rows)
-        beside = {len(column) for column in (result.tops, result.ranks) if column}
-        if not samples == len(result.tokens) == len(result.logprobs) or not beside <= {samples}:
-            raise EngineFault(
-                f"step {plan.step}: {samples} rows sample, but {len(result.tokens)} tokens and"
-                f" {len(result.logprobs)} logprobs came"
-            )
-        embedded = [(row, seq) for row, seq in zip(plan.rows, flight.seqs, strict=True) if seq.request.embedding]
-        due = {row.slot for row, seq in embedded if row.start + row.count == len(seq.request.prompt)}
-        if sorted(each.slot for each in result.embeddings) != sorted(due - failed):
-            raise EngineFault(f"step {plan.step}: embeddings came for other slots than those that want them")
+        results = {each.slot: each for each in result.rows}
+        if len(results) != len(result.rows) or not results.keys() <= {row.slot for row in plan.rows}:
+            raise EngineFault(f"step {plan.step}: results name slots that have no row, or one twice")
+        for row, seq in zip(plan.rows, flight.seqs, strict=True):
+            fault = _mismatch(row, seq, results.get(row.slot))
+            if fault:
+                raise EngineFault(f"step {plan.step}, slot {row.slot}: {fault}")
         return flight
+
+    def _take_in(self, row: Row, seq: Seq, result: RowResult | None) -> list[SeqEvent]:
+        """What one row of a live sequence brought."""
+        events: list[SeqEvent] = []
+        if not seq.announced:
+            seq.announced = True
+            events.append(Admitted(seq.id, seq.cached))
+        if result is None:  # a chunk in the middle of a prompt
+            self._advance(seq, row.count)
+            return events
+        if result.failure:
+            return [*events, self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=result.failure))]
+        self._advance(seq, row.count)
+        if result.prompt is not None:
+            of = result.prompt
+            events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
+        for token in result.tokens:
+            events += self._append(seq, token)
+        if result.embedding is not None:
+            embedded = Embedded(seq.id, result.embedding)
+            events += [embedded, self._finish(seq, Finished(seq.id, FinishReason.STOP))]
+        return events
 
     def _advance(self, seq: Seq, count: int) -> None:
         """Note `count` more computed positions, and seal the blocks they filled."""
@@ -356,10 +360,10 @@ class Scheduler:
             self._pool.seal(seq.lease, index, key)
         self._promises.settle(seq, filled)
 
-    def _append(self, seq: Seq, token: int, logprob: float, top: TopLogprobs, rank: int) -> list[SeqEvent]:
+    def _append(self, seq: Seq, token: SampledToken) -> list[SeqEvent]:
         """One more token: it may end the sequence, and it may fill a block."""
-        seq.tokens.append(token)
-        generated = Generated(seq.id, token, logprob, top, rank)
+        seq.tokens.append(token.id)
+        generated = Generated(seq.id, token.id, token.logprob, token.top_logprobs, token.rank)
         ending = seq.ending()
         if ending is not None:
             return [generated, self._finish(seq, ending)]
@@ -394,3 +398,21 @@ class Scheduler:
 
     def _withdraw(self, seq: Seq) -> None:
         self._promises.settle(seq, seq.chain.keys[seq.lease.sealed :])
+
+
+def _mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
+    """Why `result` cannot be what came of `row`; "" where it can."""
+    if result is None:
+        due = row.sample or _completes_embedding(row, seq)
+        return "nothing came of a row that samples or completes an embedding" if due else ""
+    if result.failure:
+        return "a row that failed has an embedding" if result.embedding is not None else ""
+    if len(result.tokens) != row.sample:
+        return f"{len(result.tokens)} tokens came of a row that {'samples' if row.sample else 'does not sample'}"
+    if (result.embedding is not None) != _completes_embedding(row, seq):
+        return "an embedding came of a row that completes none, or none of one that does"
+    return ""
+
+
+def _completes_embedding(row: Row, seq: Seq) -> bool:
+    return seq.request.embedding is not None and row.start + row.count == len(seq.request.prompt)

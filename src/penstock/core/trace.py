@@ -39,7 +39,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 4
+TRACE_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +239,16 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _hints(kind: Hashable) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    """The types of a dataclass's fields, by name."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cast("type[Any]", kind))}
 
 
 def _decode(kind: Any, data: Any) -> Any:
     """The value of type `kind` that `_plain` made `data` of; anything else is a ValueError that names the field."""
     if dataclasses.is_dataclass(kind):
         return _decode_fields(cast("type[Any]", kind), data)
-    if isinstance(kind, types.UnionType) and dataclasses.is_dataclass(typing.get_args(kind)[0]):  # `Value | None`
+    if isinstance(kind, types.UnionType) and typing.get_args(kind)[-1] is types.NoneType:  # `Value | None`
         return None if data is None else _decode(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) is tuple:
         return _decode_tuple(typing.get_args(kind), data)

@@ -210,7 +210,7 @@ class Engine:
         self._steps += 1
         self.meter.ran()
         self._num_computed += plan.num_tokens
-        self._num_generated += len(result.tokens)
+        self._num_generated += result.num_tokens
         return self._commit(plan, result)
 
     def die(self, reason: str) -> StepOutputs:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
-from penstock.contract.plan import Admit, PromptEmbedding, Row, RowFailure, StepPlan, StepResult
+from penstock.contract.plan import Admit, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.sim.clock import SimClock
-from penstock.sim.fake_model import cell, hidden_state, next_token, vector
+from penstock.sim.fake_model import cell, hidden_state, log_probability, next_token, vector
 
 __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
@@ -109,18 +109,10 @@ class FakeRunner:
         self._check_rows(plan)
         prefixes = [self._read(self._slots[row.slot], row.start) for row in plan.rows]
         results = [self._compute(row, prefix) for row, prefix in zip(plan.rows, prefixes, strict=True)]
-        tokens = tuple(result for result in results if isinstance(result, int))
         seconds = self._cost.seconds(plan)
         if self._clock is not None:
             self._clock.advance(seconds)
-        return StepResult(
-            step=plan.step,
-            tokens=tokens,
-            logprobs=tuple(-1.0 / (1 + token) for token in tokens),
-            failures=tuple(result for result in results if isinstance(result, RowFailure)),
-            seconds=seconds,
-            embeddings=tuple(result for result in results if isinstance(result, PromptEmbedding)),
-        )
+        return StepResult(plan.step, tuple(result for result in results if result is not None), seconds)
 
     def _admit(self, admit: Admit) -> None:
         size = self._config.block_size
@@ -190,12 +182,12 @@ class FakeRunner:
         self._require(len(cells) == count, f"{slot.admit.seq_id}: reads a position that was never written")
         return cells
 
-    def _compute(self, row: Row, prefix: list[int]) -> int | PromptEmbedding | RowFailure | None:
+    def _compute(self, row: Row, prefix: list[int]) -> RowResult | None:
         """Write the row's positions, then sample or embed, or fail as ordered; None where nothing is due yet."""
         slot = self._slots[row.slot]
         message = self._failing.pop(slot.admit.seq_id, None)
         if message is not None:
-            return RowFailure(row.slot, message)
+            return RowResult(row.slot, failure=message)
         for position in range(row.start, row.start + row.count):
             value = cell(slot.tokens[position], position)
             block, offset = divmod(position, self._config.block_size)
@@ -208,16 +200,16 @@ class FakeRunner:
             return None
         token = next_token(cells, self._vocab_size, slot.admit.sampling, slot.admit.choice)
         slot.tokens.append(token)
-        return token
+        return RowResult(row.slot, (SampledToken(token, log_probability(token)),))
 
-    def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> PromptEmbedding | None:
+    def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> RowResult | None:
         """Pool the row's positions; None while the prompt is not complete."""
         end = row.start + row.count
         first = end if pooling is Pooling.LAST else row.start + 1
         states = sum(hidden_state(cells[:each]) for each in range(first, end + 1))
         slot.pooled = states if pooling is Pooling.LAST else slot.pooled + states
         whole = end == len(slot.tokens)
-        return PromptEmbedding(row.slot, vector(slot.pooled)) if whole else None
+        return RowResult(row.slot, embedding=vector(slot.pooled)) if whole else None
 
     def _require(self, holds: bool, law: str) -> None:
         if not holds:

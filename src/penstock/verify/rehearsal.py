@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.verify.episode import run_schedule
 from penstock.verify.schedules import Schedule
@@ -57,8 +57,12 @@ class _Watch:
             if len(admit.tokens) > self._prompt_tokens.get(admit.seq_id, len(admit.tokens)):
                 self.recomputed = True
         # Different tokens in all slots, lest blocks be shared that never would be.
-        tokens = tuple((plan.step * 257 + row.slot) % self._vocab_size for row in plan.rows if row.sample)
-        return StepResult(plan.step, tokens, (0.0,) * len(tokens))
+        rows = (
+            RowResult(row.slot, (SampledToken((plan.step * 257 + row.slot) % self._vocab_size),))
+            for row in plan.rows
+            if row.sample
+        )
+        return StepResult(plan.step, tuple(rows))
 
 
 def _keep_threads(threads: int) -> None:
