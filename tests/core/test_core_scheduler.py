@@ -413,21 +413,21 @@ def test_when_the_computing_sequence_goes_the_next_one_takes_over(when):
     harness.drain()
 
 
-def test_when_the_computing_sequence_is_preempted_its_promises_are_withdrawn():
+def test_when_the_computing_sequence_is_preempted_its_pending_blocks_are_withdrawn():
     harness = Harness(config(num_blocks=10, max_num_batched_tokens=4, policy="priority"))
     harness.submit(request("elder", range(60, 72), max_tokens=20, priority=0))
     for _ in range(4):
         harness.step()
     harness.submit(request("maker", range(20), max_tokens=2, priority=2))
     harness.step()
-    assert any(seq.id == "maker" for seq in harness.scheduler._promises.makers.values())
+    assert any(seq.id == "maker" for seq in harness.scheduler._pending_blocks.makers.values())
     taken = harness.scheduler._pool.acquire([], 4 * harness.scheduler._pool.available)
     while not harness.scheduler.stats.preemptions:
         plan = harness.scheduler.plan()
         result = harness.runner.run(plan)
         harness._note_writes(plan)
         harness.note(harness.scheduler.commit(plan, result))
-    assert not any(seq.id == "maker" for seq in harness.scheduler._promises.makers.values())
+    assert not any(seq.id == "maker" for seq in harness.scheduler._pending_blocks.makers.values())
     harness.scheduler._pool.release(taken)
     harness.drain()
 
@@ -480,7 +480,7 @@ def test_an_id_may_be_used_again_while_its_old_row_is_still_computed():
     plan = harness.plan()
     harness.scheduler.abort("a")
     harness.scheduler.submit(request("a", (5, 6, 7), max_tokens=3))
-    assert harness.scheduler.commit(plan, harness.runner.run(plan)) == ()
+    assert harness.scheduler.commit(plan, harness.runner.finish()) == ()
     assert harness.scheduler.plan().admits[0].tokens == (5, 6, 7)
 
 
@@ -595,7 +595,7 @@ def test_the_scheduler_passes_sampling_and_choice_on_unread():
         lambda s: s._waiting.add(s._seqs["a"]),
         lambda s: s._running.remove(s._seqs["a"]),
         lambda s: s._pool.acquire([], 4),
-        lambda s: s._promises.makers.update({b"k": s._seqs["b"]}),
+        lambda s: s._pending_blocks.makers.update({b"k": s._seqs["b"]}),
         lambda s: setattr(s._seqs["a"].lease, "sealed", 0),
         lambda s: setattr(s._seqs["b"], "_slot", 3),
     ],

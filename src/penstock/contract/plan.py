@@ -18,6 +18,7 @@ from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
     "Admit",
+    "Draft",
     "PromptScores",
     "Row",
     "RowResult",
@@ -69,6 +70,14 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess of the tokens that come next in a sequence: at least one id of the vocabulary, right or wrong."""
+
+    seq_id: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Compute positions `[start, start + count)` of the sequence in `slot`.
 
@@ -76,6 +85,10 @@ class Row:
     last known position and, as long as what it drew equals the draft in that place, at the next one; so what is drawn
     is what would be drawn without drafts, and a row brings one token more than it had drafts that were right.
     Positions of drafts that were wrong count as not computed: the next row starts there.
+
+    A row may be planned while the one before it is still being computed. Then its last position holds the token that is
+    drawn there: plans carry no token values, and the runner has it in time. Where that sequence turns out to have ended
+    or failed, the row is computed in vain and what came of it is ignored.
 
     Attributes:
         count: at least 1, drafts included; prefill chunk or decode, the runner does not care which.

@@ -1,10 +1,13 @@
 """The scheduler: what each step computes, for whom, and where its KV goes. One file: plan, commit and abort must agree.
 
-    submit, abort  ->  plan()  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
+    submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
 There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
 Whoever runs goes on first, in policy order; then the queue is admitted from. When blocks run out, the youngest running
 sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
+
+Up to `config.depth` plans may be in flight: planned and not committed. What such a plan reads or writes is given to
+nobody else. Drafts take what is left: they never displace a row, an admission or a block that somebody may need.
 
 It does not know what a token means, how long a step took, or how anything is computed: no clock, no randomness, no I/O.
 The same inputs give the same plans. Invariants: see `check`.
@@ -13,47 +16,91 @@ The same inputs give the same plans. Invariants: see `check`.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Admit, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
+from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.invariants import check_sequences
+from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
-from penstock.core.promises import Promises
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.stats import SchedulerStats
 
-__all__ = ["Scheduler"]
+__all__ = ["Draftable", "Scheduler"]
 
 
 @dataclass(slots=True)
-class _Draft:
-    """A plan in the making: what is left of the token budget, and what was decided so far."""
+class PlanBuilder:
+    """A plan in the making: what is left of the token budget, and what was decided so far. Owned by `Scheduler.plan`.
 
+    Attributes:
+        seqs: whose each row is.
+        leases: under which lease each row is computed.
+    """
+
+    step: int
     budget: int
     rows: list[Row] = field(default_factory=list)
-    seqs: list[Seq] = field(default_factory=list)  # whose each row is
+    seqs: list[Seq] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
 
     def add(self, seq: Seq, count: int, new_blocks: tuple[int, ...] = ()) -> None:
+        """A row of `count` positions for `seq`."""
         sample = count == seq.remaining and seq.request.embedding is None
-        self.rows.append(Row(seq.slot, seq.computed, count, new_blocks, sample))
+        self.rows.append(Row(seq.slot, seq.scheduled, count, new_blocks, sample))
         self.seqs.append(seq)
+        self.leases.append(seq.lease)
         self.budget -= count
+        seq.schedule(self.step, count, sample)
+
+    def add_drafts(self, index: int, tokens: tuple[int, ...], new_blocks: tuple[int, ...]) -> None:
+        """Let row number `index` carry drafts."""
+        row, count = self.rows[index], len(tokens)
+        blocks = row.new_blocks + new_blocks
+        self.rows[index] = replace(row, count=row.count + count, new_blocks=blocks, drafts=tokens)
+        self.budget -= count
+        self.seqs[index].add_drafts(count)
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """The plan that is being computed, and whose each of its rows is."""
+class InFlightStep:
+    """A plan that is being computed, and whose each of its rows is, under which lease."""
 
     plan: StepPlan
     seqs: tuple[Seq, ...]
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """What a sequence held that left while a plan in flight has a row of it; `last_step` is the last such plan."""
+
+    last_step: int
+    lease: Lease
+    slot: int
+
+
+class Draftable(NamedTuple):
+    """A sequence whose next row could carry drafts.
+
+    Attributes:
+        tokens: all of it; to be read before the scheduler is called again.
+        most: more drafts could not be of use.
+    """
+
+    seq_id: str
+    tokens: Sequence[int]
+    most: int
 
 
 class Scheduler:
@@ -66,10 +113,11 @@ class Scheduler:
         self._seqs: dict[str, Seq] = {}
         self._waiting = SeqList()
         self._running = SeqList()
-        self._promises = Promises()
+        self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
         self._releases: list[int] = []  # slots given back since the last plan
-        self._flight: _Flight | None = None
+        self._in_flight: deque[InFlightStep] = deque()
+        self._departed: list[Departed] = []
         self._submitted = 0
         self._steps = 0
         self._preemptions = 0
@@ -78,6 +126,18 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
         return bool(self._seqs)
+
+    @property
+    def in_flight(self) -> int:
+        """Plans that were made and not committed."""
+        return len(self._in_flight)
+
+    @property
+    def can_plan_ahead(self) -> bool:
+        """Whether one more plan may be made while others are in flight, and is likely to compute something."""
+        if len(self._in_flight) >= self.config.depth:
+            return False
+        return any(seq.remaining for seq in self._running) or bool(self._waiting and self._free_slots)
 
     @property
     def num_running(self) -> int:
@@ -145,43 +205,57 @@ class Scheduler:
 
     # ---- what is decided
 
-    def plan(self) -> StepPlan:
-        """Decide the next step; `commit` must follow before the next call.
+    def draftable(self) -> Iterator[Draftable]:
+        """The sequences whose next row could carry drafts: they decode, and their last token is known."""
+        budget = self.config.max_num_batched_tokens - 1
+        for seq in self._running:
+            most = min(budget, seq.limit - len(seq.tokens) - 1)
+            if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
+                yield Draftable(seq.id, seq.tokens, most)
+
+    def plan(self, drafts: Iterable[Draft] = ()) -> StepPlan:
+        """Decide the next step.
+
+        Args:
+            drafts: at most one a sequence; whatever cannot be used of them is left out.
 
         Raises:
-            EngineFault: the previous plan has not been committed.
+            EngineFault: `config.depth` plans have not been committed.
         """
-        if self._flight is not None:
-            raise EngineFault(f"plan {self._flight.plan.step} has not been committed")
-        draft = _Draft(self.config.max_num_batched_tokens)
-        self._continue_running(draft)
-        stall = self._admit_waiting(draft)
+        if len(self._in_flight) >= self.config.depth:
+            raise EngineFault(f"plan {self._in_flight[0].plan.step} has not been committed")
+        builder = PlanBuilder(self._steps, self.config.max_num_batched_tokens)
+        self._continue_running(builder)
+        stall = self._admit_waiting(builder)
+        self._add_drafts(builder, drafts)
         plan = StepPlan(
             step=self._steps,
             releases=tuple(self._releases),
-            admits=tuple(draft.admits),
-            rows=tuple(draft.rows),
+            admits=tuple(builder.admits),
+            rows=tuple(builder.rows),
             stalls=() if stall is None else (stall,),
             waiting=len(self._waiting),
         )
         self._releases.clear()
         self._steps += 1
-        self._flight = _Flight(plan, tuple(draft.seqs))
+        self._in_flight.append(InFlightStep(plan, tuple(builder.seqs), tuple(builder.leases)))
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> tuple[SeqEvent, ...]:
         """Take in what a plan brought: new tokens, full blocks, ends. Events come in the order of the plan's rows.
 
         Raises:
-            EngineFault: `result` is not a result of the plan in flight; nothing has changed.
+            EngineFault: `result` is not a result of the eldest plan in flight; nothing has changed.
         """
-        flight = self._match_flight(plan, result)
-        self._flight = None
+        step = self._match_in_flight(plan, result)
+        self._in_flight.popleft()
         results = {each.slot: each for each in result.rows}
         events: list[SeqEvent] = []
-        for row, seq in zip(plan.rows, flight.seqs, strict=True):
-            if seq.state is not SeqState.FINISHED:  # else it was aborted while the step was being computed
+        for row, seq, lease in zip(plan.rows, step.seqs, step.leases, strict=True):
+            if seq.holds(lease):  # else it left while the step was being computed
                 events += self._take_in(row, seq, results.get(row.slot))
+        if self._departed:
+            self._let_departed_go()
         return tuple(events)
 
     def check(self) -> None:
@@ -191,34 +265,48 @@ class Scheduler:
             EngineFault: one does not hold.
         """
         self._pool.check()
-        check_sequences(self.config, self._seqs, self._running, self._waiting, self._pool, self._promises)
-        slots = sorted([*self._free_slots, *(seq.slot for seq in self._running)])
+        departed = [each.lease for each in self._departed]
+        check_sequences(
+            self.config, self._seqs, self._running, self._waiting, departed, self._pool, self._pending_blocks
+        )
+        if not self._in_flight and (departed or any(seq.scheduled != seq.computed for seq in self._running)):
+            raise EngineFault("scheduler: not so: what is in flight belongs to a plan in flight")
+        slots = sorted([*self._free_slots, *(s.slot for s in self._running), *(each.slot for each in self._departed)])
         if slots != list(range(self.config.max_num_seqs)):
             raise EngineFault("scheduler: not so: every slot is free or belongs to one running sequence")
 
     # ---- planning: those who run
 
-    def _continue_running(self, draft: _Draft) -> None:
+    def _continue_running(self, builder: PlanBuilder) -> None:
         """A row for each running sequence, eldest first. No chunk takes the token that a later one needs to decode."""
         reserved = sum(seq.remaining == 1 for seq in self._running)
         for seq in tuple(self._running):
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
                 continue
             reserved -= seq.remaining == 1
-            count = min(seq.remaining, draft.budget - reserved)
+            count = min(seq.remaining, builder.budget - reserved)
             if count < 1:
                 continue
-            new_blocks = self._cover(seq, seq.computed + count)
+            new_blocks = self._cover(seq, seq.scheduled + count)
             if new_blocks is not None:
-                draft.add(seq, count, new_blocks)
+                builder.add(seq, count, new_blocks)
+            elif seq.state is SeqState.RUNNING:  # the youngest is in flight: let it be preempted in the next plan
+                break
 
     def _cover(self, seq: Seq, num_positions: int) -> tuple[int, ...] | None:
-        """Extend the lease to `num_positions`, at the cost of the youngest; None if `seq` itself was the youngest."""
+        """Extend the lease to `num_positions`, at the cost of the youngest.
+
+        Returns:
+            The new blocks; None if `seq` itself was the youngest, or if the youngest's blocks are in use by a plan in
+            flight, so that `seq` has to wait.
+        """
         need = self._pool.blocks_for(num_positions) - len(seq.lease.blocks)
         if need <= 0:
             return ()
         while not self._pool.extend(seq.lease, need):
             youngest = self._running[-1]
+            if youngest.last_step >= self._horizon:
+                return None
             self._preempt(youngest)
             if youngest is seq:
                 return None
@@ -233,7 +321,7 @@ class Scheduler:
 
     # ---- planning: those who wait
 
-    def _admit_waiting(self, draft: _Draft) -> Stall | None:
+    def _admit_waiting(self, builder: PlanBuilder) -> Stall | None:
         """Admit from the queue while there is room; says why its head, if any is left, was not admitted.
 
         A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it. Who
@@ -247,7 +335,7 @@ class Scheduler:
             if head is not None and head.bypasses + lacking > self.config.max_bypasses:
                 break
             seq = self._waiting[index]
-            stall = self._try_admit(seq, draft, spare)
+            stall = self._try_admit(seq, builder, spare)
             if stall is None:
                 spare += self._may_grow(seq)
                 if head is not None:
@@ -262,30 +350,32 @@ class Scheduler:
             index += 1
         return first_stall
 
-    def _try_admit(self, seq: Seq, draft: _Draft, spare: int) -> Stall | None:
+    def _try_admit(self, seq: Seq, builder: PlanBuilder, spare: int) -> Stall | None:
         """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed."""
         if not self._free_slots:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
-        if draft.budget < 1:
+        if builder.budget < 1:
             return Stall(seq.id, StallReason.NO_BUDGET, need=1, have=0)
         keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
-        quote = self._pool.quote(keys, known)
-        shared = self._promises.run_length(keys[quote.cached : (known - 1) // self.config.block_size])
-        if shared:
-            return Stall(seq.id, StallReason.SHARED_PREFIX, need=quote.cached + shared, have=quote.cached)
+        if self._pending_blocks.makers:
+            cached = self._pool.quote(keys, known).cached
+            shared = self._pending_blocks.run_length(keys[cached : (known - 1) // self.config.block_size])
+            if shared:
+                return Stall(seq.id, StallReason.SHARED_PREFIX, need=cached + shared, have=cached)
         lease = self._pool.acquire(keys, known, spare)
         if lease is None:
+            quote = self._pool.quote(keys, known)
             return Stall(seq.id, StallReason.NO_BLOCKS, need=quote.need + spare, have=quote.have)
-        self._admit(seq, lease, draft)
+        self._admit(seq, lease, builder)
         return None
 
-    def _admit(self, seq: Seq, lease: Lease, draft: _Draft) -> None:
+    def _admit(self, seq: Seq, lease: Lease, builder: PlanBuilder) -> None:
         self._waiting.remove(seq)
         seq.admit(lease, heapq.heappop(self._free_slots), lease.cached * self.config.block_size)
         self._running.add(seq)
-        self._promises.make(seq, seq.chain.keys[lease.cached :])
+        self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
-        draft.admits.append(
+        builder.admits.append(
             Admit(
                 slot=seq.slot,
                 seq_id=seq.id,
@@ -301,7 +391,7 @@ class Scheduler:
                 thinking=request.thinking,
             )
         )
-        draft.add(seq, min(seq.remaining, draft.budget))
+        builder.add(seq, min(seq.remaining, builder.budget))
 
     def _may_grow(self, seq: Seq) -> bool:
         """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.
@@ -310,12 +400,31 @@ class Scheduler:
         """
         return len(seq.lease.blocks) < self._pool.blocks_for(seq.limit - 1)  # the last token is never computed
 
+    # ---- planning: drafts
+
+    def _add_drafts(self, builder: PlanBuilder, drafts: Iterable[Draft]) -> None:
+        """Let rows carry drafts, as far as budget and blocks are left; a block stays for each who may need one."""
+        tokens = {draft.seq_id: draft.tokens for draft in drafts}
+        if not tokens:
+            return
+        spare = sum(self._may_grow(seq) for seq in self._running)
+        for index, seq in enumerate(builder.seqs):
+            row = builder.rows[index]
+            if seq.id not in tokens or not row.sample or seq.drawing > 1:  # its last token is not known
+                continue
+            end, blocks = row.start + row.count, len(seq.lease.blocks)
+            room = (blocks + max(0, self._pool.available - spare)) * self.config.block_size - end
+            count = min(len(tokens[seq.id]), builder.budget, room, seq.limit - len(seq.tokens) - 1)
+            if count > 0:
+                self._pool.extend(seq.lease, max(0, self._pool.blocks_for(end + count) - blocks))
+                builder.add_drafts(index, tokens[seq.id][:count], tuple(seq.lease.blocks[blocks:]))
+
     # ---- committing
 
-    def _match_flight(self, plan: StepPlan, result: StepResult) -> _Flight:
-        flight = self._flight
-        if flight is None or plan != flight.plan:
-            raise EngineFault(f"plan {plan.step} is not in flight")
+    def _match_in_flight(self, plan: StepPlan, result: StepResult) -> InFlightStep:
+        if not self._in_flight or plan != self._in_flight[0].plan:
+            raise EngineFault(f"plan {plan.step} is not the eldest in flight")
+        flight = self._in_flight[0]
         if result.step != plan.step:
             raise EngineFault(f"a result of step {result.step} came for plan {plan.step}")
         results = {each.slot: each for each in result.rows}
@@ -336,17 +445,33 @@ class Scheduler:
         if result is None:  # a chunk in the middle of a prompt
             self._advance(seq, row.count)
             return events
-        if result.failure:
-            return [*events, self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=result.failure))]
-        self._advance(seq, row.count)
+        failed = Finished(seq.id, FinishReason.ERROR, message=result.failure)
+        if result.failure and not result.tokens:
+            return [*events, self._finish(seq, failed)]
+        self._advance(seq, row.count - len(row.drafts))
         if result.prompt is not None:
             of = result.prompt
             events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
-        for token in result.tokens:
-            events += self._append(seq, token)
+        if row.sample:
+            events += self._take_tokens(seq, result.tokens)
+        if result.failure and seq.state is SeqState.RUNNING:
+            events.append(self._finish(seq, failed))
         if result.embedding is not None:
             embedded = Embedded(seq.id, result.embedding)
             events += [embedded, self._finish(seq, Finished(seq.id, FinishReason.STOP))]
+        return events
+
+    def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...]) -> list[SeqEvent]:
+        """What a row drew, until one of the tokens ends the sequence. All but the last were drafts that were right."""
+        events: list[SeqEvent] = []
+        last = len(tokens) - 1
+        for index, token in enumerate(tokens):
+            events += self._append(seq, token)
+            if seq.state is SeqState.FINISHED:
+                return events
+            if index < last:
+                self._advance(seq, 1)  # computed as a draft
+        seq.take_draw()
         return events
 
     def _advance(self, seq: Seq, count: int) -> None:
@@ -358,7 +483,7 @@ class Scheduler:
         filled = seq.chain.keys[sealed : seq.computed // self.config.block_size]
         for index, key in enumerate(filled, start=sealed):
             self._pool.seal(seq.lease, index, key)
-        self._promises.settle(seq, filled)
+        self._pending_blocks.settle(seq, filled)
 
     def _append(self, seq: Seq, token: SampledToken) -> list[SeqEvent]:
         """One more token: it may end the sequence, and it may fill a block."""
@@ -370,7 +495,7 @@ class Scheduler:
         if len(seq.tokens) % self.config.block_size == 0:
             named = len(seq.chain.keys)
             self._name_blocks(seq)
-            self._promises.make(seq, seq.chain.keys[named:])
+            self._pending_blocks.make(seq, seq.chain.keys[named:])
         return [generated]
 
     def _name_blocks(self, seq: Seq) -> None:
@@ -389,15 +514,34 @@ class Scheduler:
         return ending
 
     def _leave(self, seq: Seq) -> None:
-        """Give back what running takes: promises, blocks, slot."""
+        """Give back what running takes: pending blocks, the lease, the slot; the last two once no plan uses them."""
         self._withdraw(seq)
-        self._pool.release(seq.lease)
         self._running.remove(seq)
-        heapq.heappush(self._free_slots, seq.slot)
-        self._releases.append(seq.slot)
+        if seq.last_step < self._horizon:
+            self._give_back(seq.lease, seq.slot)
+        else:
+            self._departed.append(Departed(seq.last_step, seq.lease, seq.slot))
+
+    def _let_departed_go(self) -> None:
+        horizon = self._horizon
+        for each in self._departed:
+            if each.last_step < horizon:
+                self._give_back(each.lease, each.slot)
+        self._departed = [each for each in self._departed if each.last_step >= horizon]
+
+    def _give_back(self, lease: Lease, slot: int) -> None:
+        self._pool.release(lease)
+        heapq.heappush(self._free_slots, slot)
+        self._releases.append(slot)
+
+    @property
+    def _horizon(self) -> int:
+        """The first step that can be in flight when blocks are handed out next: what was used before it is free."""
+        eldest = self._in_flight[0].plan.step if self._in_flight else self._steps
+        return max(eldest, self._steps - self.config.depth + 1)
 
     def _withdraw(self, seq: Seq) -> None:
-        self._promises.settle(seq, seq.chain.keys[seq.lease.sealed :])
+        self._pending_blocks.settle(seq, seq.chain.keys[seq.lease.sealed :])
 
 
 def _mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
@@ -405,12 +549,27 @@ def _mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
     if result is None:
         due = row.sample or _completes_embedding(row, seq)
         return "nothing came of a row that samples or completes an embedding" if due else ""
-    if result.failure:
-        return "a row that failed has an embedding" if result.embedding is not None else ""
-    if len(result.tokens) != row.sample:
+    if result.failure or row.drafts:
+        fault = _wrong_run(row, result)
+        if fault or result.failure:
+            return fault
+    elif len(result.tokens) != row.sample:
         return f"{len(result.tokens)} tokens came of a row that {'samples' if row.sample else 'does not sample'}"
     if (result.embedding is not None) != _completes_embedding(row, seq):
         return "an embedding came of a row that completes none, or none of one that does"
+    return ""
+
+
+def _wrong_run(row: Row, result: RowResult) -> str:
+    """Why `result` cannot be the drafts of `row` that were right, and the token after them or a failure there."""
+    drawn = tuple(token.id for token in result.tokens)
+    right = drawn if result.failure else drawn[:-1]
+    if result.failure and result.embedding is not None:
+        return "a row that failed has an embedding"
+    if not (result.failure or drawn) or right != row.drafts[: len(right)]:
+        return f"{drawn} came of a row with the drafts {row.drafts}"
+    if not result.failure and drawn[-1:] == row.drafts[len(right) : len(drawn)]:
+        return f"the row stopped at {drawn[-1]}, which was drafted"
     return ""
 
 

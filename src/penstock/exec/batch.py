@@ -132,7 +132,7 @@ class SlotTables:
             self._scored.add(slot)
 
     def advance(self, row: Row) -> None:
-        """Take note that `row` is computed now: its new blocks and drafts, and where the next row of its slot starts."""
+        """Take note that `row` is computed now: its new blocks and drafts, and where the next of its slot starts."""
         slot, end = row.slot, row.start + row.count
         known = end - len(row.drafts)
         assert slot in self._samplings, f"slot {slot} has a row but holds nothing"
