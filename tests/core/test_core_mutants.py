@@ -283,13 +283,12 @@ def seal_a_rejected_position(patch):
     """A block that drafts have filled, right or wrong, under the key that is theirs."""
     take_in = Scheduler._take_in
 
-    def greedy(self, row, seq, result):
+    def greedy(self, row, seq, result, events):
         tokens, end, size = (*seq.tokens, *row.drafts), row.start + row.count, self.config.block_size
-        events = take_in(self, row, seq, result)
+        take_in(self, row, seq, result, events)
         if row.drafts and seq.state is sequence.SeqState.RUNNING and end >= (seq.lease.sealed + 1) * size:
             at, keys = seq.lease.sealed, [seq.chain._root, *seq.chain.keys]
             self._pool.seal(seq.lease, at, block_keys.block_key(keys[at], tokens[at * size : (at + 1) * size]))
-        return events
 
     patch(Scheduler, "_take_in", greedy)
 
@@ -332,21 +331,20 @@ def go_on_behind_a_rejected_position(patch):
 def note_a_draft_too_many_as_computed(patch):
     take_tokens = Scheduler._take_tokens
 
-    def greedy(self, seq, tokens):
+    def greedy(self, seq, tokens, events):
         drafted = seq.drafted
-        events = take_tokens(self, seq, tokens)
+        take_tokens(self, seq, tokens, events)
         if drafted and seq.state is sequence.SeqState.RUNNING:
             self._advance(seq, 1)
-        return events
 
     patch(Scheduler, "_take_tokens", greedy)
 
 
 def go_on_after_a_stop_token_among_drafts(patch):
-    def deaf(self, seq, tokens):
-        events = [event for token in tokens for event in self._append(seq, token)]
+    def deaf(self, seq, tokens, events):
+        for token in tokens:
+            self._append(seq, token, events)
         seq.take_draw()
-        return events
 
     patch(Scheduler, "_take_tokens", deaf)
 

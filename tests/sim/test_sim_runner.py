@@ -8,7 +8,7 @@ import pytest
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.plan import Admit, Row, RowResult, StepPlan, StepResult
-from penstock.contract.ports import Clock, Runner
+from penstock.contract.ports import Clock, OverlappingRunner, Runner
 from penstock.contract.sampling import SamplingSpec
 from penstock.sim import FakeRunner, PlanViolation, SimClock, StepCost, golden
 
@@ -87,6 +87,9 @@ UNLAWFUL = [
     (plan(1, admits=[admit(1, blocks=(0, 2))]), "new block 2 belongs to another slot"),
     (plan(1, admits=[admit(1, blocks=(0, 8))]), "block 8 does not exist"),
     (plan(1, rows=[Row(0, 3, 0, (), False)]), "a row computes nothing"),
+    (plan(1, rows=[Row(0, 3, 1, (), False, (5,))]), "a row of nothing but drafts"),
+    (plan(1, admits=[admit(1, blocks=(0, 1))], rows=[Row(1, 0, 2, (), False, (9,))]), "does not sample"),
+    (plan(1, admits=[admit(1, blocks=(0, 1))], rows=[Row(1, 0, 5, (), True, (9, 9))]), "too few blocks"),
     (plan(1, rows=[Row(1, 0, 1, (), True)]), "slot 1 has a row but no sequence"),
     (plan(1, rows=[Row(0, 4, 1, (), True)]), "starts at 4, but 3 are computed"),
     (plan(1, rows=[Row(0, 2, 1, (), True)]), "starts at 2, but 3 are computed"),
@@ -144,6 +147,64 @@ def test_a_released_slot_is_forgotten_and_free():
     assert runner.occupied == {}
 
 
+@pytest.mark.parametrize(("wrong", "came"), [(0, 1), (1, 2), (2, 3), (9, 4)])
+def test_a_row_brings_the_drafts_that_were_right_and_one_token_more(wrong, came):
+    """The draft number `wrong` is; whatever it has left in the memory, the answer is the golden one."""
+    runner, tokens = started(), golden((1, 2, 3), 6, VOCAB, SamplingSpec())
+    drafts = tuple((t + 1) % VOCAB if at == wrong else t for at, t in enumerate(tokens[1:4]))
+    assert drawn(runner.run(plan(1, rows=[Row(0, 3, 4, (7, 6), True, drafts)]))) == tokens[1 : 1 + came]
+    assert drawn(runner.run(plan(2, rows=[Row(0, 3 + came, 1, (), True)]))) == (tokens[1 + came],)
+
+
+AHEAD = dataclasses.replace(CONFIG, depth=2)
+
+
+def test_a_started_plan_is_computed_when_its_result_is_asked_for_in_order():
+    runner = FakeRunner(AHEAD, VOCAB)
+    runner.start(FIRST)
+    runner.start(plan(1, rows=[Row(0, 3, 1, (), True)]))
+    tokens = golden((1, 2, 3), 2, VOCAB, SamplingSpec())
+    assert [drawn(runner.finish()), drawn(runner.finish())] == [tokens[:1], tokens[1:]]
+
+
+def test_a_sequence_that_failed_fails_again_in_the_plan_behind():
+    runner = FakeRunner(AHEAD, VOCAB)
+    runner.fail_sequence("s0", "not finite")
+    runner.start(FIRST)
+    runner.start(plan(1, rows=[Row(0, 3, 1, (), True)]))
+    assert [runner.finish().rows, runner.finish().rows] == [(RowResult(0, failure="not finite"),)] * 2
+
+
+@pytest.mark.parametrize(
+    ("unlawful", "law"),
+    [
+        (plan(1, releases=[0]), "slot 0 was released while a plan in flight computes its row"),
+        (plan(1, releases=[0], admits=[admit(1, blocks=(0, 4))]), "slot 0 was released while"),
+        (plan(1, rows=[Row(0, 3, 2, (5,), True)]), "beyond its known tokens"),
+        (plan(1, rows=[Row(0, 4, 1, (5,), True)]), "starts at 4, but 3 are computed"),
+        (plan(1, rows=[Row(0, 3, 1, (), False)]), "samples exactly when"),
+    ],
+)
+def test_what_a_plan_in_flight_uses_is_not_given_away_and_what_it_computes_is_continued(unlawful, law):
+    with pytest.raises(PlanViolation, match=law):
+        both_started(FIRST, unlawful)
+
+
+def both_started(first: StepPlan, second: StepPlan) -> None:
+    runner = FakeRunner(AHEAD, VOCAB)
+    runner.start(first)
+    runner.start(second)
+    runner.finish()
+    runner.finish()
+
+
+def test_no_more_plans_are_in_flight_than_it_takes():
+    runner = FakeRunner(CONFIG, VOCAB)
+    runner.start(FIRST)
+    with pytest.raises(PlanViolation, match="more than 1"):
+        runner.start(plan(1))
+
+
 def test_an_ordered_failure_takes_one_row_alone():
     runner = started()
     runner.fail_sequence("s0", "not finite")
@@ -181,6 +242,7 @@ def test_simulated_time_stands_still_until_it_is_moved_and_never_runs_back():
 
 def test_they_fit_the_ports():
     runner: Runner = FakeRunner(CONFIG)
+    assert isinstance(runner, OverlappingRunner)
     clock: Clock = SimClock()
     assert runner.run(plan()).rows == ()
     assert clock.now() == 0.0

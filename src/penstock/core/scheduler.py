@@ -253,7 +253,7 @@ class Scheduler:
         events: list[SeqEvent] = []
         for row, seq, lease in zip(plan.rows, step.seqs, step.leases, strict=True):
             if seq.holds(lease):  # else it left while the step was being computed
-                events += self._take_in(row, seq, results.get(row.slot))
+                self._take_in(row, seq, results.get(row.slot), events)
         if self._departed:
             self._let_departed_go()
         return tuple(events)
@@ -279,12 +279,13 @@ class Scheduler:
 
     def _continue_running(self, builder: PlanBuilder) -> None:
         """A row for each running sequence, eldest first. No chunk takes the token that a later one needs to decode."""
-        reserved = sum(seq.remaining == 1 for seq in self._running)
-        for seq in tuple(self._running):
+        todo = [(seq, seq.remaining) for seq in self._running]
+        reserved = sum(remaining == 1 for _, remaining in todo)
+        for seq, remaining in todo:
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
                 continue
-            reserved -= seq.remaining == 1
-            count = min(seq.remaining, builder.budget - reserved)
+            reserved -= remaining == 1
+            count = min(remaining, builder.budget - reserved)
             if count < 1:
                 continue
             new_blocks = self._cover(seq, seq.scheduled + count)
@@ -436,43 +437,42 @@ class Scheduler:
                 raise EngineFault(f"step {plan.step}, slot {row.slot}: {fault}")
         return flight
 
-    def _take_in(self, row: Row, seq: Seq, result: RowResult | None) -> list[SeqEvent]:
-        """What one row of a live sequence brought."""
-        events: list[SeqEvent] = []
+    def _take_in(self, row: Row, seq: Seq, result: RowResult | None, events: list[SeqEvent]) -> None:
+        """What one row of a live sequence brought; adds to `events`."""
         if not seq.announced:
             seq.announced = True
             events.append(Admitted(seq.id, seq.cached))
         if result is None:  # a chunk in the middle of a prompt
             self._advance(seq, row.count)
-            return events
-        failed = Finished(seq.id, FinishReason.ERROR, message=result.failure)
+            return
         if result.failure and not result.tokens:
-            return [*events, self._finish(seq, failed)]
+            events.append(self._fail(seq, result.failure))
+            return
         self._advance(seq, row.count - len(row.drafts))
         if result.prompt is not None:
             of = result.prompt
             events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
         if row.sample:
-            events += self._take_tokens(seq, result.tokens)
+            self._take_tokens(seq, result.tokens, events)
         if result.failure and seq.state is SeqState.RUNNING:
-            events.append(self._finish(seq, failed))
+            events.append(self._fail(seq, result.failure))
         if result.embedding is not None:
-            embedded = Embedded(seq.id, result.embedding)
-            events += [embedded, self._finish(seq, Finished(seq.id, FinishReason.STOP))]
-        return events
+            events.append(Embedded(seq.id, result.embedding))
+            events.append(self._finish(seq, Finished(seq.id, FinishReason.STOP)))
 
-    def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...]) -> list[SeqEvent]:
+    def _fail(self, seq: Seq, message: str) -> Finished:
+        return self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=message))
+
+    def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...], events: list[SeqEvent]) -> None:
         """What a row drew, until one of the tokens ends the sequence. All but the last were drafts that were right."""
-        events: list[SeqEvent] = []
         last = len(tokens) - 1
         for index, token in enumerate(tokens):
-            events += self._append(seq, token)
+            self._append(seq, token, events)
             if seq.state is SeqState.FINISHED:
-                return events
+                return
             if index < last:
                 self._advance(seq, 1)  # computed as a draft
         seq.take_draw()
-        return events
 
     def _advance(self, seq: Seq, count: int) -> None:
         """Note `count` more computed positions, and seal the blocks they filled."""
@@ -485,18 +485,17 @@ class Scheduler:
             self._pool.seal(seq.lease, index, key)
         self._pending_blocks.settle(seq, filled)
 
-    def _append(self, seq: Seq, token: SampledToken) -> list[SeqEvent]:
+    def _append(self, seq: Seq, token: SampledToken, events: list[SeqEvent]) -> None:
         """One more token: it may end the sequence, and it may fill a block."""
         seq.tokens.append(token.id)
-        generated = Generated(seq.id, token.id, token.logprob, token.top_logprobs, token.rank)
+        events.append(Generated(seq.id, token.id, token.logprob, token.top_logprobs, token.rank))
         ending = seq.ending()
         if ending is not None:
-            return [generated, self._finish(seq, ending)]
-        if len(seq.tokens) % self.config.block_size == 0:
+            events.append(self._finish(seq, ending))
+        elif len(seq.tokens) % self.config.block_size == 0:
             named = len(seq.chain.keys)
             self._name_blocks(seq)
             self._pending_blocks.make(seq, seq.chain.keys[named:])
-        return [generated]
 
     def _name_blocks(self, seq: Seq) -> None:
         if self.config.prefix_caching:
@@ -546,16 +545,17 @@ class Scheduler:
 
 def _mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
     """Why `result` cannot be what came of `row`; "" where it can."""
+    request = seq.request
+    completes = request.embedding is not None and row.start + row.count == len(request.prompt)
     if result is None:
-        due = row.sample or _completes_embedding(row, seq)
-        return "nothing came of a row that samples or completes an embedding" if due else ""
+        return "nothing came of a row that samples or completes an embedding" if row.sample or completes else ""
     if result.failure or row.drafts:
         fault = _wrong_run(row, result)
         if fault or result.failure:
             return fault
     elif len(result.tokens) != row.sample:
         return f"{len(result.tokens)} tokens came of a row that {'samples' if row.sample else 'does not sample'}"
-    if (result.embedding is not None) != _completes_embedding(row, seq):
+    if (result.embedding is not None) != completes:
         return "an embedding came of a row that completes none, or none of one that does"
     return ""
 
@@ -571,7 +571,3 @@ def _wrong_run(row: Row, result: RowResult) -> str:
     if not result.failure and drawn[-1:] == row.drafts[len(right) : len(drawn)]:
         return f"the row stopped at {drawn[-1]}, which was drafted"
     return ""
-
-
-def _completes_embedding(row: Row, seq: Seq) -> bool:
-    return seq.request.embedding is not None and row.start + row.count == len(seq.request.prompt)

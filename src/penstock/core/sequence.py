@@ -125,10 +125,10 @@ class Seq:
     @property
     def remaining(self) -> int:
         """Positions that its next row could compute; 1 while it decodes, 0 where that is not known yet or none is."""
+        if not self.drawing:
+            return len(self.tokens) - self.scheduled
         coming = len(self.tokens) + self.drawing
-        if self.drawing and (self.drafted or coming >= self.limit):
-            return 0
-        return coming - self.scheduled
+        return 0 if self.drafted or coming >= self.limit else coming - self.scheduled
 
     def schedule(self, step: int, count: int, draws: bool) -> None:
         """Note its row of `count` positions in plan `step`."""

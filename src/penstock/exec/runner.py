@@ -10,8 +10,8 @@ nothing behind that a later sequence could see.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,7 +85,8 @@ class TorchRunner:
         """
         count = min(3, self._kv.block_size, self._max_model_len)
         spec = SamplingSpec((("logprobs", 0), ("seed", 0), ("temperature", 0.5), ("top_k", 2), ("top_p", 0.5)))
-        admit = Admit(0, "warm-up", (0,) * count, (0,), 0, spec, 0)
+        tokens = (0,) * count
+        admit = Admit(slot=0, seq_id="warm-up", tokens=tokens, blocks=(0,), computed=0, sampling=spec, choice=0)
         chunk = (Row(0, 0, count - 1, (), False),) if count > 1 else ()
         last = (Row(0, count - 1, 1, (), True),)
         kept, self._slots = self._slots, SlotTables(1, self._max_model_len, self._kv.block_size)
@@ -106,7 +107,7 @@ class TorchRunner:
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         prompts = dict(self._prompt_scores(rows, batch, hidden))
         vectors = self._pools.take(rows, batch.q_start, hidden)
-        drawn: dict[int, _Drawn] = {}
+        drawn = _Drawn({}, set())
         if sampling:
             places = sum(1 + len(row.drafts) for row in sampling)
             if places < len(hidden):
@@ -114,7 +115,7 @@ class TorchRunner:
             drawn = self._draw(sampling, self._model.logits(hidden), pending)  # of [S, V]
         return tuple(_results(rows, drawn, prompts, vectors))
 
-    def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> dict[int, _Drawn]:
+    def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> _Drawn:
         """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
 
         One place after the other, as if there were no drafts: whatever a place depends on (masks, budgets, penalties)
@@ -125,17 +126,12 @@ class TorchRunner:
             logits: `[S, V]`, of each row's last known position and its drafts, row after row; changed.
             pending: the masks of the first places.
         """
-        drawn = {row.slot: _Drawn() for row in rows}
+        drawn = _Drawn({row.slot: [] for row in rows}, set())
         going, places = rows, list(accumulate((1 + len(row.drafts) for row in rows[:-1]), initial=0))
         while going:
             here = logits if len(places) == len(logits) else logits[places]
             sampled = self._draw_once(going, here, pending)
-            right = []
-            for at, row in enumerate(going):
-                if sampled.failed[at]:
-                    drawn[row.slot].failure = _NOT_FINITE
-                elif self._keep(row, drawn[row.slot].tokens, sampled, at):
-                    right.append(at)
+            right = [at for at, row in enumerate(going) if self._keep(row, drawn, sampled, at)]
             going, places = [going[at] for at in right], [places[at] + 1 for at in right]
             pending = self._masking.begin(going) if going else None
         return drawn
@@ -151,13 +147,15 @@ class TorchRunner:
 
         return self._masking.sample(logits, samplings, positions, pending, row_views)
 
-    def _keep(self, row: Row, tokens: list[SampledToken], sampled: Sampled, at: int) -> bool:
-        """Take what entry `at` drew for `row`, as one more of its `tokens`; whether it was drafted."""
-        token = sampled.tokens[at]
+    def _keep(self, row: Row, drawn: _Drawn, sampled: Sampled, at: int) -> bool:
+        """Take what entry `at` drew for `row`; whether it is the row's next draft."""
+        if sampled.failed[at]:
+            drawn.failed.add(row.slot)
+            return False
+        token, tokens = sampled.tokens[at], drawn.tokens[row.slot]
         self._slots.append(row.slot, token)
-        nth = len(tokens)
         tokens.append(SampledToken(token, sampled.logprobs[at], sampled.ranks[at], sampled.top_logprobs[at]))
-        if nth == len(row.drafts) or token != row.drafts[nth]:
+        if len(tokens) > len(row.drafts) or token != row.drafts[len(tokens) - 1]:
             return False
         self._slots.confirm_draft(row.slot)
         return True
@@ -176,16 +174,11 @@ class TorchRunner:
                 yield row.slot, prompt_scores(self._model.logits, of_row, targets, count, row.start + 1)
 
 
-@dataclass(slots=True)
-class _Drawn:
-    """What a row drew so far, and why it cannot go on; "" while it can."""
+class _Drawn(NamedTuple):
+    """What the rows of a step drew: slot to tokens, in order of position, and the slots whose last draw failed."""
 
-    tokens: list[SampledToken] = field(default_factory=list)
-    failure: str = ""
-
-
-_SILENT = _Drawn()
-"""What a row drew that does not sample."""
+    tokens: dict[int, list[SampledToken]]
+    failed: set[int]
 
 
 def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
@@ -200,17 +193,16 @@ def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
 
 
 def _results(
-    rows: Sequence[Row],
-    drawn: Mapping[int, _Drawn],
-    prompts: Mapping[int, PromptScores],
-    vectors: Mapping[int, bytes | None],
+    rows: Sequence[Row], drawn: _Drawn, prompts: Mapping[int, PromptScores], vectors: Mapping[int, bytes | None]
 ) -> Iterator[RowResult]:
     """What came of each row that has something to say."""
     for row in rows:
         slot = row.slot
-        if slot in vectors:
+        if row.sample:
+            failure = _NOT_FINITE if slot in drawn.failed else ""
+            yield RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure)
+        elif slot in vectors:
             vector = vectors[slot]
-            yield RowResult(slot, (), prompts.get(slot), vector, "" if vector is not None else _NOT_FINITE)
-        elif slot in drawn or slot in prompts:
-            own = drawn.get(slot, _SILENT)
-            yield RowResult(slot, tuple(own.tokens), prompts.get(slot), None, own.failure)
+            yield RowResult(slot, (), None, vector, "" if vector is not None else _NOT_FINITE)
+        elif slot in prompts:
+            yield RowResult(slot, (), prompts[slot])
