@@ -20,6 +20,7 @@ from penstock.contract.plan import Draft, StepPlan
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
+from penstock.core.repetition import loops
 from penstock.core.scheduler import Scheduler
 from penstock.sim import FakeRunner, golden
 from penstock.sim.fake_model import golden_embedding, log_probability
@@ -42,7 +43,7 @@ def config(num_blocks: int = 32, **options) -> SchedulerConfig:
 
 
 def request(seq_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **options) -> SequenceRequest:
-    rules = {name: options.pop(name) for name in ("min_tokens", "token_ids") if name in options}
+    rules = {name: options.pop(name) for name in ("min_tokens", "token_ids", "repetition") if name in options}
     return SequenceRequest(seq_id, tuple(prompt), stop=StopRules(max_tokens=max_tokens, **rules), **options)
 
 
@@ -60,6 +61,8 @@ def answer(req: SequenceRequest, max_model_len: int) -> tuple[tuple[int, ...], F
     for count, token in enumerate(tokens, start=1):
         if token in req.stop.token_ids and count >= req.stop.min_tokens:
             return tokens[:count], FinishReason.STOP, token
+        if req.stop.repetition and count >= req.stop.min_tokens and loops(tokens[:count], 0, *req.stop.repetition):
+            return tokens[:count], FinishReason.REPETITION, -1
     return tokens, FinishReason.LENGTH, -1
 
 
@@ -323,6 +326,7 @@ def _random_generation(rng: random.Random, number: int, policy: str) -> Sequence
             max_tokens=rng.choice([1, 2, 5, 12]),
             min_tokens=rng.choice([0, 0, 2]),
             token_ids=rng.choice([(), (), (3,), (1, 7)]),
+            repetition=rng.choice([(), (), (1, 3, 2)]),
         ),
         priority=rng.randrange(3) if policy == "priority" else 0,
         cache_salt=rng.choice(["", "", "other"]),

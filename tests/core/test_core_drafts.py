@@ -34,13 +34,27 @@ def test_a_row_ends_with_its_drafts_and_the_next_one_starts_behind_what_was_righ
     assert [(row.start, row.count) for row in harness.scheduler.plan().rows] == [(6, 1)]
 
 
-def test_a_stop_token_among_right_drafts_ends_the_sequence_there():
+def test_a_loop_among_right_drafts_ends_the_sequence_there():
+    for first in range(50):  # one of these prompts is followed by a token that comes twice
+        req = request("a", (first, 2, 3), max_tokens=20, repetition=(1, 1, 2))
+        tokens, reason, _ = answer(req, 64)
+        if reason is FinishReason.REPETITION and len(tokens) == 4:
+            break
+    harness = Harness(config(), FakeDrafter(1.0, count=6))
+    harness.submit(req)
+    assert harness.drain() == 2
+    assert harness.finished["a"] == Finished("a", FinishReason.REPETITION)
+    assert [len(row.drafts) for plan in harness.plans for row in plan.rows] == [0, 6]
+
+
+def test_nothing_is_drafted_from_a_stop_token_on():
     third = answer(request("a", (1, 2, 3), max_tokens=20), 64)[0][2]
     harness = Harness(config(), FakeDrafter(1.0, count=5))
     harness.submit(request("a", (1, 2, 3), max_tokens=20, token_ids=(third,), min_tokens=3))
     assert harness.drain() == 2
     assert harness.finished["a"] == Finished("a", FinishReason.STOP, stop_token=third)
     assert len(harness.tokens["a"]) == 3
+    assert [len(row.drafts) for plan in harness.plans for row in plan.rows] == [0, 1]
 
 
 def test_no_more_is_drafted_than_the_last_token_allows():

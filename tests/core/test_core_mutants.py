@@ -340,7 +340,7 @@ def note_a_draft_too_many_as_computed(patch):
     patch(Scheduler, "_take_tokens", greedy)
 
 
-def go_on_after_a_stop_token_among_drafts(patch):
+def go_on_after_an_end_among_drafts(patch):
     def deaf(self, seq, tokens, events):
         for token in tokens:
             self._append(seq, token, events)
@@ -402,7 +402,7 @@ MUTANTS = [
     draw_behind_a_draft_for_the_place_before_it,
     go_on_behind_a_rejected_position,
     note_a_draft_too_many_as_computed,
-    go_on_after_a_stop_token_among_drafts,
+    go_on_after_an_end_among_drafts,
     draft_beyond_the_budget,
     draft_beyond_the_context,
     release_blocks_that_a_plan_in_flight_still_writes,

@@ -26,7 +26,7 @@ from penstock.exec.runner import TorchRunner
 from penstock.sampling import SamplingParams
 
 CONFIG = SchedulerConfig(
-    60, block_size=4, max_num_seqs=12, max_num_batched_tokens=300, max_model_len=SHAPE.max_positions
+    140, block_size=4, max_num_seqs=12, max_num_batched_tokens=300, max_model_len=SHAPE.max_positions
 )
 NEW = 14
 

@@ -19,6 +19,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from penstock.contract.config import SchedulerConfig
@@ -404,21 +405,26 @@ class Scheduler:
     # ---- planning: drafts
 
     def _add_drafts(self, builder: PlanBuilder, drafts: Iterable[Draft]) -> None:
-        """Let rows carry drafts, as far as budget and blocks are left; a block stays for each who may need one."""
-        tokens = {draft.seq_id: draft.tokens for draft in drafts}
-        if not tokens:
+        """Let rows carry drafts, as far as budget and blocks are left; a block stays for each who may need one.
+
+        Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need
+        not know how to go on past its end.
+        """
+        guesses = {draft.seq_id: draft.tokens for draft in drafts}
+        if not guesses:
             return
         spare = sum(self._may_grow(seq) for seq in self._running)
         for index, seq in enumerate(builder.seqs):
             row = builder.rows[index]
-            if seq.id not in tokens or not row.sample or seq.drawing > 1:  # its last token is not known
+            if seq.id not in guesses or not row.sample or seq.drawing > 1:  # its last token is not known
                 continue
+            tokens = _before(seq.stop_ids, guesses[seq.id])
             end, blocks = row.start + row.count, len(seq.lease.blocks)
             room = (blocks + max(0, self._pool.available - spare)) * self.config.block_size - end
-            count = min(len(tokens[seq.id]), builder.budget, room, seq.limit - len(seq.tokens) - 1)
+            count = min(len(tokens), builder.budget, room, seq.limit - len(seq.tokens) - 1)
             if count > 0:
                 self._pool.extend(seq.lease, max(0, self._pool.blocks_for(end + count) - blocks))
-                builder.add_drafts(index, tokens[seq.id][:count], tuple(seq.lease.blocks[blocks:]))
+                builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]))
 
     # ---- committing
 
@@ -541,6 +547,11 @@ class Scheduler:
 
     def _withdraw(self, seq: Seq) -> None:
         self._pending_blocks.settle(seq, seq.chain.keys[seq.lease.sealed :])
+
+
+def _before(stop_ids: frozenset[int], tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens in front of the first stop id."""
+    return tuple(takewhile(lambda token: token not in stop_ids, tokens))
 
 
 def _mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
