@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -33,62 +32,12 @@ from penstock.core.invariants import check_sequences
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
+from penstock.core.row_check import mismatch
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.stats import SchedulerStats
+from penstock.core.steps import Departed, InFlightStep, PlanBuilder
 
 __all__ = ["Draftable", "Scheduler"]
-
-
-@dataclass(slots=True)
-class PlanBuilder:
-    """A plan in the making: what is left of the token budget, and what was decided so far. Owned by `Scheduler.plan`.
-
-    Attributes:
-        seqs: whose each row is.
-        leases: under which lease each row is computed.
-    """
-
-    step: int
-    budget: int
-    rows: list[Row] = field(default_factory=list)
-    seqs: list[Seq] = field(default_factory=list)
-    leases: list[Lease] = field(default_factory=list)
-    admits: list[Admit] = field(default_factory=list)
-
-    def add(self, seq: Seq, count: int, new_blocks: tuple[int, ...] = ()) -> None:
-        """A row of `count` positions for `seq`."""
-        sample = count == seq.remaining and seq.request.embedding is None
-        self.rows.append(Row(seq.slot, seq.scheduled, count, new_blocks, sample))
-        self.seqs.append(seq)
-        self.leases.append(seq.lease)
-        self.budget -= count
-        seq.schedule(self.step, count, sample)
-
-    def add_drafts(self, index: int, tokens: tuple[int, ...], new_blocks: tuple[int, ...]) -> None:
-        """Let row number `index` carry drafts."""
-        row, count = self.rows[index], len(tokens)
-        blocks = row.new_blocks + new_blocks
-        self.rows[index] = replace(row, count=row.count + count, new_blocks=blocks, drafts=tokens)
-        self.budget -= count
-        self.seqs[index].add_drafts(count)
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
-    """A plan that is being computed, and whose each of its rows is, under which lease."""
-
-    plan: StepPlan
-    seqs: tuple[Seq, ...]
-    leases: tuple[Lease, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Departed:
-    """What a sequence held that left while a plan in flight has a row of it; `last_step` is the last such plan."""
-
-    last_step: int
-    lease: Lease
-    slot: int
 
 
 class Draftable(NamedTuple):
@@ -438,7 +387,7 @@ class Scheduler:
         if len(results) != len(result.rows) or not results.keys() <= {row.slot for row in plan.rows}:
             raise EngineFault(f"step {plan.step}: results name slots that have no row, or one twice")
         for row, seq in zip(plan.rows, flight.seqs, strict=True):
-            fault = _mismatch(row, seq, results.get(row.slot))
+            fault = mismatch(row, seq, results.get(row.slot))
             if fault:
                 raise EngineFault(f"step {plan.step}, slot {row.slot}: {fault}")
         return flight
@@ -552,33 +501,3 @@ class Scheduler:
 def _before(stop_ids: frozenset[int], tokens: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens in front of the first stop id."""
     return tuple(takewhile(lambda token: token not in stop_ids, tokens))
-
-
-def _mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
-    """Why `result` cannot be what came of `row`; "" where it can."""
-    request = seq.request
-    completes = request.embedding is not None and row.start + row.count == len(request.prompt)
-    if result is None:
-        return "nothing came of a row that samples or completes an embedding" if row.sample or completes else ""
-    if result.failure or row.drafts:
-        fault = _wrong_run(row, result)
-        if fault or result.failure:
-            return fault
-    elif len(result.tokens) != row.sample:
-        return f"{len(result.tokens)} tokens came of a row that {'samples' if row.sample else 'does not sample'}"
-    if (result.embedding is not None) != completes:
-        return "an embedding came of a row that completes none, or none of one that does"
-    return ""
-
-
-def _wrong_run(row: Row, result: RowResult) -> str:
-    """Why `result` cannot be the drafts of `row` that were right, and the token after them or a failure there."""
-    drawn = tuple(token.id for token in result.tokens)
-    right = drawn if result.failure else drawn[:-1]
-    if result.failure and result.embedding is not None:
-        return "a row that failed has an embedding"
-    if not (result.failure or drawn) or right != row.drafts[: len(right)]:
-        return f"{drawn} came of a row with the drafts {row.drafts}"
-    if not result.failure and drawn[-1:] == row.drafts[len(right) : len(drawn)]:
-        return f"the row stopped at {drawn[-1]}, which was drafted"
-    return ""
