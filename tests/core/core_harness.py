@@ -7,20 +7,23 @@ that it serves directed tests, random episodes, the state machine and the plante
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, SeqEvent
-from penstock.contract.plan import StepPlan
+from penstock.contract.plan import Draft, StepPlan
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
+from penstock.core.repetition import loops
 from penstock.core.scheduler import Scheduler
 from penstock.sim import FakeRunner, golden
-from penstock.sim.fake_model import golden_embedding
+from penstock.sim.fake_model import golden_embedding, log_probability
 
 VOCAB = 11
 
@@ -40,7 +43,7 @@ def config(num_blocks: int = 32, **options) -> SchedulerConfig:
 
 
 def request(seq_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **options) -> SequenceRequest:
-    rules = {name: options.pop(name) for name in ("min_tokens", "token_ids") if name in options}
+    rules = {name: options.pop(name) for name in ("min_tokens", "token_ids", "repetition") if name in options}
     return SequenceRequest(seq_id, tuple(prompt), stop=StopRules(max_tokens=max_tokens, **rules), **options)
 
 
@@ -58,14 +61,38 @@ def answer(req: SequenceRequest, max_model_len: int) -> tuple[tuple[int, ...], F
     for count, token in enumerate(tokens, start=1):
         if token in req.stop.token_ids and count >= req.stop.min_tokens:
             return tokens[:count], FinishReason.STOP, token
+        if req.stop.repetition and count >= req.stop.min_tokens and loops(tokens[:count], 0, *req.stop.repetition):
+            return tokens[:count], FinishReason.REPETITION, -1
     return tokens, FinishReason.LENGTH, -1
 
 
-class Harness:
-    """A scheduler, a runner, and a memory of all that was promised."""
+class FakeDrafter:
+    """Drafts `count` of the golden tokens that come next, or 1 to 5, each of them right with probability `right`.
 
-    def __init__(self, cfg: SchedulerConfig) -> None:
+    More than are of use: whatever nobody can use must be left out.
+    """
+
+    def __init__(self, right: float, seed: int = 0, count: int = 0) -> None:
+        self._right = right
+        self._count = count
+        self._rng = random.Random(seed)
+
+    def draft(self, req: SequenceRequest, known: int) -> tuple[int, ...]:
+        count = self._count or self._rng.randint(1, 5)
+        tokens = golden(req.prompt, known + count, VOCAB, req.sampling, req.choice)[known:]
+        return tuple(t if self._rng.random() < self._right else (t + 1) % VOCAB for t in tokens)
+
+
+class Harness:
+    """A scheduler, a runner, and a memory of all that was promised.
+
+    `drafter` guesses what comes next whenever a plan is made.
+    """
+
+    def __init__(self, cfg: SchedulerConfig, drafter: FakeDrafter | None = None) -> None:
         self.config = cfg
+        self.drafter = drafter
+        self.events: dict[str, list[SeqEvent]] = {}
         self.scheduler = Scheduler(cfg)
         self.runner = FakeRunner(cfg, VOCAB)
         self.trace = [trace.encode_header(cfg)]
@@ -75,11 +102,12 @@ class Harness:
         self.admitted: dict[str, int] = {}
         self.finished: dict[str, Finished] = {}
         self.allowed_ends: dict[str, FinishReason] = {}
-        self.flight: StepPlan | None = None
+        self.flights: deque[StepPlan] = deque()
         self.writers: dict[int, tuple[str, int]] = {}  # block -> (salt, cache era) of who wrote it
         self.era = 0
         self.eras: dict[str, int] = {}  # sequence -> cache era of its present admission
         self.plans: list[StepPlan] = []
+        self.ahead = 0  # rows that were planned while another of their sequence was in flight
 
     @property
     def live(self) -> list[str]:
@@ -90,6 +118,7 @@ class Harness:
         self.trace.append(trace.encode_submit(req))
         self.requests[req.id] = req
         self.tokens[req.id] = []
+        self.events[req.id] = []
         self.check()
 
     def abort(self, seq_id: str) -> None:
@@ -113,22 +142,47 @@ class Harness:
         self.runner.fail_sequence(seq_id, "planted")
 
     def plan(self) -> StepPlan:
-        self.flight = self.scheduler.plan()
-        self.plans.append(self.flight)
-        self.trace.append(trace.encode_plan(self.flight))
-        self._check_admits(self.flight)
-        require(len(self.flight.stalls) <= 1, "at most one stall")
-        require(self.flight.waiting == self.scheduler.num_waiting, "the plan counts who waits")
-        waits = self.flight.waiting > 0
-        require(waits == bool(self.flight.stalls), "a waiting head is explained, and nobody else is")
-        require(bool(self.flight.rows) == self.scheduler.has_work, "a step with work at hand computes something")
+        drafts, alone = self._drafts(), not self.flights
+        if drafts:
+            self.trace.append(trace.encode_drafts(drafts))
+        plan = self.scheduler.plan(drafts)
+        flying = {row.slot for each in self.flights for row in each.rows}
+        self.ahead += sum(row.slot in flying for row in plan.rows)
+        self.runner.start(plan)
+        self.flights.append(plan)
+        self.plans.append(plan)
+        self.trace.append(trace.encode_plan(plan))
+        self._check_admits(plan)
+        self._check_drafts(plan, drafts)
+        require(len(plan.stalls) <= 1, "at most one stall")
+        require(plan.waiting == self.scheduler.num_waiting, "the plan counts who waits")
+        waits = plan.waiting > 0
+        require(waits == bool(plan.stalls), "a waiting head is explained, and nobody else is")
+        if alone:
+            require(bool(plan.rows) == self.scheduler.has_work, "a step with work at hand computes something")
         self.check()
-        return self.flight
+        return plan
+
+    def _drafts(self) -> tuple[Draft, ...]:
+        if self.drafter is None:
+            return ()
+        drafts = []
+        for one in self.scheduler.draftable():
+            req = self.requests[one.seq_id]
+            require(tuple(one.tokens) == (*req.prompt, *self.tokens[req.id]), "drafts follow what is known")
+            drafts.append(Draft(req.id, self.drafter.draft(req, len(self.tokens[req.id]))))
+        return tuple(drafts)
+
+    def _check_drafts(self, plan: StepPlan, drafts: tuple[Draft, ...]) -> None:
+        given = {draft.seq_id: draft.tokens for draft in drafts}
+        names = {seq.slot: seq.id for seq in self.scheduler._running}
+        for row in plan.rows:
+            tokens = given.get(names[row.slot], ())
+            require(row.drafts == tokens[: len(row.drafts)], "a row carries the drafts that were given, or the first")
 
     def commit(self) -> tuple[SeqEvent, ...]:
-        plan, self.flight = self.flight, None
-        assert plan is not None
-        result = self.runner.run(plan)
+        plan = self.flights.popleft()
+        result = self.runner.finish()
         self._note_writes(plan)
         self.trace.append(trace.encode_result(result))
         events = self.scheduler.commit(plan, result)
@@ -137,17 +191,17 @@ class Harness:
         return events
 
     def step(self) -> tuple[SeqEvent, ...]:
-        self.plan()
+        """As the engine does it: as many plans as may be in flight, and one commit."""
+        while not self.flights or self.scheduler.can_plan_ahead:
+            self.plan()
         return self.commit()
 
     def drain(self) -> int:
         """Run until nothing is left, within a bound on steps; then everything must be back."""
-        if self.flight is not None:
-            self.commit()
         bound = self.drain_bound()
         steps = 0
-        while self.scheduler.has_work:
-            require(steps < bound, f"everything ends within {bound} steps")
+        while self.scheduler.has_work or self.flights:
+            require(steps <= bound, f"everything ends within {bound} steps")
             self.step()
             steps += 1
         self.plan()
@@ -158,7 +212,8 @@ class Harness:
     def drain_bound(self) -> int:
         """The eldest waits for at most all slots and all who may pass it, and each of these gets on in every step."""
         longest = max((self.limit(seq_id) for seq_id in self.live), default=0)
-        return len(self.live) * (self.config.max_num_seqs + self.config.max_bypasses + 1) * longest
+        waits = len(self.live) * (self.config.max_num_seqs + self.config.max_bypasses + 1) * longest
+        return waits * self.config.depth + len(self.flights)
 
     def limit(self, seq_id: str) -> int:
         req = self.requests[seq_id]
@@ -177,13 +232,14 @@ class Harness:
         require(self.runner.occupied == {}, "the runner has forgotten everybody")
         require(set(self.finished) == set(self.requests), "everybody finished")
         memory = self.scheduler
-        require(not memory._seqs and not memory._promises.makers, "no trace of finished sequences remains")
+        require(not memory._seqs and not memory._pending_blocks.makers, "no trace of finished sequences remains")
         require(not len(memory._waiting) and not len(memory._running), "no trace of finished sequences remains")
 
     def note(self, events: Sequence[SeqEvent]) -> None:
         for event in events:
             require(event.seq_id in self.requests, "events are about accepted sequences")
             require(event.seq_id not in self.finished, "nothing comes after Finished")
+            self.events[event.seq_id].append(event)
             match event:
                 case Admitted(seq_id, cached):
                     require(seq_id not in self.admitted, "Admitted comes once")
@@ -191,7 +247,7 @@ class Harness:
                     self.admitted[seq_id] = cached
                 case Generated(seq_id, token, logprob):
                     require(seq_id in self.admitted, "Admitted comes first")
-                    require(logprob == -1.0 / (1 + token), "a logprob stays with its token")
+                    require(logprob == log_probability(token), "a logprob stays with its token")
                     self.tokens[seq_id].append(token)
                 case Embedded(seq_id, vector):
                     require(seq_id in self.admitted, "Admitted comes first")
@@ -270,6 +326,7 @@ def _random_generation(rng: random.Random, number: int, policy: str) -> Sequence
             max_tokens=rng.choice([1, 2, 5, 12]),
             min_tokens=rng.choice([0, 0, 2]),
             token_ids=rng.choice([(), (), (3,), (1, 7)]),
+            repetition=rng.choice([(), (), (1, 3, 2)]),
         ),
         priority=rng.randrange(3) if policy == "priority" else 0,
         cache_salt=rng.choice(["", "", "other"]),
@@ -277,10 +334,16 @@ def _random_generation(rng: random.Random, number: int, policy: str) -> Sequence
     )
 
 
+def random_drafter(rng: random.Random) -> FakeDrafter | None:
+    right = rng.choice([None, 0.0, 0.5, 0.9, 1.0])
+    return None if right is None else FakeDrafter(right, rng.randrange(1000))
+
+
 def run_episode(seed: int, moves: int = 60) -> Harness:
     """One random life of an engine, checked after every call, drained at the end."""
-    rng = random.Random(seed)
-    harness = Harness(random_config(rng))
+    rng, ahead = random.Random(seed), random.Random(f"{seed} ahead")
+    cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]))
+    harness = Harness(cfg, random_drafter(ahead))
     for number in range(moves):
         move = rng.random()
         if move < 0.35:
@@ -295,11 +358,25 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
             harness.fail(rng.choice(harness.live))
         elif move < 0.46:
             harness.reset()
-        elif harness.flight is not None:
+        elif len(harness.flights) == cfg.depth or (harness.flights and move < 0.55):
             harness.commit()
         elif move < 0.7:
             harness.plan()
         else:
+            harness.step()
+    harness.drain()
+    return harness
+
+
+def run_workload(seed: int, depth: int = 1, right: float | None = None) -> Harness:
+    """Random requests that nothing disturbs: what comes of them is the same however they are computed."""
+    rng = random.Random(seed)
+    cfg = replace(random_config(rng), depth=depth)
+    harness = Harness(cfg, None if right is None else FakeDrafter(right, seed))
+    for number in range(12):
+        with suppress(RequestError):
+            harness.submit(random_request(rng, number, cfg.policy))
+        for _ in range(rng.randrange(3)):
             harness.step()
     harness.drain()
     return harness

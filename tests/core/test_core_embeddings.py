@@ -10,7 +10,7 @@ from core_harness import Harness, config, embedding, request, run_episode
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import EngineFault, InvalidParameter, PromptTooLong
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason
-from penstock.contract.plan import PromptEmbedding, RowFailure, StepResult
+from penstock.contract.plan import RowResult, SampledToken, StepResult
 from penstock.contract.request import StopRules
 from penstock.core.scheduler import Scheduler
 from penstock.sim.fake_model import golden_embedding
@@ -113,11 +113,11 @@ def test_a_mean_over_positions_that_may_be_cached_is_refused():
 @pytest.mark.parametrize(
     "result",
     [
-        StepResult(0, (), ()),
-        StepResult(0, (3,), (-1.0,), embeddings=(PromptEmbedding(0, b""),)),
-        StepResult(0, (), (), embeddings=(PromptEmbedding(1, b""),)),
-        StepResult(0, (), (), embeddings=(PromptEmbedding(0, b""), PromptEmbedding(0, b""))),
-        StepResult(0, (), (), (RowFailure(0, "x"),), embeddings=(PromptEmbedding(0, b""),)),
+        StepResult(0),
+        StepResult(0, (RowResult(0, (SampledToken(3),), embedding=b""),)),
+        StepResult(0, (RowResult(1, embedding=b""),)),
+        StepResult(0, (RowResult(0, embedding=b""), RowResult(0, embedding=b""))),
+        StepResult(0, (RowResult(0, embedding=b"", failure="x"),)),
     ],
 )
 def test_a_result_without_the_vectors_that_are_due_is_refused_and_changes_nothing(result):
@@ -126,7 +126,7 @@ def test_a_result_without_the_vectors_that_are_due_is_refused_and_changes_nothin
     plan = scheduler.plan()
     with pytest.raises(EngineFault, match="step 0"):
         scheduler.commit(plan, result)
-    events = scheduler.commit(plan, StepResult(0, (), (), embeddings=(PromptEmbedding(0, b"v"),)))
+    events = scheduler.commit(plan, StepResult(0, (RowResult(0, embedding=b"v"),)))
     assert events[1] == Embedded("a", b"v")
 
 

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
-from core_harness import Harness, random_config, random_request, run_episode
+import pytest
+from core_harness import Harness, random_config, random_drafter, random_request, run_episode, run_workload
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.contract.errors import RequestError
+from penstock.contract.events import Admitted, SeqEvent
 
 EPISODES = int(os.environ.get("PENSTOCK_EPISODES", "500"))
 seeds = st.integers(0, 2**32)
 
 
 def test_random_episodes_hold_every_law():
-    preemptions = hits = shared = 0
+    preemptions = hits = shared = drafted = ahead = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -30,7 +33,27 @@ def test_random_episodes_hold_every_law():
         preemptions += harness.scheduler.stats.preemptions
         hits += harness.scheduler.stats.hit_tokens
         shared += sum(stall.reason == "shared_prefix" for plan in harness.plans for stall in plan.stalls)
+        drafted += sum(bool(row.drafts) for plan in harness.plans for row in plan.rows)
+        ahead += harness.ahead
     assert min(preemptions, hits, shared) > 0, "the episodes reach preemption, cache hits and shared prefixes"
+    assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
+
+
+WORKLOADS = max(20, EPISODES // 10)
+
+
+@pytest.mark.parametrize(("depth", "right"), [(1, 0.0), (1, 0.5), (1, 1.0), (2, None), (2, 0.0), (2, 0.5), (2, 1.0)])
+def test_drafts_and_plans_ahead_change_no_event(depth, right):
+    for seed in range(WORKLOADS):
+        plain, other = run_workload(seed), run_workload(seed, depth, right)
+        assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, {right})"
+
+
+def said_of(harness: Harness) -> dict[str, list[SeqEvent]]:
+    """Every event of every sequence, less what was cached when it came: that depends on who came first."""
+    return {
+        name: [each for each in events if not isinstance(each, Admitted)] for name, events in harness.events.items()
+    }
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -38,7 +61,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(seed=seeds)
     def start(self, seed):
-        self.harness = Harness(random_config(random.Random(seed)))
+        rng = random.Random(seed)
+        self.harness = Harness(replace(random_config(rng), depth=rng.choice([1, 2])), random_drafter(rng))
         self.number = 0
 
     @rule(seed=seeds)
@@ -69,17 +93,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reset(self):
         self.harness.reset()
 
-    @precondition(lambda self: self.harness.flight is None)
+    @precondition(lambda self: len(self.harness.flights) < self.harness.config.depth)
     @rule()
     def plan(self):
         self.harness.plan()
 
-    @precondition(lambda self: self.harness.flight is not None)
+    @precondition(lambda self: self.harness.flights)
     @rule()
     def commit(self):
         self.harness.commit()
 
-    @precondition(lambda self: self.harness.flight is None)
     @rule(count=st.integers(1, 8))
     def steps(self, count):
         for _ in range(count):

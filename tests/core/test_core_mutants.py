@@ -12,11 +12,13 @@ import pytest
 from core_harness import Violation, run_episode
 
 from penstock.contract.errors import EngineFault, NeverFits
+from penstock.contract.plan import SampledToken
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
-from penstock.core.promises import Promises
+from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq
+from penstock.sim.fake_runner import FakeRunner
 
 MOST_EPISODES = 150
 
@@ -82,12 +84,12 @@ def forget_the_parent(patch):
 
 
 def seal_when_planned_not_when_computed(patch):
-    add = scheduler._Draft.add
+    add = scheduler.PlanBuilder.add
 
     def eager(draft, seq, count, new_blocks=()):
         add(draft, seq, count, new_blocks)
         pool = eager.pools[-1]
-        for index in range(seq.lease.sealed, min((seq.computed + count) // pool.block_size, len(seq.chain.keys))):
+        for index in range(seq.lease.sealed, min(seq.scheduled // pool.block_size, len(seq.chain.keys))):
             pool.seal(seq.lease, index, seq.chain.keys[index])
 
     eager.pools = []
@@ -98,7 +100,7 @@ def seal_when_planned_not_when_computed(patch):
         eager.pools.append(pool)
 
     patch(BlockPool, "__init__", remember)
-    patch(scheduler._Draft, "add", eager)
+    patch(scheduler.PlanBuilder, "add", eager)
 
 
 def seal_a_block_too_many(patch):
@@ -195,12 +197,13 @@ def keep_a_promise_of_one_who_left(patch):
 
 def take_the_aborted_ones_token(patch):
     def commit(self, plan, result):
-        flight = self._match_flight(plan, result)
+        flight = self._match_in_flight(plan, result)
         lost = tuple(i for i, seq in enumerate(flight.seqs) if seq.state is sequence.SeqState.FINISHED)
-        self._flight = scheduler._Flight(plan, flight.seqs)
-        if lost and result.tokens:
-            tokens = result.tokens[1:] + result.tokens[:1]
-            result = type(result)(result.step, tokens, result.logprobs, result.failures, result.seconds)
+        drew = [row for row in result.rows if row.tokens]
+        if lost and drew:
+            moved = dict(zip((row.slot for row in drew), (row.tokens for row in drew[1:] + drew[:1]), strict=True))
+            rows = tuple(replace(row, tokens=moved.get(row.slot, ())) for row in result.rows)
+            result = replace(result, rows=rows)
         return original(self, plan, result)
 
     original = Scheduler.commit
@@ -229,8 +232,8 @@ def announce_each_admission(patch):
 
 
 def exceed_the_budget(patch):
-    draft = scheduler._Draft
-    patch(scheduler, "_Draft", lambda budget: draft(budget + 1))
+    builder = scheduler.PlanBuilder
+    patch(scheduler, "PlanBuilder", lambda step, budget: builder(step, budget + 1))
 
 
 def admit_what_never_fits(patch):
@@ -256,7 +259,7 @@ def order_blocks_wrongly(patch):
 
 
 def promise_forever(patch):
-    patch(Promises, "settle", lambda self, seq, keys: None)
+    patch(PendingBlocks, "settle", lambda self, seq, keys: None)
 
 
 def pool_over_what_is_cached(patch):
@@ -276,7 +279,136 @@ def let_an_embedding_go_on(patch):
     patch(Scheduler, "_finish", lambda self, seq, end: end if seq.request.embedding else finish(self, seq, end))
 
 
+def seal_a_rejected_position(patch):
+    """A block that drafts have filled, right or wrong, under the key that is theirs."""
+    take_in = Scheduler._take_in
+
+    def greedy(self, row, seq, result, events):
+        tokens, end, size = (*seq.tokens, *row.drafts), row.start + row.count, self.config.block_size
+        take_in(self, row, seq, result, events)
+        if row.drafts and seq.state is sequence.SeqState.RUNNING and end >= (seq.lease.sealed + 1) * size:
+            at, keys = seq.lease.sealed, [seq.chain._root, *seq.chain.keys]
+            self._pool.seal(seq.lease, at, block_keys.block_key(keys[at], tokens[at * size : (at + 1) * size]))
+
+    patch(Scheduler, "_take_in", greedy)
+
+
+def accept_one_draft_too_many(patch):
+    draw = FakeRunner._draw
+
+    def generous(self, row, slot, cells):
+        drawn = list(draw(self, row, slot, cells))
+        if len(drawn) <= len(row.drafts):  # the last one is not what was drafted
+            drawn[-1] = SampledToken(row.drafts[len(drawn) - 1], drawn[-1].logprob)
+            slot.tokens[-1] = drawn[-1].id
+            slot.computed += 1
+        return drawn
+
+    patch(FakeRunner, "_draw", generous)
+
+
+def draw_behind_a_draft_for_the_place_before_it(patch):
+    draw = FakeRunner._next_token
+
+    def early(self, slot, cells):
+        drafts_right = slot.computed > len(slot.admit.tokens) and len(cells) > slot.computed
+        return draw(self, slot, cells[: slot.computed - 1] if drafts_right else cells)
+
+    patch(FakeRunner, "_next_token", early)
+
+
+def go_on_behind_a_rejected_position(patch):
+    take_draw = Seq.take_draw
+
+    def hasty(seq):
+        end, drafted = seq.scheduled, seq.drafted
+        take_draw(seq)
+        seq.scheduled = end if drafted else seq.scheduled
+
+    patch(Seq, "take_draw", hasty)
+
+
+def note_a_draft_too_many_as_computed(patch):
+    take_tokens = Scheduler._take_tokens
+
+    def greedy(self, seq, tokens, events):
+        drafted = seq.drafted
+        take_tokens(self, seq, tokens, events)
+        if drafted and seq.state is sequence.SeqState.RUNNING:
+            self._advance(seq, 1)
+
+    patch(Scheduler, "_take_tokens", greedy)
+
+
+def go_on_after_an_end_among_drafts(patch):
+    def deaf(self, seq, tokens, events):
+        for token in tokens:
+            self._append(seq, token, events)
+        seq.take_draw()
+
+    patch(Scheduler, "_take_tokens", deaf)
+
+
+def draft_beyond_the_budget(patch):
+    add = Scheduler._add_drafts
+
+    def lavish(self, builder, drafts):
+        builder.budget += 3
+        add(self, builder, drafts)
+
+    patch(Scheduler, "_add_drafts", lavish)
+
+
+def draft_beyond_the_context(patch):
+    add = Scheduler._add_drafts
+
+    def lavish(self, builder, drafts):
+        limits = [(seq, seq.limit) for seq in builder.seqs]
+        for seq, limit in limits:
+            seq.limit = limit + 4
+        add(self, builder, drafts)
+        for seq, limit in limits:
+            seq.limit = limit
+
+    patch(Scheduler, "_add_drafts", lavish)
+
+
+def release_blocks_that_a_plan_in_flight_still_writes(patch):
+    patch(Scheduler, "_horizon", property(lambda self: self._steps + 1))
+
+
+def plan_beyond_the_last_token(patch):
+    def eager(seq):
+        return 0 if seq.drafted else len(seq.tokens) + seq.drawing - seq.scheduled
+
+    patch(Seq, "remaining", property(eager))
+
+
+def plan_behind_drafts_in_flight(patch):
+    def eager(seq):
+        coming = len(seq.tokens) + seq.drawing
+        return 0 if seq.drawing and coming >= seq.limit else max(0, coming - seq.scheduled) or int(seq.drafted)
+
+    patch(Seq, "remaining", property(eager))
+
+
+def take_what_was_computed_in_vain(patch):
+    patch(Seq, "holds", lambda seq, lease: seq.state is not sequence.SeqState.WAITING)
+
+
 MUTANTS = [
+    seal_a_rejected_position,
+    accept_one_draft_too_many,
+    draw_behind_a_draft_for_the_place_before_it,
+    go_on_behind_a_rejected_position,
+    note_a_draft_too_many_as_computed,
+    go_on_after_an_end_among_drafts,
+    draft_beyond_the_budget,
+    draft_beyond_the_context,
+    release_blocks_that_a_plan_in_flight_still_writes,
+    plan_beyond_the_last_token,
+    plan_behind_drafts_in_flight,
+    take_what_was_computed_in_vain,
     skip_a_decref,
     free_a_shared_block,
     evict_a_held_block,
@@ -328,6 +460,8 @@ def test_a_planted_bug_is_caught(plant, monkeypatch):
 
 
 SILENT_CORRUPTION = [
+    note_a_draft_too_many_as_computed,
+    release_blocks_that_a_plan_in_flight_still_writes,
     free_a_shared_block,
     evict_a_held_block,
     use_a_full_hit_whole,

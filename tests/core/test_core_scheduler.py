@@ -7,9 +7,10 @@ from core_harness import Harness, answer, config, request
 
 from penstock.contract.errors import EngineFault, InvalidParameter, NeverFits, PromptTooLong
 from penstock.contract.events import Admitted, Finished, FinishReason, Generated
-from penstock.contract.plan import Row, RowFailure, StallReason, StepResult
+from penstock.contract.plan import Row, RowResult, SampledToken, StallReason, StepResult
 from penstock.contract.sampling import SamplingSpec
 from penstock.core.sequence import SeqState
+from penstock.sim.fake_model import log_probability
 
 
 def rows_of(harness: Harness, plan) -> dict[str, Row]:
@@ -43,8 +44,8 @@ def test_events_come_in_order_and_once():
     harness.submit(req)
     first, second = answer(req, 64)[0]
     one, two = harness.step(), harness.step()
-    assert one == (Admitted("a", 0), Generated("a", first, -1.0 / (1 + first)))
-    assert two == (Generated("a", second, -1.0 / (1 + second)), Finished("a", FinishReason.LENGTH))
+    assert one == (Admitted("a", 0), Generated("a", first, log_probability(first)))
+    assert two == (Generated("a", second, log_probability(second)), Finished("a", FinishReason.LENGTH))
 
 
 def test_finishing_on_the_first_token_gives_the_blocks_back():
@@ -412,21 +413,21 @@ def test_when_the_computing_sequence_goes_the_next_one_takes_over(when):
     harness.drain()
 
 
-def test_when_the_computing_sequence_is_preempted_its_promises_are_withdrawn():
+def test_when_the_computing_sequence_is_preempted_its_pending_blocks_are_withdrawn():
     harness = Harness(config(num_blocks=10, max_num_batched_tokens=4, policy="priority"))
     harness.submit(request("elder", range(60, 72), max_tokens=20, priority=0))
     for _ in range(4):
         harness.step()
     harness.submit(request("maker", range(20), max_tokens=2, priority=2))
     harness.step()
-    assert any(seq.id == "maker" for seq in harness.scheduler._promises.makers.values())
+    assert any(seq.id == "maker" for seq in harness.scheduler._pending_blocks.makers.values())
     taken = harness.scheduler._pool.acquire([], 4 * harness.scheduler._pool.available)
     while not harness.scheduler.stats.preemptions:
         plan = harness.scheduler.plan()
         result = harness.runner.run(plan)
         harness._note_writes(plan)
         harness.note(harness.scheduler.commit(plan, result))
-    assert not any(seq.id == "maker" for seq in harness.scheduler._promises.makers.values())
+    assert not any(seq.id == "maker" for seq in harness.scheduler._pending_blocks.makers.values())
     harness.scheduler._pool.release(taken)
     harness.drain()
 
@@ -479,7 +480,7 @@ def test_an_id_may_be_used_again_while_its_old_row_is_still_computed():
     plan = harness.plan()
     harness.scheduler.abort("a")
     harness.scheduler.submit(request("a", (5, 6, 7), max_tokens=3))
-    assert harness.scheduler.commit(plan, harness.runner.run(plan)) == ()
+    assert harness.scheduler.commit(plan, harness.runner.finish()) == ()
     assert harness.scheduler.plan().admits[0].tokens == (5, 6, 7)
 
 
@@ -519,18 +520,24 @@ def test_a_second_plan_before_the_commit_is_a_fault():
         harness.scheduler.plan()
 
 
+def drew(slot: int, *tokens: int) -> RowResult:
+    """What comes of a row that drew `tokens`, one by default."""
+    return RowResult(slot, tuple(map(SampledToken, tokens or (1,))))
+
+
 @pytest.mark.parametrize(
     "result",
     [
-        StepResult(1, (1, 1), (0.0, 0.0)),
-        StepResult(0, (1,), (0.0,)),
-        StepResult(0, (1, 1, 1), (0.0, 0.0, 0.0)),
-        StepResult(0, (1, 1), (0.0,)),
-        StepResult(0, (1, 1), (0.0, 0.0), ranks=(1,)),
-        StepResult(0, (1, 1), (0.0, 0.0), tops=((), ()), ranks=(1, 2, 3)),
-        StepResult(0, (1, 1), (0.0, 0.0), failures=(RowFailure(0, "x"),)),
-        StepResult(0, (1, 1), (0.0, 0.0), failures=(RowFailure(7, "x"),)),
-        StepResult(0, (1,), (0.0,), failures=(RowFailure(0, "x"), RowFailure(0, "y"))),
+        StepResult(1, (drew(0), drew(1))),
+        StepResult(0, (drew(0),)),
+        StepResult(0, (drew(0), drew(1, 1, 1))),
+        StepResult(0, (drew(0), drew(1, 1, 1), drew(2))),
+        StepResult(0, (drew(0), drew(0))),
+        StepResult(0, (drew(0), drew(1), drew(1))),
+        StepResult(0, (drew(0), RowResult(1))),
+        StepResult(0, (drew(0), RowResult(1, (SampledToken(1),), embedding=b""))),
+        StepResult(0, (drew(0), drew(1), RowResult(7, failure="x"))),
+        StepResult(0, (RowResult(0, failure="x"), RowResult(0, failure="y"))),
     ],
 )
 def test_a_result_that_does_not_match_changes_nothing(result):
@@ -588,7 +595,7 @@ def test_the_scheduler_passes_sampling_and_choice_on_unread():
         lambda s: s._waiting.add(s._seqs["a"]),
         lambda s: s._running.remove(s._seqs["a"]),
         lambda s: s._pool.acquire([], 4),
-        lambda s: s._promises.makers.update({b"k": s._seqs["b"]}),
+        lambda s: s._pending_blocks.makers.update({b"k": s._seqs["b"]}),
         lambda s: setattr(s._seqs["a"].lease, "sealed", 0),
         lambda s: setattr(s._seqs["b"], "_slot", 3),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
-from penstock.contract.plan import Admit, Row, RowFailure, Stall, StepPlan, StepResult
+from penstock.contract.plan import Admit, Row, RowResult, Stall, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import trace
@@ -141,10 +141,10 @@ def test_a_last_line_cut_short_by_a_crash_is_left_out_and_said(cut):
         ('{"nonsense":{}}', "line 3: not a record"),
         ('{"submit":{"id":"a"}}', "line 3: submit: expected the fields"),
         ('{"abort":{"seq_id":"a","reason":"why","message":""}}', "line 3: abort"),
-        ('{"result":{"step":"0","tokens":[],"logprobs":[],"failures":[],"seconds":0}}', "line 3: result: expected"),
-        ('{"result":{"step":0,"tokens":[1.5],"logprobs":[],"failures":[],"seconds":0}}', "line 3: result: expected"),
-        ('{"result":{"step":true,"tokens":[],"logprobs":[],"failures":[],"seconds":0}}', "line 3: result: expected"),
-        ('{"result":{"step":0,"tokens":4,"logprobs":[],"failures":[],"seconds":0}}', "line 3: result: expected"),
+        ('{"result":{"step":"0","rows":[],"seconds":0}}', "line 3: result: expected"),
+        ('{"result":{"step":0,"rows":[1.5],"seconds":0}}', "line 3: result: expected"),
+        ('{"result":{"step":true,"rows":[],"seconds":0}}', "line 3: result: expected"),
+        ('{"result":{"step":0,"rows":4,"seconds":0}}', "line 3: result: expected"),
     ],
 )
 def test_a_corrupt_line_is_named(broken, says):
@@ -184,4 +184,4 @@ def test_a_plan_prints_its_parts():
     assert decode(trace.encode_plan(plan)) == plan
     stalled = dataclasses.replace(plan, stalls=(Stall("b", "no_slot", 1, 0),))
     assert decode(trace.encode_plan(stalled)).stalls[0].reason == "no_slot"
-    assert decode(trace.encode_result(StepResult(0, (), (), (RowFailure(0, "x"),)))).failures[0].message == "x"
+    assert decode(trace.encode_result(StepResult(0, (RowResult(0, failure="x"),)))).rows[0].failure == "x"

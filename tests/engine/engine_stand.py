@@ -12,7 +12,7 @@ from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, Output
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
-from penstock.contract.plan import PromptScores, StepPlan, StepResult
+from penstock.contract.plan import PromptScores, RowResult, StepPlan, StepResult
 from penstock.contract.ports import Runner
 from penstock.contract.request import EngineRequest, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
@@ -123,13 +123,16 @@ class Scoring:
 
     def run(self, plan: StepPlan) -> StepResult:
         self._prompts |= {a.slot: a.prompt_tokens * a.sampling.has("prompt_logprobs") for a in plan.admits}
-        prompts = []
+        prompts = {}
         for row in plan.rows:
             places = range(row.start + 1, min(row.start + row.count + 1, self._prompts.get(row.slot, 0)))
             if places:
                 scores = tuple(-float(place) for place in places)
-                prompts.append(PromptScores(row.slot, places[0], scores, (((2, -0.5),),) * len(scores), tuple(places)))
-        return replace(self._runner.run(plan), prompts=tuple(prompts))
+                prompts[row.slot] = PromptScores(places[0], scores, (((2, -0.5),),) * len(scores), tuple(places))
+        result = self._runner.run(plan)
+        said = {row.slot: row for row in result.rows}
+        rows = (said.get(row.slot, RowResult(row.slot)) for row in plan.rows)
+        return replace(result, rows=tuple(replace(row, prompt=prompts.get(row.slot)) for row in rows))
 
 
 def build(

@@ -43,10 +43,13 @@ class Gated:
         self.entered = threading.Event()
         self.opened = threading.Event()
 
-    def run(self, plan):
+    def start(self, plan):
+        self._runner.start(plan)
+
+    def finish(self):
         self.entered.set()
         assert self.opened.wait(5)
-        return self._runner.run(plan)
+        return self._runner.finish()
 
 
 async def test_a_heartbeat_comes_back_from_the_engines_thread_and_not_from_a_dead_one():

@@ -15,8 +15,7 @@ PROMPT = "the quick brown fox jumps"
 
 
 def answered(*, echo=False, scores=False, n=1, prompt=PROMPT, others=0, **scheduler):
-    stand = build(**{"max_num_batched_tokens": 8} | scheduler)
-    stand.engine._runner = Scoring(stand.runner)
+    stand = build(around=Scoring, **{"max_num_batched_tokens": 8} | scheduler)
     for _ in range(others):
         stand.submit(PROMPT, max_tokens=30)
     spec = SamplingSpec((("prompt_logprobs", 1), ("seed", 7))) if scores else SamplingSpec((("seed", 7),))

@@ -15,7 +15,7 @@ from penstock.contract.events import ChoiceDelta, FinishReason, Output
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.core import Scheduler
@@ -74,12 +74,12 @@ class Writer:
     def run(self, plan: StepPlan) -> StepResult:
         for admit in plan.admits:
             self._written[admit.slot] = 0
-        tokens = []
+        rows = []
         for row in plan.rows:
             if row.sample:
-                tokens.append(self._script[self._written[row.slot]])
+                rows.append(RowResult(row.slot, (SampledToken(self._script[self._written[row.slot]]),)))
                 self._written[row.slot] += 1
-        return StepResult(plan.step, tuple(tokens), (0.0,) * len(tokens))
+        return StepResult(plan.step, tuple(rows))
 
 
 class AnyGrammar:

@@ -31,9 +31,10 @@ def embedded(spec, chunks, runner=None, slot=0):
         rows = (Row(1 - slot, 0, 3, (), True),) if step == 0 else ()
         rows += (Row(slot, start, count, (), False),)
         result = runner.run(StepPlan(step, (), (other, admit) if step == 0 else (), rows))
-        assert len(result.tokens) == (step == 0)
-        assert bool(result.embeddings) == (start + count == len(PROMPT))
-        vectors += [each.vector for each in result.embeddings if each.slot == slot]
+        assert result.num_tokens == (step == 0)
+        found = {row.slot: row.embedding for row in result.rows if row.embedding is not None}
+        assert bool(found) == (start + count == len(PROMPT))
+        vectors += [vector for of, vector in found.items() if of == slot]
         start += count
     (vector,) = vectors
     return vector
@@ -65,10 +66,10 @@ def test_chunks_and_slots_do_not_show(pooling):
         for count in chunks:
             mixed = torch.cat((torch.ones(3, hidden.shape[1]), hidden[start : start + count]))
             rows = (Row(0, 0, 3, (), True), Row(2, start, count, (), False))
-            vectors += pools.take(rows, torch.tensor([0, 3, 3 + count]), mixed).embeddings
+            vectors += pools.take(rows, torch.tensor([0, 3, 3 + count]), mixed).values()
             start += count
         (vector,) = vectors
-        found.add(vector.vector)
+        found.add(vector)
         pools.release(2)
     assert len(found) == 1
 
@@ -84,8 +85,8 @@ def test_a_sequence_that_comes_again_begins_again():
     admit = Admit(0, "a", PROMPT, tuple(range(12)), 0, NEUTRAL, 0, embedding=EmbeddingSpec())
     runner.run(StepPlan(0, (), (admit,), (Row(0, 0, 20, (), False),)))
     again = (Row(0, 0, 45, (), False),)
-    (result,) = runner.run(StepPlan(1, (0,), (admit,), again)).embeddings
-    assert vector_floats(result.vector) == pytest.approx(vector_floats(embedded(EmbeddingSpec(), (45,))), abs=1e-5)
+    (result,) = runner.run(StepPlan(1, (0,), (admit,), again)).rows
+    assert vector_floats(result.embedding) == pytest.approx(vector_floats(embedded(EmbeddingSpec(), (45,))), abs=1e-5)
 
 
 def test_the_last_state_may_stand_on_what_others_computed():
@@ -94,8 +95,8 @@ def test_the_last_state_may_stand_on_what_others_computed():
     runner.run(StepPlan(0, (), (first,), (Row(0, 0, 45, (), True),)))
     spec = EmbeddingSpec(Pooling.LAST)
     second = Admit(1, "b", PROMPT, (*range(11), 30), 44, NEUTRAL, 0, embedding=spec)
-    (result,) = runner.run(StepPlan(1, (), (second,), (Row(1, 44, 1, (), False),))).embeddings
-    assert vector_floats(result.vector) == pytest.approx(vector_floats(embedded(spec, (45,))), abs=1e-5)
+    (result,) = runner.run(StepPlan(1, (), (second,), (Row(1, 44, 1, (), False),))).rows
+    assert vector_floats(result.embedding) == pytest.approx(vector_floats(embedded(spec, (45,))), abs=1e-5)
 
 
 def test_a_mean_over_what_was_skipped_is_our_bug():
@@ -108,8 +109,10 @@ def test_one_that_is_not_finite_fails_alone():
     admits = [Admit(s, "x", tokens, (s,), 0, NEUTRAL, 0, embedding=EmbeddingSpec()) for s, tokens in
               enumerate(((1, 96), (1, 2)))]  # fmt: skip
     result = runner.run(StepPlan(0, (), tuple(admits), tuple(Row(s, 0, 2, (), False) for s in (0, 1))))
-    assert [failure.slot for failure in result.failures] == [0]
-    assert [each.slot for each in result.embeddings] == [1]
+    assert [(row.slot, bool(row.failure), row.embedding is not None) for row in result.rows] == [
+        (0, True, False),
+        (1, False, True),
+    ]
 
 
 def test_a_row_of_it_that_samples_is_our_bug():
@@ -128,5 +131,5 @@ def test_no_logits_are_computed_for_it():
 def test_a_vector_of_zeros_has_no_direction():
     pools = Pools()
     pools.admit(Admit(0, "a", (1, 2), (), 0, NEUTRAL, 0, embedding=EmbeddingSpec()))
-    (result,) = pools.take((Row(0, 0, 2, (), False),), torch.tensor([0, 2]), torch.zeros(2, 3)).embeddings
-    assert result.vector == struct.pack("<3f", 0, 0, 0)
+    vectors = pools.take((Row(0, 0, 2, (), False),), torch.tensor([0, 2]), torch.zeros(2, 3))
+    assert vectors[0] == struct.pack("<3f", 0, 0, 0)

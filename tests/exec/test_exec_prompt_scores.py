@@ -21,15 +21,16 @@ def scored(chunks, generated=(), top=3):
     spec = SamplingParams(temperature=0, prompt_logprobs=top).spec()
     other = Admit(1, "other", (5, 6, 7), (30,), 0, SamplingParams(temperature=0).spec(), 0)
     tokens = (*PROMPT, *generated)
-    admit = Admit(0, "a", tokens, tuple(range(16)), 0, spec, 0, len(PROMPT))
+    admit = Admit(0, "a", tokens, tuple(range(16)), 0, spec, 0, prompt_tokens=len(PROMPT))
     found, start = [], 0
     for step, count in enumerate(chunks):
         rows = (Row(1, 0, 3, (), True),) if step == 0 else ()
         rows += (Row(0, start, count, (), start + count == len(tokens)),)
         result = runner.run(StepPlan(step, (), (other, admit) if step == 0 else (), rows))
-        assert {each.slot for each in result.prompts} <= {0}
-        for each in result.prompts:
-            columns = zip(each.logprobs, each.tops, each.ranks, strict=True)
+        scores = {row.slot: row.prompt for row in result.rows if row.prompt is not None}
+        assert scores.keys() <= {0}
+        for each in scores.values():
+            columns = zip(each.logprobs, each.top_logprobs, each.ranks, strict=True)
             found += [(each.start + i, *entry) for i, entry in enumerate(columns)]
         start += count
     assert start == len(tokens)

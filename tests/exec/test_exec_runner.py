@@ -17,7 +17,7 @@ from penstock.contract.model import ModelShape
 from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
-from penstock.exec.sampler import Draw, sample
+from penstock.exec.sampler import RowSampling, sample
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.nn.dense import DenseAttention
 from penstock.sampling import SamplingParams
@@ -146,13 +146,11 @@ def drive(jobs, *, block_size=4, chunk=64, slots=4, preempt=(), model=None, seed
         releases.clear()
         assert result.step == step
         by_slot = {job.slot: job for job in running}
-        for failure in result.failures:
-            by_slot[failure.slot].failure = failure.message
-        failed = {failure.slot for failure in result.failures}
-        sampled = [row.slot for row in rows if row.sample and row.slot not in failed]
-        for slot, token, logprob in zip(sampled, result.tokens, result.logprobs, strict=True):
-            by_slot[slot].tokens.append(token)
-            by_slot[slot].logprobs.append(logprob)
+        assert [each.slot for each in result.rows] == [row.slot for row in rows if row.sample]
+        for each in result.rows:
+            by_slot[each.slot].failure = each.failure
+            by_slot[each.slot].tokens += [token.id for token in each.tokens]
+            by_slot[each.slot].logprobs += [token.logprob for token in each.tokens]
         for job in [job for job in running if job.done]:
             give_back(job)
         step += 1
@@ -163,13 +161,18 @@ def drive(jobs, *, block_size=4, chunk=64, slots=4, preempt=(), model=None, seed
 def golden(job):
     """Dense attention, one sequence, one token at a time."""
     model, attend, tokens = ToyLM(), DenseAttention(), list(job.prompt)
-    draw = Draw.of(job.params.spec(), job.choice)
+    draw = RowSampling.of(job.params.spec(), job.choice)
     hidden = model.forward(torch.tensor(tokens), torch.arange(len(tokens)), attend)
     for _ in range(job.new):
         token = sample(model.logits(hidden[-1:]), [draw], [len(tokens)]).tokens[0]
         hidden = model.forward(torch.tensor([token]), torch.tensor([len(tokens)]), attend)
         tokens.append(token)
     return tokens[len(job.prompt) :]
+
+
+def drawn(result):
+    """The tokens of all rows."""
+    return [token.id for row in result.rows for token in row.tokens]
 
 
 def make_jobs():
@@ -233,7 +236,7 @@ def test_a_prefix_computed_by_another_sequence_serves_a_later_one():
     rows = (Row(0, 30, 1, (), True), Row(1, 28, 2, (), True))
     result = runner.run(StepPlan(1, (), (shared,), rows))
     job = Job(prompt, 2, SamplingParams(temperature=0))
-    assert list(result.tokens) == [golden(job)[1], golden(job)[0]]
+    assert drawn(result) == [golden(job)[1], golden(job)[0]]
 
 
 def test_a_row_that_is_not_finite_fails_alone_and_its_slot_and_blocks_serve_others():
@@ -253,7 +256,7 @@ def test_a_row_that_is_not_finite_fails_alone_and_its_slot_and_blocks_serve_othe
 def test_a_plan_without_rows_is_a_step_with_nothing_in_it():
     runner, _ = make_runner()
     result = runner.run(StepPlan(7, (), (), ()))
-    assert (result.step, result.tokens, result.logprobs, result.failures) == (7, (), (), ())
+    assert (result.step, result.rows) == (7, ())
     assert result.seconds == 0.25
 
 
@@ -263,8 +266,8 @@ def test_logits_are_computed_for_sampling_rows_only():
     spec = SamplingParams(temperature=0).spec()
     admits = tuple(Admit(slot, "x", (1, 2, 3, 4), (slot,), 0, spec, 0) for slot in range(3))
     rows = (Row(0, 0, 4, (), True), Row(1, 0, 2, (), False), Row(2, 0, 4, (), True))
-    assert len(runner.run(StepPlan(0, (), admits, rows)).tokens) == 2
-    assert runner.run(StepPlan(1, (), (), (Row(1, 2, 1, (), False),))).tokens == ()
+    assert len(drawn(runner.run(StepPlan(0, (), admits, rows)))) == 2
+    assert runner.run(StepPlan(1, (), (), (Row(1, 2, 1, (), False),))).rows == ()
     assert model.logit_rows == [2]
 
 
@@ -276,7 +279,7 @@ def test_warming_up_leaves_no_trace():
     before = [cache.clone() for cache in (*kv.keys, *kv.values)]
     runner.warm_up()
     assert all(torch.equal(a, b) for a, b in zip(before, (*kv.keys, *kv.values), strict=True))
-    assert runner.run(StepPlan(1, (), (), (Row(0, 17, 1, (), True),))).tokens[0] == GOLDEN[1][1]
+    assert drawn(runner.run(StepPlan(1, (), (), (Row(0, 17, 1, (), True),)))) == [GOLDEN[1][1]]
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16])
@@ -286,7 +289,7 @@ def test_warming_up_works_for_any_block_size_and_before_the_first_step(block_siz
     assert all(bool((cache == 0.5).all()) for cache in (*kv.keys, *kv.values))
     job = make_jobs()[0]
     admit = Admit(0, "a", tuple(job.prompt), (5,), 0, job.params.spec(), 0)
-    assert runner.run(StepPlan(0, (), (admit,), (Row(0, 0, 1, (), True),))).tokens[0] == GOLDEN[0][0]
+    assert drawn(runner.run(StepPlan(0, (), (admit,), (Row(0, 0, 1, (), True),)))) == [GOLDEN[0][0]]
 
 
 def test_the_last_token_of_a_full_context_is_sampled_and_never_computed():
@@ -295,7 +298,7 @@ def test_the_last_token_of_a_full_context_is_sampled_and_never_computed():
     spec = SamplingParams(temperature=0).spec()
     admit = Admit(0, "a", prompt, (0, 1, 2, 3), 0, spec, 0)
     row = Row(0, 0, SHAPE.max_positions, (), True)
-    assert len(runner.run(StepPlan(0, (), (admit,), (row,))).tokens) == 1
+    assert len(drawn(runner.run(StepPlan(0, (), (admit,), (row,))))) == 1
     runner.run(StepPlan(1, (0,), (), ()))
 
 

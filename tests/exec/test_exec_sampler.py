@@ -8,7 +8,7 @@ import torch
 
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec import sampler
-from penstock.exec.sampler import Draw, sample
+from penstock.exec.sampler import RowSampling, sample
 from penstock.sampling import SamplingParams, uniform
 
 
@@ -23,7 +23,7 @@ def way(request, monkeypatch):
 
 def draw(choice=0, **fields):
     params = SamplingParams(**({"seed": 1} | fields))
-    return Draw.of(params.spec(), choice)
+    return RowSampling.of(params.spec(), choice)
 
 
 def logits_of(rows, vocabulary, spread=3.0, seed=0):
@@ -170,4 +170,4 @@ def test_the_ends_of_the_unit_interval_draw_tokens_that_can_be_drawn(monkeypatch
 
 def test_a_random_draw_without_a_seed_is_our_bug():
     with pytest.raises(AssertionError, match="seed"):
-        Draw.of(SamplingSpec(), 0)
+        RowSampling.of(SamplingSpec(), 0)

@@ -8,7 +8,7 @@ import torch
 
 from penstock.exec import sampler
 from penstock.exec.prompt_scores import prompt_scores
-from penstock.exec.sampler import Draw, sample
+from penstock.exec.sampler import RowSampling, sample
 from penstock.kernels import native
 from penstock.sampling import SamplingParams
 
@@ -62,7 +62,7 @@ def test_the_least_likely_that_are_kept_are_drawn_in_the_middle_of_their_share(f
     monkeypatch.setattr(sampler, "uniform", lambda seed, choice, position: float(middles[choice]))
     spec = SamplingParams(seed=1, **fields).spec()
     drawn = sample(
-        logits.expand(DRAWS, -1).contiguous(), [Draw.of(spec, choice) for choice in range(DRAWS)], [0] * DRAWS
+        logits.expand(DRAWS, -1).contiguous(), [RowSampling.of(spec, choice) for choice in range(DRAWS)], [0] * DRAWS
     )
     assert drawn.tokens == tokens.tolist()
 
@@ -80,19 +80,19 @@ def test_log_probabilities_of_a_large_vocabulary_are_those_of_float64_rounded(fi
     """Below 32 the spacing of float32 is 1.9e-6; a sum in float32 is off by up to 1.2e-5 here."""
     logits = torch.randn(32, 151_936, generator=torch.Generator().manual_seed(1)) * 3
     spec = SamplingParams(temperature=0, logprobs_mode=mode, **fields).spec()
-    sampled = sample(logits, [Draw.of(spec, 0)] * 32, [0] * 32)
+    sampled = sample(logits, [RowSampling.of(spec, 0)] * 32, [0] * 32)
     exact = log_probabilities(logits)
     assert sampled.logprobs == pytest.approx(exact[np.arange(32), sampled.tokens], abs=1e-6)
-    for row, top in enumerate(sampled.tops):
+    for row, top in enumerate(sampled.top_logprobs):
         assert len(top) == fields["logprobs"]
         assert [value for _, value in top] == pytest.approx([exact[row, token] for token, _ in top], abs=1e-6)
 
 
 def test_log_probabilities_of_a_prompt_are_as_near():
     logits = torch.randn(32, 151_936, generator=torch.Generator().manual_seed(1)) * 3
-    scores = prompt_scores(lambda hidden: hidden, logits, list(range(32)), 3, 0, 1)
+    scores = prompt_scores(lambda hidden: hidden, logits, list(range(32)), 3, 1)
     exact = log_probabilities(logits)
     assert scores.logprobs == pytest.approx(exact[np.arange(32), np.arange(32)], abs=1e-6)
-    assert [value for top in scores.tops for _, value in top] == pytest.approx(
-        [exact[row, token] for row, top in enumerate(scores.tops) for token, _ in top], abs=1e-6
+    assert [value for top in scores.top_logprobs for _, value in top] == pytest.approx(
+        [exact[row, token] for row, top in enumerate(scores.top_logprobs) for token, _ in top], abs=1e-6
     )

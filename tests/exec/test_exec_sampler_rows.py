@@ -9,7 +9,7 @@ import torch
 from penstock.contract.plan import Admit
 from penstock.exec import sampler
 from penstock.exec.batch import SlotTables
-from penstock.exec.sampler import Draw, sample
+from penstock.exec.sampler import RowSampling, sample
 from penstock.sampling import SamplingParams
 
 
@@ -25,8 +25,8 @@ def served(logits, requests):
     tables = SlotTables(len(requests), 128, 16)
     for slot, (prompt, output, choice, fields) in enumerate(requests):
         spec = SamplingParams(**({"seed": 1} | fields)).spec()
-        tables.admit(Admit(slot, "", (*prompt, *output), tuple(range(8)), 0, spec, choice, len(prompt)))
-    draws = [tables.draw(slot) for slot in range(len(requests))]
+        tables.admit(Admit(slot, "", (*prompt, *output), tuple(range(8)), 0, spec, choice, prompt_tokens=len(prompt)))
+    draws = [tables.sampling(slot) for slot in range(len(requests))]
     return sample(logits, draws, [len(p) + len(o) for p, o, _, _ in requests], tables.views)
 
 
@@ -68,14 +68,13 @@ def test_random_tokens_follow_the_distribution_of_the_definitions(fields):
     logits = logits_of(1, vocabulary, spread=1.2)
     tables = SlotTables(1, 32, 16)
     spec = SamplingParams(seed=99, **fields).spec()
-    tables.admit(Admit(0, "", (5, 5, *output), (0,), 0, spec, 0, 2))
-    look = tables.views
+    tables.admit(Admit(0, "", (5, 5, *output), (0,), 0, spec, 0, prompt_tokens=2))
 
     def shifted(rows):  # the same row at 20,000 places: coins and draws differ, what was said does not
-        views = look([0] * len(rows))
+        views = tables.views([0] * len(rows))
         return type(views)(views.tokens, views.prompt_ends, views.ends, views.specs, list(rows))
 
-    kinds = [Draw.of(spec, choice) for choice in range(draws)]
+    kinds = [RowSampling.of(spec, choice) for choice in range(draws)]
     tokens = sample(logits.expand(draws, -1).contiguous(), kinds, [7] * draws, shifted).tokens
     counts = np.bincount(output, minlength=vocabulary)
     expected = weights(logits[0].double().numpy(), counts, fields) * draws
@@ -135,12 +134,12 @@ def test_the_likeliest_tokens_come_to_those_who_asked_and_say_of_the_chosen_one_
     logits = logits_of(len(EVERY_KIND), 500)
     sampled = served(logits, [((1, 2), (4,), 0, fields) for fields in EVERY_KIND])
     raw = logits.double().log_softmax(-1)
-    assert [len(top) for top in sampled.tops] == [0, 3, 2, 0, 5, 20, 1, 0]
+    assert [len(top) for top in sampled.top_logprobs] == [0, 3, 2, 0, 5, 20, 1, 0]
     for row in (1, 2, 5):
-        values, ids = raw[row].topk(len(sampled.tops[row]))
-        assert [token for token, _ in sampled.tops[row]] == ids.tolist()
-        assert [value for _, value in sampled.tops[row]] == pytest.approx(values.tolist(), abs=1e-5)
-        assert sampled.logprobs[row] == dict(sampled.tops[row]).get(sampled.tokens[row], sampled.logprobs[row])
+        values, ids = raw[row].topk(len(sampled.top_logprobs[row]))
+        assert [token for token, _ in sampled.top_logprobs[row]] == ids.tolist()
+        assert [value for _, value in sampled.top_logprobs[row]] == pytest.approx(values.tolist(), abs=1e-5)
+        assert sampled.logprobs[row] == dict(sampled.top_logprobs[row]).get(sampled.tokens[row], sampled.logprobs[row])
         assert sampled.logprobs[row] == pytest.approx(raw[row, sampled.tokens[row]].item(), abs=1e-5)
 
 
@@ -150,7 +149,7 @@ def test_a_rank_is_the_place_by_likelihood_and_agrees_with_the_likeliest_tokens(
     for fields in ({"logprobs": 0}, {"logprobs": 20}, {"logprobs": 20, "temperature": 2.0}, {}):
         sampled = served(logits, [((1, 2), (4,), choice, fields) for choice in range(len(logits))])
         order = logits.sort(dim=-1, descending=True, stable=True).indices
-        for row, (token, rank, top) in enumerate(zip(sampled.tokens, sampled.ranks, sampled.tops, strict=True)):
+        for row, (token, rank, top) in enumerate(zip(sampled.tokens, sampled.ranks, sampled.top_logprobs, strict=True)):
             place = 1 + order[row].tolist().index(token)
             assert rank == (place if fields else 0)
             assert [token for token, _ in top] == order[row, : len(top)].tolist()
@@ -158,9 +157,9 @@ def test_a_rank_is_the_place_by_likelihood_and_agrees_with_the_likeliest_tokens(
 
 def test_the_likeliest_of_equals_at_the_end_of_the_list_are_those_of_the_lowest_ids():
     logits = torch.tensor([[0.0, 3.0, *[1.0] * 300, 2.0]])
-    [top] = sampler.likeliest(logits, logits.log_softmax(-1), [4])
+    [top] = sampler.top_tokens(logits, logits.log_softmax(-1), [4])
     assert [token for token, _ in top] == [1, 302, 2, 3]
-    [top] = sampler.likeliest(logits[:, :2], logits[:, :2].log_softmax(-1), [20])
+    [top] = sampler.top_tokens(logits[:, :2], logits[:, :2].log_softmax(-1), [20])
     assert [token for token, _ in top] == [1, 0]
 
 
@@ -175,9 +174,9 @@ def test_processed_log_probabilities_are_of_what_was_drawn_from():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     fields = {"top_k": 2, "temperature": 0.5, "logprobs": 4, "logprobs_mode": "processed_logprobs"}
     sampled = served(logits, [((1,), (), 0, fields)])
-    assert [token for token, _ in sampled.tops[0]] == [0, 1]  # what is ruled out is no alternative
+    assert [token for token, _ in sampled.top_logprobs[0]] == [0, 1]  # what is ruled out is no alternative
     expected = torch.tensor([6.0, 4.0]).log_softmax(-1).tolist()
-    assert [value for _, value in sampled.tops[0]] == pytest.approx(expected, abs=1e-6)
+    assert [value for _, value in sampled.top_logprobs[0]] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_row_that_may_generate_only_what_the_model_rules_out_fails_alone():

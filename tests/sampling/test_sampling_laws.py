@@ -13,7 +13,7 @@ from penstock.contract.plan import Admit
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec import sampler
 from penstock.exec.batch import SlotTables
-from penstock.exec.sampler import Draw, sample
+from penstock.exec.sampler import RowSampling, sample
 from penstock.sampling import PARAMETERS, STAGES, SamplingParams
 
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
@@ -59,13 +59,13 @@ def in_ids(spec):
 def drawn(spec, draws, logits):
     """`draws` rows of one sequence, each another choice of it."""
     tables = SlotTables(1, 64, 16)
-    tables.admit(Admit(0, "", (*PROMPT, *OUTPUT), (0,), 0, spec, 0, len(PROMPT)))
+    tables.admit(Admit(0, "", (*PROMPT, *OUTPUT), (0,), 0, spec, 0, prompt_tokens=len(PROMPT)))
 
     def look(rows):
         views = tables.views([0] * len(rows))
         return replace(views, choices=list(rows))
 
-    kinds = [Draw.of(spec, choice) for choice in range(draws)]
+    kinds = [RowSampling.of(spec, choice) for choice in range(draws)]
     at = len(PROMPT) + len(OUTPUT)
     return sample(logits.expand(draws, -1).contiguous(), kinds, [at] * draws, look)
 

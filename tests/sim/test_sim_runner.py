@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.plan import Admit, Row, RowFailure, StepPlan
-from penstock.contract.ports import Clock, Runner
+from penstock.contract.plan import Admit, Row, RowResult, StepPlan, StepResult
+from penstock.contract.ports import Clock, OverlappingRunner, Runner
 from penstock.contract.sampling import SamplingSpec
 from penstock.sim import FakeRunner, PlanViolation, SimClock, StepCost, golden
 
@@ -24,6 +24,11 @@ def plan(step=0, releases=(), admits=(), rows=()) -> StepPlan:
     return StepPlan(step, tuple(releases), tuple(admits), tuple(rows))
 
 
+def drawn(result: StepResult) -> tuple[int, ...]:
+    """The tokens of all rows."""
+    return tuple(token.id for row in result.rows for token in row.tokens)
+
+
 FIRST = plan(admits=[admit()], rows=[Row(0, 0, 3, (), True)])
 
 
@@ -35,28 +40,27 @@ def started() -> FakeRunner:
 
 def test_it_answers_as_the_golden_model_through_scattered_blocks_and_chunks():
     runner = FakeRunner(CONFIG, VOCAB)
-    assert runner.run(plan(admits=[admit()], rows=[Row(0, 0, 2, (), False)])).tokens == ()
-    got = [runner.run(plan(1, rows=[Row(0, 2, 1, (), True)])).tokens[0]]
-    got += runner.run(plan(2, rows=[Row(0, 3, 1, (), True)])).tokens
-    got += runner.run(plan(3, rows=[Row(0, 4, 1, (7,), True)])).tokens
-    assert tuple(got) == golden((1, 2, 3), 3, VOCAB, SamplingSpec())
+    assert runner.run(plan(admits=[admit()], rows=[Row(0, 0, 2, (), False)])).rows == ()
+    got = drawn(runner.run(plan(1, rows=[Row(0, 2, 1, (), True)])))
+    got += drawn(runner.run(plan(2, rows=[Row(0, 3, 1, (), True)])))
+    got += drawn(runner.run(plan(3, rows=[Row(0, 4, 1, (7,), True)])))
+    assert got == golden((1, 2, 3), 3, VOCAB, SamplingSpec())
 
 
 def test_a_shared_sealed_block_is_read_not_written():
     runner = started()
     second = Admit(1, "b", (1, 2, 9), (4, 5), 2, SamplingSpec(), 0)
     result = runner.run(plan(1, admits=[second], rows=[Row(1, 2, 1, (), True)]))
-    assert result.tokens == golden((1, 2, 9), 1, VOCAB, SamplingSpec())
+    assert drawn(result) == golden((1, 2, 9), 1, VOCAB, SamplingSpec())
 
 
 def test_a_wrong_block_changes_the_answer():
     runner = started()
     other = runner.run(plan(1, admits=[admit(1, (7, 8, 9), (0, 1))], rows=[Row(1, 0, 3, (), True)]))
-    assert other.tokens == golden((7, 8, 9), 1, VOCAB, SamplingSpec())
+    assert drawn(other) == golden((7, 8, 9), 1, VOCAB, SamplingSpec())
     wrong = Admit(2, "c", (1, 2, 9), (0, 5), 2, SamplingSpec(), 0)
-    assert runner.run(plan(2, admits=[wrong], rows=[Row(2, 2, 1, (), True)])).tokens != golden(
-        (1, 2, 9), 1, VOCAB, SamplingSpec()
-    )
+    result = runner.run(plan(2, admits=[wrong], rows=[Row(2, 2, 1, (), True)]))
+    assert drawn(result) != golden((1, 2, 9), 1, VOCAB, SamplingSpec())
 
 
 @pytest.mark.parametrize(("one", "other"), [((5, 0), (6, 0)), ((5, 0), (5, 1))])
@@ -83,6 +87,9 @@ UNLAWFUL = [
     (plan(1, admits=[admit(1, blocks=(0, 2))]), "new block 2 belongs to another slot"),
     (plan(1, admits=[admit(1, blocks=(0, 8))]), "block 8 does not exist"),
     (plan(1, rows=[Row(0, 3, 0, (), False)]), "a row computes nothing"),
+    (plan(1, rows=[Row(0, 3, 1, (), False, (5,))]), "a row of nothing but drafts"),
+    (plan(1, admits=[admit(1, blocks=(0, 1))], rows=[Row(1, 0, 2, (), False, (9,))]), "does not sample"),
+    (plan(1, admits=[admit(1, blocks=(0, 1))], rows=[Row(1, 0, 5, (), True, (9, 9))]), "too few blocks"),
     (plan(1, rows=[Row(1, 0, 1, (), True)]), "slot 1 has a row but no sequence"),
     (plan(1, rows=[Row(0, 4, 1, (), True)]), "starts at 4, but 3 are computed"),
     (plan(1, rows=[Row(0, 2, 1, (), True)]), "starts at 2, but 3 are computed"),
@@ -140,14 +147,72 @@ def test_a_released_slot_is_forgotten_and_free():
     assert runner.occupied == {}
 
 
+@pytest.mark.parametrize(("wrong", "came"), [(0, 1), (1, 2), (2, 3), (9, 4)])
+def test_a_row_brings_the_drafts_that_were_right_and_one_token_more(wrong, came):
+    """The draft number `wrong` is; whatever it has left in the memory, the answer is the golden one."""
+    runner, tokens = started(), golden((1, 2, 3), 6, VOCAB, SamplingSpec())
+    drafts = tuple((t + 1) % VOCAB if at == wrong else t for at, t in enumerate(tokens[1:4]))
+    assert drawn(runner.run(plan(1, rows=[Row(0, 3, 4, (7, 6), True, drafts)]))) == tokens[1 : 1 + came]
+    assert drawn(runner.run(plan(2, rows=[Row(0, 3 + came, 1, (), True)]))) == (tokens[1 + came],)
+
+
+AHEAD = dataclasses.replace(CONFIG, depth=2)
+
+
+def test_a_started_plan_is_computed_when_its_result_is_asked_for_in_order():
+    runner = FakeRunner(AHEAD, VOCAB)
+    runner.start(FIRST)
+    runner.start(plan(1, rows=[Row(0, 3, 1, (), True)]))
+    tokens = golden((1, 2, 3), 2, VOCAB, SamplingSpec())
+    assert [drawn(runner.finish()), drawn(runner.finish())] == [tokens[:1], tokens[1:]]
+
+
+def test_a_sequence_that_failed_fails_again_in_the_plan_behind():
+    runner = FakeRunner(AHEAD, VOCAB)
+    runner.fail_sequence("s0", "not finite")
+    runner.start(FIRST)
+    runner.start(plan(1, rows=[Row(0, 3, 1, (), True)]))
+    assert [runner.finish().rows, runner.finish().rows] == [(RowResult(0, failure="not finite"),)] * 2
+
+
+@pytest.mark.parametrize(
+    ("unlawful", "law"),
+    [
+        (plan(1, releases=[0]), "slot 0 was released while a plan in flight computes its row"),
+        (plan(1, releases=[0], admits=[admit(1, blocks=(0, 4))]), "slot 0 was released while"),
+        (plan(1, rows=[Row(0, 3, 2, (5,), True)]), "beyond its known tokens"),
+        (plan(1, rows=[Row(0, 4, 1, (5,), True)]), "starts at 4, but 3 are computed"),
+        (plan(1, rows=[Row(0, 3, 1, (), False)]), "samples exactly when"),
+    ],
+)
+def test_what_a_plan_in_flight_uses_is_not_given_away_and_what_it_computes_is_continued(unlawful, law):
+    with pytest.raises(PlanViolation, match=law):
+        both_started(FIRST, unlawful)
+
+
+def both_started(first: StepPlan, second: StepPlan) -> None:
+    runner = FakeRunner(AHEAD, VOCAB)
+    runner.start(first)
+    runner.start(second)
+    runner.finish()
+    runner.finish()
+
+
+def test_no_more_plans_are_in_flight_than_it_takes():
+    runner = FakeRunner(CONFIG, VOCAB)
+    runner.start(FIRST)
+    with pytest.raises(PlanViolation, match="more than 1"):
+        runner.start(plan(1))
+
+
 def test_an_ordered_failure_takes_one_row_alone():
     runner = started()
     runner.fail_sequence("s0", "not finite")
     both = plan(1, admits=[admit(1, (9,), (0,))], rows=[Row(0, 3, 1, (), True), Row(1, 0, 1, (), True)])
     result = runner.run(both)
-    assert result.failures == (RowFailure(0, "not finite"),)
-    assert result.tokens == golden((9,), 1, VOCAB, SamplingSpec())
-    assert len(result.logprobs) == 1
+    failed, other = result.rows
+    assert failed == RowResult(0, failure="not finite")
+    assert (other.slot, drawn(result)) == (1, golden((9,), 1, VOCAB, SamplingSpec()))
 
 
 def test_an_ordered_crash_takes_the_whole_step():
@@ -177,6 +242,7 @@ def test_simulated_time_stands_still_until_it_is_moved_and_never_runs_back():
 
 def test_they_fit_the_ports():
     runner: Runner = FakeRunner(CONFIG)
+    assert isinstance(runner, OverlappingRunner)
     clock: Clock = SimClock()
-    assert runner.run(plan()).tokens == ()
+    assert runner.run(plan()).rows == ()
     assert clock.now() == 0.0

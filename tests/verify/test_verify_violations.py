@@ -118,8 +118,8 @@ def test_a_request_that_fails_in_company_only():
 
 def test_a_request_that_fails_even_alone_leaves_nothing_to_compare_with():
     def fail(plan, result):
-        failures = tuple(fakes.RowFailure(row.slot, "not finite") for row in plan.rows if row.sample)
-        return fakes.replace(result, tokens=(), logprobs=(), failures=failures)
+        rows = tuple(fakes.RowResult(row.slot, failure="not finite") for row in plan.rows if row.sample)
+        return fakes.replace(result, rows=rows)
 
     with pytest.raises(EngineFault, match="0/0 fails even alone: not finite"):
         verify(wrapped(fake_target(), spoil=fail), SMALL, EngineConfig())

@@ -16,7 +16,7 @@ import torch
 from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.model import GgufVocabulary, ModelShape
-from penstock.contract.plan import RowFailure
+from penstock.contract.plan import RowResult
 from penstock.sim.fake_runner import FakeRunner
 from penstock.text import TextModel, open_text
 from penstock.verify import Budget, Target
@@ -192,7 +192,7 @@ def nudge_logprobs(plan, result):
     """One unit in the last place, when three rows share a step."""
     if len(plan.rows) < 3:
         return result
-    return replace(result, logprobs=tuple(math.nextafter(logprob, 1.0) for logprob in result.logprobs))
+    return _each_token(result, lambda token: replace(token, logprob=math.nextafter(token.logprob, 1.0)))
 
 
 def fail_in_company(plan, result):
@@ -200,8 +200,8 @@ def fail_in_company(plan, result):
     sampling = [row.slot for row in plan.rows if row.sample]
     if len(plan.rows) < 4 or not sampling:
         return result
-    failure = RowFailure(sampling[0], "not finite")
-    return replace(result, tokens=result.tokens[1:], logprobs=result.logprobs[1:], failures=(failure,))
+    failed = RowResult(sampling[0], failure="not finite")
+    return replace(result, rows=tuple(failed if row.slot == failed.slot else row for row in result.rows))
 
 
 def mistake_output_for_prompt(admit, log):
@@ -213,12 +213,21 @@ def misplace_ranks(plan, result):
     """Ranks start from 0 when three rows share a step."""
     if len(plan.rows) < 3:
         return result
-    return replace(result, ranks=tuple(rank - 1 for rank in result.ranks))
+    return _each_token(result, lambda token: replace(token, rank=token.rank - 1))
+
+
+def _each_token(result, change):
+    rows = (replace(row, tokens=tuple(map(change, row.tokens))) for row in result.rows)
+    return replace(result, rows=tuple(rows))
 
 
 def misread_prompts(plan, result):
     """Scores of prompts are one unit off in the last place when three rows share a step."""
     if len(plan.rows) < 3:
         return result
-    nudged = [replace(each, logprobs=tuple(math.nextafter(p, 1.0) for p in each.logprobs)) for each in result.prompts]
-    return replace(result, prompts=tuple(nudged))
+    rows = (row if row.prompt is None else replace(row, prompt=_nudged(row.prompt)) for row in result.rows)
+    return replace(result, rows=tuple(rows))
+
+
+def _nudged(scores):
+    return replace(scores, logprobs=tuple(math.nextafter(p, 1.0) for p in scores.logprobs))

@@ -110,6 +110,7 @@ class SchedulerConfig:
         prefix_caching: whether full blocks are kept and found again.
         max_bypasses: admissions that may pass a waiting head which does not fit, before all wait for it.
         cache_root: bytes that name the model; KV blocks are never shared between different roots.
+        depth: plans that may be in flight at once; at most the runner's (`contract.ports.OverlappingRunner`).
     """
 
     num_blocks: int
@@ -121,9 +122,10 @@ class SchedulerConfig:
     prefix_caching: bool = True
     max_bypasses: int = 16
     cache_root: bytes = b""
+    depth: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
         if self.max_bypasses < 0:

@@ -8,7 +8,7 @@ tokens of a newly admitted sequence, no token values: the runner already has wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 from penstock.contract.embedding import EmbeddingSpec
@@ -18,15 +18,16 @@ from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
     "Admit",
-    "TopLogprobs",
-    "PromptEmbedding",
+    "Draft",
     "PromptScores",
     "Row",
-    "RowFailure",
+    "RowResult",
+    "SampledToken",
     "Stall",
     "StallReason",
     "StepPlan",
     "StepResult",
+    "TopLogprobs",
 ]
 
 
@@ -47,7 +48,7 @@ class Admit:
         sampling: the sequence's sampling parameters.
         choice: index of the choice, part of the randomness key.
         prompt_tokens: how many of `tokens` are the prompt; the rest was generated before a preemption. -1 for all.
-        room: most tokens that may be generated in all, those in `tokens` included.
+        max_new_tokens: most tokens that may be generated in all, those in `tokens` included.
         grammar: the form that the generated tokens must have; None for free text.
         embedding: the vector that is wanted in place of tokens: no row of the sequence samples. None for tokens.
         thinking: how much reasoning the generated tokens may hold; None for any.
@@ -60,22 +61,41 @@ class Admit:
     computed: int
     sampling: SamplingSpec
     choice: int
+    _: KW_ONLY
     prompt_tokens: int = -1
-    room: int = 0
+    max_new_tokens: int = 0
     grammar: Grammar | None = None
     embedding: EmbeddingSpec | None = None
     thinking: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess of the tokens that come next in a sequence: at least one id of the vocabulary, right or wrong."""
+
+    seq_id: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Compute positions `[start, start + count)` of the sequence in `slot`.
 
+    The last positions of a sampling row may hold drafts: guesses of the tokens that come next. The runner draws at the
+    last known position and, as long as what it drew equals the draft in that place, at the next one; so what is drawn
+    is what would be drawn without drafts, and a row brings one token more than it had drafts that were right.
+    Positions of drafts that were wrong count as not computed: the next row starts there.
+
+    A row may be planned while the one before it is still being computed. Then its last position holds the token that is
+    drawn there: plans carry no token values, and the runner has it in time. Where that sequence turns out to have ended
+    or failed, the row is computed in vain and what came of it is ignored.
+
     Attributes:
-        count: at least 1; prefill chunk or decode, the runner does not care which.
+        count: at least 1, drafts included; prefill chunk or decode, the runner does not care which.
         new_blocks: block ids appended to the sequence's table before this step.
-        sample: whether the logits of the last computed position are sampled; true exactly when the row catches up with
-            every token known, so that the sampled token is the next one, and the sequence is not an embedding's.
+        sample: whether tokens are drawn; true exactly when the row catches up with every token known (drafts apart),
+            so that the first one drawn is the next one, and the sequence is not an embedding's.
+        drafts: tokens of the last `len(drafts)` positions; () in a row that does not sample.
     """
 
     slot: int
@@ -83,6 +103,7 @@ class Row:
     count: int
     new_blocks: tuple[int, ...]
     sample: bool
+    drafts: tuple[int, ...] = ()
 
 
 class StallReason(StrEnum):
@@ -142,11 +163,21 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RowFailure:
-    """The sequence in `slot` cannot go on (say, its logits are not finite); the others are unharmed."""
+class SampledToken:
+    """A token that a row drew.
 
-    slot: int
-    message: str
+    Attributes:
+        id: the token.
+        logprob: its log probability under the raw distribution, or the processed one if the request says so; 0.0
+            where the request did not ask for it.
+        rank: its place among all tokens by that probability, from 1; 0 where the log probability was not asked for.
+        top_logprobs: the likeliest tokens in its place, as many as were asked for.
+    """
+
+    id: int
+    logprob: float = 0.0
+    rank: int = 0
+    top_logprobs: TopLogprobs = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +187,35 @@ class PromptScores:
     Attributes:
         start: index of the first of these tokens in its prompt; at least 1, as nothing predicts the first token.
         logprobs: one a token, under the raw distribution.
-        tops: beside them, the likeliest tokens in each place, as many as were asked for.
+        top_logprobs: beside them, the likeliest tokens in each place, as many as were asked for.
         ranks: beside them, each token's place among all tokens by likelihood, from 1.
     """
 
-    slot: int
     start: int
     logprobs: tuple[float, ...]
-    tops: tuple[TopLogprobs, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptEmbedding:
-    """The vector of a prompt whose last position was computed: float32, little-endian."""
+class RowResult:
+    """What came of one row.
+
+    Attributes:
+        slot: whose row it was.
+        tokens: what a sampling row drew, in order of position: the drafts that were right, and then one more, unless
+            the row failed there.
+        prompt: scores of the prompt tokens that the row predicted; None where it predicted none or nobody asked.
+        embedding: the vector of a prompt that this row completed, float32, little-endian; None where none is wanted.
+        failure: why the sequence cannot go on (say, its logits are not finite), safe to show; "" where it can. The
+            sequence ends with it, after `tokens`; other sequences are unharmed.
+    """
 
     slot: int
-    vector: bytes
+    tokens: tuple[SampledToken, ...] = ()
+    prompt: PromptScores | None = None
+    embedding: bytes | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +223,17 @@ class StepResult:
     """What came of a plan.
 
     Attributes:
-        embeddings: one for each sequence that wants one and whose prompt rows of this step completed, but for failures.
-        prompts: scores of the prompt tokens that rows of this step predicted, where they were asked for.
-        tops: beside `tokens`: the likeliest tokens in place of each, where they were asked for; () when nobody did.
         step: the plan's.
-        tokens: one token id per sampling row that did not fail, in the plan's row order.
-        logprobs: beside `tokens`: log probability of each under the raw distribution, or 0.0 where the request did not
-            ask for it.
-        ranks: beside `tokens`: each one's place among all tokens by that probability, from 1, where the log probability
-            was asked for, and 0 elsewhere; () when nobody did.
-        failures: rows that could not be computed; they have no entry in `tokens`.
-        seconds: how long it took, as measured by the runner's clock. Time is data here: the core never reads a clock.
+        rows: one for each row of the plan that has something to say, in the plan's order. A chunk in the middle of a
+            prompt has nothing to say, unless its scores are wanted.
+        seconds: how long the step took, by the runner's clock. Time is data here: the core never reads a clock.
     """
 
     step: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    failures: tuple[RowFailure, ...] = ()
+    rows: tuple[RowResult, ...] = ()
     seconds: float = 0.0
-    tops: tuple[TopLogprobs, ...] = ()
-    prompts: tuple[PromptScores, ...] = ()
-    embeddings: tuple[PromptEmbedding, ...] = ()
-    ranks: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this step drew."""
+        return sum(len(row.tokens) for row in self.rows)

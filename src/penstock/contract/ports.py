@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.contract.events import Output
 from penstock.contract.grammar import Grammar
@@ -15,10 +15,12 @@ from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
     "Clock",
+    "Drafter",
     "EngineClient",
     "Grammars",
     "Health",
     "Matcher",
+    "OverlappingRunner",
     "Runner",
     "Thinking",
     "ThinkingBudgets",
@@ -34,8 +36,40 @@ class Runner(Protocol):
 
         Raises:
             Exception: anything raised concerns the whole step (out of memory, a kernel that failed). What concerns one
-                row only is returned in `StepResult.failures`.
+                row only is returned in its `RowResult.failure`.
         """
+        ...
+
+
+@runtime_checkable
+class OverlappingRunner(Protocol):
+    """A runner that may be given the next plan while it still computes one. It computes them in the order given."""
+
+    @property
+    def depth(self) -> int:
+        """Most plans that may be started and not finished."""
+        ...
+
+    def start(self, plan: StepPlan) -> None:
+        """Begin to compute `plan`, behind those that were begun before; raises as `Runner.run` does."""
+        ...
+
+    def finish(self) -> StepResult:
+        """Wait for the eldest plan that was started and not finished, and return what came of it.
+
+        A row of a sequence that failed in an earlier plan fails again. Raises as `Runner.run` does.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses what comes next, so that one step may bring several tokens. It may be wrong, and cannot change anything.
+
+    Called by the engine's thread between two steps: what it takes, every sequence waits for.
+    """
+
+    def draft(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        """At most `most` (at least 1) token ids that may follow `tokens`, a whole sequence; () for no guess."""
         ...
 
 

@@ -94,9 +94,7 @@ class BlockPool:
 
     def quote(self, keys: Sequence[bytes], num_tokens: int) -> Quote:
         """What `acquire` with the same arguments would take now."""
-        found = self._match(keys, num_tokens)
-        revived = sum(self._holders[block] == 0 for block in found)
-        return Quote(len(found), self.blocks_for(num_tokens) - len(found), self.available - revived)
+        return self._quote_of(self._match(keys, num_tokens), num_tokens)
 
     def acquire(self, keys: Sequence[bytes], num_tokens: int, spare: int = 0) -> Lease | None:
         """Lease blocks for `num_tokens` known tokens: the longest cached prefix, and new blocks for the rest.
@@ -112,10 +110,10 @@ class BlockPool:
         Returns:
             The lease, or None where blocks do not suffice; then nothing has changed.
         """
-        quote = self.quote(keys, num_tokens)
+        found = self._match(keys, num_tokens)
+        quote = self._quote_of(found, num_tokens)
         if quote.need + spare > quote.have:
             return None
-        found = self._match(keys, num_tokens)
         for block in found:
             self._hold(block)
         lease = Lease(found + [self._take() for _ in range(quote.need)], len(found), self._era)
@@ -191,7 +189,7 @@ class BlockPool:
         """
         held = Counter(block for lease in self._leases for block in lease.blocks)
         written = Counter(block for lease in self._leases for block in lease.blocks[lease.sealed :])
-        laws = {
+        invariants = {
             "a block's holders are the leases that list it": all(
                 self._holders[block] == held[block] for block in range(self.num_blocks)
             ),
@@ -208,9 +206,13 @@ class BlockPool:
                 lease.cached <= lease.sealed <= len(lease.blocks) for lease in self._leases
             ),
         }
-        for law, holds in laws.items():
+        for invariant, holds in invariants.items():
             if not holds:
-                raise EngineFault(f"block pool: not so: {law}")
+                raise EngineFault(f"block pool: not so: {invariant}")
+
+    def _quote_of(self, found: Sequence[int], num_tokens: int) -> Quote:
+        revived = sum(self._holders[block] == 0 for block in found)
+        return Quote(len(found), self.blocks_for(num_tokens) - len(found), self.available - revived)
 
     def _match(self, keys: Sequence[bytes], num_tokens: int) -> list[int]:
         """The cached blocks of the longest prefix that leaves a position to compute."""

@@ -6,19 +6,19 @@ raised rather than asserted, because they guard production too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
 from penstock.core.block_keys import KeyChain, root_key
-from penstock.core.block_pool import BlockPool
+from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import SeqList
-from penstock.core.promises import Promises
 from penstock.core.sequence import Seq, SeqState
 
 __all__ = ["check_sequences"]
 
-Law = tuple[str, bool]
+Invariant = tuple[str, bool]
 
 
 def check_sequences(
@@ -26,36 +26,42 @@ def check_sequences(
     seqs: dict[str, Seq],
     running: SeqList,
     waiting: SeqList,
+    departed: Sequence[Lease],
     pool: BlockPool,
-    promises: Promises,
+    pending: PendingBlocks,
 ) -> None:
-    """Verify all laws about sequences.
+    """Verify all invariants about sequences.
 
     Raises:
         EngineFault: one does not hold; the message states it.
     """
-    for law, holds in _laws_of_all(seqs, running, waiting, pool, promises):
-        _require(holds, law)
+    for invariant, holds in _invariants_of_all(seqs, running, waiting, departed, pool, pending):
+        _require(holds, invariant)
     for seq in seqs.values():
-        for law, holds in _laws_of_one(seq, config):
-            _require(holds, f"{law} ({seq.id}, {seq.state})")
+        for invariant, holds in _invariants_of_one(seq, config):
+            _require(holds, f"{invariant} ({seq.id}, {seq.state})")
         if seq.state is SeqState.RUNNING:
-            for law, holds in _laws_of_running(seq, config, pool):
-                _require(holds, f"{law} ({seq.id})")
+            for invariant, holds in _invariants_of_running(seq, config, pool):
+                _require(holds, f"{invariant} ({seq.id})")
 
 
-def _laws_of_all(
-    seqs: dict[str, Seq], running: SeqList, waiting: SeqList, pool: BlockPool, promises: Promises
-) -> Iterator[Law]:
+def _invariants_of_all(
+    seqs: dict[str, Seq],
+    running: SeqList,
+    waiting: SeqList,
+    departed: Sequence[Lease],
+    pool: BlockPool,
+    pending: PendingBlocks,
+) -> Iterator[Invariant]:
     yield "who runs is in `running`", all((s.state is SeqState.RUNNING) == (s in running) for s in seqs.values())
     yield "who waits is in the queue", all((s.state is SeqState.WAITING) == (s in waiting) for s in seqs.values())
     yield "nobody else is in either", len(running) + len(waiting) == len(seqs)
-    held = {block for seq in running for block in seq.lease.blocks}
-    yield "only running sequences hold blocks", len(held) == pool.referenced
-    yield "promises are made by running sequences", all(s in running for s in promises.makers.values())
+    held = {block for lease in (*(seq.lease for seq in running), *departed) for block in lease.blocks}
+    yield "only running sequences hold blocks, and those that left within a step", len(held) == pool.referenced
+    yield "pending blocks have running makers", all(s in running for s in pending.makers.values())
 
 
-def _laws_of_one(seq: Seq, config: SchedulerConfig) -> Iterator[Law]:
+def _invariants_of_one(seq: Seq, config: SchedulerConfig) -> Iterator[Invariant]:
     yield "who does not run holds nothing", seq.holds_nothing == (seq.state is not SeqState.RUNNING)
     yield "a live sequence is not finished", seq.state is not SeqState.FINISHED
     yield "something is left to compute", 0 <= seq.computed < len(seq.tokens)
@@ -67,9 +73,9 @@ def _laws_of_one(seq: Seq, config: SchedulerConfig) -> Iterator[Law]:
     yield "keys name what the blocks hold", chain.keys == seq.chain.keys
 
 
-def _laws_of_running(seq: Seq, config: SchedulerConfig, pool: BlockPool) -> Iterator[Law]:
+def _invariants_of_running(seq: Seq, config: SchedulerConfig, pool: BlockPool) -> Iterator[Invariant]:
     lease = seq.lease
-    yield "blocks cover what is computed", seq.computed <= len(lease.blocks) * config.block_size
+    yield "blocks cover what is scheduled", seq.computed <= seq.scheduled <= len(lease.blocks) * config.block_size
     yield "sealed blocks are computed", lease.sealed * config.block_size <= seq.computed
     if config.prefix_caching:
         yield "computed full blocks are sealed", lease.sealed == seq.computed // config.block_size
@@ -77,6 +83,6 @@ def _laws_of_running(seq: Seq, config: SchedulerConfig, pool: BlockPool) -> Iter
     yield "a block is found under its own key or not at all", all(pool.key_of(b) in (None, key) for b, key in keys)
 
 
-def _require(holds: bool, law: str) -> None:
+def _require(holds: bool, invariant: str) -> None:
     if not holds:
-        raise EngineFault(f"scheduler: not so: {law}")
+        raise EngineFault(f"scheduler: not so: {invariant}")

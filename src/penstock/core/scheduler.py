@@ -1,10 +1,13 @@
 """The scheduler: what each step computes, for whom, and where its KV goes. One file: plan, commit and abort must agree.
 
-    submit, abort  ->  plan()  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
+    submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
 There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
 Whoever runs goes on first, in policy order; then the queue is admitted from. When blocks run out, the youngest running
 sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
+
+Up to `config.depth` plans may be in flight: planned and not committed. What such a plan reads or writes is given to
+nobody else. Drafts take what is left: they never displace a row, an admission or a block that somebody may need.
 
 It does not know what a token means, how long a step took, or how anything is computed: no clock, no randomness, no I/O.
 The same inputs give the same plans. Invariants: see `check`.
@@ -13,47 +16,41 @@ The same inputs give the same plans. Invariants: see `check`.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Admit, Row, Stall, StallReason, StepPlan, StepResult, TopLogprobs
+from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.invariants import check_sequences
+from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
-from penstock.core.promises import Promises
 from penstock.core.refusal import token_limit
+from penstock.core.row_check import mismatch
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.stats import SchedulerStats
+from penstock.core.steps import Departed, InFlightStep, PlanBuilder
 
-__all__ = ["Scheduler"]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making: what is left of the token budget, and what was decided so far."""
-
-    budget: int
-    rows: list[Row] = field(default_factory=list)
-    seqs: list[Seq] = field(default_factory=list)  # whose each row is
-    admits: list[Admit] = field(default_factory=list)
-
-    def add(self, seq: Seq, count: int, new_blocks: tuple[int, ...] = ()) -> None:
-        sample = count == seq.remaining and seq.request.embedding is None
-        self.rows.append(Row(seq.slot, seq.computed, count, new_blocks, sample))
-        self.seqs.append(seq)
-        self.budget -= count
+__all__ = ["Draftable", "Scheduler"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """The plan that is being computed, and whose each of its rows is."""
+class Draftable(NamedTuple):
+    """A sequence whose next row could carry drafts.
 
-    plan: StepPlan
-    seqs: tuple[Seq, ...]
+    Attributes:
+        tokens: all of it; to be read before the scheduler is called again.
+        most: more drafts could not be of use.
+    """
+
+    seq_id: str
+    tokens: Sequence[int]
+    most: int
 
 
 class Scheduler:
@@ -66,10 +63,11 @@ class Scheduler:
         self._seqs: dict[str, Seq] = {}
         self._waiting = SeqList()
         self._running = SeqList()
-        self._promises = Promises()
+        self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
         self._releases: list[int] = []  # slots given back since the last plan
-        self._flight: _Flight | None = None
+        self._in_flight: deque[InFlightStep] = deque()
+        self._departed: list[Departed] = []
         self._submitted = 0
         self._steps = 0
         self._preemptions = 0
@@ -78,6 +76,18 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
         return bool(self._seqs)
+
+    @property
+    def in_flight(self) -> int:
+        """Plans that were made and not committed."""
+        return len(self._in_flight)
+
+    @property
+    def can_plan_ahead(self) -> bool:
+        """Whether one more plan may be made while others are in flight, and is likely to compute something."""
+        if len(self._in_flight) >= self.config.depth:
+            return False
+        return any(seq.remaining for seq in self._running) or bool(self._waiting and self._free_slots)
 
     @property
     def num_running(self) -> int:
@@ -145,65 +155,57 @@ class Scheduler:
 
     # ---- what is decided
 
-    def plan(self) -> StepPlan:
-        """Decide the next step; `commit` must follow before the next call.
+    def draftable(self) -> Iterator[Draftable]:
+        """The sequences whose next row could carry drafts: they decode, and their last token is known."""
+        budget = self.config.max_num_batched_tokens - 1
+        for seq in self._running:
+            most = min(budget, seq.limit - len(seq.tokens) - 1)
+            if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
+                yield Draftable(seq.id, seq.tokens, most)
+
+    def plan(self, drafts: Iterable[Draft] = ()) -> StepPlan:
+        """Decide the next step.
+
+        Args:
+            drafts: at most one a sequence; whatever cannot be used of them is left out.
 
         Raises:
-            EngineFault: the previous plan has not been committed.
+            EngineFault: `config.depth` plans have not been committed.
         """
-        if self._flight is not None:
-            raise EngineFault(f"plan {self._flight.plan.step} has not been committed")
-        draft = _Draft(self.config.max_num_batched_tokens)
-        self._continue_running(draft)
-        stall = self._admit_waiting(draft)
+        if len(self._in_flight) >= self.config.depth:
+            raise EngineFault(f"plan {self._in_flight[0].plan.step} has not been committed")
+        builder = PlanBuilder(self._steps, self.config.max_num_batched_tokens)
+        self._continue_running(builder)
+        stall = self._admit_waiting(builder)
+        self._add_drafts(builder, drafts)
         plan = StepPlan(
             step=self._steps,
             releases=tuple(self._releases),
-            admits=tuple(draft.admits),
-            rows=tuple(draft.rows),
+            admits=tuple(builder.admits),
+            rows=tuple(builder.rows),
             stalls=() if stall is None else (stall,),
             waiting=len(self._waiting),
         )
         self._releases.clear()
         self._steps += 1
-        self._flight = _Flight(plan, tuple(draft.seqs))
+        self._in_flight.append(InFlightStep(plan, tuple(builder.seqs), tuple(builder.leases)))
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> tuple[SeqEvent, ...]:
         """Take in what a plan brought: new tokens, full blocks, ends. Events come in the order of the plan's rows.
 
         Raises:
-            EngineFault: `result` is not a result of the plan in flight; nothing has changed.
+            EngineFault: `result` is not a result of the eldest plan in flight; nothing has changed.
         """
-        flight = self._match_flight(plan, result)
-        self._flight = None
-        failures = {failure.slot: failure.message for failure in result.failures}
-        scores = {scored.slot: scored for scored in result.prompts}
-        vectors = {embedded.slot: embedded.vector for embedded in result.embeddings}
-        count = len(result.tokens)
-        tops, ranks = result.tops or ((),) * count, result.ranks or (0,) * count
-        drawn = zip(result.tokens, result.logprobs, tops, ranks, strict=True)
+        step = self._match_in_flight(plan, result)
+        self._in_flight.popleft()
+        results = {each.slot: each for each in result.rows}
         events: list[SeqEvent] = []
-        for row, seq in zip(plan.rows, flight.seqs, strict=True):
-            failed = row.slot in failures
-            sampled = next(drawn) if row.sample and not failed else None
-            if seq.state is SeqState.FINISHED:  # aborted while the step was being computed
-                continue
-            if not seq.announced:
-                seq.announced = True
-                events.append(Admitted(seq.id, seq.cached))
-            if failed:
-                events.append(self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=failures[row.slot])))
-                continue
-            self._advance(seq, row.count)
-            if row.slot in scores:
-                of = scores[row.slot]
-                events.append(PromptScored(seq.id, of.start, of.logprobs, of.tops, of.ranks))
-            if sampled is not None:
-                events += self._append(seq, *sampled)
-            if row.slot in vectors:
-                embedded = Embedded(seq.id, vectors[row.slot])
-                events += [embedded, self._finish(seq, Finished(seq.id, FinishReason.STOP))]
+        for row, seq, lease in zip(plan.rows, step.seqs, step.leases, strict=True):
+            if seq.holds(lease):  # else it left while the step was being computed
+                self._take_in(row, seq, results.get(row.slot), events)
+        if self._departed:
+            self._let_departed_go()
         return tuple(events)
 
     def check(self) -> None:
@@ -213,34 +215,49 @@ class Scheduler:
             EngineFault: one does not hold.
         """
         self._pool.check()
-        check_sequences(self.config, self._seqs, self._running, self._waiting, self._pool, self._promises)
-        slots = sorted([*self._free_slots, *(seq.slot for seq in self._running)])
+        departed = [each.lease for each in self._departed]
+        check_sequences(
+            self.config, self._seqs, self._running, self._waiting, departed, self._pool, self._pending_blocks
+        )
+        if not self._in_flight and (departed or any(seq.scheduled != seq.computed for seq in self._running)):
+            raise EngineFault("scheduler: not so: what is in flight belongs to a plan in flight")
+        slots = sorted([*self._free_slots, *(s.slot for s in self._running), *(each.slot for each in self._departed)])
         if slots != list(range(self.config.max_num_seqs)):
             raise EngineFault("scheduler: not so: every slot is free or belongs to one running sequence")
 
     # ---- planning: those who run
 
-    def _continue_running(self, draft: _Draft) -> None:
+    def _continue_running(self, builder: PlanBuilder) -> None:
         """A row for each running sequence, eldest first. No chunk takes the token that a later one needs to decode."""
-        reserved = sum(seq.remaining == 1 for seq in self._running)
-        for seq in tuple(self._running):
+        todo = [(seq, seq.remaining) for seq in self._running]
+        reserved = sum(remaining == 1 for _, remaining in todo)
+        for seq, remaining in todo:
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
                 continue
-            reserved -= seq.remaining == 1
-            count = min(seq.remaining, draft.budget - reserved)
+            reserved -= remaining == 1
+            count = min(remaining, builder.budget - reserved)
             if count < 1:
                 continue
-            new_blocks = self._cover(seq, seq.computed + count)
+            new_blocks = self._cover(seq, seq.scheduled + count)
             if new_blocks is not None:
-                draft.add(seq, count, new_blocks)
+                builder.add(seq, count, new_blocks)
+            elif seq.state is SeqState.RUNNING:  # the youngest is in flight: let it be preempted in the next plan
+                break
 
     def _cover(self, seq: Seq, num_positions: int) -> tuple[int, ...] | None:
-        """Extend the lease to `num_positions`, at the cost of the youngest; None if `seq` itself was the youngest."""
+        """Extend the lease to `num_positions`, at the cost of the youngest.
+
+        Returns:
+            The new blocks; None if `seq` itself was the youngest, or if the youngest's blocks are in use by a plan in
+            flight, so that `seq` has to wait.
+        """
         need = self._pool.blocks_for(num_positions) - len(seq.lease.blocks)
         if need <= 0:
             return ()
         while not self._pool.extend(seq.lease, need):
             youngest = self._running[-1]
+            if youngest.last_step >= self._horizon:
+                return None
             self._preempt(youngest)
             if youngest is seq:
                 return None
@@ -255,7 +272,7 @@ class Scheduler:
 
     # ---- planning: those who wait
 
-    def _admit_waiting(self, draft: _Draft) -> Stall | None:
+    def _admit_waiting(self, builder: PlanBuilder) -> Stall | None:
         """Admit from the queue while there is room; says why its head, if any is left, was not admitted.
 
         A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it. Who
@@ -269,7 +286,7 @@ class Scheduler:
             if head is not None and head.bypasses + lacking > self.config.max_bypasses:
                 break
             seq = self._waiting[index]
-            stall = self._try_admit(seq, draft, spare)
+            stall = self._try_admit(seq, builder, spare)
             if stall is None:
                 spare += self._may_grow(seq)
                 if head is not None:
@@ -284,35 +301,48 @@ class Scheduler:
             index += 1
         return first_stall
 
-    def _try_admit(self, seq: Seq, draft: _Draft, spare: int) -> Stall | None:
+    def _try_admit(self, seq: Seq, builder: PlanBuilder, spare: int) -> Stall | None:
         """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed."""
         if not self._free_slots:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
-        if draft.budget < 1:
+        if builder.budget < 1:
             return Stall(seq.id, StallReason.NO_BUDGET, need=1, have=0)
         keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
-        quote = self._pool.quote(keys, known)
-        shared = self._promises.run_length(keys[quote.cached : (known - 1) // self.config.block_size])
-        if shared:
-            return Stall(seq.id, StallReason.SHARED_PREFIX, need=quote.cached + shared, have=quote.cached)
+        if self._pending_blocks.makers:
+            cached = self._pool.quote(keys, known).cached
+            shared = self._pending_blocks.run_length(keys[cached : (known - 1) // self.config.block_size])
+            if shared:
+                return Stall(seq.id, StallReason.SHARED_PREFIX, need=cached + shared, have=cached)
         lease = self._pool.acquire(keys, known, spare)
         if lease is None:
+            quote = self._pool.quote(keys, known)
             return Stall(seq.id, StallReason.NO_BLOCKS, need=quote.need + spare, have=quote.have)
-        self._admit(seq, lease, draft)
+        self._admit(seq, lease, builder)
         return None
 
-    def _admit(self, seq: Seq, lease: Lease, draft: _Draft) -> None:
+    def _admit(self, seq: Seq, lease: Lease, builder: PlanBuilder) -> None:
         self._waiting.remove(seq)
         seq.admit(lease, heapq.heappop(self._free_slots), lease.cached * self.config.block_size)
         self._running.add(seq)
-        self._promises.make(seq, seq.chain.keys[lease.cached :])
+        self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
-        tokens, blocks = tuple(seq.tokens), tuple(lease.blocks)
-        prompt_tokens = len(request.prompt)
-        room, form = seq.limit - prompt_tokens, (request.grammar, request.embedding, request.thinking)
-        terms = (request.sampling, request.choice, prompt_tokens, room, *form)
-        draft.admits.append(Admit(seq.slot, seq.id, tokens, blocks, seq.computed, *terms))
-        draft.add(seq, min(seq.remaining, draft.budget))
+        builder.admits.append(
+            Admit(
+                slot=seq.slot,
+                seq_id=seq.id,
+                tokens=tuple(seq.tokens),
+                blocks=tuple(lease.blocks),
+                computed=seq.computed,
+                sampling=request.sampling,
+                choice=request.choice,
+                prompt_tokens=len(request.prompt),
+                max_new_tokens=seq.limit - len(request.prompt),
+                grammar=request.grammar,
+                embedding=request.embedding,
+                thinking=request.thinking,
+            )
+        )
+        builder.add(seq, min(seq.remaining, builder.budget))
 
     def _may_grow(self, seq: Seq) -> bool:
         """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.
@@ -321,29 +351,83 @@ class Scheduler:
         """
         return len(seq.lease.blocks) < self._pool.blocks_for(seq.limit - 1)  # the last token is never computed
 
+    # ---- planning: drafts
+
+    def _add_drafts(self, builder: PlanBuilder, drafts: Iterable[Draft]) -> None:
+        """Let rows carry drafts, as far as budget and blocks are left; a block stays for each who may need one.
+
+        Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need
+        not know how to go on past its end.
+        """
+        guesses = {draft.seq_id: draft.tokens for draft in drafts}
+        if not guesses:
+            return
+        spare = sum(self._may_grow(seq) for seq in self._running)
+        for index, seq in enumerate(builder.seqs):
+            row = builder.rows[index]
+            if seq.id not in guesses or not row.sample or seq.drawing > 1:  # its last token is not known
+                continue
+            tokens = _before(seq.stop_ids, guesses[seq.id])
+            end, blocks = row.start + row.count, len(seq.lease.blocks)
+            room = (blocks + max(0, self._pool.available - spare)) * self.config.block_size - end
+            count = min(len(tokens), builder.budget, room, seq.limit - len(seq.tokens) - 1)
+            if count > 0:
+                self._pool.extend(seq.lease, max(0, self._pool.blocks_for(end + count) - blocks))
+                builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]))
+
     # ---- committing
 
-    def _match_flight(self, plan: StepPlan, result: StepResult) -> _Flight:
-        flight = self._flight
-        if flight is None or plan != flight.plan:
-            raise EngineFault(f"plan {plan.step} is not in flight")
+    def _match_in_flight(self, plan: StepPlan, result: StepResult) -> InFlightStep:
+        if not self._in_flight or plan != self._in_flight[0].plan:
+            raise EngineFault(f"plan {plan.step} is not the eldest in flight")
+        flight = self._in_flight[0]
         if result.step != plan.step:
             raise EngineFault(f"a result of step {result.step} came for plan {plan.step}")
-        failed = {failure.slot for failure in result.failures}
-        if len(failed) != len(result.failures) or not failed <= {row.slot for row in plan.rows}:
-            raise EngineFault(f"step {plan.step}: failures name slots that have no row, or one twice")
-        samples = sum(row.sample and row.slot not in failed for row in plan.rows)
-        beside = {len(column) for column in (result.tops, result.ranks) if column}
-        if not samples == len(result.tokens) == len(result.logprobs) or not beside <= {samples}:
-            raise EngineFault(
-                f"step {plan.step}: {samples} rows sample, but {len(result.tokens)} tokens and"
-                f" {len(result.logprobs)} logprobs came"
-            )
-        embedded = [(row, seq) for row, seq in zip(plan.rows, flight.seqs, strict=True) if seq.request.embedding]
-        due = {row.slot for row, seq in embedded if row.start + row.count == len(seq.request.prompt)}
-        if sorted(each.slot for each in result.embeddings) != sorted(due - failed):
-            raise EngineFault(f"step {plan.step}: embeddings came for other slots than those that want them")
+        results = {each.slot: each for each in result.rows}
+        if len(results) != len(result.rows) or not results.keys() <= {row.slot for row in plan.rows}:
+            raise EngineFault(f"step {plan.step}: results name slots that have no row, or one twice")
+        for row, seq in zip(plan.rows, flight.seqs, strict=True):
+            fault = mismatch(row, seq, results.get(row.slot))
+            if fault:
+                raise EngineFault(f"step {plan.step}, slot {row.slot}: {fault}")
         return flight
+
+    def _take_in(self, row: Row, seq: Seq, result: RowResult | None, events: list[SeqEvent]) -> None:
+        """What one row of a live sequence brought; adds to `events`."""
+        if not seq.announced:
+            seq.announced = True
+            events.append(Admitted(seq.id, seq.cached))
+        if result is None:  # a chunk in the middle of a prompt
+            self._advance(seq, row.count)
+            return
+        if result.failure and not result.tokens:
+            events.append(self._fail(seq, result.failure))
+            return
+        self._advance(seq, row.count - len(row.drafts))
+        if result.prompt is not None:
+            of = result.prompt
+            events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
+        if row.sample:
+            self._take_tokens(seq, result.tokens, events)
+        if result.failure and seq.state is SeqState.RUNNING:
+            events.append(self._fail(seq, result.failure))
+        if result.embedding is not None:
+            events.append(Embedded(seq.id, result.embedding))
+            events.append(self._finish(seq, Finished(seq.id, FinishReason.STOP)))
+
+    def _fail(self, seq: Seq, message: str) -> Finished:
+        return self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=message))
+
+    def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...], events: list[SeqEvent]) -> None:
+        """What a row drew, until one of the tokens ends the sequence. All but the last were drafts that were right."""
+        last = len(tokens) - 1
+        for index, token in enumerate(tokens):
+            self._append(seq, token, events)
+            if seq.state is SeqState.FINISHED:
+                return
+            if index < last:
+                self._advance(seq, 1)  # computed as a draft
+        seq.take_draw()
 
     def _advance(self, seq: Seq, count: int) -> None:
         """Note `count` more computed positions, and seal the blocks they filled."""
@@ -354,20 +438,19 @@ class Scheduler:
         filled = seq.chain.keys[sealed : seq.computed // self.config.block_size]
         for index, key in enumerate(filled, start=sealed):
             self._pool.seal(seq.lease, index, key)
-        self._promises.settle(seq, filled)
+        self._pending_blocks.settle(seq, filled)
 
-    def _append(self, seq: Seq, token: int, logprob: float, top: TopLogprobs, rank: int) -> list[SeqEvent]:
+    def _append(self, seq: Seq, token: SampledToken, events: list[SeqEvent]) -> None:
         """One more token: it may end the sequence, and it may fill a block."""
-        seq.tokens.append(token)
-        generated = Generated(seq.id, token, logprob, top, rank)
+        seq.tokens.append(token.id)
+        events.append(Generated(seq.id, token.id, token.logprob, token.top_logprobs, token.rank))
         ending = seq.ending()
         if ending is not None:
-            return [generated, self._finish(seq, ending)]
-        if len(seq.tokens) % self.config.block_size == 0:
+            events.append(self._finish(seq, ending))
+        elif len(seq.tokens) % self.config.block_size == 0:
             named = len(seq.chain.keys)
             self._name_blocks(seq)
-            self._promises.make(seq, seq.chain.keys[named:])
-        return [generated]
+            self._pending_blocks.make(seq, seq.chain.keys[named:])
 
     def _name_blocks(self, seq: Seq) -> None:
         if self.config.prefix_caching:
@@ -385,12 +468,36 @@ class Scheduler:
         return ending
 
     def _leave(self, seq: Seq) -> None:
-        """Give back what running takes: promises, blocks, slot."""
+        """Give back what running takes: pending blocks, the lease, the slot; the last two once no plan uses them."""
         self._withdraw(seq)
-        self._pool.release(seq.lease)
         self._running.remove(seq)
-        heapq.heappush(self._free_slots, seq.slot)
-        self._releases.append(seq.slot)
+        if seq.last_step < self._horizon:
+            self._give_back(seq.lease, seq.slot)
+        else:
+            self._departed.append(Departed(seq.last_step, seq.lease, seq.slot))
+
+    def _let_departed_go(self) -> None:
+        horizon = self._horizon
+        for each in self._departed:
+            if each.last_step < horizon:
+                self._give_back(each.lease, each.slot)
+        self._departed = [each for each in self._departed if each.last_step >= horizon]
+
+    def _give_back(self, lease: Lease, slot: int) -> None:
+        self._pool.release(lease)
+        heapq.heappush(self._free_slots, slot)
+        self._releases.append(slot)
+
+    @property
+    def _horizon(self) -> int:
+        """The first step that can be in flight when blocks are handed out next: what was used before it is free."""
+        eldest = self._in_flight[0].plan.step if self._in_flight else self._steps
+        return max(eldest, self._steps - self.config.depth + 1)
 
     def _withdraw(self, seq: Seq) -> None:
-        self._promises.settle(seq, seq.chain.keys[seq.lease.sealed :])
+        self._pending_blocks.settle(seq, seq.chain.keys[seq.lease.sealed :])
+
+
+def _before(stop_ids: frozenset[int], tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens in front of the first stop id."""
+    return tuple(takewhile(lambda token: token not in stop_ids, tokens))

@@ -46,6 +46,10 @@ class Seq:
     Attributes:
         tokens: every token known: the prompt, then what was generated.
         computed: leading positions whose KV lies in the lease's blocks.
+        scheduled: leading positions that are computed, or that plans in flight compute.
+        drawing: how many rows in flight draw its next token, which is not in `tokens` yet.
+        drafted: whether a row in flight has drafts: how far the sequence gets is not known until it is committed.
+        last_step: the last plan that has a row of it; -1 before the first.
         bypasses: admissions that passed it while it was the head of the queue and lacked blocks.
         cached: prompt tokens found in the prefix cache at the first admission.
         announced: whether `Admitted` has been emitted.
@@ -59,9 +63,13 @@ class Seq:
         "cached",
         "chain",
         "computed",
+        "drafted",
+        "drawing",
+        "last_step",
         "limit",
         "rank",
         "request",
+        "scheduled",
         "state",
         "stop_ids",
         "tokens",
@@ -75,6 +83,10 @@ class Seq:
         self.stop_ids = frozenset(request.stop.token_ids)
         self.tokens = list(request.prompt)
         self.computed = 0
+        self.scheduled = 0
+        self.drawing = 0
+        self.drafted = False
+        self.last_step = -1
         self.bypasses = 0
         self.cached = 0
         self.announced = False
@@ -106,10 +118,35 @@ class Seq:
         """Whether it has neither lease nor slot."""
         return self._lease is None and self._slot < 0
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether `lease` is its own: whether it still runs, and was not preempted and admitted again meanwhile."""
+        return self._lease is lease
+
     @property
     def remaining(self) -> int:
-        """Known tokens that are not computed yet; 1 while it decodes."""
-        return len(self.tokens) - self.computed
+        """Positions that its next row could compute; 1 while it decodes, 0 where that is not known yet or none is."""
+        if not self.drawing:
+            return len(self.tokens) - self.scheduled
+        coming = len(self.tokens) + self.drawing
+        return 0 if self.drafted or coming >= self.limit else coming - self.scheduled
+
+    def schedule(self, step: int, count: int, draws: bool) -> None:
+        """Note its row of `count` positions in plan `step`."""
+        self.scheduled += count
+        self.drawing += draws
+        self.last_step = step
+
+    def add_drafts(self, count: int) -> None:
+        """Note that the row scheduled last has so many drafts too."""
+        self.scheduled += count
+        self.drafted = True
+
+    def take_draw(self) -> None:
+        """Note that a row that draws was committed: its drafts, if any, are accepted or forgotten now."""
+        self.drawing -= 1
+        if self.drafted:
+            self.drafted = False
+            self.scheduled = self.computed
 
     def admit(self, lease: Lease, slot: int, computed: int) -> None:
         """Start to run, with the KV of `computed` positions in hand."""
@@ -118,7 +155,7 @@ class Seq:
         self._change(SeqState.RUNNING)
         self._lease = lease
         self._slot = slot
-        self.computed = computed
+        self.computed = self.scheduled = computed
         self.bypasses = 0
 
     def preempt(self) -> None:
@@ -147,7 +184,8 @@ class Seq:
     def _let_go(self) -> None:
         self._lease = None
         self._slot = -1
-        self.computed = 0
+        self.computed = self.scheduled = self.drawing = 0
+        self.drafted = False
 
     def _change(self, state: SeqState) -> None:
         if state not in TRANSITIONS[self.state]:

@@ -1,8 +1,9 @@
 """The trace: everything that went into a scheduler and every plan that came out, as JSON lines; and its replay.
 
-One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset` and `result` are inputs;
-each `plan` is what the scheduler answered. Because a plan is a pure function of the inputs before it, feeding the
-inputs to a fresh scheduler must give every plan again, to the last block id.
+One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drafts` and `result` are
+inputs; each `plan` is what the scheduler answered, `drafts` being those that the next plan was given. Plans and results
+stand in the order in which they were made and committed. Because a plan is a pure function of the inputs before it,
+feeding the inputs to a fresh scheduler must give every plan again, to the last block id.
 
 Decides the file format. Knows no files: it takes and gives lines. Every value survives the round trip exactly.
 """
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from typing import Any, cast
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.events import FinishReason
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.core.scheduler import Scheduler
 
@@ -31,6 +33,7 @@ __all__ = [
     "TRACE_VERSION",
     "ReplayReport",
     "encode_abort",
+    "encode_drafts",
     "encode_header",
     "encode_plan",
     "encode_reset",
@@ -39,7 +42,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 4
+TRACE_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,19 @@ class _Reset:
     pass
 
 
-_Record = _Header | SequenceRequest | _Abort | _Reset | StepPlan | StepResult
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    drafts: tuple[Draft, ...]
+
+
+_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | StepPlan | StepResult
 
 KINDS: dict[str, type[_Record]] = {
     "penstock_trace": _Header,
     "submit": SequenceRequest,
     "abort": _Abort,
     "reset": _Reset,
+    "drafts": _Drafts,
     "plan": StepPlan,
     "result": StepResult,
 }
@@ -118,6 +127,11 @@ def encode_reset() -> str:
     return _encode("reset", _Reset())
 
 
+def encode_drafts(drafts: tuple[Draft, ...]) -> str:
+    """What the next call of `Scheduler.plan` is given."""
+    return _encode("drafts", _Drafts(drafts))
+
+
 def encode_plan(plan: StepPlan) -> str:
     """What `Scheduler.plan` returned."""
     return _encode("plan", plan)
@@ -141,11 +155,10 @@ def replay(lines: Iterable[str]) -> ReplayReport:
         raise ConfigError("trace", "line 1: not a Penstock trace: the header is missing")
     if header[1].version != TRACE_VERSION:
         raise ConfigError("trace", f"line 1: version {header[1].version}; this Penstock reads {TRACE_VERSION}")
-    scheduler = Scheduler(header[1].config)
-    steps, planned = 0, None
+    again, steps = _Replay(Scheduler(header[1].config)), 0
     for number, record in records:
         try:
-            planned = _apply(scheduler, record, planned)
+            again.apply(record)
         except _Disagreement as difference:
             return ReplayReport(steps, records.truncated, f"line {number}: {difference}")
         except PenstockError as error:
@@ -160,28 +173,44 @@ class _Disagreement(Exception):
     pass
 
 
-def _apply(scheduler: Scheduler, record: _Record, planned: StepPlan | None) -> StepPlan | None:
-    """Do what was recorded; returns the plan in flight."""
-    match record:
-        case SequenceRequest():
-            scheduler.submit(record)
-        case _Abort(seq_id, reason, message):
-            scheduler.abort(seq_id, reason, message)
-        case _Reset():
-            scheduler.reset_prefix_cache()
-        case StepPlan():
-            plan = scheduler.plan()
-            if plan != record:
-                raise _Disagreement(_first_difference(record, plan))
-            return plan
-        case StepResult():
-            if planned is None:
-                raise _Disagreement(f"a result of step {record.step} without its plan")
-            scheduler.commit(planned, record)
-            return None
-        case _Header():
-            raise _Disagreement("a second header")
-    return planned
+class _Replay:
+    """A scheduler to which everything happens once more. Owned by `replay`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._in_flight: deque[StepPlan] = deque()
+        self._drafts: tuple[Draft, ...] = ()
+
+    def apply(self, record: _Record) -> None:
+        """Do what was recorded.
+
+        Raises:
+            _Disagreement: it cannot have happened, or another plan came of it.
+        """
+        match record:
+            case SequenceRequest():
+                self._scheduler.submit(record)
+            case _Abort(seq_id, reason, message):
+                self._scheduler.abort(seq_id, reason, message)
+            case _Reset():
+                self._scheduler.reset_prefix_cache()
+            case _Drafts(drafts):
+                self._drafts = drafts
+            case StepPlan():
+                self._plan(record)
+            case StepResult():
+                if not self._in_flight:
+                    raise _Disagreement(f"a result of step {record.step} without its plan")
+                self._scheduler.commit(self._in_flight.popleft(), record)
+            case _Header():
+                raise _Disagreement("a second header")
+
+    def _plan(self, recorded: StepPlan) -> None:
+        drafts, self._drafts = self._drafts, ()
+        plan = self._scheduler.plan(drafts)
+        if plan != recorded:
+            raise _Disagreement(_first_difference(recorded, plan))
+        self._in_flight.append(plan)
 
 
 def _first_difference(recorded: StepPlan, made: StepPlan) -> str:
@@ -239,14 +268,16 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _hints(kind: Hashable) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    """The types of a dataclass's fields, by name."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cast("type[Any]", kind))}
 
 
 def _decode(kind: Any, data: Any) -> Any:
     """The value of type `kind` that `_plain` made `data` of; anything else is a ValueError that names the field."""
     if dataclasses.is_dataclass(kind):
         return _decode_fields(cast("type[Any]", kind), data)
-    if isinstance(kind, types.UnionType) and dataclasses.is_dataclass(typing.get_args(kind)[0]):  # `Value | None`
+    if isinstance(kind, types.UnionType) and typing.get_args(kind)[-1] is types.NoneType:  # `Value | None`
         return None if data is None else _decode(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) is tuple:
         return _decode_tuple(typing.get_args(kind), data)

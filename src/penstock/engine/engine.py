@@ -1,15 +1,17 @@
 """The engine as a plain object that is stepped: it joins scheduler, runner and text, in whichever thread calls it.
 
-One `step` is: plan, record, run, commit, and turn token ids into text. A failure that belongs to one ask (its logits,
-its text) ends that ask alone; a runner that raises leaves the engine dead, and says so. Not thread-safe: one owner.
+One `step` is: plan, record, run, commit, and turn token ids into text. With a runner that overlaps, the next plan is
+made and started before the result of this one is waited for. A failure that belongs to one ask (its logits, its text)
+ends that ask alone; a runner that raises leaves the engine dead, and says so. Not thread-safe: one owner.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
+from collections import deque
 
-from penstock.contract.errors import EngineDead, RequestError
+from penstock.contract.errors import ConfigError, EngineDead, RequestError
 from penstock.contract.events import (
     Admitted,
     AskFailed,
@@ -26,8 +28,8 @@ from penstock.contract.events import (
     Usage,
 )
 from penstock.contract.measurements import UNTIMED, Measurements, Timings
-from penstock.contract.plan import StepPlan, StepResult
-from penstock.contract.ports import Clock, Health, Runner
+from penstock.contract.plan import Draft, StepPlan, StepResult
+from penstock.contract.ports import Clock, Drafter, Health, OverlappingRunner, Runner
 from penstock.core import Scheduler
 from penstock.engine.best_of import BestOf
 from penstock.engine.choice import Choice
@@ -73,6 +75,25 @@ class _NoRunner:
         raise EngineDead(f"step {plan.step} came after the engine was closed")
 
 
+class _OneAtATime:
+    """A plain runner as one that overlaps: it computes when its result is asked for. Owned by the engine."""
+
+    depth = 1
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._started: StepPlan | None = None
+
+    def start(self, plan: StepPlan) -> None:
+        """See `OverlappingRunner`."""
+        self._started = plan
+
+    def finish(self) -> StepResult:
+        """See `OverlappingRunner`."""
+        assert self._started is not None, "a result was asked for and no plan was started"
+        return self._runner.run(self._started)
+
+
 class _NoClock:
     """What an engine has that is not asked to measure time."""
 
@@ -85,6 +106,10 @@ class Engine:
 
     Args:
         clock: the one that arrival times come from; without it every duration is measured as 0.
+        drafter: guesses what comes next; without it nothing is drafted.
+
+    Raises:
+        ConfigError: the scheduler would make more plans at once than the runner takes.
 
     Attributes:
         scheduler: the decisions; open to learners, who may look at `scheduler.stats` between steps.
@@ -94,14 +119,19 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: Runner | OverlappingRunner,
         text: TextModel,
         recorder: Recorder | NoRecorder | None = None,
         clock: Clock | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.meter = Meter(clock or _NoClock(), scheduler.config.max_model_len)
-        self._runner = runner
+        self._runner = runner if isinstance(runner, OverlappingRunner) else _OneAtATime(runner)
+        if scheduler.config.depth > self._runner.depth:
+            raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
+        self._in_flight: deque[StepPlan] = deque()
+        self._drafter = drafter
         self._text = text
         self._recorder = recorder or NoRecorder()
         self._asks: dict[str, _LiveAsk] = {}
@@ -115,7 +145,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return not self._death and self.scheduler.has_work
+        return not self._death and (self.scheduler.has_work or bool(self._in_flight))
 
     def health(self) -> Health:
         """The present state."""
@@ -199,19 +229,39 @@ class Engine:
         """
         if self._death:
             raise EngineDead(self._death)
-        plan = self.scheduler.plan()
-        self._recorder.planned(plan)
-        self.meter.planned(plan)
+        while not self._in_flight or self.scheduler.can_plan_ahead:
+            self._in_flight.append(self._plan())
+            try:
+                self._runner.start(self._in_flight[-1])
+            except Exception:
+                return self._die_in(self._in_flight[-1])
+        plan = self._in_flight.popleft()
         try:
-            result = self._runner.run(plan)
+            result = self._runner.finish()
         except Exception:
-            log.exception("step %d failed; the engine stops", plan.step)
-            return self.die(f"the engine failed in step {plan.step}")
+            return self._die_in(plan)
         self._steps += 1
         self.meter.ran()
         self._num_computed += plan.num_tokens
-        self._num_generated += len(result.tokens)
+        self._num_generated += result.num_tokens
         return self._commit(plan, result)
+
+    def _plan(self) -> StepPlan:
+        drafts: tuple[Draft, ...] = ()
+        if self._drafter is not None:
+            guesses = ((one.seq_id, self._drafter.draft(one.tokens, one.most)) for one in self.scheduler.draftable())
+            drafts = tuple(Draft(seq_id, tokens) for seq_id, tokens in guesses if tokens)
+        if drafts:
+            self._recorder.drafted(drafts)
+        plan = self.scheduler.plan(drafts)
+        self._recorder.planned(plan)
+        self.meter.planned(plan)
+        return plan
+
+    def _die_in(self, plan: StepPlan) -> StepOutputs:
+        """Die of the exception that is being handled."""
+        log.exception("step %d failed; the engine stops", plan.step)
+        return self.die(f"the engine failed in step {plan.step}")
 
     def die(self, reason: str) -> StepOutputs:
         """Serve nothing any more; every live ask fails with `reason`."""
@@ -230,7 +280,7 @@ class Engine:
         """Fail what is live, end the recording, and let go of the runner: weights and KV cache go with it."""
         self.die("the engine was closed")
         self._recorder.close()
-        self._runner = _NoRunner()
+        self._runner = _OneAtATime(_NoRunner())
 
     def _commit(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         self._recorder.ran(result)

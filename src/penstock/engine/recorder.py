@@ -12,9 +12,17 @@ from typing import TextIO
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
-from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_reset, encode_result, encode_submit
+from penstock.core.trace import (
+    encode_abort,
+    encode_drafts,
+    encode_header,
+    encode_plan,
+    encode_reset,
+    encode_result,
+    encode_submit,
+)
 
 __all__ = ["NoRecorder", "Recorder"]
 
@@ -47,6 +55,10 @@ class Recorder:
     def reset(self) -> None:
         """The prefix cache was forgotten."""
         self._write(encode_reset())
+
+    def drafted(self, drafts: tuple[Draft, ...]) -> None:
+        """These are given to the next plan."""
+        self._write(encode_drafts(drafts))
 
     def planned(self, plan: StepPlan) -> None:
         """A step was decided."""
@@ -84,6 +96,9 @@ class NoRecorder:
         """See `Recorder`."""
 
     def reset(self) -> None:
+        """See `Recorder`."""
+
+    def drafted(self, drafts: tuple[Draft, ...]) -> None:
         """See `Recorder`."""
 
     def planned(self, plan: StepPlan) -> None:

@@ -6,7 +6,8 @@ block table.
 
 Invariants, asserted because a plan that breaks them is a bug of ours: slots are free when admitted to and taken when
 used; rows start where the last one ended, stay within the known tokens and within their blocks; a row samples exactly
-when it reaches the last known token, and never in a slot whose sequence is embedded.
+when it reaches the last known token, and never in a slot whose sequence is embedded. Drafts lie behind the known tokens
+and are none of them until they are drawn.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch import Tensor
 
 from penstock.contract.plan import Admit, Row
 from penstock.contract.sampling import SamplingSpec
-from penstock.exec.sampler import Draw
+from penstock.exec.sampler import RowSampling
 from penstock.sampling import RowViews
 
 __all__ = ["ForwardBatch", "SlotTables"]
 
-_SILENT = Draw.of(SamplingSpec((("temperature", 0),)), 0)
+_SILENT = RowSampling.of(SamplingSpec((("temperature", 0),)), 0)
 """Stands for how a sequence chooses tokens that is embedded: it chooses none."""
 
 
@@ -94,7 +95,7 @@ class SlotTables:
         self._prompt_tokens = [0] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
         self._computed = [0] * max_num_seqs
-        self._draws: dict[int, Draw] = {}
+        self._samplings: dict[int, RowSampling] = {}
         self._scored: set[int] = set()
         self._form = _Form(0, 0, 0)
 
@@ -106,18 +107,18 @@ class SlotTables:
     @property
     def taken(self) -> frozenset[int]:
         """The slots that hold a sequence."""
-        return frozenset(self._draws)
+        return frozenset(self._samplings)
 
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`."""
-        assert slot in self._draws, f"slot {slot} is released but holds nothing"
-        del self._draws[slot]
+        assert slot in self._samplings, f"slot {slot} is released but holds nothing"
+        del self._samplings[slot]
         self._scored.discard(slot)
 
     def admit(self, admit: Admit) -> None:
         """Take in a sequence."""
         slot = admit.slot
-        assert slot not in self._draws, f"slot {slot} is given to {admit.seq_id} but is taken"
+        assert slot not in self._samplings, f"slot {slot} is given to {admit.seq_id} but is taken"
         assert 0 <= admit.computed < len(admit.tokens) <= self._tokens.shape[1], admit.seq_id
         self._tokens[slot, : len(admit.tokens)] = admit.tokens
         self._num_tokens[slot] = len(admit.tokens)
@@ -125,34 +126,47 @@ class SlotTables:
         self._num_blocks[slot] = 0
         self._append_blocks(slot, admit.blocks)
         self._computed[slot] = admit.computed
-        draw = _SILENT if admit.embedding is not None else Draw.of(admit.sampling, admit.choice)
-        self._draws[slot] = draw
-        if draw.prompt_top >= 0:
+        sampling = _SILENT if admit.embedding is not None else RowSampling.of(admit.sampling, admit.choice)
+        self._samplings[slot] = sampling
+        if sampling.prompt_top >= 0:
             self._scored.add(slot)
 
     def advance(self, row: Row) -> None:
-        """Take note that `row` is computed now: its new blocks, and where the next row of its slot starts."""
+        """Take note that `row` is computed now: its new blocks and drafts, and where the next of its slot starts."""
         slot, end = row.slot, row.start + row.count
-        assert slot in self._draws, f"slot {slot} has a row but holds nothing"
+        known = end - len(row.drafts)
+        assert slot in self._samplings, f"slot {slot} has a row but holds nothing"
         assert row.count >= 1, f"slot {slot}: a row of {row.count} positions"
         assert row.start == self._computed[slot], f"slot {slot}: row at {row.start}, computed {self._computed[slot]}"
-        assert end <= self._num_tokens[slot], f"slot {slot}: row ends at {end} of {self._num_tokens[slot]} tokens"
-        samples = end == self._num_tokens[slot] and self._draws[slot] is not _SILENT
-        assert row.sample == samples, f"slot {slot}: samples at {end}"
+        assert known <= self._num_tokens[slot], f"slot {slot}: row ends at {known} of {self._num_tokens[slot]} tokens"
+        samples = known == self._num_tokens[slot] and self._samplings[slot] is not _SILENT
+        assert row.sample == samples, f"slot {slot}: samples at {known}"
         self._append_blocks(slot, row.new_blocks)
         assert end <= self._num_blocks[slot] * self._block_size, f"slot {slot}: no block for position {end - 1}"
-        self._computed[slot] = end
+        self._computed[slot] = known
+        if row.drafts:
+            assert samples, f"slot {slot}: drafts of a row that does not sample"
+            assert end <= self._tokens.shape[1], f"slot {slot}: drafts beyond the context"
+            self._tokens[slot, known:end] = row.drafts
 
     def append(self, slot: int, token: int) -> None:
-        """Add a sampled token to the sequence in `slot`; it is computed by the next row."""
+        """Add a sampled token to the sequence in `slot`; it is computed by the next row, unless it was drafted."""
         at = self._num_tokens[slot]
         if at < self._tokens.shape[1]:  # the last token that a context has room for is never computed
             self._tokens[slot, at] = token
         self._num_tokens[slot] = at + 1
 
-    def draw(self, slot: int) -> Draw:
+    def confirm_draft(self, slot: int) -> None:
+        """The newest token was drafted, so its position is computed already."""
+        self._computed[slot] += 1
+
+    def position(self, slot: int) -> int:
+        """Where the next token of the sequence in `slot` will stand: how many there are."""
+        return self._num_tokens[slot]
+
+    def sampling(self, slot: int) -> RowSampling:
         """How the sequence in `slot` chooses its tokens."""
-        return self._draws[slot]
+        return self._samplings[slot]
 
     def prompt_targets(self, row: Row) -> list[int]:
         """The tokens of the prompt that the positions of `row` predict."""
@@ -161,14 +175,14 @@ class SlotTables:
 
     def views(self, slots: Sequence[int]) -> RowViews:
         """What stages may see of the sequences in `slots`."""
-        draws = [self._draws[slot] for slot in slots]
+        samplings = [self._samplings[slot] for slot in slots]
         ends = [self._num_tokens[slot] for slot in slots]
         return RowViews(
             tokens=torch.from_numpy(self._tokens[slots, : max(ends)]),
             prompt_ends=torch.tensor([self._prompt_tokens[slot] for slot in slots])[:, None],
             ends=torch.tensor(ends)[:, None],
-            specs=[draw.spec for draw in draws],
-            choices=[draw.choice for draw in draws],
+            specs=[sampling.spec for sampling in samplings],
+            choices=[sampling.choice for sampling in samplings],
         )
 
     def batch(self, rows: Sequence[Row], device: torch.device) -> ForwardBatch:

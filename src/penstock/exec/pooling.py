@@ -10,27 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
-from penstock.contract.plan import Admit, PromptEmbedding, Row, RowFailure
+from penstock.contract.plan import Admit, Row
 
-__all__ = ["NOTHING_POOLED", "Pooled", "Pools"]
-
-_NOT_FINITE = "The model's output for this request is not finite."
-
-
-class Pooled(NamedTuple):
-    """What a step brought: the vectors that are complete, and those that are no numbers."""
-
-    embeddings: tuple[PromptEmbedding, ...]
-    failures: tuple[RowFailure, ...]
-
-
-NOTHING_POOLED = Pooled((), ())
+__all__ = ["Pools"]
 
 
 @dataclass(slots=True)
@@ -60,11 +47,15 @@ class Pools:
         """Forget the sequence in `slot`."""
         self._pools.pop(slot, None)
 
-    def take(self, rows: Sequence[Row], q_start: Tensor, hidden: Tensor) -> Pooled:
-        """Add the states of `rows`, `hidden` `[T, H]`, of which row `r` has `q_start[r]` to `q_start[r + 1]`."""
+    def take(self, rows: Sequence[Row], q_start: Tensor, hidden: Tensor) -> dict[int, bytes | None]:
+        """Add the states of `rows`, `hidden` `[T, H]`, of which row `r` has `q_start[r]` to `q_start[r + 1]`.
+
+        Returns:
+            Slot to vector, as results carry it, of each prompt that is complete now; None where it is not finite.
+        """
         if not self._pools:
-            return NOTHING_POOLED
-        embeddings, failures = [], []
+            return {}
+        vectors: dict[int, bytes | None] = {}
         for row, first in zip(rows, q_start.tolist(), strict=False):  # of which the last is an end
             pool = self._pools.get(row.slot)
             if pool is None:
@@ -72,12 +63,8 @@ class Pools:
             _add(pool, hidden[first : first + row.count])
             if row.start + row.count < pool.length:
                 continue
-            vector = _finished(pool)
-            if vector is None:
-                failures.append(RowFailure(row.slot, _NOT_FINITE))
-            else:
-                embeddings.append(PromptEmbedding(row.slot, vector))
-        return Pooled(tuple(embeddings), tuple(failures))
+            vectors[row.slot] = _finished(pool)
+        return vectors
 
 
 def _add(pool: _Pool, states: Tensor) -> None:

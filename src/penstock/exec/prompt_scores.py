@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.contract.plan import PromptScores, TopLogprobs
-from penstock.exec.sampler import likeliest, log_probabilities, ranks_of
+from penstock.exec.sampler import log_probabilities, ranks_of, top_tokens
 
 __all__ = ["PORTION", "prompt_scores"]
 
@@ -21,7 +21,7 @@ PORTION = 32
 
 
 def prompt_scores(
-    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Sequence[int], top: int, slot: int, start: int
+    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Sequence[int], count: int, start: int
 ) -> PromptScores:
     """Score the tokens `targets`, the first of which has index `start` in its prompt.
 
@@ -29,18 +29,17 @@ def prompt_scores(
         logits_of: `[S, H]` to `[S, V]`.
         hidden: `[S, H]`, of the position before each of them.
         targets: the tokens that stand in these places.
-        top: how many of the likeliest tokens are reported in each place.
-        slot: whose prompt it is.
+        count: how many of the likeliest tokens are reported in each place.
         start: see above.
     """
     logprobs: list[float] = []
-    tops: list[TopLogprobs] = []
+    top_logprobs: list[TopLogprobs] = []
     ranks: list[int] = []
     for begin in range(0, len(targets), PORTION):
         here = torch.tensor(targets[begin : begin + PORTION], device=hidden.device)
         logits = logits_of(hidden[begin : begin + len(here)])  # [P, V]
         scores = log_probabilities(logits)
         logprobs += scores.gather(-1, here[:, None]).squeeze(-1).tolist()
-        tops += likeliest(logits, scores, [top] * len(here)) if top else [()] * len(here)
+        top_logprobs += top_tokens(logits, scores, [count] * len(here)) if count else [()] * len(here)
         ranks += ranks_of(logits, here)
-    return PromptScores(slot, start, tuple(logprobs), tuple(tops), tuple(ranks))
+    return PromptScores(start, tuple(logprobs), tuple(top_logprobs), tuple(ranks))

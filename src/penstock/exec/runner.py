@@ -9,22 +9,25 @@ nothing behind that a later sequence could see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.contract.plan import Admit, PromptScores, Row, RowFailure, StepPlan, StepResult
+from penstock.contract.plan import Admit, PromptScores, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.ports import Clock, Grammars, ThinkingBudgets
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
-from penstock.exec.guidance import Guidance
+from penstock.exec.grammar_masking import GrammarMasking, PendingMasks
 from penstock.exec.kv_store import KVStore
-from penstock.exec.pooling import NOTHING_POOLED, Pooled, Pools
+from penstock.exec.pooling import Pools
 from penstock.exec.prompt_scores import prompt_scores
-from penstock.exec.sampler import NOTHING, Sampled
+from penstock.exec.sampler import Sampled
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
+from penstock.sampling import RowViews
 
 __all__ = ["TorchRunner", "paged_attend"]
 
@@ -53,7 +56,7 @@ class TorchRunner:
         self._kv = kv
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
-        self._guidance = Guidance(grammars, budgets)
+        self._masking = GrammarMasking(grammars, budgets)
         self._pools = Pools()
         self._clock = clock
 
@@ -63,17 +66,16 @@ class TorchRunner:
         slots = self._slots
         for slot in plan.releases:
             slots.release(slot)
-            self._guidance.release(slot)
+            self._masking.release(slot)
             self._pools.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
-            self._guidance.admit(admit)
+            self._masking.admit(admit)
             self._pools.admit(admit)
         for row in plan.rows:
             slots.advance(row)
-        sampling = [row for row in plan.rows if row.sample]
-        sampled, prompts, pooled = self._compute(plan.rows, sampling) if plan.rows else (NOTHING, (), NOTHING_POOLED)
-        return self._result(plan.step, sampling, sampled, prompts, pooled, began)
+        results = self._compute(plan.rows) if plan.rows else ()
+        return StepResult(plan.step, results, self._clock.now() - began)
 
     def warm_up(self) -> None:
         """Run the paths of a first request once, so that it is not slower than the tenth.
@@ -83,7 +85,8 @@ class TorchRunner:
         """
         count = min(3, self._kv.block_size, self._max_model_len)
         spec = SamplingSpec((("logprobs", 0), ("seed", 0), ("temperature", 0.5), ("top_k", 2), ("top_p", 0.5)))
-        admit = Admit(0, "warm-up", (0,) * count, (0,), 0, spec, 0)
+        tokens = (0,) * count
+        admit = Admit(slot=0, seq_id="warm-up", tokens=tokens, blocks=(0,), computed=0, sampling=spec, choice=0)
         chunk = (Row(0, 0, count - 1, (), False),) if count > 1 else ()
         last = (Row(0, count - 1, 1, (), True),)
         kept, self._slots = self._slots, SlotTables(1, self._max_model_len, self._kv.block_size)
@@ -95,67 +98,111 @@ class TorchRunner:
             self._slots = kept
 
     @torch.inference_mode()
-    def _compute(
-        self, rows: Sequence[Row], sampling: Sequence[Row]
-    ) -> tuple[Sampled, tuple[PromptScores, ...], Pooled]:
-        """Forward all `rows`; score and embed prompts where that is asked for, choose a token for those `sampling`."""
-        guided = self._guidance.begin(sampling)
+    def _compute(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
+        """Forward all `rows`; score and embed prompts where that is asked for, draw the tokens of rows that sample."""
+        sampling = [row for row in rows if row.sample]
+        pending = self._masking.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
         attend = paged_attend(self._kv, batch)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
-        prompts = tuple(self._scores(rows, batch, hidden))
-        pooled = self._pools.take(rows, batch.q_start, hidden)
-        if not sampling:
-            return NOTHING, prompts, pooled
-        if len(sampling) < len(hidden):
-            hidden = hidden[[end - 1 for end, row in zip(batch.q_start.tolist()[1:], rows, strict=True) if row.sample]]
-        logits = self._model.logits(hidden)  # [S, V]
-        draws = [self._slots.draw(row.slot) for row in sampling]
-        slots = [row.slot for row in sampling]
-        positions = [row.start + row.count for row in sampling]
-        look = lambda rows: self._slots.views([slots[row] for row in rows])  # noqa: E731 - one line, used once
-        return self._guidance.sample(logits, draws, positions, guided, look), prompts, pooled
+        prompts = dict(self._prompt_scores(rows, batch, hidden))
+        vectors = self._pools.take(rows, batch.q_start, hidden)
+        drawn = _Drawn({}, set())
+        if sampling:
+            places = sum(1 + len(row.drafts) for row in sampling)
+            if places < len(hidden):
+                hidden = hidden[_sampled_places(rows, batch.q_start)]
+            drawn = self._draw(sampling, self._model.logits(hidden), pending)  # of [S, V]
+        return tuple(_results(rows, drawn, prompts, vectors))
 
-    def _scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> Iterator[PromptScores]:
-        """Scores of the prompt tokens that `rows` predict, of those rows that want them."""
+    def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> _Drawn:
+        """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
+
+        One place after the other, as if there were no drafts: whatever a place depends on (masks, budgets, penalties)
+        has then seen exactly the tokens before it.
+
+        Args:
+            rows: all sample.
+            logits: `[S, V]`, of each row's last known position and its drafts, row after row; changed.
+            pending: the masks of the first places.
+        """
+        drawn = _Drawn({row.slot: [] for row in rows}, set())
+        going, places = rows, list(accumulate((1 + len(row.drafts) for row in rows[:-1]), initial=0))
+        while going:
+            here = logits if len(places) == len(logits) else logits[places]
+            sampled = self._draw_once(going, here, pending)
+            right = [at for at, row in enumerate(going) if self._keep(row, drawn, sampled, at)]
+            going, places = [going[at] for at in right], [places[at] + 1 for at in right]
+            pending = self._masking.begin(going) if going else None
+        return drawn
+
+    def _draw_once(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> Sampled:
+        """One token of each row, from `logits` `[R, V]`."""
+        slots = [row.slot for row in rows]
+        samplings = [self._slots.sampling(slot) for slot in slots]
+        positions = [self._slots.position(slot) for slot in slots]
+
+        def row_views(chosen: Sequence[int]) -> RowViews:
+            return self._slots.views([slots[at] for at in chosen])
+
+        return self._masking.sample(logits, samplings, positions, pending, row_views)
+
+    def _keep(self, row: Row, drawn: _Drawn, sampled: Sampled, at: int) -> bool:
+        """Take what entry `at` drew for `row`; whether it is the row's next draft."""
+        if sampled.failed[at]:
+            drawn.failed.add(row.slot)
+            return False
+        token, tokens = sampled.tokens[at], drawn.tokens[row.slot]
+        self._slots.append(row.slot, token)
+        tokens.append(SampledToken(token, sampled.logprobs[at], sampled.ranks[at], sampled.top_logprobs[at]))
+        if len(tokens) > len(row.drafts) or token != row.drafts[len(tokens) - 1]:
+            return False
+        self._slots.confirm_draft(row.slot)
+        return True
+
+    def _prompt_scores(
+        self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor
+    ) -> Iterator[tuple[int, PromptScores]]:
+        """Slot and scores of the prompt tokens that `rows` predict, of those rows that want them."""
         if not self._slots.scores_prompts:
             return
         for row, first in zip(rows, batch.q_start.tolist(), strict=False):  # of which the last is an end
-            top = self._slots.draw(row.slot).prompt_top
-            targets = self._slots.prompt_targets(row) if top >= 0 else []
+            count = self._slots.sampling(row.slot).prompt_top
+            targets = self._slots.prompt_targets(row) if count >= 0 else []
             if targets:
                 of_row = hidden[first : first + len(targets)]
-                yield prompt_scores(self._model.logits, of_row, targets, top, row.slot, row.start + 1)
+                yield row.slot, prompt_scores(self._model.logits, of_row, targets, count, row.start + 1)
 
-    def _result(
-        self,
-        step: int,
-        sampling: Sequence[Row],
-        sampled: Sampled,
-        prompts: tuple[PromptScores, ...],
-        pooled: Pooled,
-        began: float,
-    ) -> StepResult:
-        """Remember the new tokens and report them; a failed row gets none."""
-        tokens, logprobs, tops, ranks, failures = [], [], [], [], []
-        for row, token, logprob, failed, top, rank in zip(sampling, *sampled, strict=True):
-            if failed:
-                failures.append(RowFailure(row.slot, _NOT_FINITE))
-                continue
-            self._slots.append(row.slot, token)
-            tokens.append(token)
-            logprobs.append(logprob)
-            tops.append(top)
-            ranks.append(rank)
-        seconds = self._clock.now() - began
-        return StepResult(
-            step=step,
-            tokens=tuple(tokens),
-            logprobs=tuple(logprobs),
-            failures=(*failures, *pooled.failures),
-            seconds=seconds,
-            tops=tuple(tops) if any(tops) else (),
-            prompts=prompts,
-            embeddings=pooled.embeddings,
-            ranks=tuple(ranks) if any(ranks) else (),
-        )
+
+class _Drawn(NamedTuple):
+    """What the rows of a step drew: slot to tokens, in order of position, and the slots whose last draw failed."""
+
+    tokens: dict[int, list[SampledToken]]
+    failed: set[int]
+
+
+def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
+    """The places in the batch, of those that `rows` sample at: each last known position, and the drafts behind it."""
+    ends = q_start.tolist()[1:]
+    return [
+        place
+        for row, end in zip(rows, ends, strict=True)
+        if row.sample
+        for place in range(end - 1 - len(row.drafts), end)
+    ]
+
+
+def _results(
+    rows: Sequence[Row], drawn: _Drawn, prompts: Mapping[int, PromptScores], vectors: Mapping[int, bytes | None]
+) -> Iterator[RowResult]:
+    """What came of each row that has something to say."""
+    for row in rows:
+        slot = row.slot
+        if row.sample:
+            failure = _NOT_FINITE if slot in drawn.failed else ""
+            yield RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure)
+        elif slot in vectors:
+            vector = vectors[slot]
+            yield RowResult(slot, (), None, vector, "" if vector is not None else _NOT_FINITE)
+        elif slot in prompts:
+            yield RowResult(slot, (), prompts[slot])

@@ -2,7 +2,7 @@
 
 Decides how the stages of `penstock.sampling` are run and how a token is drawn: by one compiled call where the logits
 lie in the CPU's memory and a row's stages are those that the call knows, else stage by stage in torch. Knows no
-parameter's maths and no sequence: a row is its logits, a `Draw` and a position.
+parameter's maths and no sequence: a row is its logits, a `RowSampling` and a position.
 
 Invariants: the bits of a row's outcome depend on that row alone, and so does which way it goes; a row pays only for the
 stages that it uses; the device is waited for once in a step (and once more where top_p is used). Only operations that
@@ -27,7 +27,7 @@ from penstock.kernels.native_sampler import Terms, choose
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
-__all__ = ["NOTHING", "Draw", "Look", "Sampled", "likeliest", "log_probabilities", "ranks_of", "sample", "score_again"]
+__all__ = ["RowSampling", "Sampled", "ViewRows", "log_probabilities", "ranks_of", "sample", "score_again", "top_tokens"]
 
 _STAGES = dict(STAGES)  # in the order in which they run
 
@@ -45,12 +45,12 @@ _COLUMNS = {
 _COMPILED = frozenset(_COLUMNS)
 
 
-Look = Callable[[Sequence[int]], RowViews]
+ViewRows = Callable[[Sequence[int]], RowViews]
 """What some of the rows are; asked for only where a stage must know."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draw:
+class RowSampling:
     """How one sequence chooses its tokens: its sampling parameters, made ready once at admission.
 
     Equal only to itself: what is worked out for a batch of rows is found again while it is the same batch.
@@ -79,7 +79,7 @@ class Draw:
     spec: SamplingSpec
 
     @classmethod
-    def of(cls, spec: SamplingSpec, choice: int) -> Draw:
+    def of(cls, spec: SamplingSpec, choice: int) -> RowSampling:
         """Read a specification; one that is random must carry its seed."""
         greedy = spec.get("temperature", 1.0) == 0
         assert greedy or spec.has("seed"), "a random sequence reached the runner without a seed"
@@ -105,24 +105,36 @@ class Draw:
 
 
 class Sampled(NamedTuple):
-    """What came of the rows, in their order.
+    """What came of the rows, in their order: five columns, changed in place while rows choose and are scored.
 
     Attributes:
         tokens: one id a row; of no meaning where the row failed.
         logprobs: log probability of the token, 0.0 where it was not asked for.
         failed: whether the row had no distribution to choose from: NaN or infinite logits, or nothing but -inf.
-        tops: the likeliest tokens with theirs, as many as were asked for.
+        top_logprobs: the likeliest tokens with theirs, as many as were asked for.
         ranks: the token's place among all by likelihood, from 1; 0 where the log probability was not asked for.
     """
 
     tokens: list[int]
     logprobs: list[float]
     failed: list[bool]
-    tops: list[TopLogprobs]
+    top_logprobs: list[TopLogprobs]
     ranks: list[int]
 
+    @classmethod
+    def unscored(cls, tokens: list[int], logprobs: list[float], failed: list[bool]) -> Sampled:
+        """Rows whose ranks and likeliest tokens are not known yet."""
+        return cls(tokens, logprobs, failed, [()] * len(tokens), [0] * len(tokens))
 
-NOTHING = Sampled([], [], [], [], [])
+    def select(self, rows: Sequence[int]) -> Sampled:
+        """A copy of some rows."""
+        return Sampled(*([column[row] for row in rows] for column in self))
+
+    def put(self, rows: Sequence[int], part: Sampled) -> None:
+        """Let `rows` be what `part` says, in this order."""
+        for column, given in zip(self, part, strict=True):
+            for row, value in zip(rows, given, strict=True):
+                column[row] = value
 
 
 def _see_nothing(rows: Sequence[int]) -> RowViews:
@@ -131,122 +143,129 @@ def _see_nothing(rows: Sequence[int]) -> RowViews:
 
 def sample(
     logits: Tensor,
-    draws: Sequence[Draw],
+    samplings: Sequence[RowSampling],
     positions: Sequence[int],
-    look: Look = _see_nothing,
+    row_views: ViewRows = _see_nothing,
 ) -> Sampled:
     """Choose one token for each row.
 
     Args:
         logits: `[S, V]` float32; not changed.
-        draws: how each row chooses.
+        samplings: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
-        look: shows rows, by their index, to the stages that must know more of them.
+        row_views: shows rows, by their index, to the stages that must know more of them.
     """
     if not native.available() or logits.device.type != "cpu":
-        return _sample_in_torch(logits, draws, positions, look)
-    compiled = _rows_that_compile(tuple(draws))
-    if len(compiled) == len(draws):
-        return _sample_compiled(logits, draws, positions)
-    others = [row for row, draw in enumerate(draws) if not draw.compiles]
-    outcomes: dict[int, tuple[int, float, bool, TopLogprobs, int]] = {}
-    if compiled:
-        part = _sample_compiled(logits[list(compiled)], *_pick(compiled, draws, positions))
-        outcomes |= zip(compiled, zip(*part, strict=True), strict=True)
-    part = _sample_in_torch(
-        logits[others], *_pick(others, draws, positions), lambda rows: look([others[row] for row in rows])
-    )
-    outcomes |= zip(others, zip(*part, strict=True), strict=True)
-    tokens, logprobs, failed, tops, ranks = zip(*(outcomes[row] for row in range(len(draws))), strict=True)
-    return Sampled(list(tokens), list(logprobs), list(failed), list(tops), list(ranks))
+        return _sample_in_torch(logits, samplings, positions, row_views)
+    compiled, others = _ways(tuple(samplings))
+    if not others:
+        return _sample_compiled(logits, samplings, positions)
+    if not compiled:
+        return _sample_in_torch(logits, samplings, positions, row_views)
+    count = len(samplings)
+    sampled = Sampled.unscored([0] * count, [0.0] * count, [False] * count)
+    sampled.put(compiled, _sample_compiled(logits[compiled], *_pick(compiled, samplings, positions)))
+    part = _pick(others, samplings, positions)
+    sampled.put(others, _sample_in_torch(logits[others], *part, lambda rows: row_views([others[row] for row in rows])))
+    return sampled
 
 
-def _pick(rows: Sequence[int], draws: Sequence[Draw], positions: Sequence[int]) -> tuple[list[Draw], list[int]]:
-    return [draws[row] for row in rows], [positions[row] for row in rows]
+def _pick(
+    rows: Sequence[int], samplings: Sequence[RowSampling], positions: Sequence[int]
+) -> tuple[list[RowSampling], list[int]]:
+    return [samplings[row] for row in rows], [positions[row] for row in rows]
 
 
-def _sample_compiled(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sampled:
+def _sample_compiled(logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int]) -> Sampled:
     """`sample`, for rows whose stages are `_COMPILED`."""
-    terms, drawn = _terms(tuple(draws)), None
+    terms, drawn = _terms(tuple(samplings)), None
     if terms.random:
-        where = zip(draws, positions, strict=True)
-        numbers = [0.0 if draw.greedy else uniform(draw.seed, draw.choice, at) for draw, at in where]
-        drawn = torch.tensor(numbers, dtype=torch.float64)
+        drawn = torch.tensor(_uniforms(samplings, positions), dtype=torch.float64)
     chosen = choose(logits, terms, drawn)
-    sampled = _without_places(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
-    return _with_places(sampled, logits, draws, [row for row, draw in enumerate(draws) if draw.wants_logprob])
+    sampled = Sampled.unscored(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
+    _score(sampled, logits, samplings, [row for row, sampling in enumerate(samplings) if sampling.wants_logprob])
+    return sampled
 
 
 @lru_cache(maxsize=16)
-def _rows_that_compile(draws: tuple[Draw, ...]) -> tuple[int, ...]:
-    return tuple(row for row, draw in enumerate(draws) if draw.compiles)
+def _ways(samplings: tuple[RowSampling, ...]) -> tuple[list[int], list[int]]:
+    """The rows that the compiled call serves, and the others."""
+    ways: tuple[list[int], list[int]] = [], []
+    for row, sampling in enumerate(samplings):
+        ways[not sampling.compiles].append(row)
+    return ways
 
 
 @lru_cache(maxsize=16)
-def _terms(draws: tuple[Draw, ...]) -> Terms:
-    values = [{"temperature": 0.0} if draw.greedy else dict(draw.stages) for draw in draws]
+def _terms(samplings: tuple[RowSampling, ...]) -> Terms:
+    values = [{"temperature": 0.0} if sampling.greedy else dict(sampling.stages) for sampling in samplings]
     columns = {
         name: torch.tensor([given.get(name, neutral) for given in values], dtype=dtype)
         for name, (dtype, neutral) in _COLUMNS.items()
     }
-    return Terms(**columns, wants_logprob=torch.tensor([draw.wants_logprob for draw in draws], dtype=torch.bool))
+    return Terms(
+        **columns, wants_logprob=torch.tensor([sampling.wants_logprob for sampling in samplings], dtype=torch.bool)
+    )
 
 
-def _sample_in_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], look: Look) -> Sampled:
-    """`sample`, for any rows on any device."""
+def _sample_in_torch(
+    logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int], row_views: ViewRows
+) -> Sampled:
+    """`sample`, for any rows on any device: the stages, then the choice, then what is said of it."""
     failed = ~logits.amax(-1).isfinite()  # [S]; NaN and +inf win the maximum, and -inf only if there is nothing else
-    staged = _staged(logits, draws, look)
+    staged = _staged(logits, samplings, row_views)
     if staged is not logits:
         failed |= staged.amax(-1) == float("-inf")  # the caller allowed only tokens that the model rules out
     tokens = staged.argmax(-1)  # [S]; of equal logits the lowest id
-    random = [row for row, draw in enumerate(draws) if not draw.greedy]
+    random = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
     if random:
         at = _index(random, logits)
-        tokens[at] = _draw(staged[at], *_pick(random, draws, positions))
-    raw = [row for row, draw in enumerate(draws) if draw.wants_logprob and not draw.processed]
-    processed = [row for row, draw in enumerate(draws) if draw.wants_logprob and draw.processed]
+        tokens[at] = _draw(staged[at], _uniforms(*_pick(random, samplings, positions)))
+    scored = [row for row, sampling in enumerate(samplings) if sampling.wants_logprob]
+    raw = [row for row in scored if not samplings[row].processed]
+    processed = [row for row in scored if samplings[row].processed]
     logprobs = _logprobs(logits, tokens, raw) + _logprobs(staged, tokens, processed)
     # Token ids are exact in float64, so that one copy to the host brings everything.
     host = torch.stack((tokens.double(), logprobs.double(), failed.double())).tolist()
-    sampled = _without_places([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
-    return _with_places(_with_places(sampled, logits, draws, raw), staged, draws, processed)
+    sampled = Sampled.unscored([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
+    _score(sampled, logits, samplings, raw)
+    _score(sampled, staged, samplings, processed)
+    return sampled
 
 
-def score_again(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
-    """Report the tokens of `rows` with log probabilities and ranks under other `logits`, `[len(rows), V]`; in place."""
-    part = Sampled(*([column[row] for row in rows] for column in sampled))
-    part = _with_tops(part, logits, [draws[row] for row in rows], range(len(rows)))
-    ranks = ranks_of(logits, torch.tensor(part.tokens))
-    for at, row in enumerate(rows):
-        sampled.logprobs[row], sampled.tops[row], sampled.ranks[row] = part.logprobs[at], part.tops[at], ranks[at]
+def _uniforms(samplings: Sequence[RowSampling], positions: Sequence[int]) -> list[float]:
+    """The uniform number of each row's draw; 0 for a greedy one."""
+    where = zip(samplings, positions, strict=True)
+    return [0.0 if sampling.greedy else uniform(sampling.seed, sampling.choice, at) for sampling, at in where]
 
 
-def _draw(staged: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Tensor:
+def _draw(staged: Tensor, uniforms: Sequence[float]) -> Tensor:
     """One token `[R]` for each of the random rows `[R, V]`, by the inverse of the distribution function.
 
     The tokens stand in the order of the vocabulary, and the chosen one is the first at which the summed probability
     exceeds the row's uniform number times the sum of all.
     """
     sums = staged.softmax(-1).cumsum(-1, dtype=torch.float64)  # [R, V]
-    drawn = [uniform(draw.seed, draw.choice, at) for draw, at in zip(draws, positions, strict=True)]
-    targets = torch.tensor(drawn, dtype=torch.float64).to(staged.device)[:, None] * sums[:, -1:]  # [R, 1]
+    targets = torch.tensor(uniforms, dtype=torch.float64).to(staged.device)[:, None] * sums[:, -1:]  # [R, 1]
     chosen = torch.searchsorted(sums, targets, right=True).squeeze(-1)  # [R]
     return chosen.clamp(max=staged.shape[-1] - 1)  # out of range only in rows of NaN, which have failed
 
 
-def _staged(logits: Tensor, draws: Sequence[Draw], look: Look) -> Tensor:
+def _staged(logits: Tensor, samplings: Sequence[RowSampling], row_views: ViewRows) -> Tensor:
     """`[R, V]` after every stage, each applied at once to the rows that use it."""
     for name, stage in _STAGES.items():
         if isinstance(stage, Stage):
-            values = {row: value for row, draw in enumerate(draws) for used, value in draw.stages if used == name}
+            values = {
+                row: value for row, sampling in enumerate(samplings) for used, value in sampling.stages if used == name
+            }
             rows, argument = list(values), [[value] for value in values.values()]
             apply = partial(_by_number, stage, argument)
         else:
-            rows = [row for row, draw in enumerate(draws) if name in draw.row_stages]
-            apply = partial(_by_row, stage, rows, look)
+            rows = [row for row, sampling in enumerate(samplings) if name in sampling.row_stages]
+            apply = partial(_by_row, stage, rows, row_views)
         if not rows:
             continue
-        if len(rows) == len(draws):
+        if len(rows) == len(samplings):
             logits = apply(logits)
         else:
             at = _index(rows, logits)
@@ -258,8 +277,8 @@ def _by_number(stage: Stage, values: list[list[float]], logits: Tensor) -> Tenso
     return stage.apply(logits, torch.tensor(values, dtype=torch.float64))  # [R, 1] on the host
 
 
-def _by_row(stage: RowStage, rows: Sequence[int], look: Look, logits: Tensor) -> Tensor:
-    return stage.apply(logits, look(rows))
+def _by_row(stage: RowStage, rows: Sequence[int], row_views: ViewRows, logits: Tensor) -> Tensor:
+    return stage.apply(logits, row_views(rows))
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
@@ -271,32 +290,36 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
     return logprobs
 
 
-def _without_places(tokens: list[int], logprobs: list[float], failed: list[bool]) -> Sampled:
-    return Sampled(tokens, logprobs, failed, [()] * len(tokens), [0] * len(tokens))
-
-
-def _with_places(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], wanted: Sequence[int]) -> Sampled:
-    """`sampled` with the ranks of the rows `wanted`, and with the likeliest tokens of those that want some."""
-    if not wanted:
-        return sampled
-    ranks = ranks_of(logits[_index(wanted, logits)], torch.tensor([sampled.tokens[row] for row in wanted]))
-    for row, rank in zip(wanted, ranks, strict=True):
+def _score(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
+    """Note the ranks of `rows` under `logits` `[S, V]`, and the likeliest tokens of those that want some."""
+    if not rows:
+        return
+    ranks = ranks_of(logits[_index(rows, logits)], torch.tensor([sampled.tokens[row] for row in rows]))
+    for row, rank in zip(rows, ranks, strict=True):
         sampled.ranks[row] = rank
-    return _with_tops(sampled, logits, draws, [row for row in wanted if draws[row].top])
+    _score_top(sampled, logits, samplings, [row for row in rows if samplings[row].top])
 
 
-def _with_tops(sampled: Sampled, logits: Tensor, draws: Sequence[Draw], wanted: Sequence[int]) -> Sampled:
-    """`sampled` with the likeliest tokens of the rows `wanted`; what both ways say of a token is then the same."""
-    if not wanted:
-        return sampled
-    of = logits[_index(wanted, logits)]  # [R, V]
+def _score_top(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
+    """Note the likeliest tokens of `rows`, and the chosen token's log probability as it stands among theirs."""
+    if not rows:
+        return
+    of = logits[_index(rows, logits)]  # [R, V]
     logprobs = log_probabilities(of)
-    chosen = torch.tensor([sampled.tokens[row] for row in wanted], device=logits.device)
+    chosen = torch.tensor([sampled.tokens[row] for row in rows], device=logits.device)
     own = logprobs.gather(-1, chosen[:, None]).squeeze(-1).tolist()
-    tops = likeliest(of, logprobs, [draws[row].top for row in wanted])
-    for row, logprob, top in zip(wanted, own, tops, strict=True):
-        sampled.logprobs[row], sampled.tops[row] = logprob, top
-    return sampled
+    found = top_tokens(of, logprobs, [samplings[row].top for row in rows])
+    for row, logprob, top in zip(rows, own, found, strict=True):
+        sampled.logprobs[row], sampled.top_logprobs[row] = logprob, top
+
+
+def score_again(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
+    """Report the tokens of `rows` with log probabilities and ranks under other `logits`, `[len(rows), V]`; in place."""
+    part, everyone = sampled.select(rows), range(len(rows))
+    own = [samplings[row] for row in rows]
+    _score(part, logits, own, everyone)
+    _score_top(part, logits, own, [row for row in everyone if not own[row].top])  # only for the log probability
+    sampled.put(rows, part)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -316,7 +339,7 @@ def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:
     return ranks
 
 
-def likeliest(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[TopLogprobs]:
+def top_tokens(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[TopLogprobs]:
     """The `counts[r]` likeliest tokens of each row of `[R, V]`, equals by ascending id; none that is ruled out."""
     width = min(max(counts) + 1, logits.shape[-1])  # one more: it shows whether the last one was chosen among equals
     values, ids = logits.topk(width, dim=-1)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from penstock.contract.embedding import Pooling
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "next_token", "vector"]
+__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "log_probability", "next_token", "vector"]
 
 CELL_BITS = 63
 _FINITE = 0xBFFF_FFFF_BFFF_FFFF
@@ -29,6 +29,11 @@ def next_token(cells: Sequence[int], vocab_size: int, sampling: SamplingSpec, ch
     seed = int(sampling.get("seed", 0))
     message = struct.pack(f"<{len(cells) + 2}q", seed % (1 << CELL_BITS), choice, *cells)
     return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little") % vocab_size
+
+
+def log_probability(token: int) -> float:
+    """What the model says of a token that it chose: another number for each."""
+    return -1.0 / (1 + token)
 
 
 def hidden_state(cells: Sequence[int]) -> int:

@@ -3,7 +3,9 @@
 It does what a real one does with a plan, through the same block tables: it writes a value for each position, reads
 the whole prefix back and derives the next token from what it read. So a block that is stale, shared too early, aliased
 or in the wrong order changes its answer, and silent KV corruption becomes a failed equality with `golden`. Blocks are
-poisoned when they are handed out; reading a position that was never written raises.
+poisoned when they are handed out; reading a position that was never written raises. With `config.depth` above 1 it
+computes a plan when its result is asked for, after the next one was given: a block that was handed out too early is
+written late.
 
 It also holds each plan to the law of `contract.plan`, and raises `PlanViolation` where the plan breaks it. It decides
 nothing else, and does not know the scheduler.
@@ -11,14 +13,16 @@ nothing else, and does not know the scheduler.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
-from penstock.contract.plan import Admit, PromptEmbedding, Row, RowFailure, StepPlan, StepResult
+from penstock.contract.plan import Admit, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.sim.clock import SimClock
-from penstock.sim.fake_model import cell, hidden_state, next_token, vector
+from penstock.sim.fake_model import cell, hidden_state, log_probability, next_token, vector
 
 __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
@@ -49,7 +53,21 @@ class _Slot:
     tokens: list[int]
     table: list[int]
     computed: int
+    failure: str = ""
     pooled: int = 0  # of an embedding: what its hidden states add up to
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A plan in flight, and whose each of its rows is."""
+
+    plan: StepPlan
+    slots: list[_Slot]
+
+    @property
+    def blocks(self) -> set[int]:
+        """All that it reads or writes."""
+        return {block for slot in self.slots for block in slot.table}
 
 
 class FakeRunner:
@@ -74,6 +92,7 @@ class FakeRunner:
         self._clock = clock
         self._memory: list[list[int | None]] = [[None] * config.block_size for _ in range(config.num_blocks)]
         self._slots: dict[int, _Slot] = {}
+        self._in_flight: deque[_Started] = deque()
         self._step = 0
         self._failing: dict[str, str] = {}
         self._crashes: set[int] = set()
@@ -91,6 +110,11 @@ class FakeRunner:
         """Let the whole of this step raise."""
         self._crashes.add(step)
 
+    @property
+    def depth(self) -> int:
+        """See `OverlappingRunner`."""
+        return self._config.depth
+
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan in its order: releases, admits, rows.
 
@@ -98,29 +122,47 @@ class FakeRunner:
             PlanViolation: the plan is unlawful.
             RuntimeError: a crash was ordered for this step.
         """
+        self.start(plan)
+        return self.finish()
+
+    def start(self, plan: StepPlan) -> None:
+        """Change the tables; nothing is read or written before `finish`, so whoever reuses a block too early shows.
+
+        Raises:
+            PlanViolation: the plan is unlawful.
+            RuntimeError: a crash was ordered for this step.
+        """
         self._require(plan.step == self._step, f"step {plan.step} came where {self._step} was due")
+        self._require(len(self._in_flight) < self.depth, f"more than {self.depth} plans are in flight")
         self._step += 1
         if plan.step in self._crashes:
             raise RuntimeError(f"step {plan.step} was told to crash")
         for index in plan.releases:
             self._require(self._slots.pop(index, None) is not None, f"slot {index} was released but is free")
+            used = any(row.slot == index for started in self._in_flight for row in started.plan.rows)
+            self._require(not used, f"slot {index} was released while a plan in flight computes its row")
         for admit in plan.admits:
             self._admit(admit)
         self._check_rows(plan)
-        prefixes = [self._read(self._slots[row.slot], row.start) for row in plan.rows]
-        results = [self._compute(row, prefix) for row, prefix in zip(plan.rows, prefixes, strict=True)]
-        tokens = tuple(result for result in results if isinstance(result, int))
+        self._in_flight.append(_Started(plan, [self._slots[row.slot] for row in plan.rows]))
+
+    def finish(self) -> StepResult:
+        """Compute the eldest plan that was started.
+
+        Raises:
+            PlanViolation: its rows do not continue what was computed.
+        """
+        plan, slots = (started := self._in_flight.popleft()).plan, started.slots
+        for row, slot in zip(plan.rows, slots, strict=True):
+            self._check_continuation(row, slot)
+        pairs = zip(plan.rows, slots, strict=True)
+        prefixes = [[] if slot.failure else self._read(slot, row.start) for row, slot in pairs]
+        each = zip(plan.rows, slots, prefixes, strict=True)
+        results = [self._compute(row, slot, prefix) for row, slot, prefix in each]
         seconds = self._cost.seconds(plan)
         if self._clock is not None:
             self._clock.advance(seconds)
-        return StepResult(
-            step=plan.step,
-            tokens=tokens,
-            logprobs=tuple(-1.0 / (1 + token) for token in tokens),
-            failures=tuple(result for result in results if isinstance(result, RowFailure)),
-            seconds=seconds,
-            embeddings=tuple(result for result in results if isinstance(result, PromptEmbedding)),
-        )
+        return StepResult(plan.step, tuple(result for result in results if result is not None), seconds)
 
     def _admit(self, admit: Admit) -> None:
         size = self._config.block_size
@@ -141,9 +183,11 @@ class FakeRunner:
         if not blocks:
             return
         taken = {block for slot in self._slots.values() for block in slot.table}
+        used = {block for started in self._in_flight for block in started.blocks}
         for block in blocks:
             self._require(0 <= block < self._config.num_blocks, f"{seq_id}: block {block} does not exist")
             self._require(block not in taken, f"{seq_id}: new block {block} belongs to another slot")
+            self._require(block not in used, f"{seq_id}: new block {block} is in use by a plan in flight")
             self._memory[block] = [None] * self._config.block_size
 
     def _check_rows(self, plan: StepPlan) -> None:
@@ -155,6 +199,8 @@ class FakeRunner:
             slot = self._slots[row.slot]
             self._poison(row.new_blocks, slot.admit.seq_id)
             slot.table += row.new_blocks
+            if not self._in_flight:  # else what it continues is not computed yet
+                self._check_continuation(row, slot)
             self._check_row(row, slot)
         readers = self._holders()
         for row in plan.rows:
@@ -164,12 +210,20 @@ class FakeRunner:
     def _check_row(self, row: Row, slot: _Slot) -> None:
         name, end = slot.admit.seq_id, row.start + row.count
         self._require(row.count >= 1, f"{name}: a row computes nothing")
-        self._require(row.start == slot.computed, f"{name}: starts at {row.start}, but {slot.computed} are computed")
-        self._require(end <= len(slot.tokens), f"{name}: goes beyond its known tokens")
+        self._require(len(row.drafts) < row.count, f"{name}: a row of nothing but drafts")
+        self._require(row.sample or not row.drafts, f"{name}: drafts in a row that does not sample")
         self._require(end <= self._config.max_model_len, f"{name}: goes beyond the context")
-        samples = end == len(slot.tokens) and slot.admit.embedding is None
-        self._require(row.sample == samples, f"{name}: samples exactly when it has caught up, an embedding never")
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
+
+    def _check_continuation(self, row: Row, slot: _Slot) -> None:
+        """Hold a row to the law of what was computed and drawn before it; one that failed or ended has none."""
+        name, known = slot.admit.seq_id, row.start + row.count - len(row.drafts)
+        if slot.failure:
+            return
+        self._require(row.start == slot.computed, f"{name}: starts at {row.start}, but {slot.computed} are computed")
+        self._require(known <= len(slot.tokens), f"{name}: goes beyond its known tokens")
+        samples = known == len(slot.tokens) and slot.admit.embedding is None
+        self._require(row.sample == samples, f"{name}: samples exactly when it has caught up, an embedding never")
 
     def _holders(self) -> dict[int, int]:
         counts: dict[int, int] = {}
@@ -190,34 +244,44 @@ class FakeRunner:
         self._require(len(cells) == count, f"{slot.admit.seq_id}: reads a position that was never written")
         return cells
 
-    def _compute(self, row: Row, prefix: list[int]) -> int | PromptEmbedding | RowFailure | None:
-        """Write the row's positions, then sample or embed, or fail as ordered; None where nothing is due yet."""
-        slot = self._slots[row.slot]
-        message = self._failing.pop(slot.admit.seq_id, None)
-        if message is not None:
-            return RowFailure(row.slot, message)
-        for position in range(row.start, row.start + row.count):
-            value = cell(slot.tokens[position], position)
+    def _compute(self, row: Row, slot: _Slot, prefix: list[int]) -> RowResult | None:
+        """Write the row's positions, then draw or embed, or fail as ordered; None where nothing is due yet."""
+        slot.failure = self._failing.pop(slot.admit.seq_id, slot.failure)
+        if slot.failure:
+            return RowResult(row.slot, failure=slot.failure)
+        known = row.start + row.count - len(row.drafts)
+        tokens = (*slot.tokens[row.start : known], *row.drafts)
+        for position, token in enumerate(tokens, start=row.start):
             block, offset = divmod(position, self._config.block_size)
-            self._memory[slot.table[block]][offset] = value
-        slot.computed += row.count
-        cells = prefix + self._read(slot, slot.computed)[row.start :]
+            self._memory[slot.table[block]][offset] = cell(token, position)
+        cells = prefix + self._read(slot, row.start + row.count)[row.start :]
+        slot.computed = known
         if slot.admit.embedding is not None:
             return self._embed(row, slot, cells, slot.admit.embedding.pooling)
-        if not row.sample:
-            return None
-        token = next_token(cells, self._vocab_size, slot.admit.sampling, slot.admit.choice)
-        slot.tokens.append(token)
-        return token
+        return RowResult(row.slot, tuple(self._draw(row, slot, cells))) if row.sample else None
 
-    def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> PromptEmbedding | None:
+    def _draw(self, row: Row, slot: _Slot, cells: list[int]) -> Iterator[SampledToken]:
+        """The token after the known ones, and the one after each draft that was right."""
+        for draft in (*row.drafts, None):
+            token = self._next_token(slot, cells)
+            slot.tokens.append(token)
+            yield SampledToken(token, log_probability(token))
+            if token != draft:
+                return
+            slot.computed += 1
+
+    def _next_token(self, slot: _Slot, cells: list[int]) -> int:
+        """What follows the computed positions; `cells` may go on beyond them."""
+        return next_token(cells[: slot.computed], self._vocab_size, slot.admit.sampling, slot.admit.choice)
+
+    def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> RowResult | None:
         """Pool the row's positions; None while the prompt is not complete."""
         end = row.start + row.count
         first = end if pooling is Pooling.LAST else row.start + 1
         states = sum(hidden_state(cells[:each]) for each in range(first, end + 1))
         slot.pooled = states if pooling is Pooling.LAST else slot.pooled + states
         whole = end == len(slot.tokens)
-        return PromptEmbedding(row.slot, vector(slot.pooled)) if whole else None
+        return RowResult(row.slot, embedding=vector(slot.pooled)) if whole else None
 
     def _require(self, holds: bool, law: str) -> None:
         if not holds:

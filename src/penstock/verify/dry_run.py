@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.verify.run import ScheduleRun, run_schedule
 from penstock.verify.schedules import Schedule
@@ -52,8 +52,12 @@ class _NoModel:
 
     def run(self, plan: StepPlan) -> StepResult:
         # All slots get different tokens, so that no two sequences share blocks by accident.
-        tokens = tuple((plan.step * self._slots + row.slot) % self._vocab_size for row in plan.rows if row.sample)
-        return StepResult(plan.step, tokens, (0.0,) * len(tokens))
+        rows = (
+            RowResult(row.slot, (SampledToken((plan.step * self._slots + row.slot) % self._vocab_size),))
+            for row in plan.rows
+            if row.sample
+        )
+        return StepResult(plan.step, tuple(rows))
 
 
 def _keep_threads(threads: int) -> None:

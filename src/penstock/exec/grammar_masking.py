@@ -1,4 +1,4 @@
-"""Grammars and thinking budgets in the runner: which tokens each guided row may choose, and that it can end well.
+"""Grammars and thinking budgets in the runner: which tokens each masked row may choose, and that it can end well.
 
 Decides when masks are computed (in a thread, from the moment at which a row's last token is known) and what happens to
 a choice after which the answer could not end in time: it is struck out and the row chooses again, with the same
@@ -26,9 +26,9 @@ from penstock.contract.errors import EngineFault, PenstockError
 from penstock.contract.plan import Admit, Row
 from penstock.contract.ports import Grammars, Matcher, Thinking, ThinkingBudgets
 from penstock.contract.thinking import ThinkingBudget
-from penstock.exec.sampler import Draw, Look, Sampled, sample, score_again
+from penstock.exec.sampler import RowSampling, Sampled, ViewRows, sample, score_again
 
-__all__ = ["Begun", "Guidance"]
+__all__ = ["GrammarMasking", "PendingMasks"]
 
 _MOST_REJECTIONS = 8
 
@@ -37,13 +37,13 @@ _NUMBERS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))  # [256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun:
-    """The guided rows of a step, and the masks to come.
+class PendingMasks:
+    """The masked rows of a step, and the masks to come.
 
     Attributes:
         rows: their indices among the rows that sample.
         slots: their slots.
-        masks: which of them cannot be followed any further; the others' ceilings are in place then. None without any.
+        masks: which of them cannot be followed any further; the others' biases are in place then. None without any.
         thinking: index and slot of the rows whose reasoning has a budget and is not over.
     """
 
@@ -53,11 +53,11 @@ class Begun:
     thinking: list[tuple[int, int]]
 
 
-class _Ceilings:
-    """What each guided row may choose, as numbers that its logits are never above: +inf, or -inf where it may not.
+class _MaskBias:
+    """What each masked row may choose, as numbers that its logits are never above: +inf, or -inf where it may not.
 
-    Owned by `Guidance`: filled by its thread between `begin` and the future's result, read after that. Kept between
-    steps, because most masks are those of the step before: a string goes on.
+    Owned by `GrammarMasking`: filled by its thread between `begin` and the future's result, read after that. Kept
+    between steps, because most masks are those of the step before: a string goes on.
     """
 
     def __init__(self) -> None:
@@ -82,17 +82,17 @@ class _Ceilings:
 
         Not a `masked_fill_`, which takes twenty times as long.
         """
-        ceilings = torch.from_numpy(self._rows[: len(rows)]).flatten(1)[:, : logits.shape[-1]].to(logits.device)
-        if not ceilings.shape[-1]:  # every row is broken
+        biases = torch.from_numpy(self._rows[: len(rows)]).flatten(1)[:, : logits.shape[-1]].to(logits.device)
+        if not biases.shape[-1]:  # every row is broken
             return
         if len(rows) == len(logits):
-            torch.minimum(logits, ceilings, out=logits)
+            torch.minimum(logits, biases, out=logits)
             return
-        for row, ceiling in zip(rows, ceilings, strict=True):
-            torch.minimum(logits[row], ceiling, out=logits[row])
+        for row, bias in zip(rows, biases, strict=True):
+            torch.minimum(logits[row], bias, out=logits[row])
 
 
-class Guidance:
+class GrammarMasking:
     """The matchers and budgets of the slots. Owned by the runner; changed by plans and samples only.
 
     Args:
@@ -106,7 +106,7 @@ class Guidance:
         self._thinking: dict[int, Thinking] = {}
         self._matchers: dict[int, Matcher] = {}
         self._broken: set[int] = set()
-        self._ceilings = _Ceilings()
+        self._bias = _MaskBias()
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: tuple[list[Matcher], Future[list[bool]]] | None = None
 
@@ -118,7 +118,7 @@ class Guidance:
             return
         assert self._grammars is not None, f"{admit.seq_id} has a grammar, and this runner knows none"
         try:
-            matcher = self._grammars.matcher(admit.grammar, admit.room)
+            matcher = self._grammars.matcher(admit.grammar, admit.max_new_tokens)
             self._matchers[admit.slot] = matcher
             if not all(matcher.take(token) for token in admit.tokens[admit.prompt_tokens :]):
                 self._broken.add(admit.slot)
@@ -140,8 +140,8 @@ class Guidance:
         self._matchers.pop(slot, None)
         self._broken.discard(slot)
 
-    def begin(self, sampling: Sequence[Row]) -> Begun | None:
-        """Start to compute the masks of the guided rows among `sampling`; None if there is nobody to watch."""
+    def begin(self, sampling: Sequence[Row]) -> PendingMasks | None:
+        """Start to compute the masks of the masked rows among `sampling`; None if there is nobody to watch."""
         rows = [index for index, row in enumerate(sampling) if row.slot in self._matchers]
         thinking: list[tuple[int, int]] = []
         if self._thinking:
@@ -149,7 +149,7 @@ class Guidance:
         if not rows and not thinking:
             return None
         slots = [sampling[index].slot for index in rows]
-        return Begun(rows, slots, self._begin_masks(slots) if rows else None, thinking)
+        return PendingMasks(rows, slots, self._begin_masks(slots) if rows else None, thinking)
 
     def _begin_masks(self, slots: Sequence[int]) -> Future[list[bool]]:
         """The masks that were begun behind the last step, if they are those of the same rows; else new ones."""
@@ -159,7 +159,7 @@ class Guidance:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == matchers:
             return ahead[1]
-        return self._thread.submit(self._ceilings.fill, matchers)  # after what was begun in vain: one at a time
+        return self._thread.submit(self._bias.fill, matchers)  # after what was begun in vain: one at a time
 
     def _begin_ahead(self, slots: Sequence[int]) -> None:
         """Begin the masks of the next step, most likely of the same rows, while others do what lies between steps."""
@@ -167,36 +167,41 @@ class Guidance:
         self._ahead = matchers, self._begin_masks(slots)
 
     def sample(
-        self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], begun: Begun | None, look: Look
+        self,
+        logits: Tensor,
+        samplings: Sequence[RowSampling],
+        positions: Sequence[int],
+        pending: PendingMasks | None,
+        row_views: ViewRows,
     ) -> Sampled:
-        """`sampler.sample` under the masks begun and the tokens due, and everything that watches a row moved on.
+        """`sampler.sample` under the pending masks and the tokens due, and everything that watches a row moved on.
 
         What a mask rules out becomes -inf in `logits`, `[S, V]` float32.
         """
-        if begun is None:
-            return sample(logits, draws, positions, look)
-        due = {row: token for row, slot in begun.thinking if (token := self._thinking[slot].due) is not None}
-        raw = [row for row in (*begun.rows, *due) if draws[row].wants_logprob and not draws[row].processed]
+        if pending is None:
+            return sample(logits, samplings, positions, row_views)
+        due = {row: token for row, slot in pending.thinking if (token := self._thinking[slot].due) is not None}
+        raw = [row for row in (*pending.rows, *due) if samplings[row].wants_logprob and not samplings[row].processed]
         before = logits[raw] if raw else None  # [W, V], a copy
-        if begun.masks is not None:
-            broken = begun.masks.result()
-            self._broken.update(slot for slot, is_broken in zip(begun.slots, broken, strict=True) if is_broken)
-            self._ceilings.lower(logits, begun.rows)
+        if pending.masks is not None:
+            broken = pending.masks.result()
+            self._broken.update(slot for slot, is_broken in zip(pending.slots, broken, strict=True) if is_broken)
+            self._bias.lower(logits, pending.rows)
         for row, token in due.items():
             _leave_only(logits[row], token)
-        sampled = sample(logits, draws, positions, look)
-        for row, slot in begun.thinking:
+        sampled = sample(logits, samplings, positions, row_views)
+        for row, slot in pending.thinking:
             if not sampled.failed[row]:
                 self._think(slot, sampled.tokens[row])
-        for row, slot in zip(begun.rows, begun.slots, strict=True):
+        for row, slot in zip(pending.rows, pending.slots, strict=True):
             if not sampled.failed[row] and slot not in self._broken:
-                self._settle(row, slot, sampled, (logits, draws, positions), look)
+                self._settle(row, slot, sampled, (logits, samplings, positions), row_views)
             if slot in self._broken:
                 sampled.failed[row] = True
-        if begun.rows:
-            self._begin_ahead(begun.slots)
+        if pending.rows:
+            self._begin_ahead(pending.slots)
         if before is not None:
-            score_again(sampled, before, draws, raw)
+            score_again(sampled, before, samplings, raw)
         return sampled
 
     def _think(self, slot: int, token: int) -> None:
@@ -207,10 +212,15 @@ class Guidance:
             del self._thinking[slot]
 
     def _settle(
-        self, row: int, slot: int, sampled: Sampled, given: tuple[Tensor, Sequence[Draw], Sequence[int]], look: Look
+        self,
+        row: int,
+        slot: int,
+        sampled: Sampled,
+        given: tuple[Tensor, Sequence[RowSampling], Sequence[int]],
+        row_views: ViewRows,
     ) -> None:
         """Move the matcher of `row` on; choose again where the answer could not be completed."""
-        matcher, (logits, draws, positions) = self._matchers[slot], given
+        matcher, (logits, samplings, positions) = self._matchers[slot], given
         for rejections in range(1, _MOST_REJECTIONS + 2):
             if matcher.take(sampled.tokens[row]):
                 return
@@ -218,10 +228,8 @@ class Guidance:
             if rejections >= _MOST_REJECTIONS or bool(logits[row].amax() == -torch.inf):
                 logits[row] = -torch.inf
                 logits[row, matcher.closing()] = 0.0
-            one = (logits[row : row + 1], draws[row : row + 1], positions[row : row + 1])
-            again = sample(*one, lambda rows: look([row for _ in rows]))
-            for mine, other in zip(sampled, again, strict=True):
-                mine[row] = other[0]
+            one = (logits[row : row + 1], samplings[row : row + 1], positions[row : row + 1])
+            sampled.put([row], sample(*one, lambda rows: row_views([row for _ in rows])))
             if sampled.failed[row]:
                 return
         self._broken.add(slot)
@@ -229,9 +237,9 @@ class Guidance:
 
 def _leave_only(logits: Tensor, token: int) -> None:
     """Rule out every other token of one row `[V]`, in place. A NaN stays one: such a row must fail, and not hide it."""
-    ceiling = torch.full_like(logits, -torch.inf)
-    ceiling[token] = torch.inf
-    torch.minimum(logits, ceiling, out=logits)
+    bias = torch.full_like(logits, -torch.inf)
+    bias[token] = torch.inf
+    torch.minimum(logits, bias, out=logits)
 
 
 def _mask(matcher: Matcher) -> bytes | None:

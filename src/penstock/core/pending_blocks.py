@@ -1,8 +1,8 @@
 """Who is about to compute which block, so that nobody computes it twice.
 
-A running sequence promises every full block of its known tokens that is not computed yet. A waiting sequence that needs
-such a block next waits until the promise is settled: kept, when the block is sealed, or withdrawn, when the sequence
-leaves. Decides nothing else. Invariant: whoever has a promise runs, so nobody waits for a promise for ever.
+Every full block of a running sequence's known tokens that is not computed yet is pending. A waiting sequence that needs
+such a block next waits until it is settled: sealed, or given up because its maker leaves. Decides nothing else.
+Invariant: the maker of a pending block runs, so nobody waits for a block for ever.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 
 from penstock.core.sequence import Seq
 
-__all__ = ["Promises"]
+__all__ = ["PendingBlocks"]
 
 
-class Promises:
+class PendingBlocks:
     """Block key -> the running sequence that will compute it. Owned by the scheduler.
 
     Attributes:
-        makers: all open promises.
+        makers: of all pending blocks.
     """
 
     __slots__ = ("makers",)
@@ -27,7 +27,7 @@ class Promises:
         self.makers: dict[bytes, Seq] = {}
 
     def run_length(self, keys: Iterable[bytes]) -> int:
-        """How many of `keys`, from the first on, are promised without a gap."""
+        """How many of `keys`, from the first on, are pending without a gap."""
         count = 0
         for key in keys:
             if key not in self.makers:
@@ -36,7 +36,7 @@ class Promises:
         return count
 
     def make(self, seq: Seq, keys: Iterable[bytes]) -> None:
-        """`seq` will compute these blocks. Where another has promised one already, that promise stands."""
+        """`seq` will compute these blocks. Where another computes one already, it stays that one's."""
         for key in keys:
             self.makers.setdefault(key, seq)
 

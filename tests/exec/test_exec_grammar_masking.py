@@ -1,4 +1,4 @@
-"""Masks in the runner: what guided rows choose, what is said of it, and that nothing else is touched."""
+"""Masks in the runner: what masked rows choose, what is said of it, and that nothing else is touched."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.plan import Admit, Row
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
-from penstock.exec.guidance import Guidance
-from penstock.exec.sampler import Draw, sample
+from penstock.exec.grammar_masking import GrammarMasking
+from penstock.exec.sampler import RowSampling, sample
 
 WIDTH = 83  # no multiple of eight
 GRAMMAR = Grammar(GrammarKind.REGEX, "x")
@@ -52,58 +52,60 @@ class Given:
         return next(self._matchers)
 
 
-def guided(matchers) -> tuple[Guidance, list[Row]]:
-    """A guidance with a slot a matcher, None for a row without a grammar, and the rows of a step."""
-    guidance = Guidance(Given([one for one in matchers if one is not None]))
+def masked_rows(matchers) -> tuple[GrammarMasking, list[Row]]:
+    """A masking with a slot a matcher, None for a row without a grammar, and the rows of a step."""
+    masking = GrammarMasking(Given([one for one in matchers if one is not None]))
     spec = SamplingSpec((("temperature", 0),))
     for slot, one in enumerate(matchers):
         grammar = None if one is None else GRAMMAR
-        guidance.admit(Admit(slot, f"s{slot}", (1, 2), (0,), 0, spec, 0, grammar=grammar, room=9, prompt_tokens=2))
-    return guidance, [Row(slot, 1, 1, (), True) for slot in range(len(matchers))]
+        masking.admit(
+            Admit(slot, f"s{slot}", (1, 2), (0,), 0, spec, 0, grammar=grammar, max_new_tokens=9, prompt_tokens=2)
+        )
+    return masking, [Row(slot, 1, 1, (), True) for slot in range(len(matchers))]
 
 
-def draw(**fields) -> Draw:
-    return Draw.of(SamplingSpec(tuple(sorted(({"seed": 7, "logprobs": 3} | fields).items()))), 0)
+def draw(**fields) -> RowSampling:
+    return RowSampling.of(SamplingSpec(tuple(sorted(({"seed": 7, "logprobs": 3} | fields).items()))), 0)
 
 
 def logits_of(count: int) -> torch.Tensor:
     return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(5))
 
 
-def look(rows):
+def row_views(rows):
     raise AssertionError(f"no stage here looks at rows {rows}")
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_raw_logprobs_of_a_guided_row_are_the_models_own(temperature):
-    guidance, rows = guided([Listed({3, 9, 40, 82}), None])
+def test_raw_logprobs_of_a_masked_row_are_the_models_own(temperature):
+    masking, rows = masked_rows([Listed({3, 9, 40, 82}), None])
     logits, draws = logits_of(2), [draw(temperature=temperature)] * 2
     own = logits.log_softmax(-1)
-    sampled = guidance.sample(logits.clone(), draws, [2, 2], guidance.begin(rows), look)
+    sampled = masking.sample(logits.clone(), draws, [2, 2], masking.begin(rows), row_views)
     assert sampled.tokens[0] in (3, 9, 40, 82)
     for row in range(2):
         assert sampled.logprobs[row] == pytest.approx(float(own[row, sampled.tokens[row]]), abs=1e-5)
         best = own[row].topk(3)
-        assert [id_ for id_, _ in sampled.tops[row]] == best.indices.tolist()
-        assert [value for _, value in sampled.tops[row]] == pytest.approx(best.values.tolist(), abs=1e-5)
+        assert [id_ for id_, _ in sampled.top_logprobs[row]] == best.indices.tolist()
+        assert [value for _, value in sampled.top_logprobs[row]] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_processed_logprobs_of_a_guided_row_are_those_of_what_it_may_choose():
+def test_processed_logprobs_of_a_masked_row_are_those_of_what_it_may_choose():
     allowed = [3, 9, 40, 82]
-    guidance, rows = guided([Listed(set(allowed))])
+    masking, rows = masked_rows([Listed(set(allowed))])
     logits = logits_of(1)
     masked = logits[0, allowed].log_softmax(-1)
     draws = [draw(temperature=1.0, logprobs=10, logprobs_mode="processed_logprobs")]
-    sampled = guidance.sample(logits.clone(), draws, [2], guidance.begin(rows), look)
-    assert {id_ for id_, _ in sampled.tops[0]} == set(allowed)
+    sampled = masking.sample(logits.clone(), draws, [2], masking.begin(rows), row_views)
+    assert {id_ for id_, _ in sampled.top_logprobs[0]} == set(allowed)
     assert sampled.logprobs[0] == pytest.approx(float(masked[allowed.index(sampled.tokens[0])]), abs=1e-5)
 
 
 def test_rows_without_a_grammar_choose_as_if_alone():
     logits, draws = logits_of(5), [draw(temperature=0.9)] * 5
     free = sample(logits.clone(), draws, [2] * 5)
-    guidance, rows = guided([None, Listed({1, 2}), None, Listed({5}), None])
-    mixed = guidance.sample(logits.clone(), draws, [2] * 5, guidance.begin(rows), look)
+    masking, rows = masked_rows([None, Listed({1, 2}), None, Listed({5}), None])
+    mixed = masking.sample(logits.clone(), draws, [2] * 5, masking.begin(rows), row_views)
     for row in (0, 2, 4):
         assert [column[row] for column in mixed] == [column[row] for column in free]
     assert mixed.tokens[3] == 5
@@ -114,8 +116,8 @@ def test_a_choice_that_cannot_be_completed_is_struck_out_and_the_row_chooses_aga
     logits = logits_of(1)
     order = logits[0].argsort(descending=True).tolist()
     matcher = Listed(set(order[:6]), refused=set(order[:3]))
-    guidance, rows = guided([matcher])
-    sampled = guidance.sample(logits.clone(), [draw(temperature=0)], [2], guidance.begin(rows), look)
+    masking, rows = masked_rows([matcher])
+    sampled = masking.sample(logits.clone(), [draw(temperature=0)], [2], masking.begin(rows), row_views)
     assert matcher.taken == sampled.tokens == [order[3]]
 
 
@@ -123,19 +125,19 @@ def test_after_many_refusals_the_known_ending_is_taken():
     logits = logits_of(1)
     order = logits[0].argsort(descending=True).tolist()
     matcher = Listed(set(order), refused=set(order[:-1]))
-    guidance, rows = guided([matcher])
-    sampled = guidance.sample(logits.clone(), [draw(temperature=1.0)], [2], guidance.begin(rows), look)
+    masking, rows = masked_rows([matcher])
+    sampled = masking.sample(logits.clone(), [draw(temperature=1.0)], [2], masking.begin(rows), row_views)
     assert matcher.taken == sampled.tokens == [order[-1]]
     assert sampled.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[0, order[-1]]), abs=1e-5)
 
 
 def test_masks_are_those_of_this_step_when_rows_move():
     one, two = Listed({4}), Listed({70})
-    guidance, rows = guided([one, two])
+    masking, rows = masked_rows([one, two])
     for order in (rows, rows[::-1], rows[1:], rows):
         one.allowed, two.allowed = two.allowed, one.allowed
         draws, positions = [draw(temperature=0)] * len(order), [2] * len(order)
-        sampled = guidance.sample(logits_of(len(order)), draws, positions, guidance.begin(order), look)
+        sampled = masking.sample(logits_of(len(order)), draws, positions, masking.begin(order), row_views)
         assert sampled.tokens == [min((one, two)[row.slot].allowed) for row in order]
 
 
@@ -148,33 +150,33 @@ def test_the_masks_of_the_next_step_are_begun_behind_this_one_and_used_if_its_ro
             return super().mask()
 
     matchers = [Asked({1}), Asked({2}), Asked({3})]
-    guidance, rows = guided(matchers)
+    masking, rows = masked_rows(matchers)
     for _ in range(4):
-        sampled = guidance.sample(logits_of(3), [draw(temperature=0)] * 3, [2] * 3, guidance.begin(rows), look)
+        sampled = masking.sample(logits_of(3), [draw(temperature=0)] * 3, [2] * 3, masking.begin(rows), row_views)
         assert sampled.tokens == [1, 2, 3]
-    guidance.release(1)
+    masking.release(1)
     left = [rows[0], rows[2]]
-    assert guidance.sample(logits_of(2), [draw(temperature=0)] * 2, [2] * 2, guidance.begin(left), look).tokens == [
+    assert masking.sample(logits_of(2), [draw(temperature=0)] * 2, [2] * 2, masking.begin(left), row_views).tokens == [
         1,
         3,
     ]
-    guidance.begin(left).masks.result()  # all that was begun is done
+    masking.begin(left).masks.result()  # all that was begun is done
     assert [one.masks for one in matchers] == [4 + 1 + 1 + 1, 4 + 1, 4 + 1 + 1 + 1]  # one in vain when the rows changed
 
 
 def test_a_matcher_that_breaks_ends_its_row_alone():
-    guidance, rows = guided([Listed({4}), Listed(set(), broken=True), Listed({6})])
+    masking, rows = masked_rows([Listed({4}), Listed(set(), broken=True), Listed({6})])
     draws = [draw(temperature=0)] * 3
-    sampled = guidance.sample(logits_of(3), draws, [2] * 3, guidance.begin(rows), look)
+    sampled = masking.sample(logits_of(3), draws, [2] * 3, masking.begin(rows), row_views)
     assert sampled.failed == [False, True, False]
     assert [sampled.tokens[0], sampled.tokens[2]] == [4, 6]
 
 
 def test_a_row_that_is_not_finite_fails_although_its_mask_would_hide_it():
-    guidance, rows = guided([Listed({4}), Listed({5})])
+    masking, rows = masked_rows([Listed({4}), Listed({5})])
     logits = logits_of(2)
     logits[0, 60] = float("nan")
-    sampled = guidance.sample(logits, [draw(temperature=0)] * 2, [2] * 2, guidance.begin(rows), look)
+    sampled = masking.sample(logits, [draw(temperature=0)] * 2, [2] * 2, masking.begin(rows), row_views)
     assert sampled.failed == [True, False]
 
 
@@ -214,57 +216,67 @@ def admitted(slot: int, budget: int | None, tokens=(1, 2), grammar: Grammar | No
     thinking = None if budget is None else ThinkingBudget(budget)
     spec = SamplingSpec((("temperature", 0),))
     return Admit(
-        slot, f"s{slot}", tokens, (0,), 0, spec, 0, prompt_tokens=2, room=9, grammar=grammar, thinking=thinking
+        slot,
+        f"s{slot}",
+        tokens,
+        (0,),
+        0,
+        spec,
+        0,
+        prompt_tokens=2,
+        max_new_tokens=9,
+        grammar=grammar,
+        thinking=thinking,
     )
 
 
-def step(guidance: Guidance, slots: list[int], draws: list[Draw], logits: torch.Tensor):
+def step(masking: GrammarMasking, slots: list[int], draws: list[RowSampling], logits: torch.Tensor):
     rows = [Row(slot, 1, 1, (), True) for slot in slots]
-    return guidance.sample(logits.clone(), draws, [2] * len(rows), guidance.begin(rows), look)
+    return masking.sample(logits.clone(), draws, [2] * len(rows), masking.begin(rows), row_views)
 
 
 def test_a_used_up_budget_leaves_one_token_and_the_other_rows_alone():
     logits, draws = logits_of(4), [draw(temperature=0.9)] * 4
     free, own = sample(logits.clone(), draws, [2] * 4), logits.log_softmax(-1)
-    guidance = Guidance(Given([Listed({9})]), Budgets())
+    masking = GrammarMasking(Given([Listed({9})]), Budgets())
     for slot, (budget, grammar) in enumerate([(1, None), (None, None), (None, GRAMMAR), (0, None)]):
-        guidance.admit(admitted(slot, budget, grammar=grammar))
-    told = [step(guidance, [0, 1, 2, 3], draws, logits) for _ in range(4)]
+        masking.admit(admitted(slot, budget, grammar=grammar))
+    told = [step(masking, [0, 1, 2, 3], draws, logits) for _ in range(4)]
     assert [one.tokens[0] for one in told] == [free.tokens[0], 4, 70, free.tokens[0]]
     assert [one.tokens[3] for one in told] == [4, 70, free.tokens[3], free.tokens[3]]
     assert [one.tokens[2] for one in told] == [9] * 4
     for one in told:
         assert [column[1] for column in one] == [column[1] for column in free]
     assert told[1].logprobs[0] == pytest.approx(float(own[0, 4]), abs=1e-5)
-    assert [id_ for id_, _ in told[1].tops[0]] == own[0].topk(3).indices.tolist()
+    assert [id_ for id_, _ in told[1].top_logprobs[0]] == own[0].topk(3).indices.tolist()
 
 
 def test_a_row_is_not_watched_any_more_when_its_reasoning_is_over():
-    guidance = Guidance(None, Budgets())
-    guidance.admit(admitted(0, 0))
+    masking = GrammarMasking(None, Budgets())
+    masking.admit(admitted(0, 0))
     for token in (4, 70):
-        assert step(guidance, [0], [draw(temperature=0)], logits_of(1)).tokens == [token]
-    assert guidance.begin([Row(0, 1, 1, (), True)]) is None
-    guidance.admit(admitted(1, 3))
-    guidance.release(1)
-    assert guidance.begin([Row(1, 1, 1, (), True)]) is None
+        assert step(masking, [0], [draw(temperature=0)], logits_of(1)).tokens == [token]
+    assert masking.begin([Row(0, 1, 1, (), True)]) is None
+    masking.admit(admitted(1, 3))
+    masking.release(1)
+    assert masking.begin([Row(1, 1, 1, (), True)]) is None
 
 
 def test_after_a_preemption_a_budget_stands_where_it_stood():
     budgets = Budgets()
-    guidance = Guidance(None, budgets)
-    guidance.admit(admitted(0, 2, tokens=(1, 2, 30, 31, 4)))
+    masking = GrammarMasking(None, budgets)
+    masking.admit(admitted(0, 2, tokens=(1, 2, 30, 31, 4)))
     assert budgets.begun[0].prompt == (1, 2)
-    assert step(guidance, [0], [draw(temperature=1.0)], logits_of(1)).tokens == [70]
-    guidance.admit(admitted(1, 1, tokens=(1, 2, 30, 4, 70, 9)))
-    assert guidance.begin([Row(1, 1, 1, (), True)]) is None
+    assert step(masking, [0], [draw(temperature=1.0)], logits_of(1)).tokens == [70]
+    masking.admit(admitted(1, 1, tokens=(1, 2, 30, 4, 70, 9)))
+    assert masking.begin([Row(1, 1, 1, (), True)]) is None
 
 
 def test_a_row_that_is_not_finite_fails_although_its_token_is_due():
-    guidance = Guidance(None, Budgets())
-    guidance.admit(admitted(0, 0))
-    guidance.admit(admitted(1, 0))
+    masking = GrammarMasking(None, Budgets())
+    masking.admit(admitted(0, 0))
+    masking.admit(admitted(1, 0))
     logits = logits_of(2)
     logits[0, 60] = float("nan")
-    sampled = step(guidance, [0, 1], [draw(temperature=0)] * 2, logits)
+    sampled = step(masking, [0, 1], [draw(temperature=0)] * 2, logits)
     assert (sampled.failed, sampled.tokens[1]) == ([True, False], 4)

@@ -1,0 +1,41 @@
+"""Whether what a runner says of a row can have come of it.
+
+Decides that from the row and its sequence's request alone. A result that cannot is a bug of ours, and no caller's.
+"""
+
+from __future__ import annotations
+
+from penstock.contract.plan import Row, RowResult
+from penstock.core.sequence import Seq
+
+__all__ = ["mismatch"]
+
+
+def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
+    """Why `result` cannot be what came of `row`; "" where it can."""
+    request = seq.request
+    completes = request.embedding is not None and row.start + row.count == len(request.prompt)
+    if result is None:
+        return "nothing came of a row that samples or completes an embedding" if row.sample or completes else ""
+    if result.failure or row.drafts:
+        fault = _wrong_run(row, result)
+        if fault or result.failure:
+            return fault
+    elif len(result.tokens) != row.sample:
+        return f"{len(result.tokens)} tokens came of a row that {'samples' if row.sample else 'does not sample'}"
+    if (result.embedding is not None) != completes:
+        return "an embedding came of a row that completes none, or none of one that does"
+    return ""
+
+
+def _wrong_run(row: Row, result: RowResult) -> str:
+    """Why `result` cannot be the drafts of `row` that were right, and the token after them or a failure there."""
+    drawn = tuple(token.id for token in result.tokens)
+    right = drawn if result.failure else drawn[:-1]
+    if result.failure and result.embedding is not None:
+        return "a row that failed has an embedding"
+    if not (result.failure or drawn) or right != row.drafts[: len(right)]:
+        return f"{drawn} came of a row with the drafts {row.drafts}"
+    if not result.failure and drawn[-1:] == row.drafts[len(right) : len(drawn)]:
+        return f"the row stopped at {drawn[-1]}, which was drafted"
+    return ""
