@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from penstock.verify.episode import Outcome
 
-__all__ = ["Difference", "Mismatch", "Tally", "compare", "total"]
+__all__ = ["Difference", "Mismatch", "HistogramBuilder", "compare", "total"]
 
 Drawn = tuple[int, float]
 
@@ -61,7 +61,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class HistogramBuilder:
     """How far outcomes agree.
 
     Attributes:
@@ -88,7 +88,7 @@ class Tally:
         return self.ids + self.logprobs + self.others
 
 
-def compare(alone: Outcome, here: Outcome) -> tuple[Tally, Difference | None]:
+def compare(alone: Outcome, here: Outcome) -> tuple[HistogramBuilder, Difference | None]:
     """Compare one request's outcomes; the difference is None where there is none."""
     ids = logprobs = 0
     largest = 0.0
@@ -107,13 +107,13 @@ def compare(alone: Outcome, here: Outcome) -> tuple[Tally, Difference | None]:
     other = next((name for name in _BESIDE if getattr(alone, name) != getattr(here, name)), "") if not first else ""
     if other:
         first = Difference(len(alone.tokens), None, None, here.failure, other)
-    return Tally(len(alone.tokens), int(first is not None), ids, logprobs, largest, int(bool(other))), first
+    return HistogramBuilder(len(alone.tokens), int(first is not None), ids, logprobs, largest, int(bool(other))), first
 
 
-def total(tallies: Iterable[Tally]) -> Tally:
+def total(tallies: Iterable[HistogramBuilder]) -> HistogramBuilder:
     """Many tallies as one."""
     each = list(tallies)
-    return Tally(
+    return HistogramBuilder(
         tokens=sum(tally.tokens for tally in each),
         requests=sum(tally.requests for tally in each),
         ids=sum(tally.ids for tally in each),

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.contract.request import SequenceRequest
-from penstock.verify.compare import Mismatch, Tally, total
+from penstock.verify.compare import HistogramBuilder, Mismatch, total
 from penstock.verify.extent import Extent
 from penstock.verify.schedules import Schedule
 
@@ -39,7 +39,7 @@ class Verdict:
     steps: int
     preemptions: int
     hit_tokens: int
-    tally: Tally
+    tally: HistogramBuilder
     first: Mismatch | None
     trace: tuple[str, ...]
 
@@ -53,7 +53,7 @@ class Report:
     verdicts: tuple[Verdict, ...]
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> HistogramBuilder:
         """All schedules together; `requests` counts a request once for each schedule that it differs in."""
         return total(verdict.tally for verdict in self.verdicts)
 
@@ -127,5 +127,5 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _tally(tally: Tally) -> dict[str, Any]:
+def _tally(tally: HistogramBuilder) -> dict[str, Any]:
     return {**asdict(tally), "mismatches": tally.mismatches}
