@@ -23,7 +23,7 @@ from penstock.contract.errors import ConfigError
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
-from penstock.server.run import Server
+from penstock.server.http.run import Server
 
 Play = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 EVENTS = 'data: {"a": 1}\n\ndata: é\n\n'.encode()
@@ -317,4 +317,4 @@ def test_our_own_server_is_understood(endpoint):
         thread.join(10)
     assert [outcome.error for outcome in outcomes] == ["", ""]
     assert [(len(each.content), each.prompt_tokens, each.output_tokens) for each in outcomes] == [(3, 7, 3)] * 2
-    assert {ask.stop.max_tokens for ask in engine.asks} == {4}
+    assert {request.stop.max_tokens for request in engine.requests} == {4}

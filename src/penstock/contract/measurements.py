@@ -1,4 +1,4 @@
-"""What the engine measured: of one ask (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
+"""What the engine measured: of one request (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
 
 Decides nothing. Knows neither who reads them nor in which format they are published.
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.stats import SchedulerStats
+
 __all__ = ["UNTIMED", "Histogram", "Measurements", "Timings"]
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The life of one ask, as instants on the engine's clock in seconds, none before the one above it.
+    """The life of one request, as instants on the engine's clock, in seconds; none lies before the one above it.
 
-    What never happened (the first token of an ask that was aborted in the queue) has the instant of the end. Of several
-    choices the first admission, the first token of any and the last token of any count.
+    What never happened (the first token of a request that was aborted in the queue) has the instant of the end. Of a
+    request with several choices, the first admission, the first token and the last token of any choice count.
     """
 
     arrived: float = 0.0
@@ -45,7 +47,7 @@ class Timings:
         return self.ended - self.arrived
 
     def joined(self, other: Timings) -> Timings:
-        """Two asks of one caller as one: from the first arrival to the last end."""
+        """Two requests of one caller as one: from the first arrival to the last end."""
         return Timings(
             arrived=min(self.arrived, other.arrived),
             admitted=min(self.admitted, other.admitted),
@@ -56,7 +58,7 @@ class Timings:
 
 
 UNTIMED = Timings()
-"""Of an ask that nobody measured."""
+"""Of a request that nobody measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +76,19 @@ class Histogram:
     total: float
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements(SchedulerStats):
     """The engine after a step: what it holds, and what it did since it was started.
 
     A sequence is one choice of one prompt. Histograms of times and sizes hold the sequences that were answered (ended
     by a stop or by length); counters hold everything. Times are seconds.
 
     Attributes:
-        running: sequences that hold a slot.
-        waiting: sequences that do not.
-        free_blocks: KV blocks that nobody holds, whether or not they still cache something.
-        preemptions: how often a sequence lost its blocks to another.
-        prompt_tokens: of the prompts that have their first token, or their embedding; `cached_tokens` of them came out
-            of the prefix cache.
+        prompt_tokens: tokens of the prompts that have their first token, or their embedding.
+        cached_tokens: how many of these came out of the prefix cache.
         generated_tokens: tokens sampled for a sequence that was still wanted.
-        wasted_tokens: those of them whose sequence was aborted later.
-        query_tokens: positions that admissions asked the prefix cache for, recomputation after a preemption included.
-        hit_tokens: how many of these it had.
-        rejections: asks refused because the queue was full.
+        wasted_tokens: how many of these belong to a sequence that was aborted later.
+        rejections: requests refused because the queue was full.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
@@ -107,25 +103,17 @@ class Measurements:
         request_max_tokens: tokens allowed.
         request_preemptions: how often it was preempted.
         request_computed_tokens: prompt tokens that were not cached.
-        ask_choices: choices that an ask asked for.
-        ask_longest_choice: tokens of an ask's longest choice.
+        request_choices: choices that a request asks for.
+        request_longest_choice: tokens of a request's longest choice.
         step_tokens: positions computed in one step.
     """
 
-    running: int
-    waiting: int
-    total_blocks: int
-    free_blocks: int
     block_size: int
     prefix_caching: bool
-    steps: int
-    preemptions: int
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
     wasted_tokens: int
-    query_tokens: int
-    hit_tokens: int
     rejections: int
     finished: tuple[tuple[str, int], ...]
     time_to_first_token: Histogram
@@ -141,6 +129,6 @@ class Measurements:
     request_max_tokens: Histogram
     request_preemptions: Histogram
     request_computed_tokens: Histogram
-    ask_choices: Histogram
-    ask_longest_choice: Histogram
+    request_choices: Histogram
+    request_longest_choice: Histogram
     step_tokens: Histogram

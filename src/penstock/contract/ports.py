@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.request import EngineRequest, Prompt
+from penstock.contract.stats import SchedulerStats
 from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
@@ -73,35 +74,22 @@ class Drafter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How the engine is: `alive` until it died, and what it is doing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health(SchedulerStats):
+    """How the engine is: `alive` until it died, and what it is doing. Counts are since the start.
 
     Attributes:
         reason: why it is not alive; "" while it is.
         slots: sequences that can run at once.
-        cached_blocks: those of the free blocks that the prefix cache can still find.
-        preemptions: how often a running sequence had to give up its blocks, since the start.
-        query_tokens: prompt positions that admissions asked the prefix cache for, since the start.
-        hit_tokens: how many of these it had.
-        computed_tokens: positions computed since the start, in chunks and one by one.
-        generated_tokens: tokens sampled since the start.
+        computed_tokens: positions computed, in chunks and one by one.
+        generated_tokens: tokens sampled.
     """
 
     alive: bool
     reason: str
-    running: int
-    waiting: int
-    free_blocks: int
-    total_blocks: int
-    steps: int
-    slots: int = 0
-    cached_blocks: int = 0
-    preemptions: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
+    slots: int
+    computed_tokens: int
+    generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +109,8 @@ class Tokenized:
 class EngineClient(Protocol):
     """An engine as seen by a server: the same verbs for one in this process, in another, or elsewhere."""
 
-    def generate(self, ask: EngineRequest) -> AsyncIterator[Output]:
-        """Submit and stream. Closing the iterator early (`aclose`, cancellation) aborts the request.
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+        """Submit when the first output is asked for, and stream. Closing early (`aclose`, cancellation) aborts it.
 
         Raises:
             RequestError: before the first output, when the request cannot be served.
@@ -131,7 +119,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def abort(self, ask_id: str) -> None:
+    async def abort(self, request_id: str) -> None:
         """End a request; unknown and finished ids are no error. Its stream ends with finish reason `abort`."""
         ...
 

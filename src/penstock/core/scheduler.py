@@ -26,6 +26,7 @@ from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
+from penstock.contract.stats import SchedulerStats
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.invariants import check_sequences
@@ -34,7 +35,6 @@ from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.row_check import mismatch
 from penstock.core.sequence import Seq, SeqState
-from penstock.core.stats import SchedulerStats
 from penstock.core.steps import Departed, InFlightStep, PlanBuilder
 
 __all__ = ["Draftable", "Scheduler"]

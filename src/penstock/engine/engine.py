@@ -31,10 +31,10 @@ from penstock.contract.measurements import UNTIMED, Measurements, Timings
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.ports import Clock, Drafter, Health, OverlappingRunner, Runner
 from penstock.core import Scheduler
-from penstock.engine.best_of import BestOf
+from penstock.engine.best_of import BestOfRanker
 from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
-from penstock.engine.meter import Meter
+from penstock.engine.metrics_collector import MetricsCollector
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.text import TextModel
@@ -126,7 +126,7 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.meter = Meter(clock or _NoClock(), scheduler.config.max_model_len)
+        self.meter = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
         self._runner = runner if isinstance(runner, OverlappingRunner) else _OneAtATime(runner)
         if scheduler.config.depth > self._runner.depth:
             raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
@@ -136,7 +136,7 @@ class Engine:
         self._recorder = recorder or NoRecorder()
         self._asks: dict[str, _LiveAsk] = {}
         self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
-        self._contests: dict[str, BestOf] = {}
+        self._contests: dict[str, BestOfRanker] = {}
         self._steps = 0
         self._num_computed = 0  # positions
         self._num_generated = 0  # tokens
@@ -149,20 +149,12 @@ class Engine:
 
     def health(self) -> Health:
         """The present state."""
-        stats = self.scheduler.stats
+        numbers = self.scheduler.stats.numbers() | {"steps": self._steps}  # computed ones, not planned ones
         return Health(
+            **numbers,
             alive=not self._death,
             reason=self._death,
-            running=stats.running,
-            waiting=stats.waiting,
-            free_blocks=stats.free_blocks,
-            total_blocks=stats.total_blocks,
-            steps=self._steps,
             slots=self.scheduler.config.max_num_seqs,
-            cached_blocks=stats.cached_blocks,
-            preemptions=stats.preemptions,
-            query_tokens=stats.query_tokens,
-            hit_tokens=stats.hit_tokens,
             computed_tokens=self._num_computed,
             generated_tokens=self._num_generated,
         )
@@ -197,7 +189,7 @@ class Engine:
         if PromptEcho.wanted(submission):
             ask.echo = PromptEcho(submission, self._text.tokenizer)
         if submission.answered < len(choices):
-            self._contests[submission.id] = BestOf(submission.answered)
+            self._contests[submission.id] = BestOfRanker(submission.answered)
         self._asks[submission.id] = ask
         self.meter.submitted(submission.requests)
         for request, choice in zip(submission.requests, choices, strict=True):
