@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.server.fates import table as page
+from penstock.server.field_support import table as page
 
 PAGE = Path(__file__).parent / "api-fields.md"
 

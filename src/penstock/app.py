@@ -379,7 +379,7 @@ def local_application(
         SetupError: as `assemble`.
     """
     from penstock import server
-    from penstock.server.access import Access
+    from penstock.server.http.access import Access
 
     assembly = assemble(config, cache_dir, announce)
     client = assembly.start_client()

@@ -23,7 +23,7 @@ from penstock.contract.errors import ConfigError
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
-from penstock.server.run import Server
+from penstock.server.http.run import Server
 
 Play = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 EVENTS = 'data: {"a": 1}\n\ndata: é\n\n'.encode()

@@ -23,7 +23,7 @@ from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import EngineClient, Runner
 from penstock.engine import EngineLoop, LocalClient
 from penstock.server import create_app
-from penstock.server.run import Server
+from penstock.server.http.run import Server
 from penstock.sim.fake_runner import FakeRunner
 
 MODEL = DEFAULT_MODEL

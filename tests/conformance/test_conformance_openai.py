@@ -124,20 +124,20 @@ def client(default_server) -> Iterator[openai.OpenAI]:
 def chat(client):
     """Ask for a conversation's continuation, seeded."""
 
-    def ask(**fields):
+    def request(**fields):
         return client.chat.completions.create(**{"model": MODEL, "temperature": 0.8, "seed": 11, **fields})
 
-    return ask
+    return request
 
 
 @pytest.fixture(scope="module")
 def complete(client):
     """The same for a text's."""
 
-    def ask(**fields):
+    def request(**fields):
         return client.completions.create(**{"model": MODEL, "temperature": 0.8, "seed": 11, **fields})
 
-    return ask
+    return request
 
 
 @pytest.mark.parametrize("case", CHATS)

@@ -58,18 +58,18 @@ def client(default_server) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def chat(client):
-    def ask(**fields):
+    def request(**fields):
         return client.chat.completions.create(**{"model": MODEL, "temperature": 0, **fields})
 
-    return ask
+    return request
 
 
 @pytest.fixture(scope="module")
 def complete(client):
-    def ask(**fields):
+    def request(**fields):
         return client.completions.create(**{"model": MODEL, "temperature": 0, **fields})
 
-    return ask
+    return request
 
 
 def send(server: GatedServer, path: str, **body: Any) -> socket.socket:
@@ -222,13 +222,13 @@ def test_trap_08_no_tokens_are_refused_and_a_prompt_one_below_the_limit_gets_one
     with gated(max_model_len=32, num_blocks=8) as server:
         server.gate.open()
 
-        def ask(length: int, **fields: Any) -> httpx.Response:
+        def request(length: int, **fields: Any) -> httpx.Response:
             return server.post("/v1/completions", prompt="a" * length, ignore_eos=True, **fields)
 
-        full = ask(31, max_tokens=9).json()
+        full = request(31, max_tokens=9).json()
         assert (full["usage"]["completion_tokens"], full["choices"][0]["finish_reason"]) == (1, "length")
-        assert ask(30, max_tokens=None).json()["usage"]["completion_tokens"] == 2
-        over = ask(32, max_tokens=1)
+        assert request(30, max_tokens=None).json()["usage"]["completion_tokens"] == 2
+        over = request(32, max_tokens=1)
         assert (over.status_code, over.json()["error"]["code"]) == (400, "context_length_exceeded")
         for path, prompt in (
             ("/v1/completions", {"prompt": "hello"}),
@@ -244,8 +244,8 @@ async def test_trap_09_a_seed_holds_beside_requests_that_have_none(default_serve
     alone = whole_chat(chat(**asked))
     unseeded = {**asked, "seed": None}
     async with openai.AsyncOpenAI(base_url=default_server.url + "/v1", api_key="none", timeout=240) as clients:
-        asks = [unseeded] * 4 + [asked] + [unseeded] * 4
-        answers = await asyncio.gather(*[clients.chat.completions.create(**each) for each in asks])
+        requests = [unseeded] * 4 + [asked] + [unseeded] * 4
+        answers = await asyncio.gather(*[clients.chat.completions.create(**each) for each in requests])
     found = [whole_chat(answer) for answer in answers]
     assert found[4] == alone
     assert len({each[0]["content"] for each in found}) > 4  # the others draw afresh
@@ -439,9 +439,12 @@ def test_trap_16_a_bias_is_keyed_by_token_ids_as_strings(chat, complete):
 @pytest.mark.parametrize("stream", [{}, {"stream": False}])
 def test_trap_17_stream_options_without_a_stream_are_refused(chat, complete, stream):
     options = {"stream_options": {"include_usage": True}}
-    for ask in (lambda: chat(messages=PARIS, **stream, **options), lambda: complete(prompt="Hi", **stream, **options)):
+    for request in (
+        lambda: chat(messages=PARIS, **stream, **options),
+        lambda: complete(prompt="Hi", **stream, **options),
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
-            ask()
+            request()
         assert caught.value.param == "stream_options"
 
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.core import Metric
 from scripted_engine import nothing_measured
 
-from penstock.server.metrics import COUNTERS, HISTOGRAMS, EngineMetrics, RequestCounter
+from penstock.server.admin.metrics import COUNTERS, HISTOGRAMS, EngineMetrics, RequestCounter
 
 BOARD = json.loads((Path(__file__).parents[2] / "docs/dashboards/penstock.json").read_text(encoding="utf-8"))
 WORDS = {"sum", "avg", "by", "rate", "histogram_quantile", "label_values", "le"}

@@ -23,8 +23,8 @@ from penstock.contract.events import (
 )
 from penstock.contract.request import EngineRequest, TokenPrompt
 from penstock.engine import EngineLoop, LocalClient
-from penstock.engine.mailbox import merge
-from penstock.engine.pace import Pace
+from penstock.engine.output_queue import merge
+from penstock.engine.retry_after import RetryAfterEstimator
 
 
 @asynccontextmanager
@@ -219,7 +219,7 @@ def test_merging_keeps_each_choices_text_tokens_and_end(pieces, cuts):
 
 def test_the_pace_tells_a_time_within_bounds():
     clock = stand.SimClock()
-    pace = Pace(clock)
+    pace = RetryAfterEstimator(clock)
     assert pace.seconds_for(100) == 1
     for _ in range(10):
         clock.advance(2.0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from engine_stand import Stand, build, text_model
-from test_engine_meter import timed, values
+from test_engine_metrics_collector import timed, values
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError

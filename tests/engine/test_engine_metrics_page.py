@@ -7,12 +7,12 @@ import asyncio
 import httpx
 from engine_stand import build
 from prometheus_client.parser import text_string_to_metric_families
-from test_engine_meter import timed
+from test_engine_metrics_collector import timed
 
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
-from penstock.server.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from penstock.server.admin.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 CARD = ModelCard("acme/tiny-1", 0, 128, 32, True)
 MODEL = {"model_name": "acme/tiny-1", "engine": "0"}

@@ -20,7 +20,7 @@ from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRu
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.core import Scheduler
 from penstock.engine import Engine, Intake
-from penstock.engine.mailbox import merge
+from penstock.engine.output_queue import merge
 from penstock.sim.clock import SimClock
 from penstock.text import open_text
 

@@ -20,7 +20,7 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.llm.batch_file import BatchCounts, BatchFiles, count_lines, run_lines
 from penstock.server import create_app
-from penstock.server.in_process import Answer, post
+from penstock.server.http.in_process import Answer, post
 
 CARD = ModelCard(name="acme/tiny-1", created=1_700_000_000, max_model_len=64, vocab_size=100, has_chat_template=True)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -16,9 +16,9 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, SequenceRequest, TextPrompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall
 from penstock.engine import ResolvedRequest
-from penstock.llm.chat_request import ChatOptions, applied, prompt_of, read_chat, read_chats
+from penstock.llm.chat_request import ChatArguments, applied, prompt_of, read_chat, read_chats
 from penstock.llm.outputs import Answer
-from penstock.server.chat import parse_chat
+from penstock.server.openai.chat import parse_chat
 
 CARD = ModelCard("m", 0, 512, 1000, has_chat_template=True)
 HI = [{"role": "user", "content": "Hi"}]
@@ -52,7 +52,7 @@ def test_every_option_means_what_the_request_field_means(fields):
     body = {"messages": HI} | fields
     [ask] = parse_chat(body, "id", CARD, DEFAULT_LIMITS).asks
     options = {name: value for name, value in body.items() if name != "messages"}
-    request = read_chat(body["messages"], ChatOptions(**options), CARD)
+    request = read_chat(body["messages"], ChatArguments(**options), CARD)
     ours = applied(request, ASK)
     assert (ours.prompt, ours.reply, ours.grammar) == (ask.prompt, ask.reply, ask.grammar)
     assert prompt_of(request) == ask.prompt
@@ -61,18 +61,18 @@ def test_every_option_means_what_the_request_field_means(fields):
 def test_mappings_and_tuples_of_any_sort_are_taken():
     from types import MappingProxyType
 
-    request = read_chat((MappingProxyType(HI[0]),), ChatOptions(tools=(MappingProxyType(NOW),)), CARD)
+    request = read_chat((MappingProxyType(HI[0]),), ChatArguments(tools=(MappingProxyType(NOW),)), CARD)
     assert [tool.name for tool in request.prompt.tools] == ["now"]
 
 
 def test_one_conversation_or_a_list_of_them():
     expected = ChatPrompt((Message("user", "Hi"),))
     for given, count in ((HI, 1), ([HI, HI], 2), ([], 0)):
-        assert [request.prompt for request in read_chats(given, ChatOptions(), CARD)] == [expected] * count
+        assert [request.prompt for request in read_chats(given, ChatArguments(), CARD)] == [expected] * count
 
 
 def test_plain_turns_may_have_any_role_and_keep_their_grammar():
-    request = read_chat([{"role": "critic", "content": "x"}], ChatOptions(), CARD)
+    request = read_chat([{"role": "critic", "content": "x"}], ChatArguments(), CARD)
     assert request.prompt.messages == (Message("critic", "x"),)
     guided = replace(ASK, grammar=Grammar(GrammarKind.CHOICE, '["a"]'))
     assert applied(request, guided).grammar == guided.grammar
@@ -96,12 +96,12 @@ def test_plain_turns_may_have_any_role_and_keep_their_grammar():
 )
 def test_mistakes_are_named(messages, options, param):
     with pytest.raises(InvalidParameter) as caught:
-        read_chat(messages, ChatOptions(**options), CARD)
+        read_chat(messages, ChatArguments(**options), CARD)
     assert caught.value.param == param
 
 
 def test_a_form_and_a_call_that_must_be_made_contradict_each_other():
-    request = read_chat(HI, ChatOptions(tools=[NOW], tool_choice="required"), CARD)
+    request = read_chat(HI, ChatArguments(tools=[NOW], tool_choice="required"), CARD)
     with pytest.raises(InvalidParameter, match="give one of them"):
         applied(request, replace(ASK, grammar=Grammar(GrammarKind.CHOICE, '["a"]')))
 
@@ -119,7 +119,7 @@ def test_an_answer_comes_apart_and_can_be_sent_back():
     assert (output.text, output.reasoning, output.tool_calls) == ("I look.", "hm", (ToolCall("c", "now", "{}"),))
     assert output.finish_reason == "tool_calls"
     turns = [*HI, output.message, {"role": "tool", "tool_call_id": "c", "content": "noon"}]
-    assert read_chat(turns, ChatOptions(), CARD).prompt.messages == (
+    assert read_chat(turns, ChatArguments(), CARD).prompt.messages == (
         Message("user", "Hi"),
         Message("assistant", "I look.", (ToolCall("c", "now", "{}"),), reasoning="hm"),
         Message("tool", "noon", tool_call_id="c", name="now"),
@@ -134,8 +134,8 @@ def test_an_answer_in_words_is_a_plain_message():
 
 def test_plain_turns_need_no_http_stack():
     code = (
-        "import sys; from penstock.llm.chat_request import ChatOptions, read_chat\n"
-        "read_chat([{'role': 'user', 'content': 'Hi'}], ChatOptions(), None)\n"
+        "import sys; from penstock.llm.chat_request import ChatArguments, read_chat\n"
+        "read_chat([{'role': 'user', 'content': 'Hi'}], ChatArguments(), None)\n"
         "sys.exit('fastapi' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,8 +16,8 @@ from penstock.contract.config import ServerConfig
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
-from penstock.server.access import Access
-from penstock.server.run import Server
+from penstock.server.http.access import Access
+from penstock.server.http.run import Server
 
 CARD = ModelCard("acme/tiny-1", 1_700_000_000, max_model_len=64, vocab_size=100, has_chat_template=True, hidden_size=2)
 LIMITS = RequestLimits(max_body_bytes=64 * 1024, max_prompts=8, max_sequences=12, max_embedding_inputs=40)
@@ -46,8 +46,8 @@ class Served:
         return self.http.post("/generate", json={"prompt": "Hi"} | fields)
 
     @property
-    def ask(self):
-        return self.engine.asks[-1]
+    def request(self):
+        return self.engine.requests[-1]
 
 
 def start(

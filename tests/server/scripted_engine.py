@@ -71,16 +71,16 @@ def failed(message: str = "The logits are not finite.") -> AskFailed:
 
 
 def always(*steps: Step) -> Script:
-    return lambda ask: steps
+    return lambda request: steps
 
 
 def vector(*values: float) -> Embedding:
     return Embedding(struct.pack(f"<{len(values)}f", *values))
 
 
-def HELLO(ask: EngineRequest) -> Iterable[Step]:
+def HELLO(request: EngineRequest) -> Iterable[Step]:
     """What is said unless a test says otherwise."""
-    if ask.embedding is not None:
+    if request.embedding is not None:
         return vector(0.6, -0.8), stop(), finished(completion=0)
     return delta("Hel"), delta("lo", start=3), stop(), finished()
 
@@ -101,7 +101,7 @@ class ScriptedEngine:
 
     script: Script = HELLO
     state: Health = HEALTHY
-    asks: list[EngineRequest] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     left: list[str] = field(default_factory=list)
     yielded: int = 0
@@ -111,15 +111,15 @@ class ScriptedEngine:
     def reset(self) -> None:
         self.script, self.state, self.yielded = HELLO, HEALTHY, 0
         self.resets, self.stuck = 0, False
-        for record in (self.asks, self.live, self.left):
+        for record in (self.requests, self.live, self.left):
             record.clear()
 
-    async def generate(self, ask: EngineRequest) -> AsyncIterator[Output]:
-        self.asks.append(ask)
-        self.live.add(ask.id)
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Output]:
+        self.requests.append(request)
+        self.live.add(request.id)
         ended = False
         try:
-            for step in self.script(ask):
+            for step in self.script(request):
                 ended = isinstance(step, AskFinished | AskFailed | Exception)
                 match step:
                     case Wait():
@@ -134,9 +134,9 @@ class ScriptedEngine:
                         self.yielded += 1
                         yield step
         finally:
-            self.live.discard(ask.id)
+            self.live.discard(request.id)
             if not ended:
-                self.left.append(ask.id)
+                self.left.append(request.id)
 
     async def abort(self, ask_id: str) -> None:
         self.left.append(ask_id)

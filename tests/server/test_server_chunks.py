@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.bounded_protocol import _Connection
+from penstock.server.http.bounded_protocol import _Connection
 
 REQUESTS = {
     "1.1": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",

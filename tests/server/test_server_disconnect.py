@@ -61,16 +61,18 @@ def test_a_client_that_leaves_aborts_every_prompt(served, path, stream, script, 
         served.engine.wait_until(lambda: served.engine.yielded == 2 * prompts)
     leave(connection, how)
     served.engine.wait_until(lambda: not served.engine.live)
-    assert sorted(served.engine.left) == sorted(ask.id for ask in served.engine.asks)
+    assert sorted(served.engine.left) == sorted(request.id for request in served.engine.requests)
 
 
 def test_a_client_that_leaves_does_not_disturb_another(served):
-    served.engine.script = lambda ask: (
-        (delta("x"), Wait()) if ask.prompt.text == "gone" else (delta("a"), Wait(0.2), delta("b"), stop(), finished())
+    served.engine.script = lambda request: (
+        (delta("x"), Wait())
+        if request.prompt.text == "gone"
+        else (delta("a"), Wait(0.2), delta("b"), stop(), finished())
     )
     gone = post(served.port, "/generate", prompt="gone", stream=True)
     other = post(served.port, "/generate", prompt="stays")
-    served.engine.wait_until(lambda: len(served.engine.asks) == 2)
+    served.engine.wait_until(lambda: len(served.engine.requests) == 2)
     leave(gone, "reset")
     with other:
         assert b'"text":"ab"' in received_until(other, b'"usage"')
@@ -96,7 +98,7 @@ def test_many_that_leave_at_once_leave_nothing(served):
 def test_a_slow_reader_is_not_read_ahead_for(served):
     piece = "x" * 16384
     total = 4000  # 64 MB: far more than sockets and buffers take
-    served.engine.script = lambda ask: (*(delta(piece) for _ in range(total)), stop(), finished())
+    served.engine.script = lambda request: (*(delta(piece) for _ in range(total)), stop(), finished())
     with post(served.port, "/generate", prompt="a", stream=True) as connection:
         served.engine.wait_until(lambda: served.engine.yielded > 0)
         seen = 0
@@ -113,7 +115,7 @@ def test_a_slow_reader_is_not_read_ahead_for(served):
 
 def test_a_reader_that_pauses_loses_nothing(served):
     piece = "y" * 16384
-    served.engine.script = lambda ask: (*(delta(piece) for _ in range(600)), stop(), finished())
+    served.engine.script = lambda request: (*(delta(piece) for _ in range(600)), stop(), finished())
     with served.http.stream("POST", "/generate", json={"prompt": "a", "stream": True}) as response:
         time.sleep(0.1)
         assert sum(len(data) for data in response.iter_bytes()) == 600 * len(piece)

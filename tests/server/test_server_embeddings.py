@@ -15,7 +15,7 @@ from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import EngineDead, Overloaded, PromptTooLong
 from penstock.contract.events import AskFinished, ChoiceFinished, FinishReason, Usage
 from penstock.contract.request import TextPrompt, TokenPrompt
-from penstock.server.access import Access
+from penstock.server.http.access import Access
 
 MODEL = "acme/tiny-1"
 UNIT = struct.unpack("<2f", struct.pack("<2f", 0.6, -0.8))  # what float32 makes of the scripted vector
@@ -25,9 +25,9 @@ def embed(served, **fields):
     return served.http.post("/v1/embeddings", json={"input": "Hi"} | fields)
 
 
-def numbered(ask):
+def numbered(request):
     """Each input's vector tells its place."""
-    return vector(float(ask.id.rpartition("-")[2]), 0.5), stop(), finished(prompt=3, completion=0, cached=1)
+    return vector(float(request.id.rpartition("-")[2]), 0.5), stop(), finished(prompt=3, completion=0, cached=1)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_official_client_reads_its_default_which_is_base64(client, served):
     assert {item.object for item in answer.data} == {"embedding"}
     assert (answer.object, answer.model) == ("list", MODEL)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (15, 15)
-    assert [ask.prompt.text for ask in served.engine.asks] == ["one", "two", "three"]
+    assert [request.prompt.text for request in served.engine.requests] == ["one", "two", "three"]
 
 
 def test_the_official_client_reads_floats_and_they_are_the_same_bits(client):
@@ -71,17 +71,17 @@ def test_base64_is_little_endian_float32_and_numbers_are_the_default(served):
 )
 def test_the_four_spellings_of_the_input(served, value, prompts):
     assert len(embed(served, input=value).json()["data"]) == len(prompts)
-    assert [ask.prompt for ask in served.engine.asks] == prompts
+    assert [request.prompt for request in served.engine.requests] == prompts
 
 
 def test_answers_stand_in_the_order_of_the_inputs_however_they_come(served):
     gate = threading.Event()
 
-    def reversed_order(ask):
-        if ask.id.endswith("-0"):
+    def reversed_order(request):
+        if request.id.endswith("-0"):
             yield Until(gate)
-        yield from numbered(ask)
-        if ask.id.endswith("-4"):
+        yield from numbered(request)
+        if request.id.endswith("-4"):
             gate.set()
 
     served.engine.script = reversed_order
@@ -93,10 +93,10 @@ def test_answers_stand_in_the_order_of_the_inputs_however_they_come(served):
 def test_a_long_list_is_in_the_engine_a_part_at_a_time(served):
     most = 0
 
-    def counting(ask):
+    def counting(request):
         nonlocal most
         most = max(most, len(served.engine.live))
-        return numbered(ask)
+        return numbered(request)
 
     served.engine.script = counting
     answer = embed(served, input=["x"] * 40).json()
@@ -115,18 +115,18 @@ def test_a_long_list_is_in_the_engine_a_part_at_a_time(served):
 )
 def test_how_vectors_are_made_travels_to_the_engine(served, fields, spec):
     assert embed(served, **fields).status_code == 200
-    assert served.ask.embedding == spec
+    assert served.request.embedding == spec
 
 
 def test_on_whose_behalf_travels_too(served):
     embed(served, user="al", cache_salt="pepper")
-    assert (served.ask.tenant, served.ask.cache_salt) == ("al", "pepper")
+    assert (served.request.tenant, served.request.cache_salt) == ("al", "pepper")
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, 0), (-1, 64), (7, 7)])
 def test_what_is_too_long_is_cut_only_where_that_is_asked_for(served, given, kept):
     assert embed(served, truncate_prompt_tokens=given).status_code == 200
-    assert served.ask.most_prompt_tokens == kept
+    assert served.request.most_prompt_tokens == kept
     status = embed(served, input=[3] * 65, truncate_prompt_tokens=given).status_code
     assert status == (200 if kept else 400)
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(served, fields, param, code)
     answer = embed(served, **fields)
     assert answer.status_code == 400
     assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, code)
-    assert served.engine.asks == []
+    assert served.engine.requests == []
 
 
 def test_another_model_is_not_found(client):
@@ -170,8 +170,12 @@ def test_another_model_is_not_found(client):
 
 
 def test_a_refusal_of_the_engine_names_the_input_that_it_is_about(served):
-    def second_is_long(ask):
-        return (PromptTooLong(99, 64, param="prompt", generates=False),) if ask.id.endswith("-1") else numbered(ask)
+    def second_is_long(request):
+        return (
+            (PromptTooLong(99, 64, param="prompt", generates=False),)
+            if request.id.endswith("-1")
+            else numbered(request)
+        )
 
     served.engine.script = second_is_long
     answer = embed(served, input=["a", "b", "c"])
@@ -183,11 +187,11 @@ def test_a_refusal_of_the_engine_names_the_input_that_it_is_about(served):
 def test_an_input_that_the_queue_has_no_room_for_waits_for_another(served):
     refused = set()
 
-    def full_at_first(ask):
+    def full_at_first(request):
         if len(served.engine.live) > 3:
-            refused.add(ask.id)
+            refused.add(request.id)
             return (Overloaded("Full."),)
-        return Wait(0.01), *numbered(ask)
+        return Wait(0.01), *numbered(request)
 
     served.engine.script = full_at_first
     answer = embed(served, input=["x"] * 20).json()
@@ -197,16 +201,16 @@ def test_an_input_that_the_queue_has_no_room_for_waits_for_another(served):
 
 def test_what_was_computed_is_not_lost_when_others_fill_the_queue(served, monkeypatch):
     """Twice, at the beginning and later, everything that is left is refused; nothing is embedded twice for that."""
-    monkeypatch.setattr("penstock.server.exchange.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.server.delivery.turns.PAUSE_SECONDS", 0.01)
     done: list[str] = []
     refusals: list[str] = []
 
-    def full_now_and_then(ask):
+    def full_now_and_then(request):
         if len(done) in (2, 15) and len(refusals) < (30 if len(done) == 2 else 60):
-            refusals.append(ask.id)
+            refusals.append(request.id)
             return (Overloaded("Full.", retry_after=9),)
-        done.append(ask.id)
-        return numbered(ask)
+        done.append(request.id)
+        return numbered(request)
 
     served.engine.script = full_now_and_then
     answer = embed(served, input=["x"] * 30)
@@ -217,16 +221,16 @@ def test_what_was_computed_is_not_lost_when_others_fill_the_queue(served, monkey
 
 
 def test_after_a_full_queue_as_many_are_in_the_engine_as_before(served, monkeypatch):
-    monkeypatch.setattr("penstock.server.exchange.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.server.delivery.turns.PAUSE_SECONDS", 0.01)
     most, refusals = 0, 0
 
-    def full_for_a_while(ask):
+    def full_for_a_while(request):
         nonlocal most, refusals
-        if not ask.id.endswith("-0") and refusals < 20:
+        if not request.id.endswith("-0") and refusals < 20:
             refusals += 1
             return (Overloaded("Full."),)
         most = max(most, len(served.engine.live))
-        return Wait(0.02), *numbered(ask)
+        return Wait(0.02), *numbered(request)
 
     served.engine.script = full_for_a_while
     assert embed(served, input=["x"] * 40).status_code == 200
@@ -234,8 +238,8 @@ def test_after_a_full_queue_as_many_are_in_the_engine_as_before(served, monkeypa
 
 
 def test_a_request_waits_for_room_no_longer_than_its_time(served):
-    def full_after_one(ask):
-        return numbered(ask) if ask.id.endswith("-0") else (Overloaded("Full."),)
+    def full_after_one(request):
+        return numbered(request) if request.id.endswith("-0") else (Overloaded("Full."),)
 
     with running(ScriptedEngine(script=full_after_one), access=Access(request_seconds=0.3)) as url:
         answer = served.http.post(url + "/v1/embeddings", json={"input": ["a", "b"]})
@@ -250,7 +254,7 @@ def test_a_queue_that_has_no_room_for_any_input_is_a_429(served):
 
 @pytest.mark.parametrize(("error", "status"), [(EngineDead("Dead."), 503), (failed("Broken."), 500)])
 def test_one_failure_fails_the_answer_and_ends_the_others(served, error, status):
-    served.engine.script = lambda ask: (error,) if ask.id.endswith("-1") else (Wait(),)
+    served.engine.script = lambda request: (error,) if request.id.endswith("-1") else (Wait(),)
     assert embed(served, input=["a", "b", "c"]).status_code == status
     served.engine.wait_until(lambda: not served.engine.live)
     assert len(served.engine.left) == 2
@@ -271,9 +275,9 @@ def test_a_client_that_leaves_aborts_every_input(client, served):
 
 
 def test_all_inputs_together_have_the_time_of_one_request():
-    def slow(ask):
+    def slow(request):
         yield Wait(0.5)
-        yield from numbered(ask)
+        yield from numbered(request)
 
     with (
         running(ScriptedEngine(script=slow), card=CARD, access=Access(request_seconds=1.8)) as url,

@@ -151,7 +151,7 @@ def test_a_body_that_is_not_strict_json_is_400(served, body, code, param):
 def test_the_whole_range_of_64_bits_is_read(served):
     for seed in (-(2**63), 2**63 - 1):
         assert served.generate(seed=seed).status_code == 200
-        assert served.ask.sampling.get("seed", 0) == seed
+        assert served.request.sampling.get("seed", 0) == seed
 
 
 def test_nesting_that_python_can_read_is_bounded_all_the_same(served):
@@ -201,11 +201,11 @@ def test_a_length_that_promises_too_little_ends_the_body_there(served):
     answer = raw_exchange(served.port, head + b'{"prompt":"x"}')
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"invalid_json"' in answer
-    assert not served.engine.asks
+    assert not served.engine.requests
 
 
 def test_a_body_that_does_not_come_is_408(served, monkeypatch):
-    monkeypatch.setattr("penstock.server.body.DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.server.http.body.DEADLINE_SECONDS", 0.1)
     head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
     answer = raw_exchange(served.port, head + b'{"prompt"')
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -223,7 +223,7 @@ def test_a_client_that_leaves_within_its_body_asks_nothing(served, caplog):
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
         connection.sendall(head + b'{"prompt"')
     assert served.generate().status_code == 200
-    assert len(served.engine.asks) == 1
+    assert len(served.engine.requests) == 1
     assert not caplog.records
 
 
@@ -293,7 +293,7 @@ def test_models_are_listed_and_found_by_names_with_slashes(served):
 
 
 def test_a_model_without_a_template_says_where_to_go():
-    from penstock.server.chat import parse_chat
+    from penstock.server.openai.chat import parse_chat
 
     card = ModelCard("base", 0, 64, 100, has_chat_template=False)
     with pytest.raises(InvalidParameter, match="/v1/completions"):

@@ -10,9 +10,9 @@ from openai.types.chat import completion_create_params as chat_create_params
 from scripted_engine import always, finished, stop
 
 from penstock.contract.request import ChatPrompt, Message, TextPrompt, TokenPrompt
-from penstock.server.chat import CHAT_FIELDS
-from penstock.server.completions import COMPLETION_FIELDS
-from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_GENERATE
+from penstock.server.openai.chat import CHAT_FIELDS, NEUTRAL_CHAT
+from penstock.server.openai.completions import COMPLETION_FIELDS, NEUTRAL_COMPLETION
+from penstock.server.openai.generate import NEUTRAL_GENERATE
 
 VLLM = frozenset(
     {
@@ -111,7 +111,7 @@ def test_what_is_not_implemented_is_refused_by_name_at_any_other_value(served, e
             assert (response.status_code, error["param"], error["code"]) == (400, name, "unsupported_parameter"), name
             assert name in error["message"]
             assert response.headers["x-should-retry"] == "false"
-    assert not served.engine.asks
+    assert not served.engine.requests
 
 
 @pytest.mark.parametrize("endpoint", TABLES)
@@ -134,7 +134,7 @@ def test_false_is_not_zero_and_zero_is_a_float_too(served):
 def test_penalties_biases_and_word_lists_reach_the_engine(served):
     fields = {"presence_penalty": 0.5, "bad_words": ["x"], "allowed_token_ids": [3], "dry_multiplier": 1}
     assert served.chat(logit_bias={"25": -100}, seed=1, **fields).status_code == 200
-    assert dict(served.ask.sampling.entries) == fields | {
+    assert dict(served.request.sampling.entries) == fields | {
         "logit_bias": ((25, -100.0),),
         "bad_words": ("x",),
         "allowed_token_ids": (3,),
@@ -145,9 +145,13 @@ def test_penalties_biases_and_word_lists_reach_the_engine(served):
 def test_null_means_the_default(served):
     names = [field.name for field in CHAT_FIELDS if field.name != "messages"]
     assert served.chat(**dict.fromkeys(names)).status_code == 200
-    by_null = served.ask
+    by_null = served.request
     assert served.chat().status_code == 200
-    assert (by_null.sampling, by_null.stop, by_null.n) == (served.ask.sampling, served.ask.stop, served.ask.n)
+    assert (by_null.sampling, by_null.stop, by_null.n) == (
+        served.request.sampling,
+        served.request.stop,
+        served.request.n,
+    )
 
 
 SAMPLING = {
@@ -174,25 +178,25 @@ def test_implemented_fields_reach_the_engine(served, endpoint):
         "model": "acme/tiny-1",
     }
     assert getattr(served, endpoint)(**fields).status_code == 200
-    ask = served.ask
-    assert dict(ask.sampling.entries) == SAMPLING
-    assert (ask.stop.max_tokens, ask.stop.min_tokens) == (9, 2)
-    assert (ask.stop.strings, ask.stop.token_ids) == (("a", "b"), (3, 4))
-    assert (ask.stop.ignore_eos, ask.stop.include_stop_string) == (True, True)
-    assert (ask.priority, ask.cache_salt, ask.tenant) == (-3, "pepper", "alice")
+    request = served.request
+    assert dict(request.sampling.entries) == SAMPLING
+    assert (request.stop.max_tokens, request.stop.min_tokens) == (9, 2)
+    assert (request.stop.strings, request.stop.token_ids) == (("a", "b"), (3, 4))
+    assert (request.stop.ignore_eos, request.stop.include_stop_string) == (True, True)
+    assert (request.priority, request.cache_salt, request.tenant) == (-3, "pepper", "alice")
 
 
 def test_defaults_of_max_tokens_are_those_of_each_endpoint(served):
     for endpoint, expected in (("chat", 0), ("complete", 16), ("generate", 16)):
         getattr(served, endpoint)()
-        assert served.ask.stop.max_tokens == expected, endpoint
+        assert served.request.stop.max_tokens == expected, endpoint
 
 
 @pytest.mark.parametrize(("endpoint", "alias"), [("chat", "max_completion_tokens"), ("generate", "max_new_tokens")])
 def test_the_other_name_of_max_tokens(served, endpoint, alias):
     call = getattr(served, endpoint)
     call(**{alias: 3})
-    assert served.ask.stop.max_tokens == 3
+    assert served.request.stop.max_tokens == 3
     assert call(**{alias: 3, "max_tokens": 3}).status_code == 200
     assert call(**{alias: 3, "max_tokens": 4}).json()["error"]["param"] == alias
     for bad in (0, 65):
@@ -203,7 +207,7 @@ def test_the_other_name_of_max_tokens(served, endpoint, alias):
 
 def test_stop_may_be_one_string(served):
     served.chat(stop="END")
-    assert served.ask.stop.strings == ("END",)
+    assert served.request.stop.strings == ("END",)
 
 
 def test_roles_and_parts_become_what_templates_know(served):
@@ -213,7 +217,7 @@ def test_roles_and_parts_become_what_templates_know(served):
         {"role": "assistant", "content": "", "tool_calls": [], "refusal": None},
     ]
     assert served.chat(messages=messages).status_code == 200
-    assert served.ask.prompt == ChatPrompt(
+    assert served.request.prompt == ChatPrompt(
         (Message("system", "Be brief."), Message("user", "a\nb"), Message("assistant", ""))
     )
 
@@ -225,17 +229,17 @@ def test_the_prompts_four_spellings(served):
         ([1, 2], [TokenPrompt((1, 2))]),
         ([[1, 2], [99]], [TokenPrompt((1, 2)), TokenPrompt((99,))]),
     ]:
-        served.engine.asks.clear()
+        served.engine.requests.clear()
         assert served.complete(prompt=prompt).status_code == 200
-        assert [ask.prompt for ask in served.engine.asks] == expected
-        assert len({ask.id for ask in served.engine.asks}) == len(expected)
+        assert [request.prompt for request in served.engine.requests] == expected
+        assert len({request.id for request in served.engine.requests}) == len(expected)
 
 
 def test_labels_are_checked_and_the_successor_of_user_is_one(served):
     assert served.chat(metadata={"k": "v"}, safety_identifier="bob").status_code == 200
-    assert served.ask.tenant == "bob"
+    assert served.request.tenant == "bob"
     served.chat(safety_identifier="bob", user="alice")
-    assert served.ask.tenant == "alice"
+    assert served.request.tenant == "alice"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +311,7 @@ def test_a_wrong_chat_field_is_named(served, fields, param):
     assert (response.status_code, error["param"]) == (400, param), error
     assert error["type"] == "invalid_request_error"
     assert param in error["message"]
-    assert not served.engine.asks
+    assert not served.engine.requests
 
 
 @pytest.mark.parametrize(
@@ -347,14 +351,14 @@ def test_a_wrong_completion_field_is_named(served, fields, param):
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert param in error["message"]
-    assert not served.engine.asks
+    assert not served.engine.requests
 
 
 @pytest.mark.parametrize(("best_of", "candidates"), [(2, 2), (5, 5), (None, 2)])
 def test_best_of_says_how_many_are_generated_of_which_n_are_answered(served, best_of, candidates):
     served.engine.script = always(stop(0), stop(1), finished())
     assert len(served.complete(best_of=best_of, n=2).json()["choices"]) == 2
-    assert (served.ask.n, served.ask.candidates) == (2, candidates)
+    assert (served.request.n, served.request.candidates) == (2, candidates)
 
 
 def test_best_of_equal_to_n_may_be_streamed(served):

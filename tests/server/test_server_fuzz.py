@@ -9,14 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conftest import CARD, LIMITS
+from penstock.api_fields.strict_json import decode, encode
 from penstock.contract.errors import RequestError
-from penstock.server.chat import CHAT_FIELDS, parse_chat
-from penstock.server.completions import COMPLETION_FIELDS, parse_completion
-from penstock.server.embeddings import EMBEDDING_FIELDS, parse_embeddings
-from penstock.server.failures import error_response
-from penstock.server.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_EMBEDDINGS, NEUTRAL_GENERATE
-from penstock.server.generate import GENERATE_FIELDS, parse_generate
-from penstock.server.strict_json import decode, encode
+from penstock.server.http.failures import error_response
+from penstock.server.openai.chat import CHAT_FIELDS, NEUTRAL_CHAT, parse_chat
+from penstock.server.openai.completions import COMPLETION_FIELDS, NEUTRAL_COMPLETION, parse_completion
+from penstock.server.openai.embeddings import EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS, parse_embeddings
+from penstock.server.openai.generate import GENERATE_FIELDS, NEUTRAL_GENERATE, parse_generate
 
 SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -32,7 +31,7 @@ PROMPT = TEXT | st.lists(st.integers(-1, 101) | TEXT | st.lists(st.integers(-1, 
 
 
 def parse_embedding_exchange(*given):
-    return parse_embeddings(*given).exchange
+    return parse_embeddings(*given).parsed
 
 
 ENDPOINTS = {
@@ -52,13 +51,13 @@ def test_any_body_is_an_exchange_or_a_request_error(endpoint):
     @given(extra=st.dictionaries(names, JSON, max_size=3), body=st.fixed_dictionaries(required))
     def check(extra, body):
         try:
-            exchange = parse(extra | body, "id", CARD, LIMITS)
+            parsed = parse(extra | body, "id", CARD, LIMITS)
         except RequestError as error:
             response = error_response(error)
             assert response.status_code in (400, 404)
             assert json.loads(response.body)["error"]["message"]
         else:
-            assert 1 <= exchange.num_choices <= LIMITS.max_sequences
+            assert 1 <= parsed.num_choices <= LIMITS.max_sequences
 
     check()
 

@@ -15,7 +15,7 @@ from conftest import CARD, LIMITS, running
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.server import create_app, open_access
-from penstock.server.access import Access, is_loopback, read_keys
+from penstock.server.http.access import Access, is_loopback, read_keys
 
 KEY, OTHER, ADMIN = "sk-user-0123456789", "sk-other-0123456789", "sk-admin-0123456789"
 ENVIRON = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": ADMIN}
@@ -147,12 +147,12 @@ def test_keys_never_share_cached_work_and_the_engine_learns_neither_key_nor_salt
     for key, salt in ((KEY, ""), (OTHER, ""), (KEY, "mine"), (OTHER, "mine"), (KEY, "mine")):
         body = {"prompt": "a", "user": "someone"} | ({"cache_salt": salt} if salt else {})
         assert guarded.send("POST", "/v1/completions", key, json=body).status_code == 200
-        ask = guarded.engine.asks[-1]
-        assert salts.setdefault((key, salt), ask.cache_salt) == ask.cache_salt
-        assert key not in repr(ask)
-        assert "mine" not in repr(ask)
+        request = guarded.engine.requests[-1]
+        assert salts.setdefault((key, salt), request.cache_salt) == request.cache_salt
+        assert key not in repr(request)
+        assert "mine" not in repr(request)
     assert len(set(salts.values())) == 4
-    assert len({ask.tenant for ask in guarded.engine.asks}) == 2
+    assert len({request.tenant for request in guarded.engine.requests}) == 2
 
 
 def test_a_key_aborts_its_own_answers_only_and_an_admin_any(guarded):
@@ -164,7 +164,7 @@ def test_a_key_aborts_its_own_answers_only_and_an_admin_any(guarded):
     ) as response:
         lines = response.iter_lines()
         next(lines)
-        body = {"request_ids": [guarded.engine.asks[-1].id.rpartition("-")[0]]}
+        body = {"request_ids": [guarded.engine.requests[-1].id.rpartition("-")[0]]}
         for key, count in ((OTHER, 0), (KEY, 1), (ADMIN, 1)):
             assert len(guarded.send("POST", "/abort_requests", key, json=body).json()["aborted"]) == count
     guarded.engine.wait_until(lambda: not guarded.engine.live)

@@ -33,10 +33,10 @@ def test_an_answer(client, served):
     assert [block.text for block in answer.content] == ["Hello"]
     assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
     assert answer.usage.model_dump(exclude_none=True) == USAGE
-    assert answer.id == served.ask.id
+    assert answer.id == served.request.id
     assert answer._request_id is None or answer._request_id
-    assert served.ask.prompt == ChatPrompt((Message("system", "Be brief."), Message("user", "Hi")))
-    assert served.ask.stop.max_tokens == 9
+    assert served.request.prompt == ChatPrompt((Message("system", "Be brief."), Message("user", "Hi")))
+    assert served.request.stop.max_tokens == 9
 
 
 def test_a_stream_is_the_answer_in_events(client, served):
@@ -91,11 +91,11 @@ def test_what_is_asked_reaches_the_engine(client, served):
         ],
         extra_body={"temperature": 0.5, "top_k": 3, "top_p": 0.9},
     )
-    ask = served.ask
-    assert ask.stop.strings == ("a", "b")
-    assert ask.tenant == "al"
-    assert [ask.sampling.get(name, None) for name in ("temperature", "top_k", "top_p")] == [0.5, 3, 0.9]
-    assert [message.content for message in ask.prompt.messages] == ["S", "A\nB", "C", "D"]
+    request = served.request
+    assert request.stop.strings == ("a", "b")
+    assert request.tenant == "al"
+    assert [request.sampling.get(name, None) for name in ("temperature", "top_k", "top_p")] == [0.5, 3, 0.9]
+    assert [message.content for message in request.prompt.messages] == ["S", "A\nB", "C", "D"]
 
 
 def test_tokens_are_counted_as_they_would_be_generated_from(client):

@@ -16,9 +16,9 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceFinished, FinishReason
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall, ToolUse
-from penstock.server.access import Access
-from penstock.server.chat import parse_chat
-from penstock.server.messages_request import parse_count, parse_messages
+from penstock.server.anthropic.messages_request import parse_count, parse_messages
+from penstock.server.http.access import Access
+from penstock.server.openai.chat import parse_chat
 
 MODEL = "acme/tiny-1"
 HI = [{"role": "user", "content": "Hi"}]
@@ -58,8 +58,8 @@ def streamed(client, **fields):
 
 
 def parsed(card=CARD, **fields):
-    [ask] = parse_messages({"messages": HI, "max_tokens": 9} | fields, "id", card, LIMITS).asks
-    return ask
+    [request] = parse_messages({"messages": HI, "max_tokens": 9} | fields, "id", card, LIMITS).requests
+    return request
 
 
 # --- answers
@@ -75,7 +75,7 @@ def test_a_whole_answer_thinks_then_says_then_calls(thinker):
     assert (weather.id, weather.name, weather.input) == ("call_a", "weather", {"city": "Rome"})
     assert (now.id, now.name, now.input) == ("call_b", "now", {})
     assert (message.stop_reason, message.stop_sequence) == ("tool_use", None)
-    assert engine.asks[-1].reply == ReplyRules(ReasoningUse.SPLIT, ToolUse.AUTO)
+    assert engine.requests[-1].reply == ReplyRules(ReasoningUse.SPLIT, ToolUse.AUTO)
 
 
 SCRIPTS = {
@@ -156,7 +156,7 @@ def test_an_agents_round_trip(thinker):
         ]
         turns = [*HI, {"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
         create(client, messages=turns, **fields)
-        assert engine.asks[-1].prompt.messages[1:] == (
+        assert engine.requests[-1].prompt.messages[1:] == (
             Message(
                 "assistant",
                 "I look.",
@@ -183,15 +183,15 @@ async def test_the_async_client_streams_calls(served):
 
 
 def test_tools_become_what_chat_completions_would_make_of_them():
-    ask = parsed(tools=[WEATHER | {"strict": True}, NOW])
+    request = parsed(tools=[WEATHER | {"strict": True}, NOW])
     functions = [
         {"name": "weather", "description": "d", "parameters": PARAMETERS, "strict": True},
         {"name": "now", "parameters": {"type": "object"}},
     ]
     tools = [{"type": "function", "function": function} for function in functions]
-    [chat] = parse_chat({"messages": HI, "tools": tools}, "id", CARD, LIMITS).asks
-    assert ask.prompt == chat.prompt
-    assert ask.reply.tool_use is ToolUse.AUTO
+    [chat] = parse_chat({"messages": HI, "tools": tools}, "id", CARD, LIMITS).requests
+    assert request.prompt == chat.prompt
+    assert request.reply.tool_use is ToolUse.AUTO
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,16 @@ def test_tools_become_what_chat_completions_would_make_of_them():
 def test_each_choice_is_openais_of_another_name(choice, openai, parallel):
     one = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": PARAMETERS}}
     disabled = {} if choice["type"] == "none" else {"disable_parallel_tool_use": not parallel}
-    ask = parsed(tools=[WEATHER], tool_choice=choice | disabled)
+    request = parsed(tools=[WEATHER], tool_choice=choice | disabled)
     fields = {"messages": HI, "tools": [one], "tool_choice": openai, "parallel_tool_calls": parallel}
-    [chat] = parse_chat(fields, "id", CARD, LIMITS).asks
-    assert (ask.prompt, ask.grammar) == (chat.prompt, chat.grammar)
-    assert replace(ask.reply, reasoning=ReasoningUse.SPLIT) == chat.reply
+    [chat] = parse_chat(fields, "id", CARD, LIMITS).requests
+    assert (request.prompt, request.grammar) == (chat.prompt, chat.grammar)
+    assert replace(request.reply, reasoning=ReasoningUse.SPLIT) == chat.reply
 
 
 def test_counting_reads_tools_and_thinking_as_generating_does():
     fields = {"messages": HI, "tools": [WEATHER], "thinking": {"type": "enabled", "budget_tokens": 2000}, "system": "S"}
-    generated = parse_messages(fields | {"max_tokens": 9}, "id", THINKER, LIMITS).asks[0].prompt
+    generated = parse_messages(fields | {"max_tokens": 9}, "id", THINKER, LIMITS).requests[0].prompt
     assert parse_count(fields, THINKER, LIMITS).prompt == generated
     assert generated.tools
     assert generated.template_variables == (("enable_thinking", True),)
@@ -243,8 +243,8 @@ def test_the_client_counts_with_tools(client):
     ],
 )
 def test_a_model_thinks_when_it_is_asked_to(card, thinking, variables, use):
-    ask = parsed(card, thinking=thinking)
-    assert (dict(ask.prompt.template_variables), ask.reply.reasoning) == (variables, use)
+    request = parsed(card, thinking=thinking)
+    assert (dict(request.prompt.template_variables), request.reply.reasoning) == (variables, use)
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_an_effort_sets_the_level_whether_or_not_thinking_is_on():
 
 
 def test_a_form_of_the_answer_is_a_grammar():
-    ask = parsed(output_config={"format": {"type": "json_schema", "schema": PARAMETERS}})
-    assert json.loads(ask.grammar.source) == PARAMETERS
+    request = parsed(output_config={"format": {"type": "json_schema", "schema": PARAMETERS}})
+    assert json.loads(request.grammar.source) == PARAMETERS
 
 
 def test_an_assistants_turn_at_the_end_is_continued():
@@ -343,7 +343,7 @@ def test_a_wrong_field_is_named(client, served, fields, param):
     with pytest.raises(anthropic.BadRequestError) as caught:
         create(client, max_tokens=9, extra_body=fields)
     assert caught.value.body["error"]["message"].startswith((param + ":", param + " "))
-    assert not served.engine.asks
+    assert not served.engine.requests
 
 
 def test_the_history_that_those_mistakes_were_made_in_is_right():

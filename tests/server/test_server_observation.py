@@ -27,11 +27,13 @@ from penstock.contract.events import AskFinished, Usage
 from penstock.contract.measurements import Timings
 from penstock.contract.request import EngineRequest, TextPrompt
 from penstock.server import create_app
-from penstock.server.exchange import Exchange, Replies
-from penstock.server.observation import RequestRecord
-from penstock.server.request_log import JsonLines, TextLines, configure_logging, log_request, request_fields
-from penstock.server.run import Server
-from penstock.server.spans import Spans, open_spans
+from penstock.server.admin.request_log import JsonLines, TextLines, configure_logging, log_request, request_fields
+from penstock.server.admin.spans import Spans, open_spans
+from penstock.server.delivery.live_requests import LiveRequests
+from penstock.server.delivery.observation import RequestRecord
+from penstock.server.delivery.output_stream import OutputStream
+from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.http.run import Server
 
 SECRET = "the prompt that nobody may read"
 LIFE = Timings(arrived=10.0, admitted=10.5, first_token=11.0, last_token=13.0, ended=13.0)
@@ -152,7 +154,7 @@ def test_no_line_holds_what_a_caller_wrote(watched, caplog, formatter):
 def test_refused_and_unrouted_requests_are_told_too(watched):
     watched.chat(temperature=-1)
     record = watched.record()
-    assert (record.status, record.route, record.exchange) == (400, "/v1/chat/completions", None)
+    assert (record.status, record.route, record.parsed) == (400, "/v1/chat/completions", None)
     watched.http.get("/nowhere")
     record = watched.record()
     assert (record.status, record.route, record.method) == (404, "none", "GET")
@@ -169,8 +171,8 @@ def test_a_client_that_left_is_on_record_with_what_it_got(watched):
         watched.engine.wait_until(lambda: watched.engine.yielded == 2)
     record = watched.record()
     assert (record.status, record.complete) == (200, False)
-    assert record.replies is not None
-    assert record.replies.sent_tokens >= 1
+    assert record.outputs is not None
+    assert record.outputs.sent_tokens >= 1
     assert "prompt_tokens" not in request_fields(record)
 
 
@@ -284,9 +286,9 @@ def test_spans_go_to_the_endpoint_and_closing_sends_what_is_left(monkeypatch):
     module.OTLPSpanExporter = Collector
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", module)
     spans = open_spans("http://collector:4318/v1/traces", "acme/tiny-1")
-    exchange = Exchange("cmpl-1", (EngineRequest("cmpl-1", TextPrompt(SECRET)),))
-    replies = Replies(ScriptedEngine(), exchange)
-    spans(RequestRecord("r", "POST", "/v1/completions", 200, True, 1_000, 0.5, exchange, replies, {}))
+    parsed = ParsedRequest("cmpl-1", (EngineRequest("cmpl-1", TextPrompt(SECRET)),))
+    outputs = OutputStream(LiveRequests(ScriptedEngine(), 0), parsed)
+    spans(RequestRecord("r", "POST", "/v1/completions", 200, True, 1_000, 0.5, parsed, outputs, {}))
     spans.close()
     (collector,) = Collector.made
     (span,) = collector.get_finished_spans()

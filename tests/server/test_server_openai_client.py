@@ -63,8 +63,8 @@ def test_completions_of_text_and_of_token_ids(client):
 
 def test_extensions_travel_in_the_extra_body(client, served):
     client.chat.completions.create(model=MODEL, messages=HI, extra_body={"top_k": 3, "min_tokens": 2})
-    assert served.ask.sampling.get("top_k", 0) == 3
-    assert served.ask.stop.min_tokens == 2
+    assert served.request.sampling.get("top_k", 0) == 3
+    assert served.request.stop.min_tokens == 2
 
 
 def test_models(client):
@@ -115,15 +115,15 @@ def test_a_failure_on_the_way_is_raised_after_what_came_before(client, served):
 
 def test_overload_is_tried_again_and_a_permanent_failure_is_not(served):
     with openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=2) as client:
-        served.engine.script = lambda ask: (
-            (Overloaded("Full."),) if len(served.engine.asks) == 1 else (delta("x"), stop(), finished())
+        served.engine.script = lambda request: (
+            (Overloaded("Full."),) if len(served.engine.requests) == 1 else (delta("x"), stop(), finished())
         )
         assert client.completions.create(model=MODEL, prompt="a").choices[0].text == "x"
-        assert len(served.engine.asks) == 2
+        assert len(served.engine.requests) == 2
         served.engine.script = always(EngineFault("Broken."))
         with pytest.raises(openai.InternalServerError):
             client.completions.create(model=MODEL, prompt="a")
-        assert len(served.engine.asks) == 3
+        assert len(served.engine.requests) == 3
 
 
 def test_closing_a_stream_early_aborts_it(client, served):

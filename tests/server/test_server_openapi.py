@@ -10,8 +10,7 @@ from jsonschema import Draft202012Validator
 from scripted_engine import ScriptedEngine
 
 from conftest import CARD, running
-from penstock.server.chat import CHAT_FIELDS
-from penstock.server.fields import NEUTRAL_CHAT
+from penstock.server.openai.chat import CHAT_FIELDS, NEUTRAL_CHAT
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from scripted_engine import HEALTHY, ScriptedEngine
 from conftest import start
 from penstock.contract.ports import Health
 from penstock.sampling import PARAMETERS
-from penstock.server import engine_events, page_files
-from penstock.server.chat import CHAT_FIELDS
+from penstock.server.openai.chat import CHAT_FIELDS
+from penstock.server.page import engine_events, files
 
-FOLDER = Path(page_files.__file__).with_name("page")
+FOLDER = Path(files.__file__).with_name("static")
 SCRIPTS = sorted(FOLDER.glob("*.js"))
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.iterdir())}
 
@@ -73,8 +73,8 @@ def test_nothing_but_the_files_of_the_page_can_be_had(served, path):
 
 
 def test_the_page_can_be_told_from_the_api_by_its_path():
-    assert all(map(page_files.is_page_path, ("/", "/page/app.js")))
-    assert not any(map(page_files.is_page_path, ("/engine/events", "/v1/models", "/pages", "//", "")))
+    assert all(map(files.is_page_path, ("/", "/page/app.js")))
+    assert not any(map(files.is_page_path, ("/engine/events", "/v1/models", "/pages", "//", "")))
 
 
 def test_the_document_holds_no_inline_script_style_or_handler():
@@ -149,10 +149,10 @@ def test_the_controls_are_the_parameters_each_with_type_range_default_and_meanin
 def test_to_send_every_default_that_the_controls_show_is_to_send_nothing(served):
     data = served.http.get("/engine/sampling").json()["data"]
     assert served.chat().status_code == 200
-    plain = served.ask
+    plain = served.request
     defaults = {each["name"]: each["default"] for each in data if each["chat"]}
     assert served.chat(**defaults).status_code == 200
-    assert (served.ask.sampling, served.ask.stop, served.ask.n) == (plain.sampling, plain.stop, plain.n)
+    assert (served.request.sampling, served.request.stop, served.request.n) == (plain.sampling, plain.stop, plain.n)
 
 
 # ---- the engine's events

@@ -18,7 +18,7 @@ from scripted_engine import HEALTHY, Until, Wait, always, delta, finished, lengt
 
 from penstock.contract.errors import Overloaded
 from penstock.contract.request import Message
-from penstock.server import engine_events
+from penstock.server.page import engine_events
 
 pytestmark = [pytest.mark.deep, pytest.mark.browser]
 
@@ -117,8 +117,8 @@ def answers(page):
     return page.get_by_role("article", name="Answer")
 
 
-def messages_of(ask) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in ask.prompt.messages]
+def messages_of(request) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in request.prompt.messages]
 
 
 # ---- talking
@@ -132,10 +132,10 @@ def test_an_answer_is_shown_with_what_it_cost_and_kept_over_a_reload(open_page, 
     say(page, "Hi")
     expect(answers(page)).to_contain_text("Hello")
     expect(page.locator(".stats")).to_have_text(re.compile(r"^[\d.]+ tok/s\d+ ms to first token2 tokens$"))
-    assert messages_of(served.ask) == [("system", "Be brief."), ("user", "Hi")]
+    assert messages_of(served.request) == [("system", "Be brief."), ("user", "Hi")]
     say(page, "More")
     expect(answers(page)).to_have_count(2)
-    assert messages_of(served.ask)[1:] == [("user", "Hi"), ("assistant", "Hello"), ("user", "More")]
+    assert messages_of(served.request)[1:] == [("user", "Hi"), ("assistant", "Hello"), ("user", "More")]
     page.reload()
     expect(answers(page)).to_have_count(2)
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
@@ -165,7 +165,7 @@ def test_regenerate_asks_the_same_again_and_replaces_the_answer(open_page, serve
     page.get_by_label("Regenerate answer").click()
     expect(answers(page)).to_contain_text("Another")
     expect(answers(page)).to_have_count(1)
-    assert messages_of(served.engine.asks[0]) == messages_of(served.engine.asks[1])
+    assert messages_of(served.engine.requests[0]) == messages_of(served.engine.requests[1])
 
 
 def test_an_edited_message_is_sent_again_and_what_followed_is_forgotten(open_page, served, expect):
@@ -181,7 +181,7 @@ def test_an_edited_message_is_sent_again_and_what_followed_is_forgotten(open_pag
     editor.fill("three")
     page.keyboard.press("Enter")
     expect(answers(page).locator(".stats")).to_have_count(1)
-    assert messages_of(served.ask) == [("user", "three")]
+    assert messages_of(served.request) == [("user", "three")]
 
 
 def test_copying_gives_the_text_as_the_model_wrote_it(open_page, served, expect):
@@ -221,7 +221,7 @@ def test_conversations_can_be_switched_deleted_and_brought_back(open_page, serve
     page.get_by_role("button", name="New conversation").click()
     say(page, "second talk")
     expect(page.locator(".stats")).to_be_visible()
-    assert messages_of(served.ask) == [("user", "second talk")]
+    assert messages_of(served.request) == [("user", "second talk")]
     listed = page.locator(".conversation")
     expect(listed).to_have_text(["second talk", "first talk"])
     page.get_by_label("Delete conversation: first talk").click()
@@ -316,7 +316,7 @@ def test_controls_are_made_of_what_the_server_says_and_only_what_was_set_is_sent
     page = open_page()
     say(page, "Hi")
     expect(page.locator(".stats")).to_be_visible()
-    assert served.ask.sampling.entries == ()
+    assert served.request.sampling.entries == ()
     page.get_by_label("temperature", exact=True).fill("0.5")
     expect(page.get_by_label("temperature, slider")).to_have_value("0.5")
     page.get_by_label("top_k", exact=True).fill("5")
@@ -326,13 +326,13 @@ def test_controls_are_made_of_what_the_server_says_and_only_what_was_set_is_sent
     page.get_by_label("stop_token_ids", exact=True).fill("3, 4")
     say(page, "Again")
     expect(page.locator(".stats")).to_have_count(2)
-    assert dict(served.ask.sampling.entries) == {"temperature": 0.5, "top_k": 5}
-    rules = served.ask.stop
+    assert dict(served.request.sampling.entries) == {"temperature": 0.5, "top_k": 5}
+    rules = served.request.stop
     assert (rules.strings, rules.token_ids, rules.ignore_eos) == (("END", "\n\n"), (3, 4), True)
     page.get_by_label("Reset temperature to its default").click()
     say(page, "Once more")
     expect(page.locator(".stats")).to_have_count(3)
-    assert dict(served.ask.sampling.entries) == {"top_k": 5}
+    assert dict(served.request.sampling.entries) == {"top_k": 5}
 
 
 def test_a_value_that_cannot_be_is_marked_and_not_sent(open_page, served, expect):
@@ -344,7 +344,7 @@ def test_a_value_that_cannot_be_is_marked_and_not_sent(open_page, served, expect
     expect(page.locator("#sampling-top_p-fault")).to_have_text("This must be a number.")
     say(page, "Hi")
     expect(page.locator(".stats")).to_be_visible()
-    assert not served.ask.sampling.has("top_p")
+    assert not served.request.sampling.has("top_p")
 
 
 # ---- the engine, live
@@ -522,4 +522,4 @@ def test_the_page_works_where_the_browser_keeps_nothing(open_page, served, expec
     say(page, "Hi")
     expect(answers(page)).to_contain_text("Hello")
     expect(page.locator("#storage-note")).to_contain_text("keeps nothing")
-    assert served.ask.prompt.messages == (Message("user", "Hi"),)
+    assert served.request.prompt.messages == (Message("user", "Hi"),)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from conftest import CARD, LIMITS, running
+from penstock.api_fields.reasoning import EFFORTS
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Message
-from penstock.server.access import Access
-from penstock.server.apply_template import parse_template
-from penstock.server.chat import parse_chat
-from penstock.server.reasoning import EFFORTS
-from penstock.server.tokenize import parse_tokenize
+from penstock.server.http.access import Access
+from penstock.server.openai.chat import parse_chat
+from penstock.server.tokens.apply_template import parse_template
+from penstock.server.tokens.tokenize import parse_tokenize
 
 HI = [{"role": "user", "content": "Hi"}]
 NOW = {"type": "function", "function": {"name": "now"}}
@@ -25,8 +25,8 @@ BOTH = replace(CARD, thinks=True, template_variables=frozenset({"reasoning_effor
 
 
 def variables(card, **fields) -> dict:
-    [ask] = parse_chat({"messages": HI} | fields, "id", card, LIMITS).asks
-    return dict(ask.prompt.template_variables)
+    [request] = parse_chat({"messages": HI} | fields, "id", card, LIMITS).requests
+    return dict(request.prompt.template_variables)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_with_compat_an_effort_that_cannot_be_had_is_left_out_and_listed(served)
 
 @pytest.mark.parametrize("budget", [0, 7, 2**31 - 1])
 def test_a_budget_reaches_the_engine_and_a_model_that_does_not_think_refuses_it(budget):
-    [ask] = parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", ALWAYS, LIMITS).asks
-    assert ask.thinking_token_budget == budget
+    [request] = parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", ALWAYS, LIMITS).requests
+    assert request.thinking_token_budget == budget
     with pytest.raises(InvalidParameter) as caught:
         parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", PLAIN, LIMITS)
     assert (caught.value.param, caught.value.code) == ("thinking_token_budget", "unsupported_parameter")
@@ -100,7 +100,7 @@ def test_every_endpoint_takes_a_budget_and_with_compat_one_that_means_nothing_is
         assert (kept.status_code, kept.headers["x-ignored-params"]) == (200, "thinking_token_budget")
     with running(served.engine, card=ALWAYS) as url:
         assert served.http.post(url + path, json=body | {"thinking_token_budget": 3}).status_code == 200
-    assert [ask.thinking_token_budget for ask in served.engine.asks] == [None, 3]
+    assert [request.thinking_token_budget for request in served.engine.requests] == [None, 3]
 
 
 # --- rendered and tokenised as they would be answered
@@ -116,9 +116,9 @@ FIELDS = {
 @pytest.mark.parametrize("parse", [lambda body: parse_tokenize(body, CARD, LIMITS)[0], None])
 def test_a_conversation_is_read_as_the_chat_endpoint_reads_it(parse):
     parse = parse or (lambda body: parse_template(body, CARD, LIMITS))
-    [ask] = parse_chat(FIELDS, "id", CARD, LIMITS).asks
+    [request] = parse_chat(FIELDS, "id", CARD, LIMITS).requests
     prompt = parse(FIELDS)
-    assert prompt == ask.prompt
+    assert prompt == request.prompt
     assert isinstance(prompt, ChatPrompt)
     assert (prompt.tools[0].name, prompt.continue_final_message) == ("now", True)
     assert prompt.template_variables == (("enable_thinking", False),)

@@ -19,10 +19,10 @@ from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, 
 from penstock.contract.limits import RequestLimits, ServerLimits
 from penstock.contract.request import Message
 from penstock.server import open_access
-from penstock.server.access import Access
-from penstock.server.failures import HttpRefusal
-from penstock.server.response_store import ResponseStore, StoredResponse
-from penstock.server.responses_request import parse_response
+from penstock.server.http.access import Access
+from penstock.server.http.failures import HttpRefusal
+from penstock.server.openai.response_store import ResponseStore, StoredResponse
+from penstock.server.openai.responses_request import parse_response
 
 MODEL = "acme/tiny-1"
 
@@ -34,7 +34,7 @@ def client(served) -> Iterator[openai.OpenAI]:
 
 
 def turns(served) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in served.ask.prompt.messages]
+    return [(message.role, message.content) for message in served.request.prompt.messages]
 
 
 def test_a_response(client, served):
@@ -49,7 +49,7 @@ def test_a_response(client, served):
     assert response.usage.input_tokens_details.cached_tokens == 3
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (5, 2, 7)
     assert turns(served) == [("system", "Be brief."), ("user", "Hi")]
-    assert (served.ask.stop.max_tokens, served.ask.id) == (9, response.id)
+    assert (served.request.stop.max_tokens, served.request.id) == (9, response.id)
     assert abs(response.created_at - time.time()) < 60
 
 
@@ -120,7 +120,7 @@ def test_a_messages_logprobs_are_those_of_its_tokens_and_the_same_in_events(clie
     served.engine.script = always(*THOUGHT_AND_SAID, stop(), finished())
     asked = {"model": MODEL, "input": "Hi", "top_logprobs": top, "include": ["message.output_text.logprobs"]}
     whole = client.responses.create(**asked)
-    assert served.ask.sampling.get("logprobs", -1) == whole.top_logprobs == top
+    assert served.request.sampling.get("logprobs", -1) == whole.top_logprobs == top
     _, message = whole.output
     told = message.content[0].logprobs
     assert [(each.token, each.logprob, bytes(each.bytes)) for each in told] == [
@@ -152,7 +152,7 @@ def test_without_include_there_are_no_logprobs(client, served):
     served.engine.script = always(*THOUGHT_AND_SAID, stop(), finished())
     whole = client.responses.create(model=MODEL, input="Hi", include=[])
     assert whole.output[1].content[0].logprobs == []
-    assert not served.ask.sampling.has("logprobs")
+    assert not served.request.sampling.has("logprobs")
     events = client.responses.create(model=MODEL, input="Hi", stream=True)
     assert [e.logprobs for e in events if e.type == "response.output_text.delta"] == [[], []]
 
@@ -268,9 +268,9 @@ def test_a_background_response_is_polled_until_it_is_there(client, served):
 
 
 def test_a_response_in_the_background_is_cancelled(client, served):
-    def script(ask):
+    def script(request):
         yield delta("Hel")
-        while ask.id not in served.engine.left:
+        while request.id not in served.engine.left:
             yield Wait(0.01)
         yield ChoiceFinished(0, FinishReason.ABORT)
         yield finished()
@@ -302,7 +302,7 @@ def test_an_error_before_the_first_output_has_its_status(client, served, stream,
     served.engine.script = always(error)
     with pytest.raises(raised):
         client.responses.create(model=MODEL, input="Hi", stream=stream)
-    stored = httpx.get(f"{served.url}/v1/responses/{served.ask.id}").json()
+    stored = httpx.get(f"{served.url}/v1/responses/{served.request.id}").json()
     assert stored["status"] == "failed"
 
 

@@ -18,9 +18,9 @@ from penstock.contract.events import ChoiceFinished, FinishReason
 from penstock.contract.limits import RequestLimits
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall, ToolUse
-from penstock.server.chat import parse_chat
-from penstock.server.response_store import StoredResponse
-from penstock.server.responses_request import parse_response
+from penstock.server.openai.chat import parse_chat
+from penstock.server.openai.response_store import StoredResponse
+from penstock.server.openai.responses_request import parse_response
 
 MODEL = "acme/tiny-1"
 HI = [{"role": "user", "content": "Hi"}]
@@ -43,8 +43,8 @@ def client(served) -> Iterator[openai.OpenAI]:
 
 
 def parsed(card=CARD, **fields):
-    [ask] = parse_response({"input": "Hi"} | fields, "id", card, LIMITS, lambda _: ()).exchange.asks
-    return ask
+    [request] = parse_response({"input": "Hi"} | fields, "id", card, LIMITS, lambda _: ()).parsed.requests
+    return request
 
 
 # --- answers
@@ -139,11 +139,11 @@ def test_a_response_that_called_is_continued_by_id(client, served):
     outputs = [{"type": "function_call_output", "call_id": "call_a", "output": "sunny"}]
     second = client.responses.create(model=MODEL, input=outputs, tools=[WEATHER], previous_response_id=first.id)
     history = (Message("user", "Hi"), SAID, Message("tool", "sunny", tool_call_id="call_a", name="weather"))
-    assert served.ask.prompt.messages == history
+    assert served.request.prompt.messages == history
     more = [{"type": "function_call_output", "call_id": "call_b", "output": [{"type": "input_text", "text": "no"}]}]
     client.responses.create(model=MODEL, input=more, previous_response_id=second.id)
     result = Message("tool", "no", tool_call_id="call_b", name="now")
-    assert served.ask.prompt.messages == (*history, SAID, result)
+    assert served.request.prompt.messages == (*history, SAID, result)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -158,7 +158,7 @@ def test_a_responses_own_output_is_input_again(client, served, stream):
     result = {"type": "function_call_output", "call_id": "call_a", "output": "sunny"}
     client.responses.create(model=MODEL, input=[*HI, *response.output, result, *HI], tools=[WEATHER, NOW])
     tool = Message("tool", "sunny", tool_call_id="call_a", name="weather")
-    assert served.ask.prompt.messages == (Message("user", "Hi"), SAID, tool, Message("user", "Hi"))
+    assert served.request.prompt.messages == (Message("user", "Hi"), SAID, tool, Message("user", "Hi"))
 
 
 def items(*values):
@@ -221,9 +221,9 @@ def test_tools_and_choices_are_chat_completions_in_a_flat_spelling(choice, chats
         {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in (NOW, WEATHER)
     ]
     given = {"tool_choice": choice, "parallel_tool_calls": parallel}
-    ask = parsed(tools=[NOW, WEATHER], **given)
-    [chat] = parse_chat({"messages": HI, "tools": nested} | given | {"tool_choice": chats}, "id", CARD, LIMITS).asks
-    assert (ask.prompt, ask.grammar, ask.reply) == (chat.prompt, chat.grammar, chat.reply)
+    request = parsed(tools=[NOW, WEATHER], **given)
+    [chat] = parse_chat({"messages": HI, "tools": nested} | given | {"tool_choice": chats}, "id", CARD, LIMITS).requests
+    assert (request.prompt, request.grammar, request.reply) == (chat.prompt, chat.grammar, chat.reply)
 
 
 def test_the_response_repeats_what_was_asked(client):
@@ -248,7 +248,7 @@ def test_an_effort_is_honoured_and_repeated(served):
     with running(engine, card=THINKER) as url, openai.OpenAI(base_url=url + "/v1", api_key="none") as client:
         response = client.responses.create(model=MODEL, input="Hi", reasoning={"effort": "none"})
     assert response.reasoning.effort == "none"
-    assert engine.asks[-1].prompt.template_variables == (("enable_thinking", False),)
+    assert engine.requests[-1].prompt.template_variables == (("enable_thinking", False),)
     with pytest.raises(InvalidParameter) as caught:
         parsed(reasoning={"effort": "high"})
     assert (caught.value.param, caught.value.code) == ("reasoning.effort", "unsupported_parameter")
@@ -267,7 +267,7 @@ def test_a_form_is_followed_and_parsed_by_the_client(client, served, stream):
     else:
         response = client.responses.parse(model=MODEL, input="Hi", text_format=Person)
     assert response.output_parsed == Person(name="Al")
-    assert json.loads(served.ask.grammar.source)["required"] == ["name"]
+    assert json.loads(served.request.grammar.source)["required"] == ["name"]
     assert response.text.format.type == "json_schema"
 
 
@@ -335,7 +335,7 @@ def test_a_wrong_field_is_named(served, fields, param):
     answer = served.http.post("/v1/responses", json={"input": "Hi"} | fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
-    assert not served.engine.asks
+    assert not served.engine.requests
 
 
 def test_the_items_that_those_mistakes_were_made_in_are_right():

@@ -23,7 +23,7 @@ from conftest import start
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.server import run
-from penstock.server.run import listen
+from penstock.server.http.run import listen
 
 PROGRAM = """
 from scripted_engine import ScriptedEngine, Wait, always, delta, finished, stop
@@ -63,7 +63,7 @@ def test_a_signal_lets_the_running_answer_finish_and_the_process_ends_with_0(pro
 
 
 def test_what_outlasts_the_drain_gets_an_error_and_is_aborted():
-    engine = ScriptedEngine(script=lambda ask: (delta("x"), Wait()) if ask.n == 1 else (Wait(),))
+    engine = ScriptedEngine(script=lambda request: (delta("x"), Wait()) if request.n == 1 else (Wait(),))
     url, server, thread = start(engine, drain_seconds=1)
     body = {"prompt": "a", "stream": True}
     whole: list[httpx.Response] = []

@@ -15,7 +15,7 @@ from scripted_engine import HELLO, ScriptedEngine, delta, finished, stop
 
 from conftest import CARD, running
 from penstock.contract.events import PromptTokens, TokenPiece
-from penstock.server.fates import ENDPOINTS
+from penstock.server.field_support import ENDPOINTS
 
 pytestmark = pytest.mark.deep
 
@@ -35,14 +35,14 @@ ANSWERED = {
 """How many right requests must be answered at least; the others break rules that no schema can tell."""
 
 
-def every_choice(ask):
+def every_choice(request):
     """An answer with as many choices as were asked for, the prompt first where it is asked for; or a vector."""
-    if ask.embedding is not None:
-        yield from HELLO(ask)
+    if request.embedding is not None:
+        yield from HELLO(request)
         return
-    if ask.echo or ask.sampling.has("prompt_logprobs"):
+    if request.echo or request.sampling.has("prompt_logprobs"):
         yield PromptTokens("Hi", (TokenPiece(5, b"H", float("nan")), TokenPiece(6, b"i", -2.0)))
-    for choice in range(ask.n):
+    for choice in range(request.n):
         yield from (delta("Hi", choice), stop(choice))
     yield finished()
 

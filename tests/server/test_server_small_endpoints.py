@@ -11,7 +11,7 @@ from scripted_engine import Wait, always, delta
 from conftest import running
 from penstock.contract.limits import ServerLimits
 from penstock.contract.ports import Health
-from penstock.server.access import Access
+from penstock.server.http.access import Access
 from penstock.version import __version__
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -66,7 +66,7 @@ def test_an_answer_is_aborted_by_the_id_it_carries(served):
 
     def abort() -> None:
         served.engine.wait_until(lambda: len(served.engine.live) == 2)
-        stem = served.ask.id.rpartition("-")[0]
+        stem = served.request.id.rpartition("-")[0]
         ids = [stem, "cmpl-unknown"]
         aborted.update(httpx.post(served.url + "/abort_requests", json={"request_ids": ids}).json())
 

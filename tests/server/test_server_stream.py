@@ -226,7 +226,7 @@ def test_chat_logprobs_hold_every_token_streamed_or_not(served):
     chunks = chunks_of(served.chat(logprobs=True, top_logprobs=0, stream=True))
     pieces = [c["choices"][0]["logprobs"] for c in chunks]
     assert [token for piece in pieces if piece for token in piece["content"]] == expected
-    assert served.ask.sampling.has("logprobs")
+    assert served.request.sampling.has("logprobs")
 
 
 def test_completion_logprobs_count_characters_streamed_or_not(served):
@@ -260,7 +260,7 @@ def test_chat_alternatives_are_written_with_their_bytes_streamed_or_not(served):
     ]
     pieces = [c["choices"][0]["logprobs"] for c in chunks_of(served.chat(logprobs=True, top_logprobs=2, stream=True))]
     assert [token for piece in pieces if piece for token in piece["content"]] == content
-    assert served.ask.sampling.get("logprobs", 0) == 2
+    assert served.request.sampling.get("logprobs", 0) == 2
 
 
 def test_completion_alternatives_are_objects_that_hold_the_chosen_token_too(served):
@@ -294,13 +294,13 @@ def test_echo_begins_every_choice_with_the_prompt_and_its_first_token_has_no_log
         "tokens": ["H", "i", "b"],
         "top_logprobs": [None, {"o": -1.0, "i": -2.0}, {"a": -0.5, "b": -0.75}],
     }
-    assert served.ask.echo
-    assert served.ask.sampling.get("prompt_logprobs", -1) == 1
+    assert served.request.echo
+    assert served.request.sampling.get("prompt_logprobs", -1) == 1
     chunks = chunks_of(served.complete(echo=True, n=2, stream=True))
     for index in (0, 1):
         texts = [c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index]
         assert "".join(texts) == choices[index]["text"]
-    assert not served.ask.sampling.has("prompt_logprobs")
+    assert not served.request.sampling.has("prompt_logprobs")
 
 
 SCORED = (
@@ -334,13 +334,13 @@ def test_prompt_logprobs_have_vllms_shape_and_stand_beside_the_text_of_each_choi
     assert [choice["prompt_logprobs"] for choice in choices] == [SCORES, SCORES]
     assert [choice["text"] for choice in choices] == ["a", "b"]  # no echo
     assert choices[0]["logprobs"] is None
-    assert served.ask.sampling.get("prompt_logprobs", -1) == 2
+    assert served.request.sampling.get("prompt_logprobs", -1) == 2
     assert "prompt_logprobs" not in served.complete(n=2).json()["choices"][0]
 
 
 def test_prompt_logprobs_belong_to_their_prompt(served):
-    def script(ask):
-        scored = PromptTokens(ask.prompt.text, (TokenPiece(5, b"H", float("nan")),) * ord(ask.prompt.text))
+    def script(request):
+        scored = PromptTokens(request.prompt.text, (TokenPiece(5, b"H", float("nan")),) * ord(request.prompt.text))
         return (scored, delta("x", 0), delta("y", 1), stop(1), stop(0), finished())
 
     served.engine.script = script
@@ -359,23 +359,23 @@ def test_chat_and_generate_tell_the_scores_of_their_only_prompt_once(served):
 def test_echo_and_prompt_logprobs_each_have_as_many_alternatives_as_they_asked_for(served):
     served.engine.script = always(*SCORED[:2], stop(0), finished(3, 1))
     [choice] = served.complete(prompt_logprobs=2, echo=True, logprobs=1).json()["choices"]
-    assert served.ask.sampling.get("prompt_logprobs", -1) == 2
+    assert served.request.sampling.get("prompt_logprobs", -1) == 2
     assert choice["prompt_logprobs"] == SCORES
     assert choice["logprobs"]["top_logprobs"][:2] == [None, {"o": -1.0, "i": -2.0}]
     [choice] = served.complete(prompt_logprobs=0, echo=True, logprobs=2).json()["choices"]
-    assert served.ask.sampling.get("prompt_logprobs", -1) == 2
+    assert served.request.sampling.get("prompt_logprobs", -1) == 2
     assert [list(entry or {}) for entry in choice["prompt_logprobs"]] == [[], ["6"], ["9"]]
 
 
 def test_without_logprobs_there_are_none(served):
     assert served.chat().json()["choices"][0]["logprobs"] is None
     assert served.complete().json()["choices"][0]["logprobs"] is None
-    assert not served.ask.sampling.has("logprobs")
+    assert not served.request.sampling.has("logprobs")
 
 
 def test_several_prompts_are_numbered_through_and_their_usage_is_summed(served):
-    def script(ask):
-        mark = ask.prompt.text
+    def script(request):
+        mark = request.prompt.text
         return (delta(mark + "0", 0), delta(mark + "1", 1), stop(1), stop(0), finished(3, 2, 1))
 
     served.engine.script = script
@@ -394,16 +394,18 @@ def test_several_prompts_are_numbered_through_and_their_usage_is_summed(served):
 
 
 def test_prompts_that_all_have_output_take_turns(served):
-    served.engine.script = lambda ask: (*(delta(ask.prompt.text) for _ in range(20)), stop(), finished())
+    served.engine.script = lambda request: (*(delta(request.prompt.text) for _ in range(20)), stop(), finished())
     order = [c["choices"][0]["index"] for c in chunks_of(served.complete(prompt=["a", "b"], stream=True))]
     for prefix in range(1, len(order)):
         assert abs(order[:prefix].count(0) - order[:prefix].count(1)) <= 2
 
 
 def test_one_prompt_that_fails_aborts_the_others(served):
-    served.engine.script = lambda ask: (failed(),) if ask.prompt.text == "b" else (delta("x"), Wait())
+    served.engine.script = lambda request: (failed(),) if request.prompt.text == "b" else (delta("x"), Wait())
     assert served.complete(prompt=["a", "b", "c"]).status_code == 500
-    assert sorted(served.engine.left) == sorted(ask.id for ask in served.engine.asks if ask.prompt.text != "b")
+    assert sorted(served.engine.left) == sorted(
+        request.id for request in served.engine.requests if request.prompt.text != "b"
+    )
 
 
 def test_generate_answers_in_three_fields(served):

@@ -32,7 +32,7 @@ def named(schema: object) -> dict:
 def test_a_form_reaches_the_engine_as_a_grammar(served, endpoint, fields, grammar):
     response = getattr(served, endpoint)(**fields)
     assert response.status_code == 200, response.text
-    assert served.ask.grammar == grammar
+    assert served.request.grammar == grammar
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from scripted_engine import always, delta, finished, stop
 from sse_reader import read_events
 
+from penstock.api_fields.tools import enforced_schema, read_tools
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import AskFinished, ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece, Usage
 from penstock.contract.grammar import Grammar, GrammarKind
@@ -18,8 +19,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall, ToolUse
-from penstock.server.chat import parse_chat
-from penstock.server.tools import enforced_schema, read_tools
+from penstock.server.openai.chat import parse_chat
 
 MODEL = "acme/tiny-1"
 HI = [{"role": "user", "content": "Hi"}]
@@ -147,7 +147,7 @@ def test_the_answer_can_be_sent_back_as_it_came(client, served):
     message = client.chat.completions.create(model=MODEL, messages=HI, tools=[WEATHER, NOW]).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in message.tool_calls]
     client.chat.completions.create(model=MODEL, messages=[*HI, message, *results], tools=[WEATHER, NOW])
-    assert served.ask.prompt.messages[1:] == (
+    assert served.request.prompt.messages[1:] == (
         Message(
             "assistant",
             "I look.",
@@ -164,46 +164,46 @@ def test_the_answer_can_be_sent_back_as_it_came(client, served):
 
 def test_a_request_with_tools_becomes_an_ask(served):
     assert served.chat(tools=[WEATHER, NOW], parallel_tool_calls=False).status_code == 200
-    prompt = served.ask.prompt
+    prompt = served.request.prompt
     assert isinstance(prompt, ChatPrompt)
     assert [tool.name for tool in prompt.tools] == ["weather", "now"]
     assert json.loads(prompt.tools[0].definition) == WEATHER
     assert json.loads(prompt.tools[1].parameters) == {"type": "object", "properties": {}}
-    assert served.ask.reply == ReplyRules(ReasoningUse.SPLIT, ToolUse.AUTO, parallel_tool_calls=False)
+    assert served.request.reply == ReplyRules(ReasoningUse.SPLIT, ToolUse.AUTO, parallel_tool_calls=False)
     served.chat(include_reasoning=False)
-    assert served.ask.reply == ReplyRules(ReasoningUse.HIDDEN)
+    assert served.request.reply == ReplyRules(ReasoningUse.HIDDEN)
     served.complete()
-    assert served.ask.reply == ReplyRules()
+    assert served.request.reply == ReplyRules()
 
 
 def test_choosing_no_tool_shows_none(served):
     served.chat(tools=[WEATHER], tool_choice="none")
-    assert (served.ask.prompt.tools, served.ask.reply.tool_use) == ((), ToolUse.NONE)
+    assert (served.request.prompt.tools, served.request.reply.tool_use) == ((), ToolUse.NONE)
     served.chat(tool_choice="auto")
-    assert served.ask.reply.tool_use is ToolUse.NONE
+    assert served.request.reply.tool_use is ToolUse.NONE
     one = {"type": "function", "function": {"name": "now"}}
     served.chat(
         tools=[WEATHER, NOW],
         tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [one]}},
     )
-    assert [tool.name for tool in served.ask.prompt.tools] == ["now"]
+    assert [tool.name for tool in served.request.prompt.tools] == ["now"]
 
 
 def test_the_prompts_shape_can_be_chosen(served):
     served.chat(add_generation_prompt=False, chat_template_kwargs={"enable_thinking": False, "level": 3})
-    assert not served.ask.prompt.add_generation_prompt
-    assert served.ask.prompt.template_variables == (("enable_thinking", False), ("level", 3))
+    assert not served.request.prompt.add_generation_prompt
+    assert served.request.prompt.template_variables == (("enable_thinking", False), ("level", 3))
     served.chat(messages=[*HI, {"role": "assistant", "content": "It"}], continue_final_message=True)
-    assert served.ask.prompt.continue_final_message
-    assert not served.ask.prompt.add_generation_prompt
+    assert served.request.prompt.continue_final_message
+    assert not served.request.prompt.add_generation_prompt
     served.chat()
-    assert served.ask.prompt.add_generation_prompt
+    assert served.request.prompt.add_generation_prompt
 
 
 def test_reasoning_has_two_names_on_the_way_in(served):
     for name in ("reasoning", "reasoning_content"):
         served.chat(messages=[*HI, {"role": "assistant", "content": "a", name: "hm"}, *HI])
-        assert served.ask.prompt.messages[1] == Message("assistant", "a", reasoning="hm")
+        assert served.request.prompt.messages[1] == Message("assistant", "a", reasoning="hm")
 
 
 def history(**changes) -> list[dict]:
@@ -278,13 +278,13 @@ def test_a_wrong_field_is_named(served, fields, param):
     response = served.chat(**fields)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
-    assert not served.engine.asks
+    assert not served.engine.requests
 
 
 def test_the_history_that_those_mistakes_were_made_in_is_right(served):
     assert served.chat(messages=history()).status_code == 200
     assert served.chat(messages=history(call={"function": {"name": "now", "arguments": " "}})).status_code == 200
-    assert served.ask.prompt.messages[1].tool_calls == (ToolCall("c", "now", "{}"),)
+    assert served.request.prompt.messages[1].tool_calls == (ToolCall("c", "now", "{}"),)
 
 
 # --- calls that must be made
@@ -294,9 +294,9 @@ def test_the_history_that_those_mistakes_were_made_in_is_right(served):
 def test_a_call_that_must_be_made_is_held_to_its_grammar(choice):
     card = ModelCard("m", 0, 512, 1000, has_chat_template=True)
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER], "tool_choice": choice}
-    [ask] = parse_chat(body, "chatcmpl-1", card, DEFAULT_LIMITS).asks
-    assert ask.grammar == Grammar(GrammarKind.JSON, json.dumps(enforced_schema(read_tools(body, DEFAULT_LIMITS))))
-    free = parse_chat(body | {"tool_choice": "auto"}, "chatcmpl-1", card, DEFAULT_LIMITS).asks[0]
+    [request] = parse_chat(body, "chatcmpl-1", card, DEFAULT_LIMITS).requests
+    assert request.grammar == Grammar(GrammarKind.JSON, json.dumps(enforced_schema(read_tools(body, DEFAULT_LIMITS))))
+    free = parse_chat(body | {"tool_choice": "auto"}, "chatcmpl-1", card, DEFAULT_LIMITS).requests[0]
     assert free.grammar is None
     with pytest.raises(InvalidParameter, match="response_format"):
         parse_chat(body | {"response_format": {"type": "json_object"}}, "chatcmpl-1", card, DEFAULT_LIMITS)

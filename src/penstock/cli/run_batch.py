@@ -68,7 +68,7 @@ def command(
     with lasting_imports():
         from penstock.app import local_application  # brings torch in: not for --help
         from penstock.llm.batch_file import BatchFiles, count_lines, read_answered, run_lines
-        from penstock.server.in_process import post
+        from penstock.server.http.in_process import post
         from penstock.weights.locate import default_cache_dir
 
     files = BatchFiles(source, results, errors or results)

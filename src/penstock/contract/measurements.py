@@ -1,4 +1,4 @@
-"""What the engine measured: of one ask (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
+"""What the engine measured: of one request (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
 
 Decides nothing. Knows neither who reads them nor in which format they are published.
 """
@@ -12,10 +12,10 @@ __all__ = ["UNTIMED", "Histogram", "Measurements", "Timings"]
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The life of one ask, as instants on the engine's clock in seconds, none before the one above it.
+    """The life of one request, as instants on the engine's clock, in seconds; none lies before the one above it.
 
-    What never happened (the first token of an ask that was aborted in the queue) has the instant of the end. Of several
-    choices the first admission, the first token of any and the last token of any count.
+    What never happened (the first token of a request that was aborted in the queue) has the instant of the end. Of a
+    request with several choices, the first admission, the first token and the last token of any choice count.
     """
 
     arrived: float = 0.0
@@ -45,7 +45,7 @@ class Timings:
         return self.ended - self.arrived
 
     def joined(self, other: Timings) -> Timings:
-        """Two asks of one caller as one: from the first arrival to the last end."""
+        """Two requests of one caller as one: from the first arrival to the last end."""
         return Timings(
             arrived=min(self.arrived, other.arrived),
             admitted=min(self.admitted, other.admitted),
@@ -56,7 +56,7 @@ class Timings:
 
 
 UNTIMED = Timings()
-"""Of an ask that nobody measured."""
+"""Of a request that nobody measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Measurements:
         wasted_tokens: those of them whose sequence was aborted later.
         query_tokens: positions that admissions asked the prefix cache for, recomputation after a preemption included.
         hit_tokens: how many of these it had.
-        rejections: asks refused because the queue was full.
+        rejections: requests refused because the queue was full.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
@@ -107,8 +107,8 @@ class Measurements:
         request_max_tokens: tokens allowed.
         request_preemptions: how often it was preempted.
         request_computed_tokens: prompt tokens that were not cached.
-        ask_choices: choices that an ask asked for.
-        ask_longest_choice: tokens of an ask's longest choice.
+        request_choices: choices that a request asks for.
+        request_longest_choice: tokens of a request's longest choice.
         step_tokens: positions computed in one step.
     """
 
@@ -141,6 +141,6 @@ class Measurements:
     request_max_tokens: Histogram
     request_preemptions: Histogram
     request_computed_tokens: Histogram
-    ask_choices: Histogram
-    ask_longest_choice: Histogram
+    request_choices: Histogram
+    request_longest_choice: Histogram
     step_tokens: Histogram

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,8 +87,8 @@ class Tokenized:
 class EngineClient(Protocol):
     """An engine as seen by a server: the same verbs for one in this process, in another, or elsewhere."""
 
-    def generate(self, ask: EngineRequest) -> AsyncIterator[Output]:
-        """Submit and stream. Closing the iterator early (`aclose`, cancellation) aborts the request.
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+        """Submit when the first output is asked for, and stream. Closing early (`aclose`, cancellation) aborts it.
 
         Raises:
             RequestError: before the first output, when the request cannot be served.
@@ -97,7 +97,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def abort(self, ask_id: str) -> None:
+    async def abort(self, request_id: str) -> None:
         """End a request; unknown and finished ids are no error. Its stream ends with finish reason `abort`."""
         ...
 

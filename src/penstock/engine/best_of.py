@@ -1,9 +1,9 @@
-"""The best of an ask's choices, where more are generated than answered.
+"""`best_of`: generate more choices than are answered, and answer the best.
 
-Decides which are best: those whose tokens have the highest mean log probability (OpenAI's `best_of`), of equals the
-earlier. The tokens are those that are answered: what a stop string cut off does not count, and a choice without any is
-the last. Knows neither scheduler nor HTTP. Invariant: the answered choices are numbered from 0, best first, and each
-comes as one delta and its end.
+The best are the choices whose tokens have the highest mean log probability (OpenAI's definition); among equals, the
+earlier. Only tokens that would be answered count, so what a stop string cut off does not. A choice without tokens comes
+last.
+Invariant: the answered choices are numbered from 0, best first, and each comes as one delta and its end.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 
 from penstock.contract.events import AskFinished, ChoiceDelta, ChoiceFinished, Output, TokenPiece
 
-__all__ = ["BestOf", "mean_logprob"]
+__all__ = ["BestOfRanker", "mean_logprob"]
 
 
-class BestOf:
-    """Holds back the choices of one ask until all are complete. Owned by the engine's step."""
+class BestOfRanker:
+    """Holds back the choices of one request until all are complete, then ranks them. Owned by the engine's step."""
 
     def __init__(self, answered: int) -> None:
         self._answered = answered
@@ -24,7 +24,7 @@ class BestOf:
         self._ends: dict[int, ChoiceFinished] = {}
 
     def take(self, output: Output) -> list[Output]:
-        """What may be told now that `output` came: of choices nothing until the ask is finished."""
+        """The outputs to pass on now that `output` came: nothing of the choices until the request is finished."""
         match output:
             case ChoiceDelta(choice):
                 before = self._deltas.get(choice)
@@ -49,5 +49,5 @@ class BestOf:
 
 
 def mean_logprob(tokens: tuple[TokenPiece, ...]) -> float:
-    """Log probability per token; -inf of no tokens."""
+    """Mean log probability of a choice's tokens; -inf where there are none."""
     return math.fsum(token.logprob for token in tokens) / len(tokens) if tokens else -math.inf

@@ -1,7 +1,8 @@
-"""One choice of one ask, from token ids to final text: detokenised, with stop strings held back and cut.
+"""One choice of a request, from token ids to final text: detokenised, with stop strings held back and cut.
 
 Keeps tokens and text in step: a token is let out together with the text that it contributed to, and a token whose text
-is cut off by a stop string is never let out. What remains of the text is taken apart last, where the ask wants that.
+is cut off by a stop string is never let out. Where the request wants it, the text that remains is then taken apart
+into reasoning, text and calls.
 Knows nothing of the scheduler, threads or HTTP.
 """
 

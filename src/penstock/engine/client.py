@@ -1,13 +1,12 @@
 """An engine in this process, behind the `EngineClient` port: what the HTTP server and `AsyncLLM` talk to.
 
-Tokenising and rendering happen in worker threads, off the event loop; closing an iterator aborts its ask.
+Tokenising and rendering happen in worker threads, off the event loop; closing an iterator aborts its request.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
@@ -15,60 +14,70 @@ from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine.engine import Engine
 from penstock.engine.intake import Intake, ResolvedRequest
-from penstock.engine.loop import EngineLoop, Errand, Reader
-from penstock.engine.mailbox import Mailbox
+from penstock.engine.loop import EngineCall, EngineLoop, Reader
+from penstock.engine.output_queue import OutputQueue
 
 __all__ = ["LocalClient"]
 
 
 def _do_nothing(_: Engine) -> None:
-    """What a heartbeat has the engine do."""
+    """The work of a heartbeat."""
 
 
 class LocalClient:
-    """Submits asks to an `EngineLoop` and streams what comes back. Usable from any event loop."""
+    """Submits requests to an `EngineLoop` and streams what comes back. Usable from any event loop."""
 
     def __init__(self, intake: Intake, loop: EngineLoop) -> None:
         self._intake = intake
         self._loop = loop
-        self._arriving: set[str] = set()  # asks that are being resolved, which the engine does not know yet
-        self._left_early: set[str] = set()  # those of them that were aborted meanwhile
+        self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
+        self._aborted_early: set[str] = set()  # ids among them that were aborted meanwhile
 
-    async def generate(self, ask: EngineRequest) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """See `EngineClient.generate`."""
-        self._arriving.add(ask.id)
+        queue = self._submit(await self._resolve(request))
         try:
-            submission = await asyncio.to_thread(self._intake.resolve, ask)
+            while not queue.drained:
+                for output in await queue.take():
+                    yield output
+        finally:
+            if not queue.closed:
+                self._loop.abort(request.id)
+
+    async def stream(self, resolved: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
+        """Submit a request that is resolved already; yields, each time, all outputs that have come since the last."""
+        queue = self._submit(resolved)
+        try:
+            while not queue.drained:
+                yield await queue.take()
+        finally:
+            if not queue.closed:
+                self._loop.abort(resolved.id)
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`."""
+        if request_id in self._resolving:
+            self._aborted_early.add(request_id)
+        else:
+            self._loop.abort(request_id)
+
+    async def _resolve(self, request: EngineRequest) -> ResolvedRequest:
+        self._resolving.add(request.id)
+        try:
+            return await asyncio.to_thread(self._intake.resolve, request)
         except BaseException:
-            self._left_early.discard(ask.id)
+            self._aborted_early.discard(request.id)
             raise
         finally:
-            self._arriving.discard(ask.id)
-        async with aclosing(self.stream(submission)) as stream:
-            async for outputs in stream:
-                for output in outputs:
-                    yield output
+            self._resolving.discard(request.id)
 
-    async def stream(self, submission: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
-        """Submit and yield, each time, all that has come since the last."""
-        mailbox = Mailbox()
-        self._loop.submit(submission, Reader(mailbox, asyncio.get_running_loop()))
-        if submission.id in self._left_early:
-            self._left_early.discard(submission.id)
-            self._loop.abort(submission.id)
-        try:
-            while not mailbox.drained:
-                yield await mailbox.take()
-        finally:
-            if not mailbox.closed:
-                self._loop.abort(submission.id)
-
-    async def abort(self, ask_id: str) -> None:
-        """See `EngineClient.abort`."""
-        if ask_id in self._arriving:
-            self._left_early.add(ask_id)
-        else:
-            self._loop.abort(ask_id)
+    def _submit(self, resolved: ResolvedRequest) -> OutputQueue:
+        queue = OutputQueue()
+        self._loop.submit(resolved, Reader(queue, asyncio.get_running_loop()))
+        if resolved.id in self._aborted_early:
+            self._aborted_early.discard(resolved.id)
+            self._loop.abort(resolved.id)
+        return queue
 
     def health(self) -> Health:
         """See `EngineClient.health`."""
@@ -98,7 +107,7 @@ class LocalClient:
         """Have the engine's thread do something between two steps, and wait for it."""
         event_loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = event_loop.create_future()
-        self._loop.run_between_steps(Errand(work, done, event_loop))
+        self._loop.run_between_steps(EngineCall(work, done, event_loop))
         await done
 
     def close(self) -> None:

@@ -29,10 +29,10 @@ from penstock.contract.measurements import UNTIMED, Measurements, Timings
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import Clock, Health, Runner
 from penstock.core import Scheduler
-from penstock.engine.best_of import BestOf
+from penstock.engine.best_of import BestOfRanker
 from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
-from penstock.engine.meter import Meter
+from penstock.engine.metrics_collector import MetricsCollector
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.text import TextModel
@@ -100,13 +100,13 @@ class Engine:
         clock: Clock | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.meter = Meter(clock or _NoClock(), scheduler.config.max_model_len)
+        self.meter = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
         self._runner = runner
         self._text = text
         self._recorder = recorder or NoRecorder()
         self._asks: dict[str, _LiveAsk] = {}
         self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
-        self._contests: dict[str, BestOf] = {}
+        self._contests: dict[str, BestOfRanker] = {}
         self._steps = 0
         self._num_computed = 0  # positions
         self._num_generated = 0  # tokens
@@ -167,7 +167,7 @@ class Engine:
         if PromptEcho.wanted(submission):
             ask.echo = PromptEcho(submission, self._text.tokenizer)
         if submission.answered < len(choices):
-            self._contests[submission.id] = BestOf(submission.answered)
+            self._contests[submission.id] = BestOfRanker(submission.answered)
         self._asks[submission.id] = ask
         self.meter.submitted(submission.requests)
         for request, choice in zip(submission.requests, choices, strict=True):

@@ -1,8 +1,8 @@
 """Resolves an `EngineRequest`, in the caller's terms, into sequences of token ids, or refuses it with a reason.
 
 Everything that a caller can get wrong is checked here, whichever front end it came through, before anything is copied
-or queued. Resolution is pure but for two things drawn from outside: the seed of a random request that gave none, and
-the arrival time. Safe to call from any thread.
+or queued. Resolution is pure except for two inputs: the seed of a random request that gave none, and the arrival time.
+Safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.contract.request import (
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReasoningUse, ReplyRules
-from penstock.engine.token_terms import TokenTerms
+from penstock.engine.token_id_resolver import TokenIdResolver
 from penstock.text import ReasoningBudgets, ReplyReader, TextModel
 
 __all__ = ["Intake", "ResolvedRequest"]
@@ -35,13 +35,13 @@ __all__ = ["Intake", "ResolvedRequest"]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """An ask that is ready to be scheduled: one request a choice, all of the same prompt.
+    """A request that is ready to be scheduled: one sequence for each choice, all with the same prompt.
 
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
-        answered: how many of the choices are answered; fewer than there are where the best of them are wanted.
+        answered: how many of the choices the caller gets; fewer than there are where `best_of` asks for the best.
         echo: as an `EngineRequest`'s.
-        reader: what takes the answers apart; None when they are plain text.
+        reader: takes the answers apart into reasoning, text and calls; None when they are plain text.
     """
 
     id: str
@@ -58,7 +58,7 @@ class ResolvedRequest:
 
 
 class Intake:
-    """Resolves asks for one model. Immutable after construction.
+    """Resolves requests for one model. Immutable after construction.
 
     Args:
         draw_seed: gives a fresh seed for a random request that named none; from the operating system in production.
@@ -80,68 +80,70 @@ class Intake:
         self._clock = clock
         self._draw_seed = draw_seed
         self._policy = policy
-        self._token_terms = TokenTerms(text.tokenizer, card.vocab_size, limits)
+        self._token_ids = TokenIdResolver(text.tokenizer, card.vocab_size, limits)
         self._grammars = grammars
         self._thinking = ReasoningBudgets(text)
 
-    def resolve(self, ask: EngineRequest) -> ResolvedRequest:
+    def resolve(self, request: EngineRequest) -> ResolvedRequest:
         """Render, tokenise, check and complete.
 
         Raises:
             RequestError: naming the field at fault.
         """
-        self._check_limits(ask)
-        prompt, prompt_text, field, reader = self._tokenise(ask)
-        prompt = prompt[: ask.most_prompt_tokens or None]
-        if ask.embedding is not None:
-            return self._resolve_embedding(ask, ask.embedding, prompt, prompt_text, field)
+        self._check_limits(request)
+        prompt, prompt_text, field, reader = self._tokenise(request)
+        prompt = prompt[: request.most_prompt_tokens or None]
+        if request.embedding is not None:
+            return self._resolve_embedding(request, request.embedding, prompt, prompt_text, field)
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
-        self._check_prompt_scores(ask, len(prompt))
-        rules = self._resolve_rules(ask.stop, len(prompt))
-        self._check_grammar(ask, rules)
-        sampling = _with_seed(self._token_terms.resolve(ask.sampling), self._draw_seed)
-        if ask.candidates > ask.n and not sampling.has("logprobs"):
-            sampling = sampling.put("logprobs", 0)  # what the choices are judged by
+        self._check_prompt_scores(request, len(prompt))
+        rules = self._resolve_rules(request.stop, len(prompt))
+        self._check_grammar(request, rules)
+        sampling = _with_seed(self._token_ids.resolve(request.sampling), self._draw_seed)
+        if request.candidates > request.n and not sampling.has("logprobs"):
+            sampling = sampling.put("logprobs", 0)  # best_of ranks by it
         template = SequenceRequest(
-            id=ask.id,
+            id=request.id,
             prompt=prompt,
             sampling=sampling,
             stop=rules,
-            priority=ask.priority,
-            tenant=ask.tenant,
-            cache_salt=ask.cache_salt,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt,
             arrival=self._clock.now(),
-            grammar=ask.grammar,
-            thinking=self._thinking_budget(ask, prompt, prompt_text, reader),
+            grammar=request.grammar,
+            thinking=self._thinking_budget(request, prompt, prompt_text, reader),
         )
-        requests = tuple(replace(template, id=f"{ask.id}/{choice}", choice=choice) for choice in range(ask.candidates))
-        if sampling.has("prompt_logprobs"):  # one of the choices is enough to score the prompt that they share
+        requests = tuple(
+            replace(template, id=f"{request.id}/{choice}", choice=choice) for choice in range(request.candidates)
+        )
+        if sampling.has("prompt_logprobs"):  # scoring the shared prompt once, in one choice, is enough
             others = sampling.without("prompt_logprobs")
             requests = (
                 replace(requests[0], fresh_prompt=True),
-                *(replace(request, sampling=others) for request in requests[1:]),
+                *(replace(sequence, sampling=others) for sequence in requests[1:]),
             )
-        return ResolvedRequest(ask.id, requests, prompt_text, ask.n, ask.echo, reader)
+        return ResolvedRequest(request.id, requests, prompt_text, request.n, request.echo, reader)
 
     def _resolve_embedding(
-        self, ask: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
+        self, request: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
     ) -> ResolvedRequest:
-        """As `resolve`, of a prompt that is to become a vector."""
-        self._check_embedding(ask, spec)
+        """As `resolve`, for a request that wants the prompt's vector."""
+        self._check_embedding(request, spec)
         if len(prompt) > self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field, generates=False)
-        request = SequenceRequest(
-            id=f"{ask.id}/0",
+        sequence = SequenceRequest(
+            id=f"{request.id}/0",
             prompt=prompt,
-            priority=ask.priority,
-            tenant=ask.tenant,
-            cache_salt=ask.cache_salt,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt,
             arrival=self._clock.now(),
             fresh_prompt=spec.pooling is Pooling.MEAN,
             embedding=spec,
         )
-        return ResolvedRequest(ask.id, (request,), prompt_text, answered=1)
+        return ResolvedRequest(request.id, (sequence,), prompt_text, answered=1)
 
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""
@@ -152,63 +154,66 @@ class Intake:
         """See `EngineClient.detokenize`."""
         return self._text.tokenizer.decode(self._check_ids(token_ids), skip_special_tokens=False)
 
-    def _check_limits(self, ask: EngineRequest) -> None:
+    def _check_limits(self, request: EngineRequest) -> None:
         limits = self._limits
-        if not 1 <= ask.n <= limits.max_choices:
-            raise InvalidParameter("n", f"must lie in 1..{limits.max_choices}, got {ask.n}")
-        if not ask.n <= ask.candidates <= limits.max_choices:
-            raise InvalidParameter("best_of", f"must lie in n..{limits.max_choices}, got {ask.best_of}")
-        if len(ask.cache_salt) > limits.max_cache_salt_chars:
+        if not 1 <= request.n <= limits.max_choices:
+            raise InvalidParameter("n", f"must lie in 1..{limits.max_choices}, got {request.n}")
+        if not request.n <= request.candidates <= limits.max_choices:
+            raise InvalidParameter("best_of", f"must lie in n..{limits.max_choices}, got {request.best_of}")
+        if len(request.cache_salt) > limits.max_cache_salt_chars:
             raise InvalidParameter("cache_salt", f"must have at most {limits.max_cache_salt_chars} characters")
-        if len(ask.stop.strings) > limits.max_stop_strings:
+        if len(request.stop.strings) > limits.max_stop_strings:
             raise InvalidParameter("stop", f"at most {limits.max_stop_strings} strings are allowed")
-        if any(not 1 <= len(text) <= limits.max_stop_string_chars for text in ask.stop.strings):
+        if any(not 1 <= len(text) <= limits.max_stop_string_chars for text in request.stop.strings):
             raise InvalidParameter("stop", f"a string must have 1..{limits.max_stop_string_chars} characters")
-        if len(ask.stop.token_ids) > limits.max_stop_token_ids:
+        if len(request.stop.token_ids) > limits.max_stop_token_ids:
             raise InvalidParameter("stop_token_ids", f"at most {limits.max_stop_token_ids} ids are allowed")
         for name in ("max_tokens", "min_tokens"):
-            if getattr(ask.stop, name) < 0:
-                raise InvalidParameter(name, f"must not be negative, got {getattr(ask.stop, name)}")
-        if ask.most_prompt_tokens < 0:
-            raise InvalidParameter("truncate_prompt_tokens", f"must not be negative, got {ask.most_prompt_tokens}")
-        if ask.priority and self._policy != "priority":
+            if getattr(request.stop, name) < 0:
+                raise InvalidParameter(name, f"must not be negative, got {getattr(request.stop, name)}")
+        if request.most_prompt_tokens < 0:
+            raise InvalidParameter("truncate_prompt_tokens", f"must not be negative, got {request.most_prompt_tokens}")
+        if request.priority and self._policy != "priority":
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
 
-    def _check_embedding(self, ask: EngineRequest, spec: EmbeddingSpec) -> None:
-        """Refuse what asks for text beside a vector, and a vector that this model does not have."""
-        texts = {
-            "n": ask.n != 1,
-            "best_of": ask.best_of is not None,
-            "sampling": ask.sampling != NEUTRAL,
-            "stop": ask.stop != StopRules(),
-            "echo": ask.echo,
-            "structured_outputs": ask.grammar is not None,
-            "thinking_token_budget": ask.thinking_token_budget is not None,
-            "reply": ask.reply != PLAIN_REPLY,
+    def _check_embedding(self, request: EngineRequest, spec: EmbeddingSpec) -> None:
+        """Refuse a request that wants text as well, or a vector longer than this model's."""
+        for_text = {
+            "n": request.n != 1,
+            "best_of": request.best_of is not None,
+            "sampling": request.sampling != NEUTRAL,
+            "stop": request.stop != StopRules(),
+            "echo": request.echo,
+            "structured_outputs": request.grammar is not None,
+            "thinking_token_budget": request.thinking_token_budget is not None,
+            "reply": request.reply != PLAIN_REPLY,
         }
-        for name, given in texts.items():
+        for name, given in for_text.items():
             if given:
                 raise InvalidParameter(name, "means nothing where a prompt is embedded: no text is generated")
         if not 0 <= spec.dimensions <= self._card.hidden_size:
             raise InvalidParameter("dimensions", f"must lie in 1..{self._card.hidden_size}, got {spec.dimensions}")
-        if ask.prompt == TextPrompt(""):
+        if request.prompt == TextPrompt(""):
             raise InvalidParameter("prompt", "is empty: there is nothing to embed")
 
-    def _check_prompt_scores(self, ask: EngineRequest, prompt_tokens: int) -> None:
+    def _check_prompt_scores(self, request: EngineRequest, prompt_tokens: int) -> None:
         """Refuse prompt log probabilities that would be more than an answer may hold."""
-        if not ask.sampling.has("prompt_logprobs"):
+        if not request.sampling.has("prompt_logprobs"):
             return
-        entries, most = prompt_tokens * (1 + ask.sampling.get("prompt_logprobs", 0)), self._limits.max_prompt_logprobs
-        if entries * ask.n > most:
+        entries, most = (
+            prompt_tokens * (1 + request.sampling.get("prompt_logprobs", 0)),
+            self._limits.max_prompt_logprobs,
+        )
+        if entries * request.n > most:
             message = (
-                f"come to {entries} entries of {prompt_tokens} tokens for each of {ask.n} choices; at most {most} are"
-                " allowed. Ask for fewer alternatives or choices."
+                f"come to {entries} entries of {prompt_tokens} tokens for each of {request.n} choices; at most {most}"
+                " are allowed. Ask for fewer alternatives or choices."
             )
             raise InvalidParameter("prompt_logprobs", message)
 
-    def _check_grammar(self, ask: EngineRequest, rules: StopRules) -> None:
-        """Refuse a grammar that cannot be served, or that contradicts what else is asked."""
-        if ask.grammar is None:
+    def _check_grammar(self, request: EngineRequest, rules: StopRules) -> None:
+        """Refuse a grammar that cannot be served, or that contradicts another field."""
+        if request.grammar is None:
             return
         if self._grammars is None:
             raise InvalidParameter("structured_outputs", "is not served by this engine", code="unsupported_parameter")
@@ -216,40 +221,42 @@ class Intake:
             if given:
                 raise InvalidParameter(name, "contradicts structured_outputs: an answer ends where its grammar ends")
         for name in ("allowed_token_ids", "bad_words"):
-            if ask.sampling.has(name):
+            if request.sampling.has(name):
                 raise InvalidParameter(name, "contradicts structured_outputs: the grammar says which tokens may come")
-        self._grammars.check(ask.grammar, rules.max_tokens)
+        self._grammars.check(request.grammar, rules.max_tokens)
 
     def _thinking_budget(
-        self, ask: EngineRequest, prompt: tuple[int, ...], prompt_text: str, reader: ReplyReader | None
+        self, request: EngineRequest, prompt: tuple[int, ...], prompt_text: str, reader: ReplyReader | None
     ) -> ThinkingBudget | None:
         """The bound on the reasoning; None where there is none, or none is needed: a guided answer does not think.
 
         Raises:
             InvalidParameter: the model does not think, or the closing tag might not be written.
         """
-        if ask.thinking_token_budget is None:
+        if request.thinking_token_budget is None:
             return None
-        if ask.thinking_token_budget < 0:
-            raise InvalidParameter("thinking_token_budget", f"must not be negative, got {ask.thinking_token_budget}")
+        if request.thinking_token_budget < 0:
+            raise InvalidParameter(
+                "thinking_token_budget", f"must not be negative, got {request.thinking_token_budget}"
+            )
         text = prompt_text or self._text.tokenizer.decode(prompt, skip_special_tokens=False)
-        budget = self._thinking.make(ask.thinking_token_budget, ask.prompt, text, reader)
+        budget = self._thinking.make(request.thinking_token_budget, request.prompt, text, reader)
         for name in ("allowed_token_ids", "bad_words"):
-            if ask.sampling.has(name):
+            if request.sampling.has(name):
                 message = "contradicts thinking_token_budget, which must be able to write the end of the reasoning"
                 raise InvalidParameter(name, message)
-        return budget if ask.grammar is None else None
+        return budget if request.grammar is None else None
 
-    def _tokenise(self, ask: EngineRequest) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
+    def _tokenise(self, request: EngineRequest) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
         """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""
-        match ask.prompt:
+        match request.prompt:
             case TokenPrompt(token_ids):
                 return self._check_ids(token_ids), "", "prompt", None
             case TextPrompt(text):
                 self._check_length(len(text), "prompt")
                 return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt", None
             case ChatPrompt() as chat:
-                token_ids, reader = self._tokenise_chat(chat, _rules(ask))
+                token_ids, reader = self._tokenise_chat(chat, _rules(request))
                 return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages", reader
 
     def _tokenise_chat(self, chat: ChatPrompt, rules: ReplyRules) -> tuple[tuple[int, ...], ReplyReader | None]:
@@ -280,7 +287,7 @@ class Intake:
             )
 
     def _start_token(self) -> tuple[int, ...]:
-        """What stands for an empty text: the beginning of a sequence, or, in models without one, the end of another."""
+        """The token in place of an empty prompt: beginning of sequence, or end of sequence in models without one."""
         if self._text.bos_token_id is not None:
             return (self._text.bos_token_id,)
         if self._text.eos_token_ids:
@@ -288,8 +295,8 @@ class Intake:
         raise InvalidParameter("prompt", "is empty, and this model has no token to start from")
 
     def _resolve_rules(self, rules: StopRules, prompt_tokens: int) -> StopRules:
-        room = self._card.max_model_len - prompt_tokens
-        max_tokens = min(rules.max_tokens, room) if rules.max_tokens else room
+        max_new_tokens = self._card.max_model_len - prompt_tokens
+        max_tokens = min(rules.max_tokens, max_new_tokens) if rules.max_tokens else max_new_tokens
         if rules.min_tokens > max_tokens:
             raise InvalidParameter(
                 "min_tokens", f"{rules.min_tokens} is above what can be generated here ({max_tokens} tokens)"
@@ -302,9 +309,9 @@ class Intake:
         return replace(rules, max_tokens=max_tokens, token_ids=token_ids)
 
 
-def _rules(ask: EngineRequest) -> ReplyRules:
+def _rules(request: EngineRequest) -> ReplyRules:
     """How the answer is taken apart: a guided one holds no reasoning, though the template may have opened some."""
-    return ask.reply if ask.grammar is None else replace(ask.reply, reasoning=ReasoningUse.INLINE)
+    return request.reply if request.grammar is None else replace(request.reply, reasoning=ReasoningUse.INLINE)
 
 
 def _with_seed(spec: SamplingSpec, draw_seed: Callable[[], int]) -> SamplingSpec:

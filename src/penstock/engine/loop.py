@@ -21,8 +21,8 @@ from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Clock, Health
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import ResolvedRequest
-from penstock.engine.mailbox import Mailbox
-from penstock.engine.pace import Pace
+from penstock.engine.output_queue import OutputQueue
+from penstock.engine.retry_after import RetryAfterEstimator
 
 __all__ = ["EngineLoop"]
 
@@ -31,19 +31,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Where the outputs of an ask go: a mailbox and the event loop it lives on."""
+    """Where the outputs of a request go: a queue, and the event loop that it belongs to."""
 
-    mailbox: Mailbox
+    queue: OutputQueue
     event_loop: asyncio.AbstractEventLoop
 
     def refuse(self, error: PenstockError) -> None:
         """Tell the reader that there will be nothing."""
-        _call(self.event_loop, self.mailbox.fail, error)
+        _call(self.event_loop, self.queue.fail, error)
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """Something to do with the engine between two steps, and where to say that it is done."""
+class EngineCall:
+    """Something to do with the engine between two steps, and the future of whoever waits for it."""
 
     work: Callable[[Engine], None]
     done: asyncio.Future[None]
@@ -70,7 +70,7 @@ class _Stop:
     pass
 
 
-_Message = _Submit | _Abort | Errand | _Stop
+_Message = _Submit | _Abort | EngineCall | _Stop
 
 
 class EngineLoop:
@@ -85,7 +85,7 @@ class EngineLoop:
         self._engine = engine
         self._max_queued = max_queued
         self._max_queued_tokens = max_queued_tokens
-        self._pace = Pace(clock)
+        self._retry_after = RetryAfterEstimator(clock)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
         self._door = threading.Lock()
@@ -106,7 +106,7 @@ class EngineLoop:
             self._thread.join()
 
     def submit(self, submission: ResolvedRequest, reader: Reader) -> None:
-        """Hand over an ask; acceptance or refusal arrives in the reader's mailbox."""
+        """Hand over a request; its outputs, or its refusal, arrive in the reader's queue."""
         with self._door:  # held for one append, never for a step
             if not self._ended:
                 self._inbox.put(_Submit(submission, reader))
@@ -117,13 +117,13 @@ class EngineLoop:
         """End an ask soon: before the next step begins."""
         self._inbox.put(_Abort(ask_id))
 
-    def run_between_steps(self, errand: Errand) -> None:
-        """Have the engine's thread run an errand before the next step; its future says when, or why not."""
+    def run_between_steps(self, call: EngineCall) -> None:
+        """Have the engine's thread make a call before the next step; its future says when it is done, or why not."""
         with self._door:
             if not self._ended:
-                self._inbox.put(errand)
+                self._inbox.put(call)
                 return
-        errand.settle(EngineDead(self._health.reason))
+        call.settle(EngineDead(self._health.reason))
 
     def health(self) -> Health:
         """The state after the last step, or the death of the thread."""
@@ -168,8 +168,8 @@ class EngineLoop:
                 self._accept(submission, reader)
             case _Abort(ask_id):
                 self._publish(self._engine.abort(ask_id))
-            case Errand():
-                self._run_errand(message)
+            case EngineCall():
+                self._run_call(message)
             case _Stop():
                 self._stopping = True
 
@@ -182,16 +182,16 @@ class EngineLoop:
             return
         self._readers[submission.id] = reader
 
-    def _run_errand(self, errand: Errand) -> None:
+    def _run_call(self, call: EngineCall) -> None:
         if not self._health.alive:
-            errand.settle(EngineDead(self._health.reason))
+            call.settle(EngineDead(self._health.reason))
             return
         try:
-            errand.work(self._engine)
+            call.work(self._engine)
         except Exception:
-            errand.settle(EngineDead("the engine failed"))
+            call.settle(EngineDead("the engine failed"))
             raise
-        errand.settle(None)
+        call.settle(None)
 
     def _refuse_overload(self, submission: ResolvedRequest) -> None:
         scheduler = self._engine.scheduler
@@ -205,7 +205,7 @@ class EngineLoop:
             )
         if message:
             self._engine.meter.rejected()
-            raise Overloaded(message, retry_after=self._pace.seconds_for(waiting))
+            raise Overloaded(message, retry_after=self._retry_after.seconds_for(waiting))
 
     def _publish(self, outputs: StepOutputs) -> None:
         """Send a step's outputs: one call to each event loop, whatever the number of asks."""
@@ -215,10 +215,10 @@ class EngineLoop:
         by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = defaultdict(list)
         for ask_id, its_outputs in by_ask.items():
             reader = self._readers[ask_id]
-            by_loop[reader.event_loop].append((reader.mailbox, its_outputs))
+            by_loop[reader.event_loop].append((reader.queue, its_outputs))
             if isinstance(its_outputs[-1], AskFinished | AskFailed):
                 del self._readers[ask_id]
-                self._pace.finished_one()
+                self._retry_after.finished_one()
         for event_loop, deliveries in by_loop.items():
             _call(event_loop, _deliver, deliveries)
 
@@ -230,11 +230,11 @@ class EngineLoop:
             message = self._inbox.get_nowait()
             if isinstance(message, _Submit):
                 message.reader.refuse(EngineDead(self._health.reason))
-            if isinstance(message, Errand):
+            if isinstance(message, EngineCall):
                 message.settle(EngineDead(self._health.reason))
 
 
-_Delivery = tuple[Mailbox, list[Output]]
+_Delivery = tuple[OutputQueue, list[Output]]
 
 
 def _tokens(submission: ResolvedRequest) -> int:
@@ -251,8 +251,8 @@ def _settle(done: asyncio.Future[None], error: PenstockError | None) -> None:
 
 
 def _deliver(deliveries: list[_Delivery]) -> None:
-    for mailbox, outputs in deliveries:
-        mailbox.put(outputs)
+    for output_queue, outputs in deliveries:
+        output_queue.put(outputs)
 
 
 def _call(event_loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:

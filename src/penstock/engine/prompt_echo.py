@@ -1,6 +1,6 @@
-"""The prompt as an answer's first output, with what the model thought of it where that was asked for.
+"""The prompt as an answer's first output, with its tokens' log probabilities where they were asked for.
 
-Decides when it is complete; until then, whatever other choices bring is held back. Knows neither scheduler nor HTTP.
+Until it is complete, the outputs of all choices are held back.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ __all__ = ["PromptEcho"]
 
 
 class PromptEcho:
-    """Gathers one prompt's scores. Owned by the engine's step.
+    """Gathers the scores of one prompt. Owned by the engine's step.
 
     Attributes:
         held: outputs that must come after the prompt, in order.
     """
 
-    def __init__(self, submission: ResolvedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, resolved: ResolvedRequest, tokenizer: Tokenizer) -> None:
         self.held: list[Output] = []
-        self._submission = submission
+        self._resolved = resolved
         self._tokenizer = tokenizer
         self._scores: dict[int, TokenPiece] = {}
-        self._scored = _is_scored(submission)
+        self._scored = _is_scored(resolved)
 
     @classmethod
-    def wanted(cls, submission: ResolvedRequest) -> bool:
+    def wanted(cls, resolved: ResolvedRequest) -> bool:
         """Whether the answer begins with the prompt at all."""
-        return submission.echo or _is_scored(submission)
+        return resolved.echo or _is_scored(resolved)
 
     @property
     def complete(self) -> bool:
         """Whether every token but the first has its score, or none is to have one."""
-        return not self._scored or len(self._scores) == self._submission.prompt_tokens - 1
+        return not self._scored or len(self._scores) == self._resolved.prompt_tokens - 1
 
     def take(self, event: PromptScored) -> None:
-        """Some scores; those told before are told alike again."""
-        prompt = self._submission.requests[0].prompt
+        """Some scores; those of a position that is computed again are the same again."""
+        prompt = self._resolved.requests[0].prompt
         scored = zip(event.logprobs, event.tops, event.ranks, strict=True)
         for at, (logprob, top, rank) in enumerate(scored, start=event.start):
             self._scores[at] = token_piece(self._tokenizer, prompt[at], logprob, top, rank)
 
     def output(self) -> PromptTokens:
         """The prompt; only once it is complete."""
-        read, prompt = self._tokenizer.token_bytes, self._submission.requests[0].prompt
+        read, prompt = self._tokenizer.token_bytes, self._resolved.requests[0].prompt
         unscored = (TokenPiece(token, read(token), math.nan) for token in prompt)
-        text = self._submission.prompt_text or self._decoded(prompt)
+        text = self._resolved.prompt_text or self._decoded(prompt)
         tokens = (self._scores.get(at, piece) for at, piece in enumerate(unscored))
         placed = zip(tokens, self._starts(prompt, text), strict=True)
         return PromptTokens(text, tuple(replace(piece, start=start) for piece, start in placed))
@@ -72,5 +72,5 @@ class PromptEcho:
         return text[:-1] if Detokenizer(self._tokenizer, prompt=prompt).unfinished else text
 
 
-def _is_scored(submission: ResolvedRequest) -> bool:
-    return submission.requests[0].sampling.has("prompt_logprobs")
+def _is_scored(resolved: ResolvedRequest) -> bool:
+    return resolved.requests[0].sampling.has("prompt_logprobs")

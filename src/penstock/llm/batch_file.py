@@ -1,7 +1,7 @@
 """OpenAI batch files: each line of one file is a request, each line of another its answer.
 
-Decides what a line must be, which lines are answered already, and how many are under way at once. What a request means
-is decided where HTTP requests are: a line's body goes through the server's own application.
+A line's body is sent as an HTTP request to whatever `run_lines` is given, so it means the same as over HTTP. Decided
+here is what a line must be, which lines are answered already, and how many are in flight at once.
 Invariants: at most `most_in_flight` lines are in memory; every line of the input has exactly one line in the results or
 the errors when a run ends; a run that was interrupted goes on where it stopped.
 """
@@ -12,15 +12,14 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
+from penstock.api_fields.fields import OBJECT, TEXT, Field, read_fields
+from penstock.api_fields.strict_json import JsonObject, decode, encode, printable
 from penstock.contract.errors import ConfigError, EngineDead, InvalidParameter, PenstockError, RequestError
-from penstock.server.fields import OBJECT, TEXT, Field, read_fields
-from penstock.server.in_process import Answer
-from penstock.server.strict_json import JsonObject, decode, encode, printable
 
 __all__ = ["URLS", "BatchCounts", "BatchFiles", "count_lines", "read_answered", "run_lines"]
 
@@ -45,7 +44,27 @@ TOO_MANY = 429
 UNAVAILABLE = 503
 BAD = 400
 
-Ask = Callable[[str, bytes], Awaitable[Answer]]
+
+class HttpAnswer(Protocol):
+    """A whole HTTP answer, from wherever it comes."""
+
+    @property
+    def status(self) -> int:
+        """The status code."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names are found in lower case."""
+        ...
+
+    @property
+    def body(self) -> bytes:
+        """All of it."""
+        ...
+
+
+Send = Callable[[str, bytes], Awaitable[HttpAnswer]]
 """Path and JSON of a request -> its answer."""
 
 
@@ -69,7 +88,7 @@ class BatchFiles:
 
 @dataclass(slots=True)
 class BatchCounts:
-    """How a run went so far. Owned by the run."""
+    """How many lines a run has finished, and how. Owned by the run."""
 
     answered: int = 0
     failed: int = 0
@@ -78,7 +97,7 @@ class BatchCounts:
 
 @dataclass(slots=True)
 class Answered:
-    """Which lines have their answer: by custom id, or by line number where they have none that is theirs alone."""
+    """Which lines have an answer: by custom id, or by line number where the id is missing or not unique."""
 
     ids: set[str] = field(default_factory=set)
     lines: set[int] = field(default_factory=set)
@@ -97,7 +116,7 @@ def read_answered(files: BatchFiles) -> Answered:
     """What earlier runs answered; a last line that was cut off by an interruption is removed from its file.
 
     Raises:
-        ConfigError: a file holds something else than answers.
+        ConfigError: a file holds something other than answers.
     """
     found = Answered()
     for path in {files.results, files.errors}:
@@ -136,7 +155,7 @@ def _note_answer(found: Answered, raw: bytes, place: str) -> None:
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
     """(line number from 1, line) of every line that is not blank.
 
-    A line that is longer than allowed is cut short, which leaves it no JSON; the rest is read and dropped.
+    A line that is longer than allowed is cut short, so that it is not JSON any more; the rest of it is dropped.
     """
     try:
         with path.open("rb") as file:
@@ -153,13 +172,13 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 async def run_lines(
-    files: BatchFiles, ask: Ask, most_in_flight: int, on_line: Callable[[], None] = lambda: None
+    files: BatchFiles, send: Send, most_in_flight: int, on_line: Callable[[], None] = lambda: None
 ) -> BatchCounts:
     """Answer every line that has no answer yet; results are appended in the order in which they come.
 
     Args:
         files: see `BatchFiles`.
-        ask: sends one request and returns its answer.
+        send: sends one request and returns its answer.
         most_in_flight: lines under way at once, at least 1.
         on_line: called once a line, skipped ones included.
 
@@ -172,7 +191,7 @@ async def run_lines(
         results = open_files.enter_context(_appending(files.results, "--output"))
         same = files.errors.resolve() == files.results.resolve()
         errors = results if same else open_files.enter_context(_appending(files.errors, "--errors"))
-        run = _Run(ask, answered, results, errors, on_line)
+        run = _Run(send, answered, results, errors, on_line)
         await run.all(files.source, most_in_flight)
         return run.counts
 
@@ -188,10 +207,10 @@ class _Run:
     """One pass over the input. Owned by one task."""
 
     def __init__(
-        self, ask: Ask, answered: Answered, results: IO[bytes], errors: IO[bytes], on_line: Callable[[], None]
+        self, send: Send, answered: Answered, results: IO[bytes], errors: IO[bytes], on_line: Callable[[], None]
     ) -> None:
         self.counts = BatchCounts()
-        self._ask = ask
+        self._send = send
         self._answered = answered
         self._results = results
         self._errors = errors
@@ -236,7 +255,7 @@ class _Run:
         self._on_line()
 
     def _claim_id(self, given: JsonObject) -> str:
-        """The line's id, which is its own from now on.
+        """The line's id, which no later line may have.
 
         Raises:
             RequestError: it has none, or another line's.
@@ -261,13 +280,13 @@ class _Run:
         }
         return _record(custom_id, response, None)
 
-    async def _until_taken(self, url: str, body: bytes) -> Answer:
-        """Ask again while the queue is full, but not for ever: who is refused while nobody is served never fits."""
+    async def _until_taken(self, url: str, body: bytes) -> HttpAnswer:
+        """Send again while the queue is full. A request that is refused while nothing else is in flight never fits."""
         alone = False
         while True:
             self._working += 1
             try:
-                answer = await self._ask(url, body)
+                answer = await self._send(url, body)
             finally:
                 self._working -= 1
             if answer.status != TOO_MANY or alone:
@@ -276,7 +295,7 @@ class _Run:
             await asyncio.sleep(0 if alone else float(answer.headers.get("retry-after", "1")))
 
     def _write(self, record: JsonObject) -> None:
-        """Append one answer; on disk before the next is asked for, as far as this process can see to it."""
+        """Append one answer, and flush it before the line counts as done."""
         response = record["response"]
         good = response is not None and response["status_code"] < BAD
         file = self._results if good else self._errors
@@ -320,7 +339,7 @@ def _text(given: JsonObject, name: str) -> str:
 
 
 def _refusal(custom_id: str | None, number: int, error: RequestError) -> JsonObject:
-    """The record of a line that is no request; it has its number, since its id may be missing or another line's."""
+    """The record of a line that is not a request. It has the line number, since the id may be missing or not unique."""
     what = {"code": error.code, "message": error.message, "param": error.param or None, "line": number}
     return _record(custom_id, None, what)
 

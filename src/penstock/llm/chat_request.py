@@ -1,7 +1,7 @@
-"""What the library's `chat` asks beside sampling: OpenAI's messages, tools and template options, as terms of an ask.
+"""The arguments of `chat` beside sampling: OpenAI's messages, tools and template options.
 
-Decides nothing that the server decides: whatever is more than plain turns is read by the very code that reads HTTP
-requests, so it means, and is refused, the same. That code is loaded on first need: the HTTP stack comes with it.
+Anything beyond plain turns is read by `api_fields`, the code that reads HTTP requests too, so it means the same and is
+refused for the same reasons.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from penstock.api_fields.chat_options import ANSWER_FIELDS, PROMPT_FIELDS, read_chat_options
+from penstock.api_fields.conversation import MESSAGES
+from penstock.api_fields.fields import Field, read_fields
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, EngineRequest, Prompt
 from penstock.contract.tools import ReasoningUse, ReplyRules
 from penstock.llm.prompts import Conversation, as_chat_prompt
 
-__all__ = ["ChatOptions", "ChatRequest", "applied", "prompt_of", "read_chat", "read_chats"]
+__all__ = ["ChatArguments", "ChatRequest", "applied", "prompt_of", "read_chat", "read_chats"]
 
 
 class ChatRequest(Protocol):
-    """A conversation to be answered, and on what terms."""
+    """A conversation to be answered, and how."""
 
     @property
     def prompt(self) -> ChatPrompt:
         """The conversation."""
         ...
 
-    def applied(self, ask: EngineRequest) -> EngineRequest:
-        """`ask` on these terms."""
+    def applied(self, request: EngineRequest) -> EngineRequest:
+        """`request` with this conversation, and with what it asks of the answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class ChatOptions:
+class ChatArguments:
     """OpenAI's fields of these names; None leaves a field out. See docs/tools.md."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -53,16 +56,16 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class _PlainChat:
-    """Turns of plain text: reasoning is told apart, there is nothing to call."""
+    """Turns of plain text, without tools; reasoning is kept apart from the answer."""
 
     prompt: ChatPrompt
 
-    def applied(self, ask: EngineRequest) -> EngineRequest:
-        return replace(ask, prompt=self.prompt, reply=ReplyRules(ReasoningUse.SPLIT))
+    def applied(self, request: EngineRequest) -> EngineRequest:
+        return replace(request, prompt=self.prompt, reply=ReplyRules(ReasoningUse.SPLIT))
 
 
 def read_chats(
-    given: Conversation | Sequence[Conversation], options: ChatOptions, card: ModelCard
+    given: Conversation | Sequence[Conversation], options: ChatArguments, card: ModelCard
 ) -> list[ChatRequest]:
     """One conversation or a list of them, always as a list; as `read_chat`."""
     if given and isinstance(given[0], Mapping):
@@ -70,7 +73,7 @@ def read_chats(
     return [read_chat(one, options, card) for one in given]  # type: ignore[arg-type]
 
 
-def read_chat(messages: Conversation, options: ChatOptions, card: ModelCard) -> ChatRequest:
+def read_chat(messages: Conversation, options: ChatArguments, card: ModelCard) -> ChatRequest:
     """One conversation.
 
     Raises:
@@ -79,13 +82,9 @@ def read_chat(messages: Conversation, options: ChatOptions, card: ModelCard) -> 
     fields = options.fields()
     if not fields and all(map(_is_plain, messages)):
         return _PlainChat(as_chat_prompt(messages))
-    from penstock.server.chat_terms import ANSWER_FIELDS, PROMPT_FIELDS, read_chat_terms
-    from penstock.server.conversation import MESSAGES
-    from penstock.server.fields import Field, read_fields
-
     known = (Field("messages", MESSAGES, ""), *PROMPT_FIELDS, *ANSWER_FIELDS)
     given = read_fields({"messages": _plain(messages)} | fields, known, {})
-    return read_chat_terms(given, card, DEFAULT_LIMITS)
+    return read_chat_options(given, card, DEFAULT_LIMITS)
 
 
 def prompt_of(given: Prompt | ChatRequest) -> Prompt:
@@ -93,9 +92,9 @@ def prompt_of(given: Prompt | ChatRequest) -> Prompt:
     return given if isinstance(given, Prompt) else given.prompt
 
 
-def applied(given: Prompt | ChatRequest, ask: EngineRequest) -> EngineRequest:
-    """`ask` on the terms of a conversation, if it is one."""
-    return ask if isinstance(given, Prompt) else given.applied(ask)
+def applied(given: Prompt | ChatRequest, request: EngineRequest) -> EngineRequest:
+    """`request` with a conversation, where `given` is one."""
+    return request if isinstance(given, Prompt) else given.applied(request)
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:

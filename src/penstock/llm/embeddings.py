@@ -1,7 +1,4 @@
-"""What the library returns where prompts become vectors, and how two vectors are compared.
-
-Decides the shapes of these results, which are vLLM's. Knows no engine.
-"""
+"""The results of embedding and scoring, in vLLM's form, and how two vectors are compared."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class ScoringRequestOutput:
 
 
 def embedding_spec(pooling: str, normalize: bool, dimensions: int | None) -> EmbeddingSpec:
-    """What `embed` was asked for.
+    """The specification that the arguments of `embed` make.
 
     Raises:
         InvalidParameter: there is no such pooling, or `dimensions` is not at least 1.
@@ -99,7 +96,7 @@ def kept_tokens(truncate_prompt_tokens: int | None, longest: int) -> int:
 
 
 def check_pairs(queries: int, documents: int) -> None:
-    """Refuse counts that make no pairs: one query meets every document, or each its own.
+    """Check that queries and documents make pairs: one query for all documents, or one for each.
 
     Raises:
         InvalidParameter: there are several queries, and not as many documents.
@@ -111,7 +108,7 @@ def check_pairs(queries: int, documents: int) -> None:
 def scores(
     queries: Sequence[EmbeddingRequestOutput], documents: Sequence[EmbeddingRequestOutput]
 ) -> list[ScoringRequestOutput]:
-    """Each document beside its query, or beside the only one."""
+    """The score of each document with its query, or with the only one."""
     pairs = zip(queries if len(queries) == len(documents) else [*queries] * len(documents), documents, strict=True)
     return [
         ScoringRequestOutput(

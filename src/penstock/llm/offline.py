@@ -20,7 +20,7 @@ from penstock.contract.model import ModelCard, ModelWork
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine import StepOutputs
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chats
+from penstock.llm.chat_request import ChatArguments, ChatRequest, applied, prompt_of, read_chats
 from penstock.llm.embeddings import (
     EmbeddingRequestOutput,
     ScoringRequestOutput,
@@ -123,7 +123,7 @@ class LLM:
         Raises:
             RequestError: a message, option or parameter cannot be served; nothing was generated for any.
         """
-        options = ChatOptions(
+        options = ChatArguments(
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,

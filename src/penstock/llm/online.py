@@ -16,7 +16,7 @@ from penstock.contract.errors import EngineFault
 from penstock.contract.ports import Health
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from penstock.llm.chat_request import ChatOptions, ChatRequest, applied, prompt_of, read_chat
+from penstock.llm.chat_request import ChatArguments, ChatRequest, applied, prompt_of, read_chat
 from penstock.llm.embeddings import (
     EmbeddingRequestOutput,
     ScoringRequestOutput,
@@ -63,7 +63,7 @@ class AsyncLLM:
     async def _stream(
         self, given: Prompt | ChatRequest, params: SamplingParams, request_id: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        ask = EngineRequest(
+        request = EngineRequest(
             request_id or uuid.uuid4().hex,
             prompt_of(given),
             n=params.n,
@@ -73,9 +73,9 @@ class AsyncLLM:
             best_of=params.best_of,
             thinking_token_budget=params.thinking_token_budget,
         )
-        submission = await asyncio.to_thread(self._assembly.intake.resolve, applied(given, ask))
-        answer = Answer(submission, params.logprobs is not None)
-        stream = self._client.stream(submission)
+        resolved = await asyncio.to_thread(self._assembly.intake.resolve, applied(given, request))
+        answer = Answer(resolved, params.logprobs is not None)
+        stream = self._client.stream(resolved)
         try:
             async for outputs in stream:
                 for output in outputs:
@@ -109,7 +109,7 @@ class AsyncLLM:
         Raises:
             RequestError: a message, option or parameter cannot be served.
         """
-        options = ChatOptions(
+        options = ChatArguments(
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
@@ -139,15 +139,15 @@ class AsyncLLM:
             Overloaded: the queue is full.
             EngineFault: it failed for a reason of ours, or was aborted.
         """
-        ask = EngineRequest(
+        request = EngineRequest(
             request_id or uuid.uuid4().hex,
             prompt if isinstance(prompt, Prompt) else as_prompt(prompt),
             embedding=embedding_spec(pooling, normalize, dimensions),
             most_prompt_tokens=kept_tokens(truncate_prompt_tokens, self._assembly.card.max_model_len),
         )
-        submission = await asyncio.to_thread(self._assembly.intake.resolve, ask)
-        answer = Answer(submission)
-        async with aclosing(self._client.stream(submission)) as stream:
+        resolved = await asyncio.to_thread(self._assembly.intake.resolve, request)
+        answer = Answer(resolved)
+        async with aclosing(self._client.stream(resolved)) as stream:
             async for outputs in stream:
                 for output in outputs:
                     answer.add(output)

@@ -112,7 +112,7 @@ class _GrowingChoice:
 
 
 class Answer:
-    """Folds the outputs of one ask into a `RequestOutput`, or its vector. Owned by the call that waits for it."""
+    """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by the call that waits for it."""
 
     def __init__(self, submission: ResolvedRequest, wants_logprobs: bool = False) -> None:
         self._submission = submission

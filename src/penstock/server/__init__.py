@@ -1,18 +1,20 @@
-"""The HTTP side: OpenAI's endpoints, server-sent events, errors, limits, health.
+"""The HTTP server: OpenAI's and Anthropic's endpoints, streaming, errors, limits, health, metrics, and a web page.
 
-    body -> strict_json -> fields, parameters -> chat | completions | generate -> exchange -> delivery
-                                                (a body becomes an Exchange)     (outputs become an answer)
+    openai | anthropic | tokens | admin | page    endpoints: each room lists its own as `Route` values
+    delivery                                      a parsed request, through the engine, to the bytes of its answer
+    http                                          what any HTTP API needs
 
-`application` puts these on routes, `run` on a socket. Nothing here knows more of the engine than `EngineClient`.
-Three laws: no field is silently ignored; every error is an OpenAI error object; a client that leaves ends its work.
+`application` puts every route on its path, `http.run` the application on a socket. The fields of requests are read by
+`penstock.api_fields`, and the engine is known as `EngineClient` only. Three laws: no field is silently ignored; every
+error is an error object of the endpoint's API; the work for a client ends when the client leaves.
 """
 
 from __future__ import annotations
 
-from penstock.server.access import open_access
+from penstock.server.admin.request_log import configure_logging, log_request
+from penstock.server.admin.spans import open_spans
 from penstock.server.application import create_app
-from penstock.server.request_log import configure_logging, log_request
-from penstock.server.run import run
-from penstock.server.spans import open_spans
+from penstock.server.http.access import open_access
+from penstock.server.http.run import run
 
 __all__ = ["configure_logging", "create_app", "log_request", "open_access", "open_spans", "run"]

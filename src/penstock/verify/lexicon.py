@@ -14,7 +14,7 @@ from penstock.contract.ports import Grammars
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
-from penstock.engine.token_terms import TokenTerms
+from penstock.engine.token_id_resolver import TokenIdResolver
 from penstock.sampling import SamplingParams
 from penstock.text import Tokenizer
 from penstock.verify.subject import Subject
@@ -40,14 +40,14 @@ class Lexicon:
     vocab_size: int
     words: tuple[str, ...]
     ends: frozenset[int]
-    terms: TokenTerms
+    terms: TokenIdResolver
     grammars: Grammars | None
 
     @classmethod
     def of(cls, subject: Subject) -> Lexicon:
         """That of a subject."""
         text, size = subject.text, subject.vocab_size
-        terms = TokenTerms(text.tokenizer, size, DEFAULT_LIMITS)
+        terms = TokenIdResolver(text.tokenizer, size, DEFAULT_LIMITS)
         return cls(size, _words(text.tokenizer, size), text.eos_token_ids, terms, subject.grammars)
 
     def resolve(self, params: SamplingParams) -> SamplingSpec:

@@ -1,0 +1,146 @@
+"""What a request says of a conversation beside sampling: the prompt, its tools, and how the answer is taken apart.
+
+Decides what these fields of chat completions mean, for every endpoint and for the Python API, and the grammar of an
+answer that must call a tool.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from penstock.api_fields.conversation import read_conversation
+from penstock.api_fields.fields import BOOLEAN, OBJECT, Field, join_path
+from penstock.api_fields.reasoning import EFFORT, Variables, effort_variables
+from penstock.api_fields.request_options import check_prompt_chars, sampling_fields
+from penstock.api_fields.strict_json import JsonObject, printable
+from penstock.api_fields.tools import TOOL_CHOICE, TOOLS, ToolOffer, enforced_schema, read_tools
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.contract.limits import RequestLimits
+from penstock.contract.model import ModelCard
+from penstock.contract.request import ChatPrompt, EngineRequest, TemplateValue
+from penstock.contract.tools import ReasoningUse, ReplyRules, Tool
+
+__all__ = ["ANSWER_FIELDS", "CHAT_SAMPLING_FIELDS", "PROMPT_FIELDS", "ChatOptions", "read_chat_options"]
+
+PROMPT_FIELDS = (
+    Field("tools", TOOLS, "Functions that the model may call."),
+    Field("add_generation_prompt", BOOLEAN, "End the prompt with the opening of the assistant's turn; by default so."),
+    Field("continue_final_message", BOOLEAN, "Go on writing the last message, which must be the assistant's."),
+    Field("chat_template_kwargs", OBJECT, "Variables that the model's chat template reads, such as enable_thinking."),
+)
+ANSWER_FIELDS = (
+    Field(
+        "tool_choice",
+        TOOL_CHOICE,
+        "none: no tool is shown. auto: the model decides. required, or a function: it must call.",
+    ),
+    Field("parallel_tool_calls", BOOLEAN, "Whether one answer may hold several calls; if not, it ends with the first."),
+    Field("include_reasoning", BOOLEAN, "Whether to return what the model thinks before it answers."),
+    Field(
+        "reasoning_effort",
+        EFFORT,
+        "How much the model thinks, where its chat template has a variable for that: a level, or a switch, which knows"
+        " none and the rest.",
+    ),
+)
+
+CHAT_SAMPLING_FIELDS = sampling_fields("best_of", "logprobs")
+"""The sampling parameters that chat completions take as they are; `logprobs` is spelled differently there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """A conversation to be answered, and how."""
+
+    prompt: ChatPrompt
+    reply: ReplyRules
+    offer: ToolOffer
+
+    def applied(self, request: EngineRequest) -> EngineRequest:
+        """`request` with this conversation, which replaces its prompt, reply rules and grammar.
+
+        Raises:
+            InvalidParameter: the answer must call a tool, and the request also asks for another form.
+        """
+        return replace(request, prompt=self.prompt, reply=self.reply, grammar=self._grammar(request.grammar))
+
+    def _grammar(self, wanted: Grammar | None) -> Grammar | None:
+        """The answer's grammar: the one that the caller gave, or that of the calls that it must make."""
+        if not self.offer.forced:
+            return wanted
+        if wanted is not None:
+            message = (
+                "tool_choice asks for a call, and response_format (or its like) for another answer: give one of them."
+            )
+            raise InvalidParameter("tool_choice", message)
+        return Grammar(GrammarKind.JSON, json.dumps(enforced_schema(self.offer)))
+
+    @classmethod
+    def made(cls, prompt: ChatPrompt, offer: ToolOffer, reasoning: ReasoningUse) -> ChatOptions:
+        """The options for a prompt that was built with the tools in `offer`."""
+        return cls(prompt, ReplyRules(reasoning, offer.use, offer.name, offer.parallel), offer)
+
+
+def read_chat_options(given: JsonObject, card: ModelCard, limits: RequestLimits) -> ChatOptions:
+    """The options in a request whose fields have been checked one by one.
+
+    Args:
+        given: `messages`, and those of `PROMPT_FIELDS` and `ANSWER_FIELDS` that were sent.
+        card: the served model.
+        limits: on requests.
+
+    Raises:
+        InvalidParameter: they cannot be served; names the field.
+    """
+    offer = read_tools(given, limits)
+    reasoning = ReasoningUse.SPLIT if given.get("include_reasoning", True) else ReasoningUse.HIDDEN
+    return ChatOptions.made(_chat_prompt(given, offer.tools, card, limits), offer, reasoning)
+
+
+def _chat_prompt(given: JsonObject, tools: tuple[Tool, ...], card: ModelCard, limits: RequestLimits) -> ChatPrompt:
+    messages = read_conversation(given, limits)
+    continues = given.get("continue_final_message", False)
+    if continues and given.get("add_generation_prompt", False):
+        message = "continue_final_message and add_generation_prompt contradict each other: give one of them."
+        raise InvalidParameter("continue_final_message", message)
+    if continues and messages[-1].role != "assistant":
+        message = "continue_final_message needs a last message of role 'assistant'."
+        raise InvalidParameter("continue_final_message", message)
+    prompt = ChatPrompt(
+        messages,
+        tools=tools,
+        add_generation_prompt=given.get("add_generation_prompt", not continues),
+        continue_final_message=continues,
+        template_variables=_template_variables(given, card, limits),
+    )
+    check_prompt_chars(prompt.num_chars, "messages", card, limits)
+    return prompt
+
+
+def _template_variables(
+    given: JsonObject, card: ModelCard, limits: RequestLimits
+) -> tuple[tuple[str, TemplateValue], ...]:
+    variables: Variables = given.get("chat_template_kwargs", {})
+    if len(variables) > limits.max_template_variables:
+        message = f"chat_template_kwargs may set at most {limits.max_template_variables} variables."
+        raise InvalidParameter("chat_template_kwargs", message)
+    for name, value in variables.items():
+        where = join_path("chat_template_kwargs", printable(name))
+        if not isinstance(value, bool | int | float | str):
+            raise InvalidParameter(where, f"{where} must be a boolean, a number or a string.", code="invalid_type")
+        if isinstance(value, str) and len(value) > limits.max_name_chars:
+            raise InvalidParameter(where, f"{where} may have at most {limits.max_name_chars} characters.")
+    return tuple((variables | _effort(given, variables, card)).items())
+
+
+def _effort(given: JsonObject, variables: Variables, card: ModelCard) -> Variables:
+    if "reasoning_effort" not in given:
+        return {}
+    chosen = effort_variables(given["reasoning_effort"], card, "reasoning_effort")
+    for name, value in chosen.items():
+        if variables.get(name, value) != value:
+            message = f"reasoning_effort and chat_template_kwargs.{name} contradict each other: give one of them."
+            raise InvalidParameter("reasoning_effort", message)
+    return chosen

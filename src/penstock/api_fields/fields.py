@@ -1,0 +1,161 @@
+"""Request fields: their names, JSON types and documentation, and the law that no field is silently ignored.
+
+A body may hold fields that are implemented (`Field`), and fields that other servers have and this one does not, at a
+value that asks for nothing (`Neutrals`). Everything else is refused by name. The OpenAPI document is derived from the
+same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.api_fields.strict_json import JsonObject, printable
+from penstock.contract.errors import InvalidParameter
+
+__all__ = [
+    "BOOLEAN",
+    "INTEGER",
+    "LABELS",
+    "NUMBER",
+    "OBJECT",
+    "TEXT",
+    "TEXTS",
+    "TOKEN_IDS",
+    "Field",
+    "Kind",
+    "Neutrals",
+    "join_path",
+    "read_fields",
+    "read_object",
+]
+
+Neutrals = Mapping[str, tuple[Any, ...]]
+"""Field name -> the values that ask for nothing. `null` is always one and is not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A JSON type: its name in errors, its JSON schema, and a test for values of it."""
+
+    name: str
+    schema: JsonObject
+    accepts: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field that is implemented. `null` is the same as leaving the field out."""
+
+    name: str
+    kind: Kind
+    doc: str
+
+
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int  # a JSON true is no 1
+
+
+def _is_labels(value: Any) -> bool:
+    if not isinstance(value, dict) or len(value) > MAX_LABELS:
+        return False
+    return all(
+        len(key) <= MAX_LABEL_KEY and isinstance(text, str) and len(text) <= MAX_LABEL_VALUE
+        for key, text in value.items()
+    )
+
+
+MAX_LABELS, MAX_LABEL_KEY, MAX_LABEL_VALUE = 16, 64, 512  # OpenAI's own limits of `metadata`
+
+TEXT = Kind("a string", {"type": "string"}, lambda value: isinstance(value, str))
+INTEGER = Kind("an integer", {"type": "integer"}, _is_integer)
+NUMBER = Kind("a number", {"type": "number"}, lambda value: type(value) in (int, float))
+BOOLEAN = Kind("a boolean", {"type": "boolean"}, lambda value: isinstance(value, bool))
+OBJECT = Kind("an object", {"type": "object"}, lambda value: isinstance(value, dict))
+TEXTS = Kind(
+    "a string or a list of strings",
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    lambda value: isinstance(value, str) or _is_text_list(value),
+)
+TOKEN_IDS = Kind(
+    "a list of integers",
+    {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    lambda value: isinstance(value, list) and all(map(_is_integer, value)),
+)
+LABELS = Kind(
+    f"an object of at most {MAX_LABELS} strings, keys of up to {MAX_LABEL_KEY} characters, values of {MAX_LABEL_VALUE}",
+    {
+        "type": "object",
+        "maxProperties": MAX_LABELS,
+        "propertyNames": {"maxLength": MAX_LABEL_KEY},
+        "additionalProperties": {"type": "string", "maxLength": MAX_LABEL_VALUE},
+    },
+    _is_labels,
+)
+
+
+def read_fields(body: JsonObject, fields: Sequence[Field], neutrals: Neutrals, path: str = "") -> JsonObject:
+    """The implemented fields of `body` that are not null; each has its declared type.
+
+    Raises:
+        InvalidParameter: a field is unknown, is not supported at the value it has, or has the wrong type.
+    """
+    kinds = {field.name: field.kind for field in fields}
+    given: JsonObject = {}
+    for name, value in body.items():
+        where = join_path(path, printable(name))
+        if name not in kinds:
+            _refuse_unless_neutral(name, value, neutrals, where)
+        elif value is not None:
+            if not kinds[name].accepts(value):
+                raise InvalidParameter(where, f"{where} must be {kinds[name].name}.", code="invalid_type")
+            given[name] = value
+    return given
+
+
+def read_object(
+    value: Any, fields: Sequence[Field], path: str, *required: str, neutrals: Neutrals | None = None
+) -> JsonObject:
+    """As `read_fields`, for a nested object that must have the `required` fields.
+
+    Raises:
+        InvalidParameter: as `read_fields`; or the value is not an object, or lacks a field.
+    """
+    if not isinstance(value, dict):
+        raise InvalidParameter(path, f"{path} must be an object.", code="invalid_type")
+    given = read_fields(value, fields, neutrals or {}, path)
+    for name in required:
+        if name not in given:
+            where = join_path(path, name)
+            raise InvalidParameter(where, f"{where} is missing.", code="missing_value")
+    return given
+
+
+def join_path(path: str, name: str | int) -> str:
+    """A dotted path to a field, such as `messages.0.content`."""
+    return f"{path}.{name}" if path else str(name)
+
+
+def _refuse_unless_neutral(name: str, value: Any, neutrals: Neutrals, where: str) -> None:
+    if name not in neutrals:
+        raise InvalidParameter(where, f"Unknown parameter: {where!r}.", code="unknown_parameter")
+    if value is None or any(_same(value, neutral) for neutral in neutrals[name]):
+        return
+    allowed = " or ".join(map(_literal, (*neutrals[name], None)))
+    message = f"{where!r} is not supported by this server; leave it out (or send {allowed})."
+    raise InvalidParameter(where, message, code="unsupported_parameter")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality of JSON values: 0 is 0.0, but false is not 0."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+
+
+def _literal(value: Any) -> str:
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value).replace("'", '"')

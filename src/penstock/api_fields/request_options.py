@@ -1,0 +1,242 @@
+"""The fields that every generating endpoint has, and what they become in an `EngineRequest`.
+
+The sampling fields come from `penstock.sampling`, the others are listed here. Decides their limits, and what happens
+where one thing is given under two names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.api_fields.fields import (
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    TEXT,
+    Field,
+    Kind,
+    Neutrals,
+    read_fields,
+)
+from penstock.api_fields.strict_json import JsonObject, printable
+from penstock.contract.errors import InvalidParameter, UnknownModel
+from penstock.contract.limits import RequestLimits
+from penstock.contract.model import ModelCard
+from penstock.contract.request import EngineRequest, Prompt
+from penstock.sampling import PARAMETERS, SamplingParams
+
+__all__ = [
+    "COMMON_FIELDS",
+    "NEUTRAL_COMMON",
+    "NEUTRAL_STREAM_OPTIONS",
+    "STREAM_OPTIONS",
+    "STREAM_OPTIONS_FIELDS",
+    "RequestOptions",
+    "check_model",
+    "check_prompt_chars",
+    "check_stream_options",
+    "max_tokens_alias",
+    "read_options",
+    "sampling_fields",
+]
+
+MAX_PRIORITY = 2**31 - 1
+
+STREAM_OPTIONS_FIELDS = (Field("include_usage", BOOLEAN, "End the stream with a chunk that holds the usage."),)
+
+NEUTRAL_STREAM_OPTIONS: Neutrals = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+
+COMMON_FIELDS = (
+    Field("model", TEXT, "The served model's name; the served model when left out."),
+    Field("stream", BOOLEAN, "Answer piece by piece."),
+    Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged, not stored."),
+    Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
+    Field("cache_salt", TEXT, "Prompts share cached work only with prompts of the same salt."),
+)
+STREAM_OPTIONS = Field("stream_options", OBJECT, "What a stream carries beside text; only with stream: true.")
+
+
+NEUTRAL_COMMON: dict[str, tuple[object, ...]] = {
+    "early_stopping": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logprob_token_ids": (),
+    "request_id": (),
+    "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "session_id": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+"""Fields of every generating endpoint that other servers know and this one does not."""
+
+
+def sampling_fields(*without: str) -> tuple[Field, ...]:
+    """The sampling parameters as request fields; their type and range are checked by `SamplingParams`."""
+    return tuple(
+        Field(each.name, Kind("", each.json_schema(), lambda _: True), each.doc)
+        for each in PARAMETERS
+        if each.name not in without
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request says beside its prompts; the same for each of them."""
+
+    params: SamplingParams
+    priority: int
+    tenant: str
+    cache_salt: str
+    echo: bool = False
+
+    def request(self, request_id: str, prompt: Prompt) -> EngineRequest:
+        """The engine request for one prompt."""
+        return EngineRequest(
+            id=request_id,
+            prompt=prompt,
+            n=self.params.n,
+            sampling=self.params.spec(),
+            stop=self.params.stop_rules(),
+            priority=self.priority,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
+            echo=self.echo,
+            grammar=self.params.grammar(),
+            best_of=self.params.best_of,
+            thinking_token_budget=self.params.thinking_token_budget,
+        )
+
+
+def check_model(body: JsonObject, card: ModelCard) -> None:
+    """Check that the body names the served model, or none.
+
+    Raises:
+        UnknownModel: it names another.
+    """
+    asked = body.get("model")
+    if isinstance(asked, str) and asked != card.name:
+        raise UnknownModel(printable(asked), card.name)
+
+
+def check_prompt_chars(count: int, param: str, card: ModelCard, limits: RequestLimits) -> None:
+    """Refuse a text that cannot fit the context whatever its tokens are, before spending time on tokenising it."""
+    most = card.max_model_len * limits.max_prompt_chars_per_token
+    if count > most:
+        message = f"{param} has {count} characters; a context of {card.max_model_len} tokens never holds over {most}."
+        raise InvalidParameter(param, message, code="context_length_exceeded")
+
+
+def max_tokens_alias(given: JsonObject, alias: str) -> dict[str, str]:
+    """Move `alias` to `max_tokens` in `given`; returns the names that errors must then use instead.
+
+    Raises:
+        InvalidParameter: both are given and differ.
+    """
+    if alias not in given:
+        return {}
+    value = given.pop(alias)
+    if given.setdefault("max_tokens", value) != value:
+        raise InvalidParameter(alias, f"{alias} and max_tokens contradict each other: give one of them.")
+    return {"max_tokens": alias}
+
+
+def check_stream_options(given: JsonObject) -> bool:
+    """Whether the stream is to end with its usage.
+
+    Raises:
+        InvalidParameter: there are options but no stream, or options that are unknown or unsupported.
+    """
+    options = given.get("stream_options")
+    if options is None:
+        return False
+    if not given.get("stream", False):
+        raise InvalidParameter("stream_options", "stream_options is only allowed together with stream: true.")
+    read = read_fields(options, STREAM_OPTIONS_FIELDS, NEUTRAL_STREAM_OPTIONS, "stream_options")
+    include_usage: bool = read.get("include_usage", False)
+    return include_usage
+
+
+def read_options(
+    given: JsonObject, defaults: JsonObject, aliases: Mapping[str, str], card: ModelCard, limits: RequestLimits
+) -> RequestOptions:
+    """The options in `given`, completed by the endpoint's `defaults`; errors use the caller's names (`aliases`).
+
+    Raises:
+        InvalidParameter: a value is out of range, or two contradict each other.
+    """
+    names = {each.name for each in PARAMETERS}
+    try:
+        params = SamplingParams(**(defaults | {name: value for name, value in given.items() if name in names}))
+        _check_lengths(params, card)
+        _check_thinking(params, card)
+    except InvalidParameter as error:
+        raise InvalidParameter(aliases.get(error.param, error.param), error.message, code=error.code) from None
+    _check_counts(params, card, limits)
+    return RequestOptions(
+        params, _priority(given), _label(given, limits), _cache_salt(given, limits), given.get("echo", False)
+    )
+
+
+def _check_lengths(params: SamplingParams, card: ModelCard) -> None:
+    for name in ("max_tokens", "min_tokens"):
+        value = getattr(params, name) or 0
+        if value > card.max_model_len:
+            message = f"{value} is more than this model's context of {card.max_model_len} tokens"
+            raise InvalidParameter(name, message, code="context_length_exceeded")
+
+
+def _check_thinking(params: SamplingParams, card: ModelCard) -> None:
+    if params.thinking_token_budget is not None and not card.thinks:
+        message = "the served model does not think"
+        raise InvalidParameter("thinking_token_budget", message, code="unsupported_parameter")
+
+
+def _check_counts(params: SamplingParams, card: ModelCard, limits: RequestLimits) -> None:
+    rules = params.stop_rules()
+    if params.n > limits.max_choices:
+        raise InvalidParameter("n", f"n may be at most {limits.max_choices}.")
+    if len(rules.strings) > limits.max_stop_strings:
+        raise InvalidParameter("stop", f"stop may hold at most {limits.max_stop_strings} strings.")
+    if any(len(text) > limits.max_stop_string_chars for text in rules.strings):
+        raise InvalidParameter("stop", f"A stop string may have at most {limits.max_stop_string_chars} characters.")
+    if len(rules.token_ids) > limits.max_stop_token_ids:
+        raise InvalidParameter("stop_token_ids", f"stop_token_ids may hold at most {limits.max_stop_token_ids} ids.")
+    for index, token in enumerate(rules.token_ids):
+        if not 0 <= token < card.vocab_size:
+            where = f"stop_token_ids.{index}"
+            raise InvalidParameter(where, f"{where} must lie in 0..{card.vocab_size - 1}.")
+
+
+def _priority(given: JsonObject) -> int:
+    priority: int = given.get("priority", 0)
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidParameter("priority", f"priority must lie in {-MAX_PRIORITY}..{MAX_PRIORITY}.")
+    return priority
+
+
+def _label(given: JsonObject, limits: RequestLimits) -> str:
+    """`user`, or its successor `safety_identifier`: both say on whose behalf the request comes."""
+    for name in ("user", "safety_identifier"):
+        if len(given.get(name, "")) > limits.max_name_chars:
+            raise InvalidParameter(name, f"{name} may have at most {limits.max_name_chars} characters.")
+    tenant: str = given.get("user") or given.get("safety_identifier", "")
+    return tenant
+
+
+def _cache_salt(given: JsonObject, limits: RequestLimits) -> str:
+    salt: str = given.get("cache_salt", "")
+    if len(salt) > limits.max_cache_salt_chars:
+        raise InvalidParameter("cache_salt", f"cache_salt may have at most {limits.max_cache_salt_chars} characters.")
+    return salt

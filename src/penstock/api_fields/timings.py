@@ -1,0 +1,42 @@
+"""The `timings` object that a request may ask for: where its time went, in the names of llama.cpp's server."""
+
+from __future__ import annotations
+
+from penstock.api_fields.fields import BOOLEAN, Field
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.events import Usage
+from penstock.contract.measurements import Timings
+
+__all__ = ["TIMINGS", "timings_object"]
+
+TIMINGS = Field("timings", BOOLEAN, "Whether the answer ends with where its time went: queue, prefill, decode, rates.")
+
+
+def timings_object(timings: Timings, usage: Usage, num_choices: int) -> JsonObject:
+    """Times in milliseconds, rates in tokens a second.
+
+    `prompt_n` counts the prompt tokens that were computed, `cache_n` the ones found in the prefix cache. Rates of
+    generation leave out each choice's first token, whose time is in `prompt_ms`; they are null where no other came.
+    """
+    computed = usage.prompt_tokens - usage.cached_tokens
+    later = max(0, usage.completion_tokens - num_choices)
+    return {
+        "queue_ms": _ms(timings.queue),
+        "cache_n": usage.cached_tokens,
+        "prompt_n": computed,
+        "prompt_ms": _ms(timings.prefill),
+        "prompt_per_second": _rate(computed, timings.prefill),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": _ms(timings.decode),
+        "predicted_per_token_ms": _ms(timings.decode / later) if later else None,
+        "predicted_per_second": _rate(later, timings.decode),
+        "total_ms": _ms(timings.total),
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return round(count / seconds, 3) if count and seconds > 0 else None

@@ -1,0 +1,282 @@
+"""`tools` and `tool_choice` of a request: what the model may call, and what it must call.
+
+Reads OpenAI's chat completions form. Every endpoint's tools and choice become a `ToolOffer`; when a call is required,
+the answer is held to a JSON Schema (`enforced_schema`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.api_fields.fields import BOOLEAN, OBJECT, TEXT, Field, Kind, read_object
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.limits import RequestLimits
+from penstock.contract.tools import Tool, ToolUse
+
+__all__ = [
+    "NAME_SCHEMA",
+    "TOOLS",
+    "TOOL_CHOICE",
+    "ToolChoice",
+    "ToolOffer",
+    "check_tools",
+    "chosen_word",
+    "enforced_schema",
+    "known_name",
+    "make_tool",
+    "read_tools",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+NAME_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_.-]+$", "maxLength": 64}
+
+_FUNCTION_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": NAME_SCHEMA,
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+_TOOL_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["function"]}, "function": _FUNCTION_SCHEMA},
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+TOOLS = Kind("a list of tools", {"type": "array", "items": _TOOL_SCHEMA}, lambda value: isinstance(value, list))
+TOOL_CHOICE = Kind(
+    "a string or an object",
+    {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]},
+    lambda value: isinstance(value, str | dict),
+)
+
+_TOOL_FIELDS = (Field("type", TEXT, "Always function."), Field("function", OBJECT, "The function."))
+_FUNCTION_FIELDS = (
+    Field("name", TEXT, "Letters, digits, dots, dashes and underscores."),
+    Field("description", TEXT, "What it is for."),
+    Field("parameters", OBJECT, "JSON Schema of the arguments; none by default."),
+    Field("strict", BOOLEAN, "Calls fit the schema either way: what does not is no call."),
+)
+_CHOICE_FIELDS = (
+    Field("type", TEXT, "function or allowed_tools."),
+    Field("function", OBJECT, "The function that must be called."),
+    Field("allowed_tools", OBJECT, "Which tools may be called."),
+)
+_ALLOWED_FIELDS = (Field("mode", TEXT, "auto or required."), Field("tools", TOOLS, "Those that may be called."))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model must call, and what.
+
+    Attributes:
+        name: the tool that the model must call; "" unless `use` is `NAMED`.
+        allowed: names of the tools that the model may call; empty for all.
+    """
+
+    use: ToolUse
+    name: str = ""
+    allowed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """The tools that the model is shown and may call, and whether it must.
+
+    Attributes:
+        name: the tool that it must call; "" unless `use` is `NAMED`.
+        schema_fields: for each tool, the request field that has its parameters' schema; errors use it.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    use: ToolUse = ToolUse.NONE
+    name: str = ""
+    parallel: bool = True
+    schema_fields: tuple[str, ...] = ()
+
+    @classmethod
+    def made(cls, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, schema_field: str) -> ToolOffer:
+        """The offer of some tools and a choice among them.
+
+        With `NONE` the model is not shown the tools at all: nothing else surely keeps it from calling them.
+
+        Args:
+            tools: all of them, in the request's order.
+            choice: which of them may or must be called.
+            parallel: whether one answer may hold several calls.
+            schema_field: where a tool's parameters are, below the tool.
+        """
+        if choice.use is ToolUse.NONE:
+            return cls()
+        kept = [(index, tool) for index, tool in enumerate(tools) if not choice.allowed or tool.name in choice.allowed]
+        fields = tuple(f"tools.{index}.{schema_field}" for index, _ in kept)
+        return cls(tuple(tool for _, tool in kept), choice.use, choice.name, parallel, fields)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must call."""
+        return self.use in (ToolUse.REQUIRED, ToolUse.NAMED)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Names that errors must use: the engine names OpenAI's fields, and `structured_outputs` for a forced call."""
+        schemas = {f"tools.{index}.function.parameters": field for index, field in enumerate(self.schema_fields)}
+        return schemas | ({"structured_outputs": "tools"} if self.forced else {})
+
+
+def read_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
+    """The offer that chat completions' `tools`, `tool_choice` and `parallel_tool_calls` make.
+
+    Raises:
+        InvalidParameter: a tool is malformed, or the choice names none of the tools.
+    """
+    values: list[Any] = given.get("tools", [])
+    tools = [_tool(value, f"tools.{index}", limits) for index, value in enumerate(values)]
+    check_tools(tools, "function.name", limits)
+    choice = _chosen(tools, given.get("tool_choice", "auto"))
+    parallel = given.get("parallel_tool_calls", True)
+    return ToolOffer.made(tools, choice, parallel=parallel, schema_field="function.parameters")
+
+
+def check_tools(tools: Sequence[Tool], name_field: str, limits: RequestLimits) -> None:
+    """Refuse too many tools, and two of one name; `name_field` is where a tool's name is, below the tool."""
+    if len(tools) > limits.max_tools:
+        raise InvalidParameter("tools", f"tools may hold at most {limits.max_tools} tools.")
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            where = f"tools.{index}.{name_field}"
+            raise InvalidParameter(where, f"{where}: another tool has this name already.")
+
+
+def make_tool(function: JsonObject, path: str, limits: RequestLimits) -> Tool:
+    """The tool of a function in OpenAI's terms (`name`, and perhaps `description`, `parameters`, `strict`).
+
+    Raises:
+        InvalidParameter: its name is malformed; names the field below `path`.
+    """
+    name: str = function["name"]
+    if not _NAME.fullmatch(name) or len(name) > limits.max_tool_name_chars:
+        raise InvalidParameter(
+            f"{path}.name",
+            f"{path}.name must have 1 to {limits.max_tool_name_chars} letters, digits, dots, dashes and underscores.",
+        )
+    function = {"parameters": {"type": "object", "properties": {}}} | function
+    ordered = {key: function[key] for key in ("name", "description", "parameters", "strict") if key in function}
+    definition = {"type": "function", "function": ordered}
+    parameters = json.dumps(function["parameters"], ensure_ascii=False)
+    return Tool(name, json.dumps(definition, ensure_ascii=False), parameters)
+
+
+def _tool(value: Any, path: str, limits: RequestLimits) -> Tool:
+    given = read_object(value, _TOOL_FIELDS, path, "type", "function")
+    if given["type"] != "function":
+        where = f"{path}.type"
+        message = f"{where}: only tools of type 'function' are supported."
+        raise InvalidParameter(where, message, code="unsupported_parameter")
+    where = f"{path}.function"
+    return make_tool(read_object(given["function"], _FUNCTION_FIELDS, where, "name"), where, limits)
+
+
+def chosen_word(word: str, tools: Sequence[Tool]) -> ToolChoice:
+    """The meaning of a choice in one word: none, auto or required.
+
+    Raises:
+        InvalidParameter: there is no such word, or nothing that could be called.
+    """
+    if word not in ("none", "auto", "required"):
+        raise InvalidParameter("tool_choice", "tool_choice must be none, auto, required or an object.")
+    if word == "required" and not tools:
+        raise InvalidParameter("tool_choice", "tool_choice is required, but there are no tools.")
+    return ToolChoice(ToolUse(word if tools else "none"))
+
+
+def known_name(name: str, path: str, tools: Sequence[Tool]) -> str:
+    """The name, if there is such a tool.
+
+    Raises:
+        InvalidParameter: there is none; names the field `path`.
+    """
+    if all(tool.name != name for tool in tools):
+        raise InvalidParameter(path, f"{path}: there is no tool of this name.")
+    return name
+
+
+def _chosen(tools: Sequence[Tool], choice: str | JsonObject) -> ToolChoice:
+    if isinstance(choice, str):
+        return chosen_word(choice, tools)
+    given = read_object(choice, _CHOICE_FIELDS, "tool_choice", "type")
+    match given["type"]:
+        case "function" if "allowed_tools" not in given:
+            return ToolChoice(ToolUse.NAMED, _named(given, "tool_choice", tools))
+        case "allowed_tools" if "function" not in given:
+            return _allowed(given, tools)
+    message = "tool_choice.type must be function or allowed_tools, and what it names be given."
+    raise InvalidParameter("tool_choice.type", message)
+
+
+def _allowed(given: JsonObject, tools: Sequence[Tool]) -> ToolChoice:
+    path = "tool_choice.allowed_tools"
+    rules = read_object(given.get("allowed_tools"), _ALLOWED_FIELDS, path, "mode", "tools")
+    if rules["mode"] not in ("auto", "required"):
+        raise InvalidParameter(f"{path}.mode", f"{path}.mode must be auto or required.")
+    names = set()
+    for index, value in enumerate(rules["tools"]):
+        where = f"{path}.tools.{index}"
+        names.add(_named(read_object(value, _TOOL_FIELDS, where, "type"), where, tools))
+    if not names:
+        raise InvalidParameter(f"{path}.tools", f"{path}.tools must name at least one tool.")
+    return ToolChoice(ToolUse(rules["mode"]), allowed=frozenset(names))
+
+
+def _named(given: JsonObject, path: str, tools: Sequence[Tool]) -> str:
+    where = f"{path}.function"
+    function = read_object(given.get("function"), (Field("name", TEXT, ""),), where, "name")
+    return known_name(function["name"], f"{where}.name", tools)
+
+
+def enforced_schema(offer: ToolOffer) -> JsonObject:
+    """The JSON Schema that the model is held to while it generates an answer that must call.
+
+    A named tool's answer is its arguments; otherwise it is a list of `{"name", "arguments"}`, one at least.
+    """
+    definitions = {f"tool_{i}": _moved(json.loads(tool.parameters), f"tool_{i}") for i, tool in enumerate(offer.tools)}
+    places = {tool.name: f"#/$defs/tool_{index}" for index, tool in enumerate(offer.tools)}
+    if offer.use is ToolUse.NAMED:
+        return {"$ref": places[offer.name], "$defs": definitions}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"$ref": place}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name, place in places.items()
+    ]
+    limit = {} if offer.parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, "$defs": definitions}
+
+
+def _moved(schema: Any, name: str) -> Any:
+    """A schema moved below `$defs`, with its references to itself adjusted."""
+    if isinstance(schema, list):
+        return [_moved(item, name) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"#/$defs/{name}{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else value
+        if key in ("enum", "const", "default", "examples")
+        else _moved(value, name)
+        for key, value in schema.items()
+    }

@@ -1,0 +1,258 @@
+"""Measures what the engine does: when each sequence arrived, was admitted, got its tokens and ended.
+
+The engine's step tells it what happens; it reads the clock and counts. It costs two clock readings and a few additions
+per step, and one reading per sequence that ends. Not thread-safe: the engine owns it, and other threads read the frozen
+value that `measurements` makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.contract.events import FinishReason
+from penstock.contract.measurements import Measurements, Timings
+from penstock.contract.plan import StepPlan
+from penstock.contract.ports import Clock
+from penstock.contract.request import SequenceRequest
+from penstock.core import SchedulerStats
+from penstock.engine import histogram_builder as intervals
+from penstock.engine.histogram_builder import HistogramBuilder
+
+__all__ = ["MetricsCollector"]
+
+NEVER = float("inf")
+ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True)
+class _RequestLife:
+    """One request: how many of its sequences are still open, and the outermost instants of the ended ones."""
+
+    arrived: float
+    choices: int
+    open: int
+    admitted: float = NEVER
+    first_token: float = NEVER
+    last_token: float = -NEVER
+    longest: int = 0
+    answered: bool = False
+
+    def timings(self, now: float) -> Timings:
+        # What never happened gets the instant of the end, so that no instant lies before an earlier phase.
+        first_token = min(self.first_token, now)
+        last_token = self.last_token if self.first_token < NEVER else now
+        return Timings(self.arrived, min(self.admitted, now), first_token, last_token, now)
+
+
+@dataclass(slots=True)
+class _SequenceLife:
+    """One sequence so far; -1 for what has not happened."""
+
+    sequence: SequenceRequest
+    request: _RequestLife
+    admitted: float = -1.0
+    first_token: float = -1.0
+    last_token: float = -1.0
+    cached: int = 0
+    generated: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class _Histograms:
+    """Every histogram, under its name in `Measurements`."""
+
+    longest: int
+    time_to_first_token: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.FIRST_TOKEN))
+    inter_token_latency: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.TOKEN_GAP))
+    time_per_output_token: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.TOKEN_GAP))
+    e2e_latency: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.PHASES))
+    queue_time: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.PHASES))
+    prefill_time: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.PHASES))
+    decode_time: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.PHASES))
+    inference_time: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.PHASES))
+    request_preemptions: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.PREEMPTIONS))
+    request_choices: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.CHOICES))
+    step_tokens: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.STEP_TOKENS))
+    request_prompt_tokens: HistogramBuilder = field(init=False)
+    request_generation_tokens: HistogramBuilder = field(init=False)
+    request_max_tokens: HistogramBuilder = field(init=False)
+    request_computed_tokens: HistogramBuilder = field(init=False)
+    request_longest_choice: HistogramBuilder = field(init=False)
+
+    def __post_init__(self) -> None:
+        edges = intervals.lengths_up_to(self.longest)
+        self.request_prompt_tokens = HistogramBuilder(edges)
+        self.request_generation_tokens = HistogramBuilder(edges)
+        self.request_max_tokens = HistogramBuilder(edges)
+        self.request_computed_tokens = HistogramBuilder(edges)
+        self.request_longest_choice = HistogramBuilder(edges)
+
+
+class MetricsCollector:
+    """See the module.
+
+    Args:
+        clock: the one that arrival times come from.
+        longest: most tokens that a sequence can have; sets the intervals of lengths.
+    """
+
+    def __init__(self, clock: Clock, longest: int) -> None:
+        self._clock = clock
+        self._histograms = _Histograms(longest)
+        self._finished = dict.fromkeys(FinishReason, 0)
+        self._seqs: dict[str, _SequenceLife] = {}
+        self._slots: dict[int, _SequenceLife] = {}
+        self._now = 0.0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._generated_tokens = 0
+        self._wasted_tokens = 0
+        self._rejections = 0
+
+    # ---- what happens, in the order in which it can
+
+    def rejected(self) -> None:
+        """A request was refused because too many wait."""
+        self._rejections += 1
+
+    def submitted(self, sequences: tuple[SequenceRequest, ...]) -> None:
+        """A request was queued, one sequence for each choice."""
+        request = _RequestLife(sequences[0].arrival, len(sequences), len(sequences))
+        for sequence in sequences:
+            self._seqs[sequence.id] = _SequenceLife(sequence, request)
+
+    def planned(self, plan: StepPlan) -> None:
+        """A step begins."""
+        now = self._clock.now()
+        for slot in plan.releases:
+            seq = self._slots.pop(slot, None)
+            if seq is not None:  # ended sequences are gone from the table, so this one was preempted
+                seq.preemptions += 1
+        for admit in plan.admits:
+            seq = self._seqs.get(admit.seq_id)
+            if seq is None:  # submitted to the scheduler by hand, not as a request: not measured
+                continue
+            self._slots[admit.slot] = seq
+            if seq.admitted < 0:
+                seq.admitted = now
+        if plan.rows:
+            self._histograms.step_tokens.add(plan.num_tokens)
+
+    def ran(self) -> None:
+        """The step was computed. Everything reported until the next step happened at this instant."""
+        self._now = self._clock.now()
+
+    def admitted(self, seq_id: str, cached: int) -> None:
+        """The first step of a sequence was computed; the prefix cache had `cached` tokens of its prompt."""
+        self._seqs[seq_id].cached = cached
+
+    def embedded(self, seq_id: str) -> None:
+        """An embedded sequence has its vector; it computes nothing but its prompt."""
+        seq, now = self._seqs[seq_id], self._now
+        self._count_prompt(seq)
+        self._histograms.queue_time.add(seq.admitted - seq.sequence.arrival)
+        self._histograms.prefill_time.add(now - seq.admitted)
+        self._histograms.inference_time.add(now - seq.admitted)
+
+    def generated(self, seq_id: str) -> None:
+        """A sequence has one more token."""
+        seq, now = self._seqs[seq_id], self._now
+        if seq.generated:
+            self._histograms.inter_token_latency.add(now - seq.last_token)
+        else:
+            seq.first_token = now
+            self._count_prompt(seq)
+        seq.last_token = now
+        seq.generated += 1
+        self._generated_tokens += 1
+
+    def ended(self, seq_id: str, reason: FinishReason) -> Timings:
+        """A sequence ended. Returns its request's timings so far; they are final with the last sequence."""
+        seq, now = self._seqs.pop(seq_id), self._clock.now()
+        self._finished[reason] += 1
+        if reason in ANSWERED:
+            self._count_answer(seq, now)
+        elif reason is FinishReason.ABORT:
+            self._wasted_tokens += seq.generated
+        self._join(seq, reason)
+        return seq.request.timings(now)
+
+    # ---- what is counted
+
+    def _count_prompt(self, seq: _SequenceLife) -> None:
+        self._prompt_tokens += len(seq.sequence.prompt)
+        self._cached_tokens += seq.cached
+
+    def _join(self, seq: _SequenceLife, reason: FinishReason) -> None:
+        request = seq.request
+        request.open -= 1
+        request.answered = request.answered or reason in ANSWERED
+        request.longest = max(request.longest, seq.generated)
+        if seq.admitted >= 0:
+            request.admitted = min(request.admitted, seq.admitted)
+        if seq.generated:
+            request.first_token = min(request.first_token, seq.first_token)
+            request.last_token = max(request.last_token, seq.last_token)
+        if not request.open and request.answered:
+            self._histograms.request_choices.add(request.choices)
+            self._histograms.request_longest_choice.add(request.longest)
+
+    def _count_answer(self, seq: _SequenceLife, now: float) -> None:
+        histograms = self._histograms
+        histograms.e2e_latency.add(now - seq.sequence.arrival)
+        if seq.generated:
+            self._count_phases(seq)
+        histograms.request_prompt_tokens.add(len(seq.sequence.prompt))
+        histograms.request_computed_tokens.add(len(seq.sequence.prompt) - seq.cached)
+        histograms.request_generation_tokens.add(seq.generated)
+        histograms.request_max_tokens.add(seq.sequence.stop.max_tokens)
+        histograms.request_preemptions.add(seq.preemptions)
+
+    def _count_phases(self, seq: _SequenceLife) -> None:
+        histograms, arrived = self._histograms, seq.sequence.arrival
+        histograms.time_to_first_token.add(seq.first_token - arrived)
+        histograms.queue_time.add(seq.admitted - arrived)
+        histograms.prefill_time.add(seq.first_token - seq.admitted)
+        histograms.decode_time.add(seq.last_token - seq.first_token)
+        histograms.inference_time.add(seq.last_token - seq.admitted)
+        if seq.generated > 1:
+            histograms.time_per_output_token.add((seq.last_token - seq.first_token) / (seq.generated - 1))
+
+    def measurements(self, stats: SchedulerStats, block_size: int, prefix_caching: bool) -> Measurements:
+        """Everything as one frozen value, for readers in other threads."""
+        histograms = self._histograms
+        return Measurements(
+            running=stats.running,
+            waiting=stats.waiting,
+            total_blocks=stats.total_blocks,
+            free_blocks=stats.free_blocks,
+            block_size=block_size,
+            prefix_caching=prefix_caching,
+            steps=stats.steps,
+            preemptions=stats.preemptions,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+            wasted_tokens=self._wasted_tokens,
+            query_tokens=stats.query_tokens,
+            hit_tokens=stats.hit_tokens,
+            rejections=self._rejections,
+            finished=tuple((reason.value, count) for reason, count in self._finished.items()),
+            time_to_first_token=histograms.time_to_first_token.histogram(),
+            inter_token_latency=histograms.inter_token_latency.histogram(),
+            time_per_output_token=histograms.time_per_output_token.histogram(),
+            e2e_latency=histograms.e2e_latency.histogram(),
+            queue_time=histograms.queue_time.histogram(),
+            prefill_time=histograms.prefill_time.histogram(),
+            decode_time=histograms.decode_time.histogram(),
+            inference_time=histograms.inference_time.histogram(),
+            request_prompt_tokens=histograms.request_prompt_tokens.histogram(),
+            request_generation_tokens=histograms.request_generation_tokens.histogram(),
+            request_max_tokens=histograms.request_max_tokens.histogram(),
+            request_preemptions=histograms.request_preemptions.histogram(),
+            request_computed_tokens=histograms.request_computed_tokens.histogram(),
+            request_choices=histograms.request_choices.histogram(),
+            request_longest_choice=histograms.request_longest_choice.histogram(),
+            step_tokens=histograms.step_tokens.histogram(),
+        )

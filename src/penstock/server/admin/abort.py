@@ -1,0 +1,56 @@
+"""`POST /abort_requests`: end answers by the ids that they carry.
+
+An id is the `id` of an answer (`chatcmpl-...`). A caller may end only what its own key started, an admin everything.
+Unknown and finished ids are no error, because a request may have ended just now.
+"""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from penstock.api_fields.fields import Field, Kind, read_fields
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.limits import RequestLimits
+from penstock.server.delivery.serving import Serving
+from penstock.server.http.caller import caller_of
+from penstock.server.http.failures import json_response
+from penstock.server.http.openapi import answers, request_body
+from penstock.server.http.route import Route
+
+__all__ = ["ABORT_FIELDS", "routes", "parse_abort"]
+
+IDS = Kind(
+    "a list of strings",
+    {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+)
+ABORT_FIELDS = (Field("request_ids", IDS, "The ids of the answers to end, as the answers carry them."),)
+
+
+def parse_abort(body: JsonObject, limits: RequestLimits) -> list[str]:
+    """The ids that `body` holds.
+
+    Raises:
+        RequestError: it cannot be served; names the field.
+    """
+    ids: list[str] = read_fields(body, ABORT_FIELDS, {}).get("request_ids", [])
+    if not 1 <= len(ids) <= limits.max_aborted_ids:
+        raise InvalidParameter("request_ids", f"request_ids must hold 1..{limits.max_aborted_ids} ids, not {len(ids)}.")
+    return ids
+
+
+def routes(serving: Serving) -> tuple[Route, ...]:
+    """`POST /abort_requests`."""
+    extra = request_body(ABORT_FIELDS, {}, "request_ids")
+
+    async def abort_requests(http_request: Request) -> Response:
+        """End answers that are being generated; says which of the ids were."""
+        ids = await serving.read(http_request, lambda body: parse_abort(body, serving.limits))
+        caller = caller_of(http_request.scope)
+        tenant = "" if caller.admin else caller.name
+        return json_response(
+            200, {"aborted": [each for each in ids if await serving.live.abort_response(each, tenant)]}
+        )
+
+    return (Route("POST", "/abort_requests", abort_requests, answers("Aborted"), extra),)

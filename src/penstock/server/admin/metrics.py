@@ -1,0 +1,167 @@
+"""`GET /metrics`: the engine's measurements in Prometheus' formats, under vLLM's names, labels and bounds.
+
+Only HTTP requests are counted here. The engine publishes plain numbers, and a scrape turns the newest into samples.
+Each application has its own registry; there is no global state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+
+from fastapi import Request, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from penstock.contract.measurements import Histogram, Measurements
+from penstock.contract.ports import EngineClient
+from penstock.server.delivery.observation import RequestRecord
+from penstock.server.delivery.serving import Serving
+from penstock.server.http.route import Route
+
+__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "EngineMetrics", "RequestCounter", "routes"]
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""vLLM numbers its engines; here a server has one."""
+
+GAUGES = {
+    "vllm:num_requests_running": ("running", "Sequences that hold a slot."),
+    "vllm:num_requests_waiting": ("waiting", "Sequences that wait for a slot or for KV blocks."),
+}
+"""Metric -> field of `Measurements`, help."""
+
+COUNTERS = {
+    "vllm:num_preemptions": ("preemptions", "Times that a sequence lost its KV blocks to another."),
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens of sequences that have their first token."),
+    "vllm:prompt_tokens_cached": ("cached_tokens", "Those of them that the prefix cache had."),
+    "vllm:generation_tokens": ("generated_tokens", "Tokens generated."),
+    "vllm:prefix_cache_queries": ("query_tokens", "Tokens that admissions asked the prefix cache for."),
+    "vllm:prefix_cache_hits": ("hit_tokens", "Those of them that it had."),
+    "penstock:cancelled_tokens_wasted": ("wasted_tokens", "Tokens generated for sequences that were aborted."),
+    "penstock:engine_steps": ("steps", "Steps planned."),
+}
+
+HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": ("time_to_first_token", "From arrival to the first token."),
+    "vllm:inter_token_latency_seconds": ("inter_token_latency", "Between two tokens of one sequence."),
+    "vllm:request_time_per_output_token_seconds": ("time_per_output_token", "Mean time between a sequence's tokens."),
+    "vllm:e2e_request_latency_seconds": ("e2e_latency", "From arrival to the end."),
+    "vllm:request_queue_time_seconds": ("queue_time", "From arrival to admission."),
+    "vllm:request_prefill_time_seconds": ("prefill_time", "From admission to the first token."),
+    "vllm:request_decode_time_seconds": ("decode_time", "From the first token to the last."),
+    "vllm:request_inference_time_seconds": ("inference_time", "From admission to the last token."),
+    "vllm:request_prompt_tokens": ("request_prompt_tokens", "Prompt tokens of a sequence."),
+    "vllm:request_generation_tokens": ("request_generation_tokens", "Tokens generated of a sequence."),
+    "vllm:request_params_n": ("request_choices", "Choices asked for."),
+    "vllm:request_params_max_tokens": ("request_max_tokens", "Most tokens that a sequence may have generated."),
+    "vllm:request_max_num_generation_tokens": ("request_longest_choice", "Tokens of the longest choice of a request."),
+    "vllm:request_num_preemptions": ("request_preemptions", "Times that a sequence was preempted."),
+    "vllm:request_prefill_kv_computed_tokens": ("request_computed_tokens", "Prompt tokens that were not cached."),
+    "vllm:iteration_tokens_total": ("step_tokens", "Tokens computed in one step."),
+}
+
+
+class RequestCounter:
+    """An observer that counts HTTP requests. Confined to the event loop."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+
+    def __call__(self, record: RequestRecord) -> None:
+        """Count one request, by route as declared, method, and class of status."""
+        self.counts[record.route, record.method, f"{record.status // 100}xx"] += 1
+
+
+class EngineMetrics(Collector):
+    """Turns an engine's newest measurements into Prometheus metrics at each scrape."""
+
+    def __init__(self, client: EngineClient, model_name: str, requests: RequestCounter) -> None:
+        self._client = client
+        self._labels = (model_name, ENGINE)
+        self._requests = requests
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric."""
+        measured = self._client.measurements()
+        yield from self._gauges(measured)
+        yield from self._counters(measured)
+        yield from self._labelled_counters(measured)
+        for name, (source, text) in HISTOGRAMS.items():
+            family = HistogramMetricFamily(name, text, labels=LABELS)
+            histogram: Histogram = getattr(measured, source)
+            family.add_metric(self._labels, _buckets(histogram), histogram.total)
+            yield family
+        yield self._http_requests()
+
+    def _gauges(self, measured: Measurements) -> Iterator[Metric]:
+        for name, (source, text) in GAUGES.items():
+            yield self._gauge(name, text, getattr(measured, source))
+        used = 1 - measured.free_blocks / measured.total_blocks
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that sequences hold, 0 to 1.", used)
+        # The name is vLLM's; the blocks lie wherever the model runs.
+        labels = {
+            "block_size": str(measured.block_size),
+            "num_gpu_blocks": str(measured.total_blocks),
+            "enable_prefix_caching": str(measured.prefix_caching),
+        }
+        info = GaugeMetricFamily("vllm:cache_config_info", "Sizes of the KV cache.", labels=(*LABELS, *labels))
+        info.add_metric((*self._labels, *labels.values()), 1)
+        yield info
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _counters(self, measured: Measurements) -> Iterator[Metric]:
+        for name, (source, text) in COUNTERS.items():
+            family = CounterMetricFamily(name, text, labels=LABELS)
+            family.add_metric(self._labels, getattr(measured, source))
+            yield family
+
+    def _labelled_counters(self, measured: Measurements) -> Iterator[Metric]:
+        sources = (
+            ("local_compute", measured.prompt_tokens - measured.cached_tokens),
+            ("local_cache_hit", measured.cached_tokens),
+        )
+        text = "Prompt tokens of sequences that have their first token, by where their KV came from."
+        yield self._by("vllm:prompt_tokens_by_source", text, "source", sources)
+        yield self._by("vllm:request_success", "Sequences that ended, by how.", "finished_reason", measured.finished)
+        rejections = (("queue_full", measured.rejections),)
+        yield self._by("vllm:admission_rejections", "Requests refused on arrival, by why.", "reason", rejections)
+
+    def _by(self, name: str, text: str, label: str, counts: tuple[tuple[str, int], ...]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=(*LABELS, label))
+        for value, count in counts:
+            family.add_metric((*self._labels, value), count)
+        return family
+
+    def _http_requests(self) -> Metric:
+        family = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=("handler", "method", "status"))
+        for labels, count in sorted(self._requests.counts.items()):
+            family.add_metric(labels, count)
+        return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """(bound, how many values are at most that) for each bound, as Prometheus counts."""
+    bounds = [*(str(edge) for edge in histogram.edges), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
+
+
+def routes(serving: Serving, counter: RequestCounter) -> tuple[Route, ...]:
+    """`GET /metrics`; the HTTP requests on it are those that `counter` has counted."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineMetrics(serving.client, serving.card.name, counter))
+    described = {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+    async def metrics(http_request: Request) -> Response:
+        """What the engine measured, for Prometheus; in OpenMetrics where the scraper asks for it."""
+        encode, content_type = choose_encoder(http_request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
+
+    return (Route("GET", "/metrics", metrics, {200: described}),)

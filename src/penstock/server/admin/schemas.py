@@ -1,0 +1,32 @@
+"""OpenAPI schemas of the operator's endpoints."""
+
+from __future__ import annotations
+
+from penstock.api_fields.strict_json import JsonObject
+from penstock.server.http.openapi import ERROR, INTEGER, STRING, list_of, object_of
+
+__all__ = ["SCHEMAS"]
+
+SCHEMAS: JsonObject = {
+    "Health": object_of(
+        {
+            "status": {"type": "string", "enum": ["ok", "dead"]},
+            "reason": STRING,
+            "running": INTEGER,
+            "waiting": INTEGER,
+            "free_blocks": INTEGER,
+            "total_blocks": INTEGER,
+            "steps": INTEGER,
+            "error": ERROR,
+        },
+        optional=("error",),
+    ),
+    "Version": object_of({"version": STRING}),
+    "Live": object_of({"status": {"type": "string", "enum": ["live"]}}),
+    "Ready": object_of(
+        {"status": {"type": "string", "enum": ["ready", "not ready"]}, "reason": STRING, "error": ERROR},
+        optional=("error",),
+    ),
+    "Aborted": object_of({"aborted": list_of(STRING)}),
+    "Reset": object_of({"reset": {"type": "boolean"}}),
+}

@@ -1,0 +1,181 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's answers, whole and in events.
+
+The events have the order that Anthropic's clients expect: message_start; each content block opened, filled and closed;
+message_delta with the reason and the usage; message_stop. Cached prompt tokens are counted apart from the others, as at
+Anthropic; together they are the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from fastapi import Request, Response
+
+from penstock.api_fields.fitted_fields import fitted
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.errors import RequestError
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
+from penstock.contract.tools import CallPiece, ToolCall, made_calls
+from penstock.server.anthropic.errors import anthropic_error
+from penstock.server.anthropic.messages_request import (
+    COUNT_FIELDS,
+    MESSAGES_FIELDS,
+    NEUTRAL_COUNT,
+    NEUTRAL_MESSAGES,
+    parse_count,
+    parse_messages,
+)
+from penstock.server.delivery.deliveries import Delivery, WholeDelivery
+from penstock.server.delivery.named_events import NamedEventDelivery
+from penstock.server.delivery.serving import Serving
+from penstock.server.http.failures import error_response, json_response
+from penstock.server.http.openapi import answers, request_body
+from penstock.server.http.route import Route
+
+__all__ = ["MessageFormatter", "routes"]
+
+STOP_REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.ABORT: "end_turn"}
+SERVER_FAILED = 500
+
+
+class MessageFormatter:
+    """Anthropic's `message`. Each answer has its own instance.
+
+    Blocks have one order, reasoning, text, calls, in whatever order the engine's outputs came. So calls are sent at the
+    end, and a stream says the same as a whole answer.
+
+    Args:
+        prompt_tokens: how many tokens the prompt has, for a stream's opening event.
+    """
+
+    def __init__(self, response_id: str, model: str, prompt_tokens: int = 0) -> None:
+        self._head = {"id": response_id, "type": "message", "role": "assistant", "model": model}
+        self._prompt_tokens = prompt_tokens
+        self._open = ""  # the kind of the block that is being told
+        self._blocks = 0  # opened so far
+        self._pieces: list[CallPiece] = []
+
+    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+        """The `message` object."""
+        ((delta, finished),) = choices
+        calls = made_calls(delta.calls)
+        content = [_block("thinking", delta.reasoning)] if delta.reasoning else []
+        if delta.text or not (content or calls):
+            content.append(_block("text", delta.text))
+        content += [_call_block(call, json.loads(call.arguments)) for call in calls]
+        return self._head | {"content": content} | _ending(finished, bool(calls)) | {"usage": _usage(usage)}
+
+    def opening(self) -> Iterator[JsonObject]:
+        """The empty message."""
+        nothing = {"stop_reason": None, "stop_sequence": None}
+        usage = _usage(Usage(prompt_tokens=self._prompt_tokens))
+        yield {"type": "message_start", "message": self._head | {"content": []} | nothing | {"usage": usage}}
+
+    def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
+        """More reasoning or text."""
+        for kind, text in (("thinking", delta.reasoning), ("text", delta.text)):
+            if text:
+                yield from self._into(kind)
+                yield self._more({"type": f"{kind}_delta", kind: text})
+        self._pieces += delta.calls
+
+    def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
+        """The end of the block, the calls, and the end of the message."""
+        calls = made_calls(self._pieces)
+        if not (self._blocks or calls):
+            yield from self._into("text")
+        yield from self._stop()
+        for call in calls:
+            yield from self._start(_call_block(call, {}))
+            yield self._more({"type": "input_json_delta", "partial_json": call.arguments})
+            yield from self._stop()
+        yield {"type": "message_delta", "delta": _ending(finished, bool(calls)), "usage": _usage(usage)}
+        yield {"type": "message_stop"}
+
+    def failing(self, error: JsonObject, usage: Usage) -> Iterable[JsonObject]:  # noqa: ARG002 (EventFormatter's signature)
+        """Anthropic's error event, which its clients raise."""
+        return [anthropic_error(error, SERVER_FAILED)]
+
+    def _into(self, kind: str) -> Iterator[JsonObject]:
+        """The events that lead from the present state into a block of this kind."""
+        if self._open != kind:
+            yield from self._stop()
+            yield from self._start(_block(kind, ""))
+
+    def _start(self, block: JsonObject) -> Iterator[JsonObject]:
+        self._open = block["type"]
+        self._blocks += 1
+        yield {"type": "content_block_start", "index": self._blocks - 1, "content_block": block}
+
+    def _more(self, delta: JsonObject) -> JsonObject:
+        return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
+
+    def _stop(self) -> Iterator[JsonObject]:
+        if self._open:
+            self._open = ""
+            yield {"type": "content_block_stop", "index": self._blocks - 1}
+
+
+def _block(kind: str, text: str) -> JsonObject:
+    # A signature is Anthropic's proof that reasoning is its own; there is nothing to prove here, but clients want one.
+    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
+
+
+def _call_block(call: ToolCall, arguments: JsonObject) -> JsonObject:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _ending(finished: ChoiceFinished, called: bool) -> JsonObject:
+    if called and finished.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if finished.reason is FinishReason.STOP and isinstance(finished.stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop}
+    return {"stop_reason": STOP_REASONS[finished.reason], "stop_sequence": None}
+
+
+def _usage(usage: Usage) -> JsonObject:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def routes(serving: Serving) -> tuple[Route, ...]:
+    """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+    client, card, limits = serving.client, serving.card, serving.limits
+    extra = request_body(fitted(MESSAGES_FIELDS, serving.card), NEUTRAL_MESSAGES, "messages", "max_tokens")
+    described = answers("AnthropicMessage", stream="text/event-stream", error="AnthropicError")
+
+    async def messages(http_request: Request) -> Response:
+        """Continue a conversation, as Anthropic's endpoint of this name."""
+        parsed = await serving.parse(http_request, "msg_", parse_messages)
+        delivery: Delivery
+        if parsed.stream:
+            try:
+                prompt = await client.tokenize(parsed.requests[0].prompt)
+            except RequestError as error:
+                return error_response(error, parsed.aliases)
+            delivery = NamedEventDelivery(MessageFormatter(parsed.id, card.name, len(prompt.token_ids)))
+        else:
+            delivery = WholeDelivery(MessageFormatter(parsed.id, card.name), parsed.num_choices)
+        return serving.respond(parsed, delivery)
+
+    count_extra = request_body(fitted(COUNT_FIELDS, serving.card), NEUTRAL_COUNT, "messages")
+    count_answers = answers("AnthropicCount", error="AnthropicError")
+
+    async def count_tokens(http_request: Request) -> Response:
+        """How many tokens a conversation has, as Anthropic's endpoint of this name."""
+        chat = await serving.read(http_request, lambda body: parse_count(body, card, limits))
+        try:
+            prompt = await client.tokenize(chat.prompt)
+        except RequestError as error:
+            return error_response(error, chat.offer.aliases)
+        return json_response(200, {"input_tokens": len(prompt.token_ids)})
+
+    return (
+        Route("POST", "/v1/messages", messages, described, extra),
+        Route("POST", "/v1/messages/count_tokens", count_tokens, count_answers, count_extra),
+    )

@@ -1,0 +1,1 @@
+"""From a parsed request through the engine to the bytes of its answer."""

@@ -1,0 +1,62 @@
+"""An HTTP answer made from the engine's outputs, and what becomes of it when it cannot be completed.
+
+Invariants: whatever ends an answer early (the client leaves, an error, shutdown), its requests are closed before the
+answer is over, which aborts them; bytes are written only as fast as the client reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.contract.errors import PenstockError
+from penstock.server.delivery.deliveries import Delivery
+from penstock.server.delivery.live_requests import LiveRequests
+from penstock.server.delivery.observation import account_of
+from penstock.server.delivery.output_stream import OutputStream
+from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.http.connection import ClientLeft, while_connected
+from penstock.server.http.failures import ShuttingDown, error_object, error_response, log_failure
+from penstock.server.http.response_writer import ResponseWriter
+
+__all__ = ["EngineResponse"]
+
+
+class EngineResponse(Response):
+    """An HTTP answer made from the engine's outputs."""
+
+    def __init__(self, live: LiveRequests, parsed: ParsedRequest, delivery: Delivery) -> None:
+        self._parsed = parsed
+        self._delivery = delivery
+        self._outputs = OutputStream(live, parsed)
+        self.status_code = 200
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; ends early, and aborts what is running, when the client leaves or the server shuts down."""
+        writer, account = ResponseWriter(send), account_of(scope)
+        account.parsed, account.outputs = self._parsed, self._outputs
+        try:
+            await while_connected(receive, self._answer(writer))
+        except ClientLeft:
+            return
+        except asyncio.CancelledError:
+            await self._fail(ShuttingDown(), writer)
+            raise
+
+    async def _answer(self, writer: ResponseWriter) -> None:
+        try:
+            await self._delivery.deliver(self._outputs, writer)
+        except PenstockError as error:
+            await self._fail(error, writer)
+        except Exception as error:
+            log_failure(error, self._parsed.id)
+            await self._fail(error, writer)
+
+    async def _fail(self, error: Exception, writer: ResponseWriter) -> None:
+        if not writer.started:
+            await writer.respond(error_response(error, self._parsed.aliases))
+            return
+        await self._delivery.fail(error_object(error, self._parsed.aliases), self._outputs.usage, writer)

@@ -1,0 +1,140 @@
+"""Observing requests: when one is over, its record goes to every observer: a counter, the log, spans.
+
+Observers are called on the event loop, so they must be quick; and what they write must hold no text of a caller's,
+except a request id that was checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.server.delivery.output_stream import OutputStream
+from penstock.server.delivery.parsed_request import ParsedRequest
+
+__all__ = ["Account", "Observe", "Observer", "RequestRecord", "account_of"]
+
+logger = logging.getLogger("penstock.server")
+
+ACCOUNT = "penstock.account"
+UNROUTED = "none"
+CLIENT_LEFT = 499
+"""The status on record when a client left before its answer began; the number that nginx made customary."""
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+class Account:
+    """What one request wanted from the engine, and what it got. Filled in by the response; one task owns it."""
+
+    __slots__ = ("outputs", "parsed")
+
+    def __init__(self) -> None:
+        self.parsed: ParsedRequest | None = None
+        self.outputs: OutputStream | None = None
+
+
+def account_of(scope: Scope) -> Account:
+    """The account of the request with this ASGI scope; a new one where nobody observes."""
+    account: Account = scope.setdefault(ACCOUNT, Account())
+    return account
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One HTTP request, when it is over.
+
+    Attributes:
+        id: the request id that the answer carried.
+        method: an HTTP method, or OTHER.
+        route: the path as it was declared (`/v1/models/{model_id:path}`), so that there are few; `none` where none
+            matched.
+        status: of the answer; 499 when the client left before there was one.
+        complete: whether the answer was sent to its end.
+        started_ns: Unix time at which it came, in nanoseconds.
+        seconds: until it was over.
+        parsed: what was wanted, for requests that the engine serves and that could be read; else None.
+        outputs: what came of it; None where `parsed` is.
+        trace_headers: the W3C trace context that the caller sent.
+    """
+
+    id: str
+    method: str
+    route: str
+    status: int
+    complete: bool
+    started_ns: int
+    seconds: float
+    parsed: ParsedRequest | None
+    outputs: OutputStream | None
+    trace_headers: Mapping[str, str]
+
+
+Observer = Callable[[RequestRecord], None]
+
+
+class Observe:
+    """ASGI middleware, to be the outermost: calls every observer with the record of every HTTP request."""
+
+    def __init__(self, app: ASGIApp, observers: Sequence[Observer]) -> None:
+        self._app = app
+        self._observers = tuple(observers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve as the application does, then call the observers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        account, watched = account_of(scope), _Watched(send)
+        started_ns, began = time.time_ns(), time.perf_counter()
+        try:
+            await self._app(scope, receive, watched.send)
+        finally:
+            record = RequestRecord(
+                id=watched.request_id,
+                method=scope["method"] if scope["method"] in METHODS else "OTHER",
+                route=getattr(scope.get("route"), "path", UNROUTED),
+                status=watched.status,
+                complete=watched.complete,
+                started_ns=started_ns,
+                seconds=time.perf_counter() - began,
+                parsed=account.parsed,
+                outputs=account.outputs,
+                trace_headers=_trace_headers(Headers(scope=scope)),
+            )
+            self._tell(record)
+
+    def _tell(self, record: RequestRecord) -> None:
+        for observer in self._observers:
+            try:
+                observer(record)
+            except Exception:  # watching a request must not harm it, nor keep the others from watching
+                logger.exception("an observer failed")
+
+
+class _Watched:
+    """A `send` that remembers what went through."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = CLIENT_LEFT
+        self.request_id = ""
+        self.complete = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.request_id = Headers(raw=message.get("headers", [])).get("x-request-id", "")
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+
+
+def _trace_headers(headers: Headers) -> dict[str, str]:
+    return {name: headers[name] for name in TRACE_HEADERS if name in headers}

@@ -1,0 +1,173 @@
+"""What the engine says of one parsed request, as one stream.
+
+Decides how the outputs of several prompts become one stream with choices numbered through, that every prompt is aborted
+when one fails or the client leaves, and how usage adds up. Knows no JSON and no HTTP.
+Invariant: a stream that ends without an error has ended every choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from itertools import chain, repeat
+
+from penstock.contract.errors import EngineFault
+from penstock.contract.events import (
+    AskFailed,
+    AskFinished,
+    ChoiceDelta,
+    ChoiceFinished,
+    Embedding,
+    FinishReason,
+    Output,
+    PromptTokens,
+    Usage,
+)
+from penstock.contract.measurements import UNTIMED, Timings
+from penstock.contract.request import EngineRequest
+from penstock.server.delivery.live_requests import LiveRequests
+from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.delivery.turns import take_in_turns
+
+__all__ = ["OutputStream", "Transcript"]
+
+
+class OutputStream:
+    """The outputs of a parsed request as one stream. Owned by the one task that answers.
+
+    Attributes:
+        usage: of the prompts that have ended, together.
+        timings: of the same prompts together.
+        sent_tokens: tokens that have come through.
+        finish_reasons: of the choices that have ended.
+        vectors: prompt index -> its embedding, as `Embedding.vector`.
+        prompts: prompt index -> its tokens, where they were asked for and have come.
+    """
+
+    def __init__(self, live: LiveRequests, parsed: ParsedRequest) -> None:
+        self.usage = Usage()
+        self.timings = UNTIMED
+        self.sent_tokens = 0
+        self.finish_reasons: list[str] = []
+        self.vectors: dict[int, bytes] = {}
+        self.prompts: dict[int, PromptTokens] = {}
+        self._live = live
+        self._parsed = parsed
+        self._unfinished = len(parsed.requests)
+
+    async def stream(self) -> AsyncGenerator[ChoiceDelta | ChoiceFinished, None]:
+        """Deltas and ends, with the whole answer's choice indices. Close it (`aclosing`): that aborts what is left.
+
+        Raises:
+            PenstockError: as `EngineClient.generate`; and `EngineFault` when a request failed on the way.
+        """
+        names = self._parsed.prompt_fields or repeat("prompt")
+        async with AsyncExitStack() as closing:  # closes every request, even when closing one of them fails
+            opened = [self._live.open(each, name) for each, name in zip(self._parsed.requests, names, strict=False)]
+            for request in opened:
+                closing.push_async_callback(request.close)
+            if len(opened) == 1:  # the common case: no task and no generator in between
+                while (output := await opened[0].next()) is not None:
+                    for translated in self._translate(0, output):
+                        yield translated
+            else:
+                turns = await closing.enter_async_context(aclosing(take_in_turns(opened, self._parsed.at_once)))
+                async for index, output in turns:
+                    for translated in self._translate(index, output):
+                        yield translated
+        if self._unfinished:
+            raise EngineFault("The engine ended the answer before it was complete.")
+
+    def _translate(self, index: int, output: Output) -> Iterable[ChoiceDelta | ChoiceFinished]:
+        """What `output` of prompt `index` adds to the whole answer; usage, timings and vectors are noted here."""
+        request = self._parsed.requests[index]
+        first = index * request.n
+        match output:
+            case ChoiceDelta() | ChoiceFinished():  # nearly every output
+                self._note(output)
+                if request.echo and index in self.prompts:  # an abort may come before the prompt
+                    output = _after_echo(self.prompts[index], output)
+                return (_renumbered(output, first),)
+            case PromptTokens():
+                self.prompts[index] = output
+                return [_echo(output, first + choice, request) for choice in range(request.n if request.echo else 0)]
+            case Embedding(vector):
+                self.vectors[index] = vector
+            case AskFinished():
+                self._unfinished -= 1
+                self._add(output.usage, output.timings)
+            case AskFailed():
+                self._add(output.usage, output.timings)
+                raise EngineFault(output.message)
+        return ()
+
+    def _note(self, output: ChoiceDelta | ChoiceFinished) -> None:
+        if isinstance(output, ChoiceDelta):
+            self.sent_tokens += len(output.tokens)
+        else:
+            self.finish_reasons.append(output.reason.value)
+
+    def _add(self, usage: Usage, timings: Timings) -> None:
+        self.timings = timings if self.timings is UNTIMED else self.timings.joined(timings)
+        self.usage = Usage(
+            prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
+            completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
+            cached_tokens=self.usage.cached_tokens + usage.cached_tokens,
+            reasoning_tokens=self.usage.reasoning_tokens + usage.reasoning_tokens,
+        )
+
+
+def _echo(prompt: PromptTokens, choice: int, request: EngineRequest) -> ChoiceDelta:
+    """The prompt as the beginning of a choice; its tokens have as many alternatives as the generated ones."""
+    count = request.sampling.get("logprobs", 0)
+    return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
+
+
+def _after_echo(prompt: PromptTokens, output: ChoiceDelta | ChoiceFinished) -> ChoiceDelta | ChoiceFinished:
+    """`output` of a choice that begins with the prompt, so that its tokens start later in the text."""
+    if isinstance(output, ChoiceFinished):
+        return output
+    return replace(output, tokens=tuple(replace(each, start=each.start + len(prompt.text)) for each in output.tokens))
+
+
+def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta | ChoiceFinished:
+    if isinstance(output, ChoiceFinished) and output.reason is FinishReason.ERROR:
+        raise EngineFault("One of the choices failed.")
+    return replace(output, choice=first + output.choice) if first else output
+
+
+class Transcript:
+    """Gathers a whole answer from the same stream that would be sent piece by piece. Owned by one task."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._deltas: list[list[ChoiceDelta]] = [[] for _ in range(num_choices)]
+        self._ends: dict[int, ChoiceFinished] = {}
+
+    def take(self, output: ChoiceDelta | ChoiceFinished) -> None:
+        """Add one output."""
+        if isinstance(output, ChoiceFinished):
+            self._ends[output.choice] = output
+            return
+        self._deltas[output.choice].append(output)
+
+    def choices(self) -> list[tuple[ChoiceDelta, ChoiceFinished]]:
+        """Every choice as if it had come in one piece, by index.
+
+        Raises:
+            EngineFault: a choice has not ended.
+        """
+        if len(self._ends) != len(self._deltas):
+            raise EngineFault("The engine ended the answer before it was complete.")
+        return [(_joined(index, deltas), self._ends[index]) for index, deltas in enumerate(self._deltas)]
+
+
+def _joined(choice: int, deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    return ChoiceDelta(
+        choice,
+        "".join(delta.text for delta in deltas),
+        tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        "".join(delta.reasoning for delta in deltas),
+        tuple(chain.from_iterable(delta.calls for delta in deltas)),
+        sum(delta.reasoning_tokens for delta in deltas),
+    )

@@ -1,0 +1,149 @@
+"""Who may call this server: API keys, host names, web pages' origins.
+
+Decides what counts as a key, where keys come from, and that a server without keys listens on this machine only. Keys
+are kept as SHA-256 digests; a key is compared with all of them, in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.contract.config import ServerConfig
+from penstock.contract.errors import ConfigError
+from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
+from penstock.server.http.caller import Caller
+
+__all__ = ["Access", "ApiKeys", "is_loopback", "open_access", "read_keys"]
+
+ANY = "*"
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+ADMIN = "admin"
+ENVIRONMENT = (("PENSTOCK_API_KEY", False), ("PENSTOCK_ADMIN_KEY", True))
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """(digest, whether it is an admin's) of every key."""
+
+    digests: tuple[tuple[bytes, bool], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.digests)
+
+    def find(self, key: str) -> Caller | None:
+        """The caller with this key; None if there is none. Takes the same time whichever key matches."""
+        given = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        found: Caller | None = None
+        for digest, admin in self.digests:
+            if hmac.compare_digest(digest, given):
+                found = Caller(digest, admin)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The rules of one server.
+
+    Attributes:
+        hosts: names that the Host header may hold, without port; empty for any.
+        origins: origins of web pages that may call; `*` for any.
+        compat: whether unsupported fields are taken out and listed rather than refused.
+        request_seconds: how long a request may take; 0 for any time.
+    """
+
+    keys: ApiKeys = ApiKeys()
+    hosts: frozenset[str] = LOOPBACK_NAMES
+    origins: frozenset[str] = frozenset()
+    compat: bool = False
+    request_seconds: float = DEFAULT_SERVER_LIMITS.request_seconds
+    limits: ServerLimits = field(default=DEFAULT_SERVER_LIMITS)
+
+
+def open_access(config: ServerConfig, environ: Mapping[str, str]) -> Access:
+    """The rules that the operator chose.
+
+    Raises:
+        ConfigError: an option or the key file cannot be used, or other machines can reach the server and there is no
+        key.
+    """
+    keys = read_keys(config.api_key_file, environ)
+    loopback = is_loopback(config.host)
+    if not keys and not loopback:
+        raise ConfigError(
+            "host",
+            f"{config.host} can be reached from other machines, which needs an API key: give --api-key-file or set"
+            " PENSTOCK_API_KEY",
+        )
+    asked = frozenset(_items(config.allowed_hosts))
+    hosts = frozenset() if ANY in asked or not (loopback or asked) else LOOPBACK_NAMES | asked | {config.host.lower()}
+    return Access(
+        keys=keys,
+        hosts=hosts,
+        origins=frozenset(_items(config.cors_origins)),
+        compat=config.compat,
+        request_seconds=config.request_timeout,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`; a name other than localhost never counts."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_keys(path: str, environ: Mapping[str, str], limits: ServerLimits = DEFAULT_SERVER_LIMITS) -> ApiKeys:
+    """The keys in a file ("" for no file) and in the environment.
+
+    Raises:
+        ConfigError: the file cannot be read, is readable by every user, holds no key, or holds a malformed one.
+    """
+    found = [(environ[name], admin, name) for name, admin in ENVIRONMENT if environ.get(name)]
+    if path:
+        from_file = list(_file_keys(Path(path)))
+        if not from_file:
+            raise ConfigError("api_key_file", f"{path} holds no key")
+        found += from_file
+    if len(found) > limits.max_api_keys:
+        raise ConfigError("api_key_file", f"{path} holds {len(found)} keys; at most {limits.max_api_keys} are taken")
+    for key, _, where in found:
+        _check_key(key, where, limits.min_api_key_chars)
+    return ApiKeys(tuple((hashlib.sha256(key.encode()).digest(), admin) for key, admin, _ in found))
+
+
+def _file_keys(path: Path) -> Iterator[tuple[str, bool, str]]:
+    """(key, whether it is an admin's, file and line) of every line with a key."""
+    try:
+        if os.name == "posix" and path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise ConfigError("api_key_file", f"{path} is open to every user of this machine; do: chmod 600 {path}")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("api_key_file", f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        admin = len(words) == 2 and words[0] == ADMIN
+        if len(words) != 1 + admin:
+            raise ConfigError("api_key_file", f"{path}, line {number}: must be `KEY` or `admin KEY`")
+        yield words[-1], admin, f"{path}, line {number}"
+
+
+def _check_key(key: str, where: str, min_chars: int) -> None:
+    if len(key) < min_chars or not key.isascii() or not key.isprintable() or " " in key:
+        message = f"{where}: a key has at least {min_chars} printable ASCII characters and no spaces"
+        raise ConfigError("api_key_file", message)
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip().lower() for item in text.split(",") if item.strip()]

@@ -1,0 +1,90 @@
+"""Reading a request's body, with limits on its size and its time, and only if it is declared as JSON.
+
+Bytes are counted as they arrive, whatever Content-Length promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.types import Receive
+
+from penstock.api_fields.strict_json import JsonObject, decode
+from penstock.server.http.connection import ClientLeft
+from penstock.server.http.failures import BodyTooLarge, BodyTooSlow, UnsupportedMediaType
+
+__all__ = ["read_json"]
+
+DEADLINE_SECONDS = 30.0
+"""For the whole body."""
+
+DISCARD_SECONDS = 1.0
+"""How long a refused body is still read: a client that is writing would otherwise see a reset in place of the 413."""
+
+INLINE_BYTES = 64 * 1024
+"""Larger bodies are parsed off the event loop, so that they do not hold up other streams."""
+
+
+async def read_json(http_request: Request, limit: int) -> JsonObject:
+    """The body as an object.
+
+    Raises:
+        RequestError: wrong media type, more than `limit` bytes, too slow, or not strict JSON.
+        ClientLeft: the connection ended before the body did.
+    """
+    _check_media_type(http_request.headers.get("content-type", ""))
+    pieces = _pieces(http_request.receive)
+    if int(http_request.headers.get("content-length", "0")) > limit:
+        await _discard(pieces, limit)
+        raise BodyTooLarge(limit)
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            body = await _collect(pieces, limit)
+    except TimeoutError:
+        raise BodyTooSlow(DEADLINE_SECONDS) from None
+    if len(body) <= INLINE_BYTES:
+        return decode(body)
+    return await asyncio.to_thread(decode, body)
+
+
+def _check_media_type(content_type: str) -> None:
+    media_type, _, parameters = content_type.partition(";")
+    charset = parameters.replace(" ", "").replace('"', "").lower()
+    if media_type.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", "charset=utf8"):
+        raise UnsupportedMediaType
+
+
+async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+async def _collect(pieces: AsyncIterator[bytes], limit: int) -> bytes:
+    body = bytearray()
+    async for piece in pieces:
+        body += piece
+        if len(body) > limit:
+            body.clear()
+            await _discard(pieces, limit)
+            raise BodyTooLarge(limit)
+    return bytes(body)
+
+
+async def _discard(pieces: AsyncIterator[bytes], limit: int) -> None:
+    """Read on for a moment, keeping nothing, and never more than another `limit` bytes."""
+    size = 0
+    try:
+        async with asyncio.timeout(DISCARD_SECONDS):
+            async for piece in pieces:
+                size += len(piece)
+                if size > limit:
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,51 @@
+"""The caller of a request, by API key, and what follows from it: the tenant and the prefix-cache salt.
+
+The salt that reaches the engine is an HMAC (RFC 2104) of the caller's `cache_salt`, keyed by the digest of the API key.
+So callers with different keys never share cached KV, and the engine learns neither the key nor the caller's salt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, replace
+
+from starlette.types import Scope
+
+from penstock.contract.request import EngineRequest
+
+__all__ = ["Caller", "caller_of"]
+
+SCOPE_KEY = "penstock.caller"
+NAME_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request.
+
+    Attributes:
+        digest: SHA-256 of the API key; empty where the server has no keys.
+        admin: whether the admin routes are open to it.
+    """
+
+    digest: bytes = b""
+    admin: bool = True
+
+    @property
+    def name(self) -> str:
+        """Tells callers apart without revealing their keys; "" where the server has no keys."""
+        return hmac.new(self.digest, b"name", hashlib.sha256).hexdigest()[:NAME_CHARS] if self.digest else ""
+
+    def bind(self, request: EngineRequest) -> EngineRequest:
+        """`request` with this caller's tenant and salt; unchanged where the server has no keys."""
+        if not self.digest:
+            return request
+        salt = hmac.new(self.digest, b"salt:" + request.cache_salt.encode(), hashlib.sha256).hexdigest()
+        return replace(request, tenant=self.name, cache_salt=salt)
+
+
+def caller_of(scope: Scope) -> Caller:
+    """The caller of a request that the guard has let through."""
+    caller: Caller = scope.get(SCOPE_KEY, Caller())
+    return caller

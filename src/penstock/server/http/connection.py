@@ -1,0 +1,44 @@
+"""Noticing that a client has gone, and ending the work that is done for it.
+
+This holds for queueing, prefill and decode, streaming or not. The web framework does it for neither plain answers nor
+(from ASGI 2.4 on) streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from starlette.types import Receive
+
+__all__ = ["ClientLeft", "while_connected"]
+
+
+class ClientLeft(Exception):
+    """The connection is gone; there is nobody to answer."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[None, None, None]) -> None:
+    """Run `work`, but cancel it as soon as the client leaves. The request's body must have been read.
+
+    Returns or raises only after `work` has ended, its clean-up included.
+
+    Raises:
+        ClientLeft: the client left first.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_departure(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,172 @@
+"""Errors on the wire: which status, which OpenAI error object, which headers.
+
+Maps the error tree in `contract.errors` to HTTP, and tells the official clients whether to try again (`x-should-retry`,
+`Retry-After`).
+Invariant: every error body is `{"error": {"message", "type", "param", "code"}}`, and holds no path, stack or user text
+beyond a field's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from starlette.responses import Response
+
+from penstock.api_fields.strict_json import JsonObject, encode
+from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError, RequestError, UnknownModel
+
+__all__ = [
+    "BodyTooLarge",
+    "BodyTooSlow",
+    "HttpRefusal",
+    "RequestTimedOut",
+    "ShuttingDown",
+    "UnsupportedMediaType",
+    "error_object",
+    "error_response",
+    "http_error_response",
+    "json_response",
+    "log_failure",
+]
+
+logger = logging.getLogger("penstock.server")
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+INTERNAL = "The server failed to answer this request."
+NO_RETRY = {"x-should-retry": "false"}
+
+ROUTING_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+
+class BodyTooLarge(RequestError):
+    """The body has more bytes than `RequestLimits.max_body_bytes`."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+class BodyTooSlow(RequestError):
+    """The body did not arrive in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request body did not arrive within {seconds:g} seconds.", code="request_timeout")
+
+
+class UnsupportedMediaType(RequestError):
+    """The body is not declared to be JSON."""
+
+    def __init__(self) -> None:
+        super().__init__("The Content-Type must be application/json (in UTF-8).", code="unsupported_media_type")
+
+
+class HttpRefusal(RequestError):
+    """A refusal with a status of its own, because it concerns HTTP rather than a field.
+
+    Attributes:
+        status: the HTTP status.
+        kind: OpenAI's error type.
+    """
+
+    def __init__(self, status: int, message: str, *, code: str, kind: str = INVALID_REQUEST, param: str = "") -> None:
+        super().__init__(message, code=code, param=param)
+        self.status = status
+        self.kind = kind
+
+
+class RequestTimedOut(EngineFault):
+    """The request took longer than this server allows."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request was ended after {seconds:g} seconds, the most that this server gives one.")
+
+
+class ShuttingDown(Overloaded):
+    """The server is going away; another one, or this one in a while, may answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", retry_after=5)
+
+
+def json_response(status: int, value: JsonObject, headers: Mapping[str, str] | None = None) -> Response:
+    """A whole JSON answer."""
+    return Response(encode(value), status, dict(headers or {}), media_type="application/json")
+
+
+def error_object(error: Exception, aliases: Mapping[str, str] | None = None) -> JsonObject:
+    """The OpenAI error object of `error`; `aliases` renames parameters to the names that the caller used."""
+    _, kind, code = _classify(error)
+    named = error.param if isinstance(error, RequestError) else ""
+    param = (aliases or {}).get(named, named)
+    message = str(error) if isinstance(error, PenstockError) and str(error) else INTERNAL
+    if param != named and message.startswith(f"{named}:"):
+        message = param + message.removeprefix(named)
+    if param and param not in message:
+        message = f"{param}: {message}"
+    return _envelope(message, kind, param, code)
+
+
+def error_response(error: Exception, aliases: Mapping[str, str] | None = None) -> Response:
+    """The whole HTTP answer for `error`; anything but a `PenstockError` becomes a 500 without details."""
+    status, _, _ = _classify(error)
+    return json_response(status, error_object(error, aliases), _headers(error, status))
+
+
+def http_error_response(status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer where routing failed: no such path, or not with this method."""
+    message = f"{HTTPStatus(status).phrase}: there is no such endpoint here; see /openapi.json."
+    envelope = _envelope(message, INVALID_REQUEST, "", ROUTING_CODES.get(status, "invalid_request"))
+    return json_response(status, envelope, {**(headers or {}), **NO_RETRY})
+
+
+def log_failure(error: Exception, request: str) -> None:
+    """Log where a failure of ours happened, without its message, which may hold a prompt."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s: %s at\n%s", request, type(error).__name__, frames)
+
+
+def _envelope(message: str, kind: str, param: str, code: str) -> JsonObject:
+    return {"error": {"message": message, "type": kind, "param": param or None, "code": code}}
+
+
+def _classify(error: Exception) -> tuple[int, str, str]:
+    """Status, OpenAI type and code; the first branch that matches decides, subclasses first."""
+    statuses: tuple[tuple[type[RequestError], int], ...] = (
+        (UnknownModel, 404),
+        (BodyTooLarge, 413),
+        (BodyTooSlow, 408),
+        (UnsupportedMediaType, 415),
+        (RequestError, 400),
+    )
+    if isinstance(error, HttpRefusal):
+        return error.status, error.kind, error.code
+    for kind, status in statuses:
+        if isinstance(error, kind):
+            return status, INVALID_REQUEST, error.code
+    if isinstance(error, ShuttingDown):
+        return 503, SERVER_ERROR, "shutting_down"
+    if isinstance(error, RequestTimedOut):
+        return 504, SERVER_ERROR, "request_timeout"
+    if isinstance(error, Overloaded):
+        return 429, "rate_limit_error", "overloaded"
+    if isinstance(error, EngineDead):
+        return 503, SERVER_ERROR, "engine_dead"
+    return 500, SERVER_ERROR, "internal_error"
+
+
+def _headers(error: Exception, status: int) -> dict[str, str]:
+    if isinstance(error, Overloaded):
+        return {"retry-after": str(max(1, error.retry_after))}
+    if status == BODY_TIMEOUT:
+        return {"connection": "close"}
+    if status == TOO_LARGE:
+        # What is left of the body stays unread: this connection cannot carry another request.
+        return {**NO_RETRY, "connection": "close"}
+    return NO_RETRY
+
+
+BODY_TIMEOUT = 408
+TOO_LARGE = 413

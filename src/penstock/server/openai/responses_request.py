@@ -1,0 +1,271 @@
+"""`POST /v1/responses`: its fields, how a body is parsed, and which fields the response repeats.
+
+The conversation is the instructions, then the previous response's conversation (without its instructions, as at
+OpenAI), then the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.api_fields.chat_options import ChatOptions
+from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, OBJECT, TEXT, Field, Kind, Neutrals, read_fields
+from penstock.api_fields.reasoning import EFFORT, Variables, effort_variables
+from penstock.api_fields.request_options import check_model, check_prompt_chars, read_options, sampling_fields
+from penstock.api_fields.strict_json import JsonObject, printable
+from penstock.contract.errors import InvalidParameter
+from penstock.contract.limits import DEFAULT_LIMITS, RequestLimits
+from penstock.contract.model import ModelCard
+from penstock.contract.request import ChatPrompt, Message
+from penstock.contract.tools import ReasoningUse
+from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.openai.responses_items import INPUT, read_items
+from penstock.server.openai.responses_tools import RESPONSE_TOOL_FIELDS, read_response_tools, repeated_tools
+
+__all__ = ["NEUTRAL_RESPONSES", "RESPONSES_FIELDS", "ResponseRequest", "parse_response"]
+
+SAMPLING = ("temperature", "top_p")
+FORMATS = ("text", "json_object", "json_schema")
+PLAIN_FORMAT = {"type": "text"}
+
+_TEXT_FIELDS = (Field("format", OBJECT, "The form of the answer."),)
+_NEUTRAL_TEXT: Neutrals = {"verbosity": ("medium",)}
+_FORMAT_FIELDS = (
+    Field("type", TEXT, "text, json_object or json_schema."),
+    Field("name", TEXT, "What the schema is called; not used."),
+    Field("description", TEXT, "What it is for; not shown to the model."),
+    Field("schema", OBJECT, "The JSON schema."),
+    Field("strict", BOOLEAN, "Either way the schema is followed to the letter."),
+)
+_REASONING_FIELDS = (Field("effort", EFFORT, "How much the model thinks."),)
+_NEUTRAL_REASONING: Neutrals = {"context": ("auto",), "generate_summary": (), "mode": ("standard",), "summary": ()}
+
+REASONING = Kind(
+    "an object",
+    {"type": "object", "properties": {"effort": {"anyOf": [EFFORT.schema, {"type": "null"}]}}},
+    lambda value: isinstance(value, dict),
+)
+FORM = Kind(
+    "an object",
+    {
+        "type": "object",
+        "properties": {
+            "format": {
+                "type": ["object", "null"],
+                "properties": {
+                    "type": {"enum": list(FORMATS)},
+                    "name": {"type": "string"},
+                    "description": {"type": ["string", "null"]},
+                    "schema": {"type": "object"},
+                    "strict": {"type": ["boolean", "null"]},
+                },
+                "required": ["type"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    lambda value: isinstance(value, dict),
+)
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = Kind(
+    "a list of strings",
+    {"type": "array", "items": {"enum": [LOGPROBS]}},
+    lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+)
+TOP_LOGPROBS = Kind(
+    "an integer",
+    {"type": "integer", "minimum": 0, "maximum": DEFAULT_LIMITS.max_logprobs},
+    INTEGER.accepts,
+)
+RESPONSES_FIELDS = (
+    Field("model", TEXT, "The served model's name; the served model when left out."),
+    Field("input", INPUT, "What is said: text, or items: messages, calls, their results, reasoning."),
+    Field("instructions", TEXT, "The system prompt of this response; not carried over to the next."),
+    Field("previous_response_id", TEXT, "The response whose conversation this one continues."),
+    Field("max_output_tokens", INTEGER, "Most tokens to generate; by default the rest of the model's context."),
+    Field("stream", BOOLEAN, "Answer in events."),
+    Field("background", BOOLEAN, "Answer at once and go on generating; needs store, and excludes stream."),
+    Field("store", BOOLEAN, "Keep the response, in memory, for as long as there is room; the default."),
+    *RESPONSE_TOOL_FIELDS,
+    Field(
+        "reasoning",
+        REASONING,
+        "effort: how much the model thinks, where its chat template has a variable for that: a level, or a switch,"
+        " which knows none and the rest.",
+    ),
+    Field("text", FORM, "format: the form of the answer: text, json_object, or json_schema, followed to the letter."),
+    Field(
+        "include",
+        INCLUDES,
+        "message.output_text.logprobs: the log probability of each token of the message. What else OpenAI can include"
+        " there is none of here.",
+    ),
+    Field("top_logprobs", TOP_LOGPROBS, "How many of the likeliest tokens to return in each place; needs include."),
+    Field("metadata", LABELS, "Labels of the caller's own, repeated in the response."),
+    Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged."),
+    Field("safety_identifier", TEXT, "As user; user wins where both are given."),
+    *(field for field in sampling_fields() if field.name in SAMPLING),
+)
+NEUTRAL_RESPONSES: Neutrals = {
+    "access_programs": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "truncation": ("disabled",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """A parsed request.
+
+    Attributes:
+        history: the conversation without the instructions.
+        repeated: the request's fields that the response object repeats.
+        logprobs: whether messages have the log probabilities of their tokens.
+    """
+
+    parsed: ParsedRequest
+    history: tuple[Message, ...]
+    repeated: JsonObject
+    background: bool
+    store: bool
+    logprobs: bool = False
+
+
+def parse_response(
+    body: JsonObject,
+    response_id: str,
+    card: ModelCard,
+    limits: RequestLimits,
+    recall: Callable[[str], tuple[Message, ...]],
+) -> ResponseRequest:
+    """The request in `body`.
+
+    Args:
+        body: the request's body.
+        response_id: what the response will be called.
+        card: the served model.
+        limits: on requests.
+        recall: gives the conversation of an earlier response, by id.
+
+    Raises:
+        RequestError: it cannot be served; names the field.
+    """
+    check_model(body, card)
+    given = read_fields(body, RESPONSES_FIELDS, NEUTRAL_RESPONSES)
+    if not card.has_chat_template:
+        raise InvalidParameter("input", "The served model has no chat template.", code="unsupported_model")
+    background, store, stream = (
+        given.get(name, default) for name, default in (("background", False), ("store", True), ("stream", False))
+    )
+    if background and (stream or not store):
+        message = "background needs store, and does not go together with stream."
+        raise InvalidParameter("background", message)
+    wanted = {name: given[name] for name in (*SAMPLING, "user", "safety_identifier") if name in given}
+    if "max_output_tokens" in given:
+        wanted["max_tokens"] = given["max_output_tokens"]
+    wanted |= _logprobs(given)
+    form = _format(given)
+    wanted |= _structured(form)
+    aliases = {
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "logprobs": "top_logprobs",
+        "structured_outputs": "text.format",
+        "structured_outputs.json": "text.format.schema",
+    }
+    terms = read_options(wanted, {"max_tokens": None}, aliases, card, limits)
+    history = _history(given, limits, recall)
+    effort, variables = _effort(given, card)
+    chat = _chat(given, history, variables, card, limits)
+    request = chat.applied(terms.request(response_id, chat.prompt))
+    parsed = ParsedRequest(response_id, (request,), stream=stream, aliases=aliases | chat.offer.aliases)
+    repeated = _repeated(given) | {name: getattr(terms.params, name) for name in SAMPLING}
+    repeated |= {"reasoning": {"effort": effort, "summary": None}, "text": {"format": form}}
+    return ResponseRequest(parsed, history, repeated, background, store, "logprobs" in wanted)
+
+
+def _repeated(given: JsonObject) -> JsonObject:
+    names = ("instructions", "max_output_tokens", "previous_response_id", "safety_identifier", "user")
+    same = {name: given.get(name) for name in names}
+    own = {"metadata": given.get("metadata", {}), "top_logprobs": given.get("top_logprobs", 0)}
+    return same | own | repeated_tools(given)
+
+
+def _logprobs(given: JsonObject) -> JsonObject:
+    """The `logprobs` parameter: how many alternatives to each token; nothing where none are wanted."""
+    included, top = given.get("include", []), given.get("top_logprobs", 0)
+    for name in included:
+        if name != LOGPROBS:
+            message = f"include: {printable(name)!r} is not supported here; there is {LOGPROBS}."
+            raise InvalidParameter("include", message, code="unsupported_parameter")
+    if included:
+        return {"logprobs": top}
+    if top:
+        raise InvalidParameter("top_logprobs", f"top_logprobs is only allowed together with include: [{LOGPROBS!r}].")
+    return {}
+
+
+def _history(
+    given: JsonObject, limits: RequestLimits, recall: Callable[[str], tuple[Message, ...]]
+) -> tuple[Message, ...]:
+    value = given.get("input")
+    if value is None or value == []:
+        raise InvalidParameter("input", "input is missing.", code="missing_value")
+    before = recall(given["previous_response_id"]) if "previous_response_id" in given else ()
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    return read_items(value, before, limits)
+
+
+def _chat(
+    given: JsonObject, history: tuple[Message, ...], variables: Variables, card: ModelCard, limits: RequestLimits
+) -> ChatOptions:
+    instructions = given.get("instructions")
+    turns = history if instructions is None else (Message("system", instructions), *history)
+    offer = read_response_tools(given, limits)
+    prompt = ChatPrompt(turns, tools=offer.tools, template_variables=tuple(variables.items()))
+    check_prompt_chars(prompt.num_chars, "input", card, limits)
+    return ChatOptions.made(prompt, offer, ReasoningUse.SPLIT)
+
+
+def _effort(given: JsonObject, card: ModelCard) -> tuple[str | None, Variables]:
+    """The effort, and the template variables that it sets."""
+    rules = read_fields(given.get("reasoning", {}), _REASONING_FIELDS, _NEUTRAL_REASONING, "reasoning")
+    if "effort" not in rules:
+        return None, {}
+    return rules["effort"], effort_variables(rules["effort"], card, "reasoning.effort")
+
+
+def _format(given: JsonObject) -> JsonObject:
+    """`text.format`, checked; plain text by default."""
+    text = read_fields(given.get("text", {}), _TEXT_FIELDS, _NEUTRAL_TEXT, "text")
+    form = read_fields(text.get("format", PLAIN_FORMAT), _FORMAT_FIELDS, {}, "text.format")
+    if form.get("type") not in FORMATS:
+        raise InvalidParameter("text.format.type", f"text.format.type must be one of {', '.join(FORMATS)}.")
+    is_schema = form["type"] == "json_schema"
+    for name in ("name", "schema"):
+        if (name in form) != is_schema:
+            message = f"text.format.{name} belongs to the type json_schema, and must be given there."
+            raise InvalidParameter(f"text.format.{name}", message, code="missing_value")
+    return form
+
+
+def _structured(form: JsonObject) -> JsonObject:
+    """The form as the sampling parameter `structured_outputs`; nothing for free text."""
+    match form["type"]:
+        case "json_schema":
+            return {"structured_outputs": {"json": form["schema"]}}
+        case "json_object":
+            return {"structured_outputs": {"json_object": True}}
+    return {}

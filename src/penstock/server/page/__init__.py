@@ -1,0 +1,15 @@
+"""The web page at `/`: its files, and the two endpoints that only it uses."""
+
+from __future__ import annotations
+
+from penstock.server.delivery.serving import Serving
+from penstock.server.http.route import Route
+from penstock.server.page import engine_events, files, sampling_controls
+from penstock.server.page.schemas import SCHEMAS
+
+__all__ = ["SCHEMAS", "routes"]
+
+
+def routes(serving: Serving) -> tuple[Route, ...]:
+    """Every endpoint of this room."""
+    return (*sampling_controls.ROUTES, *engine_events.routes(serving), *files.routes())

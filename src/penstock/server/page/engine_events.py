@@ -1,0 +1,114 @@
+"""`GET /engine/events`: what the engine is doing, once a second, as server-sent events.
+
+There is no history and no buffer: an event is the client's health when it is sent, so a viewer costs one attribute read
+a second, and a slow viewer costs no more. Rates are left to the viewer, who divides differences of counters by
+differences of `at`. Events hold numbers only: no prompt, no id, no tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.api_fields.strict_json import JsonObject, encode
+from penstock.contract.errors import Overloaded
+from penstock.contract.ports import EngineClient, Health
+from penstock.server.delivery.serving import Serving
+from penstock.server.http.connection import ClientLeft, while_connected
+from penstock.server.http.failures import error_response
+from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
+from penstock.server.http.route import Route
+
+__all__ = ["EVENTS_PATH", "routes"]
+
+EVENTS_PATH = "/engine/events"
+
+PERIOD_SECONDS = 1.0
+LONGEST_SECONDS = 600.0
+"""After this a stream ends, and a viewer that is still there asks again: a connection that nobody watches goes away."""
+
+MAX_VIEWERS = 32
+
+FIELDS = (
+    "alive",
+    "reason",
+    "running",
+    "waiting",
+    "slots",
+    "free_blocks",
+    "cached_blocks",
+    "total_blocks",
+    "steps",
+    "preemptions",
+    "query_tokens",
+    "hit_tokens",
+    "computed_tokens",
+    "generated_tokens",
+)
+
+
+def routes(serving: Serving) -> tuple[Route, ...]:
+    """The stream. It is not in the OpenAPI document, where every answer has an end."""
+    audience = _Audience()
+
+    async def engine_events() -> Response:
+        """What the engine is doing, once a second."""
+        return _EventStream(serving.client, audience, serving.stopping)
+
+    return (Route("GET", EVENTS_PATH, engine_events, documented=False),)
+
+
+def snapshot(health: Health) -> JsonObject:
+    """One event: the state, the counters since the start, and `at`, seconds on the server's monotone clock."""
+    return {name: getattr(health, name) for name in FIELDS} | {"at": round(time.monotonic(), 3)}
+
+
+class _Audience:
+    """How many viewers there are. Confined to one event loop."""
+
+    def __init__(self) -> None:
+        self.viewers = 0
+
+
+class _EventStream(Response):
+    """The endless answer."""
+
+    def __init__(self, client: EngineClient, audience: _Audience, stopping: asyncio.Event) -> None:
+        self._client = client
+        self._audience = audience
+        self._stopping = stopping
+        self.status_code = 200
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the viewer leaves, the server stops or the time is over."""
+        if self._audience.viewers >= MAX_VIEWERS:
+            full = Overloaded(f"{MAX_VIEWERS} viewers watch the engine already.", retry_after=10)
+            await error_response(full)(scope, receive, send)
+            return
+        self._audience.viewers += 1
+        try:
+            await while_connected(receive, self._tell(ResponseWriter(send)))
+        except ClientLeft:
+            return
+        finally:
+            self._audience.viewers -= 1
+
+    async def _tell(self, writer: ResponseWriter) -> None:
+        await writer.start(EVENT_HEADERS)
+        end = time.monotonic() + LONGEST_SECONDS
+        while True:
+            await writer.write(b"data: " + encode(snapshot(self._client.health())) + b"\n\n")
+            if await self._stops_within(PERIOD_SECONDS) or time.monotonic() >= end:
+                break
+        await writer.end()
+
+    async def _stops_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stopping.wait()
+        except TimeoutError:
+            return False
