@@ -6,6 +6,7 @@ It records what it was asked and which asks were left before their end, so that 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import struct
 import threading
 import time
@@ -85,13 +86,28 @@ def HELLO(request: EngineRequest) -> Iterable[Step]:
     return delta("Hel"), delta("lo", start=3), stop(), finished()
 
 
-HEALTHY = Health(alive=True, reason="", running=1, waiting=2, free_blocks=30, total_blocks=40, steps=9)
+HEALTHY = Health(
+    alive=True,
+    reason="",
+    running=1,
+    waiting=2,
+    steps=9,
+    preemptions=0,
+    free_blocks=30,
+    cached_blocks=0,
+    total_blocks=40,
+    query_tokens=0,
+    hit_tokens=0,
+    slots=0,
+    computed_tokens=0,
+    generated_tokens=0,
+)
 
 
 def nothing_measured(**known: object) -> Measurements:
     """Ones and empty histograms, but for what is known."""
     empty = Histogram((1.0,), (0, 0), 0.0)
-    fields = {name: empty if kind == "Histogram" else 1 for name, kind in Measurements.__annotations__.items()}
+    fields = {each.name: empty if each.type == "Histogram" else 1 for each in dataclasses.fields(Measurements)}
     return Measurements(**fields | {"finished": (("stop", 1),)} | known)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 
 import httpx
 import pytest
-from scripted_engine import always, delta, failed
+from scripted_engine import HEALTHY, always, delta, failed
 
 from conftest import LIMITS
 from penstock.contract.errors import (
@@ -20,7 +21,6 @@ from penstock.contract.errors import (
 )
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
-from penstock.contract.ports import Health
 
 JSON = {"content-type": "application/json"}
 
@@ -269,7 +269,7 @@ def test_health_says_what_the_engine_is_doing(served):
 
 
 def test_a_dead_engine_is_503_with_the_reason(served):
-    served.engine.state = Health(False, "out of memory", 0, 0, 0, 40, 9)
+    served.engine.state = replace(HEALTHY, alive=False, reason="out of memory", running=0, waiting=0, free_blocks=0)
     response = served.http.get("/health")
     check_error(response, 503, "engine_dead")
     assert response.json()["reason"] == "out of memory"

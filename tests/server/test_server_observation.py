@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import ClassVar
 
@@ -189,7 +189,7 @@ def test_monitoring_is_logged_only_when_it_goes_wrong(watched, caplog):
     watched.http.get("/health")
     watched.record()
     assert not caplog.records
-    watched.engine.state = type(watched.engine.state)(False, "broken", 0, 0, 0, 1, 0)
+    watched.engine.state = replace(watched.engine.state, alive=False, reason="broken")
     watched.http.get("/health")
     watched.record()
     assert [record.fields["status"] for record in caplog.records] == [503]

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,6 @@ import pytest
 from scripted_engine import HEALTHY, ScriptedEngine
 
 from conftest import start
-from penstock.contract.ports import Health
 from penstock.sampling import PARAMETERS
 from penstock.server.openai.chat import CHAT_FIELDS
 from penstock.server.page import engine_events, files
@@ -183,7 +183,7 @@ def test_an_event_is_the_health_of_that_moment(served, quick):
 
 
 def test_a_dead_engine_is_told_too(served, quick):
-    served.engine.state = Health(False, "out of memory", 0, 0, 0, 40, 9)
+    served.engine.state = replace(HEALTHY, alive=False, reason="out of memory", running=0, waiting=0, free_blocks=0)
     with served.http.stream("GET", "/engine/events") as response:
         (event,) = events_of(response, 1)
     assert (event["alive"], event["reason"]) == (False, "out of memory")

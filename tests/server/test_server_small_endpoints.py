@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
-from scripted_engine import Wait, always, delta
+from scripted_engine import HEALTHY, Wait, always, delta
 
 from conftest import running
 from penstock.contract.limits import ServerLimits
-from penstock.contract.ports import Health
 from penstock.server.http.access import Access
 from penstock.version import __version__
 
@@ -87,7 +87,7 @@ def test_the_prefix_cache_is_reset(served):
 
 def test_ready_is_said_by_the_engine_and_live_by_the_process(served):
     assert served.http.get("/health/ready").json() == {"status": "ready", "reason": ""}
-    served.engine.state = Health(False, "it broke", 0, 0, 1, 1, 1)
+    served.engine.state = replace(HEALTHY, alive=False, reason="it broke")
     answer = served.http.get("/health/ready")
     assert answer.status_code == 503
     assert answer.json()["reason"] == "it broke"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.stats import SchedulerStats
+
 __all__ = ["UNTIMED", "Histogram", "Measurements", "Timings"]
 
 
@@ -74,24 +76,18 @@ class Histogram:
     total: float
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements(SchedulerStats):
     """The engine after a step: what it holds, and what it did since it was started.
 
     A sequence is one choice of one prompt. Histograms of times and sizes hold the sequences that were answered (ended
     by a stop or by length); counters hold everything. Times are seconds.
 
     Attributes:
-        running: sequences that hold a slot.
-        waiting: sequences that do not.
-        free_blocks: KV blocks that nobody holds, whether or not they still cache something.
-        preemptions: how often a sequence lost its blocks to another.
-        prompt_tokens: of the prompts that have their first token, or their embedding; `cached_tokens` of them came out
-            of the prefix cache.
+        prompt_tokens: tokens of the prompts that have their first token, or their embedding.
+        cached_tokens: how many of these came out of the prefix cache.
         generated_tokens: tokens sampled for a sequence that was still wanted.
-        wasted_tokens: those of them whose sequence was aborted later.
-        query_tokens: positions that admissions asked the prefix cache for, recomputation after a preemption included.
-        hit_tokens: how many of these it had.
+        wasted_tokens: how many of these belong to a sequence that was aborted later.
         rejections: requests refused because the queue was full.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
@@ -112,20 +108,12 @@ class Measurements:
         step_tokens: positions computed in one step.
     """
 
-    running: int
-    waiting: int
-    total_blocks: int
-    free_blocks: int
     block_size: int
     prefix_caching: bool
-    steps: int
-    preemptions: int
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
     wasted_tokens: int
-    query_tokens: int
-    hit_tokens: int
     rejections: int
     finished: tuple[tuple[str, int], ...]
     time_to_first_token: Histogram

@@ -11,6 +11,7 @@ from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.request import EngineRequest, Prompt
+from penstock.contract.stats import SchedulerStats
 from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
@@ -39,35 +40,22 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How the engine is: `alive` until it died, and what it is doing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health(SchedulerStats):
+    """How the engine is: `alive` until it died, and what it is doing. Counts are since the start.
 
     Attributes:
         reason: why it is not alive; "" while it is.
         slots: sequences that can run at once.
-        cached_blocks: those of the free blocks that the prefix cache can still find.
-        preemptions: how often a running sequence had to give up its blocks, since the start.
-        query_tokens: prompt positions that admissions asked the prefix cache for, since the start.
-        hit_tokens: how many of these it had.
-        computed_tokens: positions computed since the start, in chunks and one by one.
-        generated_tokens: tokens sampled since the start.
+        computed_tokens: positions computed, in chunks and one by one.
+        generated_tokens: tokens sampled.
     """
 
     alive: bool
     reason: str
-    running: int
-    waiting: int
-    free_blocks: int
-    total_blocks: int
-    steps: int
-    slots: int = 0
-    cached_blocks: int = 0
-    preemptions: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
+    slots: int
+    computed_tokens: int
+    generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

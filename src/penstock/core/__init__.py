@@ -2,7 +2,6 @@
 
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.scheduler import Scheduler
-from penstock.core.stats import SchedulerStats
 from penstock.core.trace import ReplayReport, replay
 
-__all__ = ["BlockPool", "Lease", "ReplayReport", "Scheduler", "SchedulerStats", "replay"]
+__all__ = ["BlockPool", "Lease", "ReplayReport", "Scheduler", "replay"]

@@ -20,6 +20,7 @@ from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import Admit, Row, Stall, StallReason, StepPlan, StepResult, TopLogprobs
 from penstock.contract.request import SequenceRequest
+from penstock.contract.stats import SchedulerStats
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.invariants import check_sequences
@@ -27,7 +28,6 @@ from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.promises import Promises
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
-from penstock.core.stats import SchedulerStats
 
 __all__ = ["Scheduler"]
 

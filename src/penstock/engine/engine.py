@@ -119,20 +119,12 @@ class Engine:
 
     def health(self) -> Health:
         """The present state."""
-        stats = self.scheduler.stats
+        numbers = self.scheduler.stats.numbers() | {"steps": self._steps}  # computed ones, not planned ones
         return Health(
+            **numbers,
             alive=not self._death,
             reason=self._death,
-            running=stats.running,
-            waiting=stats.waiting,
-            free_blocks=stats.free_blocks,
-            total_blocks=stats.total_blocks,
-            steps=self._steps,
             slots=self.scheduler.config.max_num_seqs,
-            cached_blocks=stats.cached_blocks,
-            preemptions=stats.preemptions,
-            query_tokens=stats.query_tokens,
-            hit_tokens=stats.hit_tokens,
             computed_tokens=self._num_computed,
             generated_tokens=self._num_generated,
         )

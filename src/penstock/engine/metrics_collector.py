@@ -14,7 +14,7 @@ from penstock.contract.measurements import Measurements, Timings
 from penstock.contract.plan import StepPlan
 from penstock.contract.ports import Clock
 from penstock.contract.request import SequenceRequest
-from penstock.core import SchedulerStats
+from penstock.contract.stats import SchedulerStats
 from penstock.engine import histogram_builder as intervals
 from penstock.engine.histogram_builder import HistogramBuilder
 
@@ -223,20 +223,13 @@ class MetricsCollector:
         """Everything as one frozen value, for readers in other threads."""
         histograms = self._histograms
         return Measurements(
-            running=stats.running,
-            waiting=stats.waiting,
-            total_blocks=stats.total_blocks,
-            free_blocks=stats.free_blocks,
+            **stats.numbers(),
             block_size=block_size,
             prefix_caching=prefix_caching,
-            steps=stats.steps,
-            preemptions=stats.preemptions,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             wasted_tokens=self._wasted_tokens,
-            query_tokens=stats.query_tokens,
-            hit_tokens=stats.hit_tokens,
             rejections=self._rejections,
             finished=tuple((reason.value, count) for reason, count in self._finished.items()),
             time_to_first_token=histograms.time_to_first_token.histogram(),
