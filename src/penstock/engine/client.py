@@ -111,5 +111,5 @@ class LocalClient:
         await done
 
     def close(self) -> None:
-        """Stop the engine; live asks fail."""
+        """Stop the engine; live requests fail."""
         self._loop.stop()

@@ -141,12 +141,12 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
         "thinking_token_budget": "thinking.budget_tokens",
     }
     aliases |= {"structured_outputs": schema, "structured_outputs.json": schema}
-    terms = read_options(
+    options = read_options(
         {name: value for name, value in wanted.items() if value is not None}, {}, aliases, card, limits
     )
     return ParsedRequest(
         id=response_id,
-        requests=(chat.applied(terms.request(response_id, chat.prompt)),),
+        requests=(chat.applied(options.request(response_id, chat.prompt)),),
         stream=given.get("stream", False),
         aliases=aliases | chat.offer.aliases,
     )

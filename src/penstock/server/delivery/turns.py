@@ -30,42 +30,60 @@ async def take_in_turns(opened: Sequence[LiveRequest], at_once: int) -> AsyncGen
     Raises:
         PenstockError: as `EngineClient.generate`, of the first request that fails.
     """
-    waiting = deque(range(len(opened)))
-    pending: dict[asyncio.Task[Output | None], int] = {}
-    taken = False
-
-    def go_on(index: int) -> None:
-        pending[asyncio.create_task(opened[index].next())] = index
-
-    def begin(most: int) -> None:
-        """Let some of the waiting ones begin."""
-        for _ in range(min(most, len(waiting), (at_once or len(opened)) - len(pending))):
-            go_on(waiting.popleft())
-
-    begin(len(opened))
+    turns = _Turns(opened, at_once)
+    turns.begin(len(opened))
     try:
-        while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda task: pending[task]):
-                index = pending.pop(task)
-                try:
-                    output = task.result()
-                except Overloaded:
-                    if not at_once or not (pending or taken):
-                        raise
-                    opened[index].renew()
-                    waiting.appendleft(index)
-                    continue
-                taken = True
+        while turns.pending:
+            done, _ = await asyncio.wait(turns.pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: turns.pending[task]):
+                index, output = turns.result(task)
                 if output is not None:
                     yield index, output
-                    go_on(index)
-                else:
-                    begin(2)  # its place, and one that was lost when the engine had no room
-            if waiting and not pending:
+                    turns.go_on(index)
+            if turns.waiting and not turns.pending:
                 await asyncio.sleep(PAUSE_SECONDS)
-                begin(1)
+                turns.begin(1)
     finally:
-        for task in pending:
+        await turns.cancel()
+
+
+class _Turns:
+    """Which requests wait to begin, and which have a task that waits for their next output."""
+
+    def __init__(self, opened: Sequence[LiveRequest], at_once: int) -> None:
+        self.waiting = deque(range(len(opened)))
+        self.pending: dict[asyncio.Task[Output | None], int] = {}
+        self._opened = opened
+        self._at_once = at_once
+        self._taken = False  # whether the engine has taken any
+
+    def begin(self, most: int) -> None:
+        """Let some of the waiting ones begin."""
+        for _ in range(min(most, len(self.waiting), (self._at_once or len(self._opened)) - len(self.pending))):
+            self.go_on(self.waiting.popleft())
+
+    def go_on(self, index: int) -> None:
+        """Wait for the next output of a request."""
+        self.pending[asyncio.create_task(self._opened[index].next())] = index
+
+    def result(self, task: asyncio.Task[Output | None]) -> tuple[int, Output | None]:
+        """The index of a finished task's request, and its output; None if it has ended or must wait."""
+        index = self.pending.pop(task)
+        try:
+            output = task.result()
+        except Overloaded:
+            if not self._at_once or not (self.pending or self._taken):
+                raise
+            self._opened[index].renew()
+            self.waiting.appendleft(index)
+            return index, None
+        self._taken = True
+        if output is None:
+            self.begin(2)  # in its place, and in one that was lost when the engine had no room
+        return index, output
+
+    async def cancel(self) -> None:
+        """End every task."""
+        for task in self.pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*self.pending, return_exceptions=True)

@@ -96,15 +96,15 @@ def parse_embeddings(body: JsonObject, response_id: str, card: ModelCard, limits
     check_model(body, card)
     given = read_fields(body, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS)
     spec, most = _spec(given, card), _most_tokens(given, card)
-    terms = read_options(given, {}, {}, card, limits)
+    options = read_options(given, {}, {}, card, limits)
     parts = split_prompts(given.get("input"), "input", limits.max_embedding_inputs)
     requests = tuple(
         EngineRequest(
             id=f"{response_id}-{index}",
             prompt=_read_input(part, path, most > 0, card, limits),
-            priority=terms.priority,
-            tenant=terms.tenant,
-            cache_salt=terms.cache_salt,
+            priority=options.priority,
+            tenant=options.tenant,
+            cache_salt=options.cache_salt,
             embedding=spec,
             most_prompt_tokens=most,
         )

@@ -28,6 +28,14 @@ __all__ = ["NEUTRAL_RESPONSES", "RESPONSES_FIELDS", "ResponseRequest", "parse_re
 SAMPLING = ("temperature", "top_p")
 FORMATS = ("text", "json_object", "json_schema")
 PLAIN_FORMAT = {"type": "text"}
+ALIASES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "logprobs": "top_logprobs",
+    "structured_outputs": "text.format",
+    "structured_outputs.json": "text.format.schema",
+}
+"""Names that errors must use here: the engine names chat completions' fields."""
 
 _TEXT_FIELDS = (Field("format", OBJECT, "The form of the answer."),)
 _NEUTRAL_TEXT: Neutrals = {"verbosity": ("medium",)}
@@ -165,34 +173,33 @@ def parse_response(
     given = read_fields(body, RESPONSES_FIELDS, NEUTRAL_RESPONSES)
     if not card.has_chat_template:
         raise InvalidParameter("input", "The served model has no chat template.", code="unsupported_model")
-    background, store, stream = (
-        given.get(name, default) for name, default in (("background", False), ("store", True), ("stream", False))
-    )
-    if background and (stream or not store):
-        message = "background needs store, and does not go together with stream."
-        raise InvalidParameter("background", message)
+    background, store, stream = _way_of_answering(given)
     wanted = {name: given[name] for name in (*SAMPLING, "user", "safety_identifier") if name in given}
     if "max_output_tokens" in given:
         wanted["max_tokens"] = given["max_output_tokens"]
     wanted |= _logprobs(given)
     form = _format(given)
     wanted |= _structured(form)
-    aliases = {
-        "max_tokens": "max_output_tokens",
-        "messages": "input",
-        "logprobs": "top_logprobs",
-        "structured_outputs": "text.format",
-        "structured_outputs.json": "text.format.schema",
-    }
-    terms = read_options(wanted, {"max_tokens": None}, aliases, card, limits)
+    options = read_options(wanted, {"max_tokens": None}, ALIASES, card, limits)
     history = _history(given, limits, recall)
     effort, variables = _effort(given, card)
     chat = _chat(given, history, variables, card, limits)
-    request = chat.applied(terms.request(response_id, chat.prompt))
-    parsed = ParsedRequest(response_id, (request,), stream=stream, aliases=aliases | chat.offer.aliases)
-    repeated = _repeated(given) | {name: getattr(terms.params, name) for name in SAMPLING}
+    request = chat.applied(options.request(response_id, chat.prompt))
+    parsed = ParsedRequest(response_id, (request,), stream=stream, aliases=ALIASES | chat.offer.aliases)
+    repeated = _repeated(given) | {name: getattr(options.params, name) for name in SAMPLING}
     repeated |= {"reasoning": {"effort": effort, "summary": None}, "text": {"format": form}}
     return ResponseRequest(parsed, history, repeated, background, store, "logprobs" in wanted)
+
+
+def _way_of_answering(given: JsonObject) -> tuple[bool, bool, bool]:
+    """`background`, `store` and `stream`."""
+    background, store, stream = (
+        given.get(name, default) for name, default in (("background", False), ("store", True), ("stream", False))
+    )
+    if background and (stream or not store):
+        message = "background needs store, and does not go together with stream."
+        raise InvalidParameter("background", message)
+    return background, store, stream
 
 
 def _repeated(given: JsonObject) -> JsonObject:
