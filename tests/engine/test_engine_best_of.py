@@ -67,7 +67,7 @@ def test_as_many_as_n_are_answered_as_if_nothing_had_been_said(best_of):
     assert outputs == plain.outputs["ask-0"]
 
 
-def test_an_aborted_ask_ends_with_the_best_so_far_and_gives_everything_back():
+def test_an_aborted_request_ends_with_the_best_so_far_and_gives_everything_back():
     stand, outputs = run(2, 4, stop_at=3)
     for _ in range(3):
         stand.step()
@@ -79,7 +79,7 @@ def test_an_aborted_ask_ends_with_the_best_so_far_and_gives_everything_back():
     assert not stand.engine._contests
 
 
-def test_an_ask_that_fails_fails_alone_and_at_once():
+def test_a_request_that_fails_fails_alone_and_at_once():
     stand, outputs = run(1, 3, stop_at=0)
     stand.step()
     stand.collect(stand.engine.die("the end"))

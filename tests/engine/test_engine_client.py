@@ -117,7 +117,7 @@ async def test_abort_by_id_ends_the_stream_with_its_reason():
         assert tokens_of(await blocker) == bench.expected("hello", 120)
 
 
-async def test_an_ask_aborted_while_its_prompt_is_read_ends_like_any_other():
+async def test_a_request_aborted_while_its_prompt_is_read_ends_like_any_other():
     async with serving() as (bench, client):
         one = stand.ask("early", bench.text, "hello", max_tokens=120)
         resolve, reading, may_go_on = bench.intake.resolve, threading.Event(), threading.Event()
@@ -183,7 +183,7 @@ async def test_a_step_that_raises_reaches_every_reader_and_later_ones(caplog):
             await collect(client, stand.ask("late", bench.text, "hello"))
 
 
-async def test_stopping_fails_live_asks_and_refuses_later_ones():
+async def test_stopping_fails_live_requests_and_refuses_later_ones():
     async with serving() as (bench, client):
         task = asyncio.create_task(collect(client, stand.ask("a", bench.text, "hello", n=8, max_tokens=120)))
         await eventually(lambda: client.health().steps > 0)

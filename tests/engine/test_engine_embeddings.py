@@ -1,4 +1,4 @@
-"""Asks for an embedding through the engine: one vector, one end, no text; and what such an ask may not hold."""
+"""Asks for an embedding through the engine: one vector, one end, no text; and what such a request may not hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ids(text: str) -> tuple[int, ...]:
 
 
 def ended(stand: Stand, ask_id: str) -> list:
-    """The outputs of an ask but for its timings."""
+    """The outputs of a request but for its timings."""
     return [(output.usage if isinstance(output, AskFinished) else output) for output in stand.outputs[ask_id]]
 
 
@@ -76,7 +76,7 @@ def test_a_recorded_run_with_embeddings_replays(tmp_path):
     assert report.same, report.explain()
 
 
-def test_a_failed_row_fails_its_ask_alone():
+def test_a_failed_row_fails_its_request_alone():
     stand = build()
     bad = stand.submit_ask(EngineRequest("bad", TextPrompt("hello"), embedding=SPEC))
     good = stand.submit_ask(EngineRequest("good", TextPrompt("hello"), embedding=SPEC))

@@ -94,7 +94,7 @@ def test_cached_prompt_tokens_are_counted_apart():
     assert values(m.request_computed_tokens) == (2, 12)
 
 
-def test_choices_are_sequences_of_one_ask():
+def test_choices_are_sequences_of_one_request():
     stand = timed()
     ask_id = stand.submit("hello", n=3, max_tokens=2)
     stand.run()
@@ -156,7 +156,7 @@ def test_a_stop_string_ends_the_measuring_too():
     assert values(m.request_generation_tokens) == (1, generated)
 
 
-def test_asks_that_die_with_the_engine_are_errors():
+def test_requests_that_die_with_the_engine_are_errors():
     stand = timed()
     ask_id = stand.submit("hello", n=2, max_tokens=8)
     stand.step()
@@ -180,7 +180,7 @@ def test_unchanged_histograms_are_not_copied_again():
     assert stand.engine.measurements().e2e_latency is stand.engine.measurements().e2e_latency
 
 
-def test_two_asks_joined_reach_from_the_first_arrival_to_the_last_end():
+def test_two_requests_joined_reach_from_the_first_arrival_to_the_last_end():
     early, late = Timings(1, 2, 3, 4, 5), Timings(1.5, 1.75, 6, 7, 8)
     assert early.joined(late) == late.joined(early) == Timings(1, 1.75, 3, 7, 8)
 

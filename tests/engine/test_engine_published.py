@@ -11,7 +11,7 @@ from test_engine_client import collect, eventually, serving
 from penstock.contract.errors import Overloaded
 
 
-async def test_measurements_of_finished_asks_are_published():
+async def test_measurements_of_finished_requests_are_published():
     async with serving() as (bench, client):
         asks = [stand.ask(f"a{i}", bench.text, "hello", n=2, max_tokens=9) for i in range(3)]
         await asyncio.gather(*(collect(client, one) for one in asks))

@@ -141,7 +141,7 @@ def test_abort_ends_every_choice_once_and_frees_the_blocks_at_once():
     bench.engine.scheduler.check()
 
 
-def test_a_row_that_fails_ends_its_ask_alone():
+def test_a_row_that_fails_ends_its_request_alone():
     bench = stand.build()
     bad, good = bench.submit("bad", n=2, max_tokens=30), bench.submit("good", max_tokens=30)
     bench.step()
@@ -155,7 +155,7 @@ def test_a_row_that_fails_ends_its_ask_alone():
     assert bench.engine.health().free_blocks == bench.config.num_blocks
 
 
-def test_text_that_cannot_be_produced_ends_its_ask_alone(monkeypatch, caplog):
+def test_text_that_cannot_be_produced_ends_its_request_alone(monkeypatch, caplog):
     bench = stand.build()
     bad, good = bench.submit("bad", max_tokens=30), bench.submit("good", max_tokens=30)
     bench.step()
@@ -183,7 +183,7 @@ def test_a_step_that_raises_ends_everything_and_turns_health_red():
         bench.engine.step()
 
 
-def test_a_refused_ask_leaves_nothing_behind():
+def test_a_refused_request_leaves_nothing_behind():
     bench = stand.build()
     first = stand.ask("same", bench.text, "one")
     bench.submit_ask(first)

@@ -78,14 +78,14 @@ OPENAI_COMPLETION = openai_names(
 )
 
 
-def test_every_field_of_openai_and_vllm_has_a_fate():
+def test_every_field_of_openai_and_vllm_is_supported_or_refused():
     chat = {field.name for field in CHAT_FIELDS} | set(NEUTRAL_CHAT)
     completion = {field.name for field in COMPLETION_FIELDS} | set(NEUTRAL_COMPLETION)
     assert not (OPENAI_CHAT | VLLM | VLLM_CHAT) - chat
     assert not (OPENAI_COMPLETION | VLLM | {"prompt_embeds"}) - completion
 
 
-def test_no_field_has_two_fates():
+def test_no_field_is_both_supported_and_refused():
     assert not {field.name for field in CHAT_FIELDS} & set(NEUTRAL_CHAT)
     assert not {field.name for field in COMPLETION_FIELDS} & set(NEUTRAL_COMPLETION)
 

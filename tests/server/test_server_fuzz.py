@@ -1,4 +1,4 @@
-"""Whatever a body holds, parsing gives an exchange or a `RequestError` that names a field; nothing else escapes."""
+"""Whatever a body holds, parsing gives a parsed request or a `RequestError` that names a field, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ MESSAGE = st.fixed_dictionaries({"role": TEXT, "content": TEXT | st.lists(PART |
 PROMPT = TEXT | st.lists(st.integers(-1, 101) | TEXT | st.lists(st.integers(-1, 101), max_size=3), max_size=3) | JSON
 
 
-def parse_embedding_exchange(*given):
+def parse_embedding_request(*given):
     return parse_embeddings(*given).parsed
 
 
 ENDPOINTS = {
     "chat": (parse_chat, CHAT_FIELDS, NEUTRAL_CHAT, {"messages": st.lists(MESSAGE, max_size=2)}),
     "completions": (parse_completion, COMPLETION_FIELDS, NEUTRAL_COMPLETION, {"prompt": PROMPT}),
-    "embeddings": (parse_embedding_exchange, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS, {"input": PROMPT}),
+    "embeddings": (parse_embedding_request, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS, {"input": PROMPT}),
     "generate": (parse_generate, GENERATE_FIELDS, NEUTRAL_GENERATE, {"prompt": PROMPT}),
 }
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_any_body_is_an_exchange_or_a_request_error(endpoint):
+def test_any_body_is_a_parsed_request_or_a_request_error(endpoint):
     parse, fields, neutrals, required = ENDPOINTS[endpoint]
     names = st.sampled_from([field.name for field in fields] + list(neutrals)) | st.text(max_size=4)
 

@@ -162,7 +162,7 @@ def test_the_answer_can_be_sent_back_as_it_came(client, served):
 # --- requests
 
 
-def test_a_request_with_tools_becomes_an_ask(served):
+def test_a_request_with_tools_becomes_an_engine_request(served):
     assert served.chat(tools=[WEATHER, NOW], parallel_tool_calls=False).status_code == 200
     prompt = served.request.prompt
     assert isinstance(prompt, ChatPrompt)
