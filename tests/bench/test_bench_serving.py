@@ -317,4 +317,4 @@ def test_our_own_server_is_understood(endpoint):
         thread.join(10)
     assert [outcome.error for outcome in outcomes] == ["", ""]
     assert [(len(each.content), each.prompt_tokens, each.output_tokens) for each in outcomes] == [(3, 7, 3)] * 2
-    assert {ask.stop.max_tokens for ask in engine.asks} == {4}
+    assert {request.stop.max_tokens for request in engine.requests} == {4}

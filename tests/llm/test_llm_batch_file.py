@@ -144,10 +144,10 @@ def test_a_failure_of_ours_is_a_500_of_that_line_alone(desk):
 def test_what_is_answered_is_not_asked_again(desk):
     lines = [line("a"), "{broken", line("b", CHAT | {"temperature": 9}), line("c")]
     assert desk.run(*lines) == BatchCounts(answered=2, failed=2)
-    asked = len(desk.engine.asks)
+    asked = len(desk.engine.requests)
     before = desk.files.results.read_bytes(), desk.files.errors.read_bytes()
     assert desk.run(*lines) == BatchCounts(skipped=4)
-    assert len(desk.engine.asks) == asked
+    assert len(desk.engine.requests) == asked
     assert (desk.files.results.read_bytes(), desk.files.errors.read_bytes()) == before
     assert desk.run(*lines, line("d")) == BatchCounts(answered=1, skipped=4)
     assert desk.ticks == 4 + 4 + 5

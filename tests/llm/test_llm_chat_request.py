@@ -50,7 +50,7 @@ ASK = EngineRequest("id", TextPrompt(""))
 )
 def test_every_option_means_what_the_request_field_means(fields):
     body = {"messages": HI} | fields
-    [ask] = parse_chat(body, "id", CARD, DEFAULT_LIMITS).asks
+    [ask] = parse_chat(body, "id", CARD, DEFAULT_LIMITS).requests
     options = {name: value for name, value in body.items() if name != "messages"}
     request = read_chat(body["messages"], ChatArguments(**options), CARD)
     ours = applied(request, ASK)
