@@ -26,7 +26,7 @@ SHAPE = ModelShape(
     num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
 )
 CPU = torch.device("cpu")
-SPEC = AttentionSpec(SHAPE.head_dim**-0.5)
+ATTENTION = AttentionSpec(SHAPE.head_dim**-0.5)
 
 
 class ToyLM:
@@ -53,7 +53,7 @@ class ToyLM:
         for layer in range(SHAPE.num_layers):
             heads = (x @ self.qkv[layer].T).view(len(x), -1, SHAPE.head_dim)
             q, k, v = heads.split((SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads), dim=1)
-            x = x + torch.tanh(attend(layer, q, k, v, SPEC).flatten(1) @ self.out[layer].T)
+            x = x + torch.tanh(attend(layer, q, k, v, ATTENTION).flatten(1) @ self.out[layer].T)
         return x
 
     def logits(self, hidden):
