@@ -180,3 +180,12 @@ def test_a_page_with_other_figures_than_its_record_is_found_and_mended(tmp_path,
 
 def test_ratios_are_shown_with_two_decimals_below_2():
     assert figures()._ratios([0.5, 1.994, 1.996, 12.34]) == "0.50 / 1.99 / 2.0 / 12.3"
+
+
+def test_the_evening_path_of_the_tour_is_as_short_as_it_says():
+    tour = (ROOT / "docs" / "tour.md").read_text()
+    path = tour.partition("## An evening's path")[2].partition("\n## ")[0]
+    files = re.findall(r"^\| \[`[^`]+`\]\(\.\./([^)]+)\)", path, flags=re.MULTILINE)
+    lines = sum(len((ROOT / file).read_text().splitlines()) for file in files)
+    assert len(files) == 13, "the tour says thirteen"
+    assert 2300 < lines < 2700, f"the tour says about 2,500 lines; there are {lines}"
