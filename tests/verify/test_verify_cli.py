@@ -24,7 +24,7 @@ SIZES = ("--requests", "6", "--schedules", "3", "--prompt-tokens", "16", "--new-
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Run the command on a toy in place of the model; (exit code, lines of stdout, stderr)."""
-    monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
+    monkeypatch.setattr("penstock.nn.paged.paged_attention", row_attention)
     monkeypatch.setattr("penstock.verify.proof.open_text", lambda source: TEXT)
     monkeypatch.setattr("penstock.app.find_model", lambda config: config.model)
     monkeypatch.chdir(tmp_path)

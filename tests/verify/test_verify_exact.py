@@ -29,7 +29,7 @@ DRY_RUN = partial(dry_run, target=fake_target())
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_model_that_computes_row_by_row_is_exact(seed, monkeypatch):
-    monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
+    monkeypatch.setattr("penstock.nn.paged.paged_attention", row_attention)
     report = verify(target_of(RowLM()), replace(SMALL, seed=seed), EngineConfig())
     assert report.exact, report.table()
     assert report.first_failed is None
@@ -52,7 +52,7 @@ def test_the_fake_runner_is_exact(seed):
 
 def test_a_used_up_budget_closes_the_reasoning_in_every_schedule(monkeypatch):
     """With all requests under a budget, so that preemptions and chunks fall before, into and behind the tag."""
-    monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
+    monkeypatch.setattr("penstock.nn.paged.paged_attention", row_attention)
     target = target_of(RowLM())
     sizes = {"longest_prompt": 20, "new_tokens": 24}
     requests = tuple(

@@ -38,7 +38,7 @@ def found(target, kinds=None, budget=SMALL):
 
 @pytest.fixture
 def exact_attention(monkeypatch):
-    monkeypatch.setattr("penstock.exec.runner.paged_attention", row_attention)
+    monkeypatch.setattr("penstock.nn.paged.paged_attention", row_attention)
 
 
 def test_a_kernel_that_looks_at_the_number_of_rows(exact_attention):
@@ -51,7 +51,7 @@ def test_a_kernel_that_looks_at_the_number_of_threads(exact_attention):
 
 
 def test_rounding_that_depends_on_where_a_chunk_begins(monkeypatch):
-    monkeypatch.setattr("penstock.exec.runner.paged_attention", partial(row_attention, split_at_chunk=True))
+    monkeypatch.setattr("penstock.nn.paged.paged_attention", partial(row_attention, split_at_chunk=True))
     report = found(target_of(RowLM()))
     assert 0 < report.tally.largest < 1e-2
 

@@ -15,8 +15,9 @@ import torch
 
 from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.model import GgufVocabulary, ModelShape
+from penstock.contract.model import GgufVocabulary, KvCacheSpec, ModelShape
 from penstock.contract.plan import RowResult
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.sim.fake_runner import FakeRunner
 from penstock.text import TextModel, open_text
 from penstock.verify import Budget, Target
@@ -25,6 +26,7 @@ from penstock.verify.vocab import Vocab
 SHAPE = ModelShape(
     num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
 )
+SPEC = AttentionSpec(SHAPE.head_dim**-0.5)
 SMALL = Budget(requests=8, schedules=6, prompt_tokens=20, new_tokens=8)
 
 
@@ -78,7 +80,7 @@ class RowLM:
         for layer in range(SHAPE.num_layers):
             heads = self.linear(x, self.qkv[layer]).view(len(x), -1, SHAPE.head_dim)
             q, k, v = heads.split((SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads), dim=1)
-            mixed = self.linear(attend(layer, q, k, v).flatten(1), self.out[layer])
+            mixed = self.linear(attend(layer, q, k, v, SPEC).flatten(1), self.out[layer])
             x = x + torch.stack([row.clone().tanh() for row in mixed])
         return x
 
@@ -104,7 +106,7 @@ def _other_order(rows, weight):
     return torch.stack([(weight.flip(1) * row.flip(0)).sum(-1) for row in rows])
 
 
-def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, *, split_at_chunk=False):
+def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks=None, *, split_at_chunk=False):
     """The signature of the runner's attention. `split_at_chunk` sums what lies before the chunk apart, a violation."""
     out = torch.empty(q.shape)
     bounds = q_start.tolist()
@@ -129,7 +131,8 @@ def _attend(q, keys, values, scale, parts):
 
 def loaded(model: RowLM) -> LoadedModel:
     files = SimpleNamespace(digest=b"a toy", path="toy", text=None)
-    return LoadedModel(files, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
+    program = SimpleNamespace(caches=(KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers)
+    return LoadedModel(files, program, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
 
 
 def target_of(model: RowLM) -> Target:
