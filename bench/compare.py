@@ -127,11 +127,12 @@ def _our_contenders(config: EngineConfig, variants: tuple[str, ...], model: Path
     from penstock.bench.quality import possible_variants
     from penstock.exec.device import good_dtypes, resolve_device, resolve_dtype
     from penstock.kernels import native
+    from penstock.models import gguf_dialect
     from penstock.weights.files import open_model
 
     device = resolve_device(config.device)
     good = good_dtypes(device, native.available())
-    files = open_model(model)
+    files = open_model(model, gguf_dialect)
     dtype = str(resolve_dtype(config.dtype, files.stored_dtype, device, good)).removeprefix("torch.")
     return [
         penstock_contender(_engine_flags(each), f"penstock ({variant_name(each, plain=SHORT_DTYPES[dtype])})")

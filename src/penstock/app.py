@@ -253,7 +253,8 @@ def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFile
     Raises:
         SetupError: there is no such model, or its files cannot be used.
     """
-    return open_model(pull(config.model, cache_dir or default_cache_dir(os.environ), show_progress=True))
+    path = pull(config.model, cache_dir or default_cache_dir(os.environ), show_progress=True)
+    return open_model(path, models.gguf_dialect)
 
 
 def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:

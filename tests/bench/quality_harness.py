@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.bench import quality
 from penstock.contract.config import EngineConfig
+from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
 
 
@@ -31,7 +32,7 @@ def write_tiny(target: Path) -> Path:
 
 def opened(directory: Path, context: int, **options) -> quality.ScoredModel:
     config = EngineConfig(model=str(directory), dtype="float32", threads=1)
-    return quality.load_scored(replace(config, **options), open_model(directory), context)
+    return quality.load_scored(replace(config, **options), open_model(directory, gguf_dialect), context)
 
 
 def scored(

@@ -21,6 +21,7 @@ from penstock.bench import quality
 from penstock.cli import run
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.exec.divergence import sixteen_bit_log_probs
+from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
 from quality import command
 
@@ -170,7 +171,7 @@ def call(monkeypatch, capsys, tmp_path, text_file, tiny):
 def test_llama_cpp_stands_beside_us_and_a_failure_of_it_is_told(call, tmp_path, monkeypatch, tiny):
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
-    monkeypatch.setattr("penstock.app.find_model", lambda config: replace(open_model(tiny), path=model))
+    monkeypatch.setattr("penstock.app.find_model", lambda config: replace(open_model(tiny, gguf_dialect), path=model))
     # reads the base logits by itself, so that the perplexity it tells is the file's
     code = f"""
 import numpy as np

@@ -23,6 +23,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.exec.divergence import divergence
 from penstock.kernels import native, onednn_linear
+from penstock.models import gguf_dialect
 from penstock.text import open_text
 from penstock.weights.files import open_model
 
@@ -94,7 +95,8 @@ def test_a_text_that_fills_no_chunk_is_refused():
 
 
 def test_the_corpus_is_prose_that_is_long_enough(default_model):
-    chunks = quality.cut(open_text(open_model(default_model).text), quality.CORPUS.read_text(encoding="utf-8"), 512)
+    text = open_text(open_model(default_model, gguf_dialect).text)
+    chunks = quality.cut(text, quality.CORPUS.read_text(encoding="utf-8"), 512)
     assert len(chunks.tokens) * 512 >= 20_000
 
 
@@ -135,7 +137,7 @@ def test_float32_does_not_diverge_from_itself_and_coarser_formats_diverge_more(t
 
 
 def test_variants_are_all_that_can_be_had_and_others_are_refused_by_name(tiny, monkeypatch):
-    files = open_model(tiny)
+    files = open_model(tiny, gguf_dialect)
 
     def named(*wanted: str, **options: str) -> list[str]:
         return [variant_name(each) for each in quality.possible_variants(EngineConfig(**options), files, wanted)]
@@ -184,7 +186,7 @@ def test_predictions_over_an_int8_kv_cache_are_made_of_the_rounded_keys_and_valu
     not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
 )
 def test_formats_that_the_kernels_asked_for_do_not_serve_are_left_out(tiny):
-    files, by_onednn = open_model(tiny), EngineConfig(dtype="bfloat16", linear_kernels="onednn")
+    files, by_onednn = open_model(tiny, gguf_dialect), EngineConfig(dtype="bfloat16", linear_kernels="onednn")
     assert [each.quantization for each in quality.possible_variants(by_onednn, files, ())] == ["none"]
     with pytest.raises(ConfigError, match="linear_kernels"):
         quality.possible_variants(by_onednn, files, ("int8",))

@@ -21,7 +21,7 @@ from penstock.exec.runner import paged_attend
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, unpack
-from penstock.models import load
+from penstock.models import gguf_dialect, load
 from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.dense import DenseAttention
@@ -65,7 +65,7 @@ KEPT: list[TemporaryDirectory] = []
 @cache
 def program_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> Program:
     directory = checkpoint(family, variant)
-    files = open_model(directory)
+    files = open_model(directory, gguf_dialect)
     return load(files.config, Binder(files.source, dtype, "cpu", str(directory), packing=packing), "m")
 
 

@@ -10,7 +10,7 @@ from tiny_checkpoints import write_checkpoint
 
 from penstock.contract.model import StepCost, StepRow
 from penstock.kernels import onednn_linear
-from penstock.models import load
+from penstock.models import gguf_dialect, load
 from penstock.nn.cost import cost
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
@@ -18,7 +18,7 @@ from penstock.weights.packing import Packing
 
 
 def program_of(tmp_path, family, variant, packing=Packing.BF16, dtype=torch.bfloat16):
-    files = open_model(write_checkpoint(tmp_path, family, variant))
+    files = open_model(write_checkpoint(tmp_path, family, variant), gguf_dialect)
     return load(files.config, Binder(files.source, dtype, "cpu", "m", packing=packing), "m")
 
 

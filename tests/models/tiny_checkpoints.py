@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from penstock.models import load
+from penstock.models import gguf_dialect, load
 from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
@@ -167,7 +167,7 @@ def write_letters(directory: Path, count: int) -> None:
 
 def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> ReferenceExecutor:
     """The checkpoint as Penstock loads it, on the CPU, computed by torch."""
-    files = open_model(directory)
+    files = open_model(directory, gguf_dialect)
     program = load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory))
     return ReferenceExecutor(program, dtype)
 

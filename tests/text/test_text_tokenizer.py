@@ -376,9 +376,10 @@ def test_no_damage_to_tokenizer_json_does_more_than_refuse_the_file(saved, tmp_p
 
 @pytest.mark.model
 def test_the_default_model_keeps_the_published_facts(default_model):
+    from penstock.models import gguf_dialect
     from penstock.weights.files import open_model
 
-    model = open_text(open_model(default_model).text)
+    model = open_text(open_model(default_model, gguf_dialect).text)
     tokenizer = model.tokenizer
     assert tokenizer.encode("<|im_start|>") == (1,)
     assert model.eos_token_ids == {0, 2}

@@ -11,6 +11,7 @@ from weights_samples import Tiny, config, shapes, weights, write_directory, writ
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import GgufVocabulary, HuggingFaceText
+from penstock.models import gguf_dialect
 from penstock.weights.bind import Binder
 from penstock.weights.catalogue import CATALOGUE
 from penstock.weights.files import open_model
@@ -95,7 +96,7 @@ def test_fusing_checks_every_part_before_reading_any(source: TensorSource) -> No
 
 def test_fusing_reorders_gguf_rows_inside_their_part(tmp_path: Path) -> None:
     tensors = weights(Tiny())
-    files = open_model(write_gguf(tmp_path / "tiny.gguf", Tiny(), tensors))
+    files = open_model(write_gguf(tmp_path / "tiny.gguf", Tiny(), tensors), gguf_dialect)
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     fused = Binder(files.source, torch.float32, "cpu", "m").take_fused(
         [(name, tuple(tensors[name].shape)) for name in names]
@@ -106,7 +107,7 @@ def test_fusing_reorders_gguf_rows_inside_their_part(tmp_path: Path) -> None:
 def test_a_directory_opens_with_its_name_text_and_sizes(tmp_path: Path) -> None:
     tensors = {name: tensor.bfloat16() for name, tensor in weights(Tiny()).items()}
     tensors["buffer"] = torch.arange(10_000_000 // 8)
-    files = open_model(write_directory(tmp_path / "My-Model", tensors, config(Tiny())))
+    files = open_model(write_directory(tmp_path / "My-Model", tensors, config(Tiny())), gguf_dialect)
     assert files.name == "My-Model"
     assert files.config == config(Tiny())
     assert files.text == HuggingFaceText(str(tmp_path / "My-Model"))
@@ -120,7 +121,7 @@ def test_a_directory_opens_with_its_name_text_and_sizes(tmp_path: Path) -> None:
     ("quantisation", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "quantised")]
 )
 def test_a_gguf_file_opens_with_its_name_text_and_type(tmp_path: Path, quantisation: str, dtype: str) -> None:
-    files = open_model(write_gguf(tmp_path / "Tiny-Model.gguf", Tiny(), weights(Tiny()), quantisation))
+    files = open_model(write_gguf(tmp_path / "Tiny-Model.gguf", Tiny(), weights(Tiny()), quantisation), gguf_dialect)
     assert files.name == "tiny-model"
     assert isinstance(files.text, GgufVocabulary)
     assert files.stored_dtype == dtype
@@ -129,7 +130,8 @@ def test_a_gguf_file_opens_with_its_name_text_and_type(tmp_path: Path, quantisat
 
 def test_a_catalogue_file_is_served_under_its_catalogue_name(tmp_path: Path) -> None:
     for entry in CATALOGUE.values():
-        assert open_model(write_gguf(tmp_path / entry.file_name, Tiny(), weights(Tiny()))).name == entry.name
+        path = write_gguf(tmp_path / entry.file_name, Tiny(), weights(Tiny()))
+        assert open_model(path, gguf_dialect).name == entry.name
 
 
 def test_the_digest_names_contents_not_places_or_times(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_the_digest_names_contents_not_places_or_times(tmp_path: Path) -> None:
     second = tmp_path / "b"
     shutil.copytree(first, second)
     os.utime(second / "model.safetensors", (1, 1))
-    assert open_model(first).digest == open_model(second).digest
+    assert open_model(first, gguf_dialect).digest == open_model(second, gguf_dialect).digest
 
 
 def test_the_digest_changes_with_settings_names_types_layout_and_weights(tmp_path: Path) -> None:
@@ -149,10 +151,11 @@ def test_the_digest_changes_with_settings_names_types_layout_and_weights(tmp_pat
         "type": ({name: tensor.half() for name, tensor in tensors.items()}, config(Tiny())),
         "weights": (weights(Tiny(), seed=1), config(Tiny())),
     }
-    digests = {open_model(write_directory(tmp_path / name, *variant)).digest for name, variant in variants.items()}
+    paths = [write_directory(tmp_path / name, *variant) for name, variant in variants.items()]
+    digests = {open_model(path, gguf_dialect).digest for path in paths}
     shards = {"one.safetensors": tensors, "two.safetensors": {"x": torch.ones(1)}}
-    digests.add(open_model(write_shards(tmp_path / "sharded", shards, config(Tiny()))).digest)
-    digests.add(open_model(write_gguf(tmp_path / "t.gguf", Tiny(), tensors)).digest)
+    digests.add(open_model(write_shards(tmp_path / "sharded", shards, config(Tiny())), gguf_dialect).digest)
+    digests.add(open_model(write_gguf(tmp_path / "t.gguf", Tiny(), tensors), gguf_dialect).digest)
     assert len(digests) == 7
 
 
@@ -165,12 +168,12 @@ def test_opening_reads_no_weights(tmp_path: Path) -> None:
         stream.write(len(header).to_bytes(8, "little") + header)
         stream.truncate(8 + len(header) + (2 << 30))
     started = time.process_time()
-    assert open_model(path).num_bytes == 2 << 30
+    assert open_model(path, gguf_dialect).num_bytes == 2 << 30
     assert time.process_time() - started < 1.0
 
 
 def test_names_of_a_tied_model_have_no_head(tmp_path: Path) -> None:
     tiny = Tiny(tied=True)
-    files = open_model(write_gguf(tmp_path / "t.gguf", tiny, weights(tiny)))
+    files = open_model(write_gguf(tmp_path / "t.gguf", tiny, weights(tiny)), gguf_dialect)
     assert files.config["tie_word_embeddings"] is True
     assert files.source.names() == set(shapes(tiny))

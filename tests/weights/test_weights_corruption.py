@@ -14,6 +14,7 @@ import torch
 from weights_samples import ARCHITECTURES, Tiny, config, weights, with_gguf_layout, write_directory, write_gguf
 
 from penstock.contract.errors import ModelFileError, SetupError
+from penstock.models import gguf_dialect
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_header import read_gguf_header
@@ -24,7 +25,7 @@ MUTATIONS = 400
 
 def load(path: Path, wanted: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """Load as an engine does: open, take every tensor the model needs, refuse leftovers."""
-    files = open_model(path)
+    files = open_model(path, gguf_dialect)
     binder = Binder(files.source, torch.float32, "cpu", str(path))
     loaded = {name: binder.take(name, shape) for name, shape in wanted.items()}
     binder.finish()
@@ -125,7 +126,7 @@ def test_a_broken_config_is_refused_by_name(tmp_path: Path, text: str) -> None:
     write_directory(tmp_path, {"a": torch.ones(1)}, {})
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelFileError, match=r"config\.json: (is not JSON|must be a JSON object)"):
-        open_model(tmp_path)
+        open_model(tmp_path, gguf_dialect)
 
 
 def string(text: bytes) -> bytes:
@@ -193,7 +194,7 @@ def test_a_lying_gguf_header_is_refused_at_once(tmp_path: Path, name: str) -> No
     path.write_bytes(raw)
     started = time.process_time()
     with pytest.raises(ModelFileError, match=message):
-        open_model(path)
+        open_model(path, gguf_dialect)
     assert time.process_time() - started < SECONDS_FOR_EACH
 
 
@@ -204,7 +205,7 @@ def test_a_large_file_does_not_lend_credit_to_absurd_arrays(tmp_path: Path) -> N
         stream.write(start(keys=1) + string(b"k") + struct.pack("<IIQ", 9, 0, 1 << 35))
         stream.truncate(1 << 36)
     with pytest.raises(ModelFileError, match="k: announces 34359738368 items"):
-        open_model(path)
+        open_model(path, gguf_dialect)
 
 
 def test_the_default_version_that_the_official_writer_uses_can_be_read() -> None:
@@ -214,17 +215,17 @@ def test_the_default_version_that_the_official_writer_uses_can_be_read() -> None
 @pytest.mark.parametrize("name", ["missing.gguf", "directory.gguf/x.gguf"])
 def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFileError, match=r"\.gguf: cannot be read: No such file"):
-        open_model(tmp_path / name)
+        open_model(tmp_path / name, gguf_dialect)
 
 
 def test_a_directory_without_a_config_is_refused_by_name(tmp_path: Path) -> None:
     write_directory(tmp_path, {"a": torch.ones(1)}, {})
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelFileError, match=r"config\.json: is missing; a model directory must have it$"):
-        open_model(tmp_path)
+        open_model(tmp_path, gguf_dialect)
     (tmp_path / "model.gguf").touch()
     with pytest.raises(ModelFileError, match=r"to use a \.gguf file in it, name the file"):
-        open_model(tmp_path)
+        open_model(tmp_path, gguf_dialect)
 
 
 def test_a_broken_index_is_refused_by_name(tmp_path: Path) -> None:
@@ -233,4 +234,4 @@ def test_a_broken_index_is_refused_by_name(tmp_path: Path) -> None:
     for text in ("{", "[]", json.dumps({"weight_map": []})):
         (tmp_path / "model.safetensors.index.json").write_text(text)
         with pytest.raises(ModelFileError, match=r"model\.safetensors\.index\.json: "):
-            open_model(tmp_path)
+            open_model(tmp_path, gguf_dialect)

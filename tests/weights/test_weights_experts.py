@@ -24,9 +24,9 @@ from penstock.kernels.packed_weight import (
 )
 from penstock.nn.experts import bind_experts
 from penstock.weights.bind import Binder
+from penstock.weights.gguf_dialect import Arrangement
 from penstock.weights.gguf_file import GgufSource
 from penstock.weights.gguf_header import read_gguf_header
-from penstock.weights.gguf_names import Arrangement
 from penstock.weights.packing import Packing
 from penstock.weights.safetensors_files import SafetensorsSource, read_header
 from penstock.weights.source import TensorSource

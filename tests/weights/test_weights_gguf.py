@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -24,10 +26,12 @@ from weights_samples import (
 )
 
 from penstock.contract.errors import ModelFileError
+from penstock.models import gguf_dialect
+from penstock.models.families import families
 from penstock.weights.gguf_blocks import decode
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect, HuggingFaceTensor
 from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_header import GGML_TYPE_NAMES, READABLE_TYPES, read_gguf_header
-from penstock.weights.gguf_names import hugging_face_tensor
 from penstock.weights.gguf_vocabulary import read_vocabulary
 
 QUANTISED = ("Q4_0", "Q4_1", "Q8_0")
@@ -55,7 +59,7 @@ def test_names_invert_the_official_name_map(architecture: str) -> None:
     tiny = Tiny(architecture, attention_bias=architecture == "llama")
     for name, shape in shapes(tiny).items():
         stored, array = to_gguf(tiny, name, torch.zeros(shape))
-        known = hugging_face_tensor(architecture, stored)
+        known = gguf_dialect(architecture, "m").hugging_face_tensor(stored)
         assert known is not None, stored
         assert known.name == name
         assert (array.shape != shape) <= (known.arrangement.name == "TRANSPOSED")
@@ -66,7 +70,7 @@ def test_names_invert_the_official_name_map(architecture: str) -> None:
 def test_tensors_come_back_as_they_were_before_conversion(tmp_path: Path, architecture: str, quantisation: str) -> None:
     tiny = with_gguf_layout(Tiny(architecture, attention_bias=architecture == "llama"))
     tensors = weights(tiny)
-    source = open_gguf(write_gguf(tmp_path / "tiny.gguf", tiny, tensors, quantisation))
+    source = open_gguf(write_gguf(tmp_path / "tiny.gguf", tiny, tensors, quantisation), gguf_dialect)
     assert source.names() == set(tensors)
     kind = gguf.GGMLQuantizationType[quantisation]
     for name, tensor in tensors.items():
@@ -104,7 +108,7 @@ def test_transformers_reads_the_same_model_from_the_same_file(tmp_path: Path, ar
     path = write_gguf(tmp_path / "tiny.gguf", tiny, weights(tiny), "Q8_0")
     settings = AutoConfig.from_pretrained(tmp_path, gguf_file=path.name)
     golden = golden_tensors(path, settings)
-    source = open_gguf(path)
+    source = open_gguf(path, gguf_dialect)
     assert source.names() == set(golden)
     for name in source.names():
         assert torch.equal(source.read(name, torch.float32, "cpu"), golden[name].float()), name
@@ -114,7 +118,7 @@ def test_transformers_reads_the_same_model_from_the_same_file(tmp_path: Path, ar
 
 
 def test_a_llama_config_says_all_in_hugging_face_terms(tmp_path: Path) -> None:
-    source = open_gguf(write_gguf(tmp_path / "tiny.gguf", Tiny(tied=True), weights(Tiny(tied=True))))
+    source = open_gguf(write_gguf(tmp_path / "tiny.gguf", Tiny(tied=True), weights(Tiny(tied=True))), gguf_dialect)
     assert source.config == {
         "model_type": "llama",
         "vocab_size": VOCAB,
@@ -137,7 +141,7 @@ def test_a_llama_config_says_all_in_hugging_face_terms(tmp_path: Path) -> None:
 
 def test_a_gpt2_config_uses_gpt2s_own_names(tmp_path: Path) -> None:
     tiny = Tiny("gpt2", tied=True)
-    assert open_gguf(write_gguf(tmp_path / "tiny.gguf", tiny, weights(tiny))).config == {
+    assert open_gguf(write_gguf(tmp_path / "tiny.gguf", tiny, weights(tiny)), gguf_dialect).config == {
         "model_type": "gpt2",
         "vocab_size": VOCAB,
         "n_embd": WIDTH,
@@ -154,7 +158,8 @@ def test_a_gpt2_config_uses_gpt2s_own_names(tmp_path: Path) -> None:
 
 
 def opened(tmp_path: Path, keys: dict[str, object], **more: object) -> dict[str, object]:
-    return open_gguf(write_gguf(tmp_path / "tiny.gguf", Tiny(), weights(Tiny()), keys=keys, **more)).config
+    path = write_gguf(tmp_path / "tiny.gguf", Tiny(), weights(Tiny()), keys=keys, **more)
+    return open_gguf(path, gguf_dialect).config
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,7 @@ def test_rope_scaling_is_passed_on(tmp_path: Path, keys: dict[str, object], scal
 def test_rope_factors_become_part_of_the_config_and_are_no_tensor(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 2, 4, 8, 8, 8], dtype=np.float32)
     path = write_gguf(tmp_path / "t.gguf", Tiny(), weights(Tiny()), extra_tensors={"rope_freqs.weight": factors})
-    source = open_gguf(path)
+    source = open_gguf(path, gguf_dialect)
     assert source.config["rope_scaling"] == {"rope_type": "factors", "factors": factors.tolist()}
     assert source.names() == set(weights(Tiny()))
 
@@ -209,7 +214,6 @@ def test_rope_factors_that_make_no_sense_are_refused(
         ("embedding_scale", 12.0),
         ("rope.freq_base_swa", 10000.0),
         ("something.new", 1),
-        ("attention.sliding_window", CONTEXT - 1),
         ("rope.dimension_count", 8),
         ("attention.value_length", 8),
         ("vocab_size", VOCAB + 1),
@@ -242,6 +246,84 @@ def test_keys_with_a_neutral_value_change_nothing(tmp_path: Path, key: str, valu
     assert opened(tmp_path, {key: value}) == opened(tmp_path, {})
 
 
+def test_a_llama_file_with_a_window_is_a_mistral(tmp_path: Path) -> None:
+    plain = opened(tmp_path, {})
+    del plain["attention_bias"]
+    windowed = opened(tmp_path, {"attention.sliding_window": CONTEXT - 1})
+    assert windowed == plain | {"model_type": "mistral", "sliding_window": CONTEXT - 1}
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_a_window_is_refused_where_nothing_says_which_layers_have_it(tmp_path: Path, architecture: str) -> None:
+    tiny = Tiny(architecture)
+    tensors = weights(tiny)
+    for window in (0, CONTEXT):
+        path = write_gguf(tmp_path / "t.gguf", tiny, tensors, keys={"attention.sliding_window": window})
+        assert open_gguf(path, gguf_dialect).config["model_type"] == architecture
+    path = write_gguf(tmp_path / "t.gguf", tiny, tensors, keys={"attention.sliding_window": CONTEXT - 1})
+    message = rf"{architecture}.attention.sliding_window: a window of 127 below the context of 128"
+    with pytest.raises(ModelFileError, match=message):
+        open_gguf(path, gguf_dialect)
+
+
+def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_them(tmp_path: Path) -> None:
+    tiny = Tiny("gpt2")
+    path = write_gguf(tmp_path / "t.gguf", tiny, weights(tiny), keys={"attention.sliding_window": CONTEXT})
+    with pytest.raises(ModelFileError, match=r"gpt2.attention.sliding_window: 128 is not supported"):
+        open_gguf(path, gguf_dialect)
+    factors = {"rope_freqs.weight": np.ones(8, dtype=np.float32)}
+    path = write_gguf(tmp_path / "t.gguf", tiny, weights(tiny), extra_tensors=factors)
+    with pytest.raises(ModelFileError, match=r"rope_freqs.weight: no tensor of a gpt2 model has this name"):
+        open_gguf(path, gguf_dialect)
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_familys_dialect_has_the_familys_names_and_no_two_tensors_of_one_name(family: str) -> None:
+    dialect = getattr(importlib.import_module(f"penstock.models.{family}"), "GGUF", None)
+    if family == "mistral":  # its files call themselves llama
+        assert dialect is None
+        return
+    assert dialect.model_type == family
+    assert gguf_dialect(dialect.architecture, "m") is dialect
+    assert dialect.architecture in gguf.MODEL_ARCH_NAMES.values()
+    assert len(set(dialect.tensors.values())) == len(dialect.tensors)
+    assert all(("{layer}" in ours) == ("{layer}" in theirs) for ours, theirs in dialect.tensors.items())
+    assert {name.rpartition(".")[0] for name in dialect.arrangements} <= set(dialect.tensors)
+
+
+def norms_minus_one(architecture: str, file: str) -> GgufDialect:
+    """A llama whose first norms are stored as Gemma's are."""
+    norms = {"blk.{layer}.attn_norm.weight": Arrangement.MINUS_ONE}
+    dialect = gguf_dialect(architecture, file)
+    return replace(dialect, arrangements={**dialect.arrangements, **norms})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_stored_with_one_added_comes_back_without(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = weights(Tiny())
+    stored = {name: value + 1 if "input_layernorm" in name else value for name, value in tensors.items()}
+    source = open_gguf(write_gguf(tmp_path / "t.gguf", Tiny(), stored), norms_minus_one)
+    for name, value in stored.items():
+        wanted = value - 1 if "input_layernorm" in name else value
+        assert torch.equal(source.read(name, dtype, "cpu"), wanted.to(dtype)), name
+
+
+def test_only_a_vector_of_plain_numbers_is_stored_with_one_added(tmp_path: Path) -> None:
+    tensors = weights(Tiny()) | {"model.layers.0.input_layernorm.weight": torch.ones(4, 16)}
+    path = write_gguf(tmp_path / "t.gguf", Tiny(), tensors)
+    with pytest.raises(ModelFileError, match=r"attn_norm.weight: must be a vector of plain numbers, got shape \(4, 16"):
+        open_gguf(path, norms_minus_one)
+
+
+def test_a_tensor_of_a_layer_has_the_layers_number() -> None:
+    names = {"blk.{layer}.ffn_up_exps": "model.layers.{layer}.mlp.experts.up_proj"}
+    dialect = replace(gguf_dialect("llama", "m"), tensors=names)
+    known = dialect.hugging_face_tensor("blk.17.ffn_up_exps.weight")
+    assert known == HuggingFaceTensor("model.layers.17.mlp.experts.up_proj.weight")
+    for name in ("blk.{layer}.ffn_up_exps.weight", "blk.ffn_up_exps.weight", "blk.1.1.ffn_up_exps.weight"):
+        assert dialect.hugging_face_tensor(name) is None
+
+
 def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "t.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype=np.float32))
@@ -250,7 +332,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelFileError, match=r"general.architecture: 'mamba' cannot be read; gpt2, llama"):
-        open_gguf(tmp_path / "t.gguf")
+        open_gguf(tmp_path / "t.gguf", gguf_dialect)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +354,7 @@ def test_other_quantisations_are_refused_naming_tensor_and_type(tmp_path: Path, 
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelFileError, match=rf"token_embd.weight: has type {quantisation}, .*Q4_0, Q4_1, Q8_0"):
-        open_gguf(tmp_path / "t.gguf")
+        open_gguf(tmp_path / "t.gguf", gguf_dialect)
 
 
 def test_heads_that_contradict_the_stored_rows_are_refused(tmp_path: Path) -> None:
@@ -330,7 +412,7 @@ def test_a_broken_vocabulary_is_refused_by_key(tmp_path: Path, key: str, value: 
 def test_the_default_model_opens_as_what_it_is_known_to_be(default_model: Path) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    source = open_gguf(default_model)
+    source = open_gguf(default_model, gguf_dialect)
     facts = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
     facts |= {"head_dim": 64, "intermediate_size": 1536, "vocab_size": 49152, "max_position_embeddings": 8192}
     assert source.config.items() >= (facts | {"rope_theta": 100000.0, "tie_word_embeddings": True}).items()
@@ -347,7 +429,7 @@ def test_the_default_model_opens_as_what_it_is_known_to_be(default_model: Path) 
 def test_the_default_model_reads_as_transformers_reads_it(default_model: Path) -> None:
     from transformers import LlamaConfig
 
-    source = open_gguf(default_model)
+    source = open_gguf(default_model, gguf_dialect)
     golden = golden_tensors(default_model, LlamaConfig(**source.config))
     assert source.names() == set(golden)
     for name in source.names():

@@ -15,12 +15,14 @@ from weights_samples import Tiny, weights, write_gguf
 from penstock import app
 from penstock.contract.config import EngineConfig
 from penstock.kernels import weight_memory
+from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
 
 PROGRAM = """
 import pathlib, sys
 import torch
 from penstock.weights.bind import Binder
+from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
 
 torch.set_num_threads(1)
@@ -33,7 +35,7 @@ def peak():
 
 
 dtype = getattr(torch, sys.argv[2])
-files = open_model(pathlib.Path(sys.argv[1]))
+files = open_model(pathlib.Path(sys.argv[1]), gguf_dialect)
 before = peak()
 binder = Binder(files.source, dtype, "cpu", sys.argv[1])
 loaded = [binder.take(name, files.source.shape(name)) for name in sorted(files.source.names())]
@@ -115,5 +117,5 @@ def test_a_model_is_loaded_before_memory_is_given_back_once(tmp_path: Path, monk
     monkeypatch.setattr(app.models, "load", lambda *given: (load(*given), happened.append("loaded"))[0])
     monkeypatch.setattr(app, "give_back", lambda: happened.append("given back"))
     path = write_gguf(tmp_path / "tiny.gguf", Tiny(), weights(Tiny()))
-    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), lambda line: None)
+    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), lambda line: None)
     assert happened == ["loaded", "given back"]

@@ -19,7 +19,7 @@ from penstock.kernels import native, onednn_linear
 from penstock.kernels.linear import linear
 from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
-from penstock.models import load
+from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention
 from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
@@ -143,7 +143,7 @@ def test_numbers_that_a_form_cannot_hold_are_named():
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
 def test_every_family_computes_on_packed_float32_weights_what_transformers_does(tmp_path, family, variant):
     directory = write_checkpoint(tmp_path, family, variant)
-    files = open_model(directory)
+    files = open_model(directory, gguf_dialect)
     program = load(files.config, Binder(files.source, torch.float32, "cpu", "m", packing=Packing.F32), "m")
     model = ReferenceExecutor(program, torch.float32)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
@@ -158,7 +158,7 @@ def test_every_family_computes_on_packed_float32_weights_what_transformers_does(
 def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant, packing):
     """Squared error against float32 at most twice that of transformers' own bfloat16: roundings, no mistakes."""
     directory = write_checkpoint(tmp_path, family, variant)
-    files = open_model(directory)
+    files = open_model(directory, gguf_dialect)
     binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
     model = ReferenceExecutor(load(files.config, binder, str(directory)), torch.bfloat16)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
@@ -172,7 +172,7 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
 
 @pytest.mark.model
 def test_the_default_files_blocks_are_packed_without_changing_a_number(default_model: Path):
-    source = open_gguf(default_model)
+    source = open_gguf(default_model, gguf_dialect)
     binder = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED)
     plain = Binder(source, torch.float32, "cpu", "m")
     for name, shape in (
@@ -190,7 +190,7 @@ def test_the_default_files_blocks_are_packed_without_changing_a_number(default_m
 @pytest.mark.model
 def test_blocks_are_those_that_the_official_reader_sees(default_model: Path):
     [theirs] = [t for t in gguf.GGUFReader(default_model).tensors if t.name == "blk.5.ffn_up.weight"]
-    ours = open_gguf(default_model).read_blocks("model.layers.5.mlp.up_proj.weight")
+    ours = open_gguf(default_model, gguf_dialect).read_blocks("model.layers.5.mlp.up_proj.weight")
     assert ours.kind == theirs.tensor_type.name
     assert np.array_equal(ours.data.numpy().ravel(), np.asarray(theirs.data).ravel())
 
@@ -216,7 +216,7 @@ def test_forms_are_named_as_they_are_kept(tmp_path):
     [("wide_heads_untied", PackedKind.Q8, PackedKind.Q4), ("one_to_one_tied_linear", PackedKind.Q8, PackedKind.Q8)],
 )
 def test_int4_keeps_a_table_in_int8_and_a_head_only_where_it_is_the_table(tmp_path, variant, table, head):
-    files = open_model(write_checkpoint(tmp_path, "llama", variant))
+    files = open_model(write_checkpoint(tmp_path, "llama", variant), gguf_dialect)
     program = load(files.config, Binder(files.source, torch.bfloat16, "cpu", "m", packing=Packing.INT4), "m")
     (embed,) = program.embedding
     assert (embed.table.kind, program.head.weight.kind) == (table, head)
@@ -226,7 +226,7 @@ def test_int4_keeps_a_table_in_int8_and_a_head_only_where_it_is_the_table(tmp_pa
 def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(tmp_path):
     kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "F32", ".down_proj.": "Q8_0"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
-    source = open_gguf(path)
+    source = open_gguf(path, gguf_dialect)
     binder = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED)
     attention, mlp = "model.layers.0.self_attn.", "model.layers.1.mlp."
     qkv = [(f"{attention}q_proj.weight", (64, 64)), (f"{attention}k_proj.weight", (32, 64))]
@@ -251,16 +251,16 @@ def test_the_start_report_counts_and_names_what_mixed_kinds_cost(tmp_path):
     kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "Q8_0"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
     said: list[str] = []
-    loaded = app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), said.append)
+    loaded = app.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
     [line] = [line for line in said if line.startswith("rounded")]
     assert line.startswith("rounded          3 fused weights to bfloat16")  # both layers' QKV, and gate and up of one
     assert "model.layers.1.mlp.gate_proj.weight (Q4_0, Q8_0)" in line
     assert loaded.weight_forms == "Q4_0 as in the file; bfloat16"
     wide = EngineConfig(model=str(path), threads=1, dtype="float32", quantization="file")
-    loaded = app.load_model(wide, open_model(path), said.append)
+    loaded = app.load_model(wide, open_model(path, gguf_dialect), said.append)
     assert loaded.weight_forms == "Q4_0 as in the file; float32"
     write_gguf(path, Tiny(), random_weights(Tiny()), "Q4_0")
-    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path), said.append)
+    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
     assert len([line for line in said if line.startswith("rounded")]) == 1
 
 
@@ -273,14 +273,15 @@ def test_the_numbers_of_mixed_kinds_are_those_of_the_official_reader(tmp_path):
     }
     attention = "model.layers.0.self_attn."
     parts = [(f"{attention}{part}_proj.weight", (rows, 64)) for part, rows in (("q", 64), ("k", 32), ("v", 32))]
-    packed = Binder(open_gguf(path), torch.bfloat16, "cpu", "m", packing=Packing.STORED).take_linear(parts)
+    source = open_gguf(path, gguf_dialect)
+    packed = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED).take_linear(parts)
     stacked = torch.cat([theirs[f"blk.0.attn_{part}.weight"] for part in "qkv"])
     assert torch.equal(unpack(packed), stacked.bfloat16().float())
 
 
 def test_plain_tensors_have_no_blocks(tmp_path):
     directory = write_checkpoint(tmp_path, "llama", "wide_heads_untied")
-    source = open_model(directory).source
+    source = open_model(directory, gguf_dialect).source
     assert source.stored_kind("lm_head.weight") == ""
     with pytest.raises(ModelFileError):
         source.read_blocks("lm_head.weight")

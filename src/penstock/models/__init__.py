@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.models.families import load
+from penstock.models.families import gguf_dialect, load
 
-__all__ = ["load"]
+__all__ = ["gguf_dialect", "load"]

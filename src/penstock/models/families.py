@@ -1,22 +1,26 @@
 """Finds the family file that knows a checkpoint's `model_type`, and has it build the model.
 
 Decides which file that is: the module of this package whose name is the `model_type`. Does not know any family; adding
-one is adding a file with a function `load(reader: ConfigReader, weights: WeightLoader) -> Program`.
+one is adding a file with a function `load(reader: ConfigReader, weights: WeightLoader) -> Program` and, for a family
+that has GGUF files of its own, their dialect as a constant `GGUF`.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.contract.errors import ModelFileError
 from penstock.models.config_reader import ConfigReader
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_dialect import GgufDialect
 
-__all__ = ["FinishingLoader", "families", "load"]
+__all__ = ["FinishingLoader", "families", "gguf_dialect", "load"]
 
 _SHARED = frozenset({"config_reader", "decoder", "families"})
 """Modules of this package that are no family."""
@@ -64,3 +68,36 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str) -> Progr
     program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, binder)
     binder.finish()
     return program
+
+
+def gguf_dialect(architecture: str, file: str) -> GgufDialect:
+    """How the family whose GGUF files call themselves `architecture` writes them.
+
+    The family's file has the same name but for underscores: `qwen3moe` is in `qwen3_moe.py`.
+
+    Args:
+        architecture: the file's `general.architecture`.
+        file: where it came from, for error messages.
+
+    Raises:
+        ModelFileError: no family has this architecture.
+    """
+    names = {name.replace("_", ""): name for name in families()}
+    dialect = _dialect_of(names[architecture]) if architecture in names else None
+    if dialect is None:
+        known = sorted(filter(None, (_architecture_of(name) for name in names.values())))
+        raise ModelFileError(
+            file, "general.architecture", f"{reprlib.repr(architecture)} cannot be read; {', '.join(known)} can"
+        )
+    return dialect
+
+
+def _architecture_of(family: str) -> str:
+    dialect = _dialect_of(family)
+    return "" if dialect is None else dialect.architecture
+
+
+def _dialect_of(family: str) -> GgufDialect | None:
+    """None for a family whose files call themselves another (Mistral's are `llama`)."""
+    dialect: GgufDialect | None = getattr(importlib.import_module(f"penstock.models.{family}"), "GGUF", None)
+    return dialect

@@ -8,6 +8,7 @@ taken.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.kernels.attention_spec import AttentionSpec
@@ -17,8 +18,11 @@ from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, r
 from penstock.nn.operations import Activation, Embed, Heads, Operations, Register
 from penstock.nn.program import OUT, STREAM, Head, Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import heads_and_width
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["GPT2Config", "load"]
+__all__ = ["GGUF", "GPT2Config", "load"]
 
 _ACTIVATIONS = {
     "gelu_new": Activation.GELU_NEW,
@@ -117,3 +121,44 @@ def _read_shape(reader: ConfigReader) -> ModelShape:
         vocab_size=reader.integer("vocab_size", 1, MAX_VOCAB),
         max_positions=reader.integer("n_positions", 1, MAX_POSITIONS),
     )
+
+
+def _settings(keys: GgufKeys) -> dict[str, Any]:
+    heads, width = heads_and_width(keys)
+    if width % heads:
+        raise keys.fail("embedding_length", f"{width} is no multiple of {heads} heads")
+    if keys.size("attention.head_count_kv", heads) != heads:
+        raise keys.fail("attention.head_count_kv", "must equal attention.head_count in a gpt2 file")
+    return {
+        "n_layer": keys.size("block_count"),
+        "n_embd": width,
+        "n_head": heads,
+        "n_inner": keys.size("feed_forward_length", 4 * width),
+        "n_positions": keys.size("context_length"),
+        "layer_norm_epsilon": keys.real("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+_PROJECTIONS = {
+    "blk.{layer}.attn_qkv": "transformer.h.{layer}.attn.c_attn",
+    "blk.{layer}.attn_output": "transformer.h.{layer}.attn.c_proj",
+    "blk.{layer}.ffn_up": "transformer.h.{layer}.mlp.c_fc",
+    "blk.{layer}.ffn_down": "transformer.h.{layer}.mlp.c_proj",
+}
+
+GGUF = GgufDialect(
+    architecture="gpt2",
+    model_type="gpt2",
+    tensors={
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+        "blk.{layer}.attn_norm": "transformer.h.{layer}.ln_1",
+        "blk.{layer}.ffn_norm": "transformer.h.{layer}.ln_2",
+        **_PROJECTIONS,
+    },
+    metadata=_settings,
+    arrangements={f"{name}.weight": Arrangement.TRANSPOSED for name in _PROJECTIONS},
+)

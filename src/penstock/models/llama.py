@@ -1,18 +1,23 @@
 """Llama (1 to 3.3) and everything published under its name: `model_type` "llama".
 
 The plain case of the shared decoder; biases are optional. `pretraining_tp` sliced the training across devices and
-changes nothing here.
+changes nothing here. GGUF files of Mistral models call themselves `llama` too; those with a window are told by it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import DecoderParts, read_decoder
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -27,3 +32,27 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         return parts.pre_norm_layer(name, attention, parts.mlp(f"{name}.mlp", bias=mlp_bias))
 
     return parts.program(layer)
+
+
+def _settings(keys: GgufKeys) -> dict[str, Any]:
+    settings, window = decoder_settings(keys), keys.window()
+    if window is not None and window < keys.size("context_length"):
+        return settings | {"model_type": "mistral", "sliding_window": window}
+    return settings | {"attention_bias": keys.has_tensor("blk.0.attn_q.bias")}
+
+
+_QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
+
+GGUF = GgufDialect(
+    architecture="llama",
+    model_type="llama",
+    tensors=DECODER_TENSORS,
+    metadata=_settings,
+    arrangements={
+        "blk.{layer}.attn_q.weight": _QUERY,
+        "blk.{layer}.attn_q.bias": _QUERY,
+        "blk.{layer}.attn_k.weight": _KEY,
+        "blk.{layer}.attn_k.bias": _KEY,
+    },
+)
+"""Rows of queries and keys lie as the original release rotates them: in pairs."""

@@ -5,13 +5,18 @@ The shared decoder, with biases on query, key and value projections, and on requ
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_WINDOW, DecoderParts, layer_windows, read_decoder
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings, refuse_window
+from penstock.weights.gguf_dialect import GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load", "read_windows"]
+__all__ = ["GGUF", "gguf_settings", "load", "read_windows"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -33,3 +38,12 @@ def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
         window = reader.optional_integer("sliding_window", 1, MAX_WINDOW, absent=4096)
         first = reader.integer("max_window_layers", 0, MAX_WINDOW, default=28)
     return layer_windows(reader, window, lambda layer: layer >= first)
+
+
+def gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    """The settings of a Qwen's GGUF file, which cannot say which layers have a window."""
+    refuse_window(keys)
+    return decoder_settings(keys)
+
+
+GGUF = GgufDialect("qwen2", "qwen2", DECODER_TENSORS, gguf_settings)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import DecoderParts, read_decoder
-from penstock.models.qwen2 import read_windows
+from penstock.models.qwen2 import gguf_settings, read_windows
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS
+from penstock.weights.gguf_dialect import GgufDialect
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -30,3 +32,15 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         return parts.pre_norm_layer(name, attention, parts.mlp(f"{name}.mlp"))
 
     return parts.program(layer)
+
+
+GGUF = GgufDialect(
+    architecture="qwen3",
+    model_type="qwen3",
+    tensors={
+        **DECODER_TENSORS,
+        "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.q_norm",
+        "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
+    },
+    metadata=gguf_settings,
+)

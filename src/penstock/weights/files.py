@@ -17,6 +17,7 @@ from typing import Any
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import HuggingFaceText, TextFiles
 from penstock.weights.catalogue import CATALOGUE
+from penstock.weights.gguf_dialect import FindDialect
 from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_vocabulary import read_vocabulary
 from penstock.weights.safetensors_files import load_json_object, open_safetensors
@@ -69,20 +70,21 @@ class _Stored:
     bytes: int
 
 
-def open_model(path: Path) -> ModelFiles:
+def open_model(path: Path, dialects: FindDialect) -> ModelFiles:
     """Open a model without reading its weights.
 
     Args:
         path: a `.gguf` file, or a directory in Hugging Face layout.
+        dialects: how families write GGUF files (`models.gguf_dialect`).
 
     Raises:
         ModelFileError: a file is missing, malformed, or uses something that is not supported.
     """
-    return _open_directory(path) if path.is_dir() else _open_gguf_file(path)
+    return _open_directory(path) if path.is_dir() else _open_gguf_file(path, dialects)
 
 
-def _open_gguf_file(path: Path) -> ModelFiles:
-    source = open_gguf(path)
+def _open_gguf_file(path: Path, dialects: FindDialect) -> ModelFiles:
+    source = open_gguf(path, dialects)
     stored = [
         _Stored(name, tensor.shape, tensor.kind.name, tensor.elements, tensor.bytes)
         for name, tensor in source.stored.items()

@@ -1,13 +1,14 @@
 """Tensors of a GGUF file under Hugging Face names, in Hugging Face orientation, dequantised as they are read.
 
-Decides how stored rows reach their place: formats from `gguf_blocks`, names and arrangements from `gguf_names`,
-settings from `gguf_config`. Memory beyond the wanted tensor stays within a few MiB, or one row if that is more.
+Decides how stored rows reach their place: formats from `gguf_blocks`; names, arrangements and settings from the dialect
+of the family. Memory beyond the wanted tensor stays within a few MiB, or one row if that is more.
 
-Invariant: every tensor of the file has a name here, or opening it failed. (`rope_freqs.weight` goes into the config.)
+Invariant: every tensor of the file has a name here or went into the config, or opening it failed.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,9 @@ import torch
 
 from penstock.contract.errors import ModelFileError
 from penstock.weights.gguf_blocks import FLOAT_TYPES, decode
-from penstock.weights.gguf_config import translate_config
+from penstock.weights.gguf_dialect import Arrangement, FindDialect
 from penstock.weights.gguf_header import GgufHeader, GgufTensor, read_gguf_header
-from penstock.weights.gguf_names import Arrangement, hugging_face_tensor
+from penstock.weights.gguf_keys import GgufKeys
 from penstock.weights.source import (
     PIECE_ELEMENTS,
     StoredBlocks,
@@ -32,7 +33,7 @@ from penstock.weights.source import (
 
 __all__ = ["GgufSource", "open_gguf"]
 
-_ROPE_FACTORS = "rope_freqs.weight"
+_SAME_ROWS = (Arrangement.SAME, Arrangement.TRANSPOSED, Arrangement.MINUS_ONE)
 
 
 class GgufSource(TensorSource):
@@ -74,7 +75,7 @@ class GgufSource(TensorSource):
             raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
         tensor = self.stored[name]
         blocks = _read_blocks(self.header.path, tensor)
-        if self._arrangements[name] in (Arrangement.SAME, Arrangement.TRANSPOSED):
+        if self._arrangements[name] in _SAME_ROWS:
             return blocks
         placed = torch.empty_like(blocks.data)
         placed[self._row_order(tensor, self._arrangements[name])] = blocks.data
@@ -113,6 +114,10 @@ class GgufSource(TensorSource):
         elif arrangement is Arrangement.TRANSPOSED:
             for start, rows in _row_pieces(path, tensor):
                 convert_into(rows.T, out[:, start : start + len(rows)], path, name)
+        elif arrangement is Arrangement.MINUS_ONE:
+            numbers = torch.empty(wanted)  # float32: near 1, a narrower type would lose what makes the difference
+            self._read_flat(tensor, numbers)
+            convert_into(numbers - 1.0, out, path, name)
         else:
             order = self._row_order(tensor, arrangement).to(out.device)
             for start, rows in _row_pieces(path, tensor):
@@ -169,51 +174,51 @@ def _pieces(path: Path, tensor: GgufTensor, width: int) -> Iterator[tuple[int, t
             yield start, decode(part, kind).view(-1, width)
 
 
-def open_gguf(path: Path) -> GgufSource:
+def open_gguf(path: Path, dialects: FindDialect) -> GgufSource:
     """Open a GGUF file: check its header, translate its settings and names.
+
+    Args:
+        path: the file.
+        dialects: finds the dialect of the file's architecture.
 
     Raises:
         ModelFileError: it is malformed, or holds something that is not understood.
     """
     header = read_gguf_header(path)
-    file, tensors = str(path), dict(header.tensors)
-    embedding = tensors.get("token_embd.weight")
+    file = str(path)
+    architecture = header.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelFileError(file, "general.architecture", f"must be a name, got {reprlib.repr(architecture)}")
+    dialect = dialects(architecture, file)
+    embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFileError(file, "token_embd.weight", "is missing or no matrix")
-    factors = _rope_factors(path, tensors.pop(_ROPE_FACTORS, None))
-    config = translate_config(
-        header,
-        vocab_size=embedding.shape[0],
-        tied="output.weight" not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        rope_factors=factors,
-    )
+    keys = GgufKeys(header, dialect.architecture)
+    config = dialect.settings(keys, embedding.shape[0])
     renamed = {}
-    for name, tensor in tensors.items():
-        known = hugging_face_tensor(config["model_type"], name)
+    for name, tensor in header.tensors.items():
+        if name in keys.tensors_read:
+            continue
+        known = dialect.hugging_face_tensor(name)
         if known is None:
-            raise ModelFileError(file, name, f"no tensor of a {config['model_type']} model has this name")
+            raise ModelFileError(file, name, f"no tensor of a {architecture} model has this name")
         renamed[known.name] = (tensor, known.arrangement)
-        _check_heads(file, tensor, known.arrangement, config)
+        _check_arrangement(file, tensor, known.arrangement, config)
     return GgufSource(header, config, renamed)
 
 
-def _rope_factors(path: Path, tensor: GgufTensor | None) -> tuple[float, ...]:
-    if tensor is None:
-        return ()
-    if tensor.kind.name != "F32" or len(tensor.shape) != 1 or tensor.elements > 4096:
-        raise ModelFileError(str(path), _ROPE_FACTORS, "must be a short F32 vector")
-    factors = torch.empty(tensor.shape)
-    read_elements(path, _ROPE_FACTORS, tensor.offset, torch.float32, factors)
-    return tuple(factors.tolist())
+def _check_arrangement(file: str, tensor: GgufTensor, arrangement: Arrangement, config: dict[str, Any]) -> None:
+    """Numbers can be put in their places only if the tensor is what its arrangement says."""
+    if arrangement is Arrangement.TRANSPOSED and len(tensor.shape) != 2:
+        raise ModelFileError(file, tensor.name, f"must be a matrix, got shape {tensor.shape}")
+    if arrangement is Arrangement.MINUS_ONE and (len(tensor.shape) != 1 or tensor.kind.name not in FLOAT_TYPES):
+        raise ModelFileError(file, tensor.name, f"must be a vector of plain numbers, got shape {tensor.shape}")
+    if arrangement not in _SAME_ROWS:
+        _check_heads(file, tensor, arrangement, config)
 
 
 def _check_heads(file: str, tensor: GgufTensor, arrangement: Arrangement, config: dict[str, Any]) -> None:
     """Rows can be put in order only if they are the heads that the settings promise."""
-    if arrangement in (Arrangement.SAME, Arrangement.TRANSPOSED):
-        if arrangement is Arrangement.TRANSPOSED and len(tensor.shape) != 2:
-            raise ModelFileError(file, tensor.name, f"must be a matrix, got shape {tensor.shape}")
-        return
     query = arrangement is Arrangement.INTERLEAVED_QUERY
     heads = config["num_attention_heads" if query else "num_key_value_heads"]
     rows = heads * config["head_dim"]

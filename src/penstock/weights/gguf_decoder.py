@@ -1,0 +1,110 @@
+"""What the GGUF files of Llama-like families have in common: names, and settings in Hugging Face's terms.
+
+Decides what the shared keys mean. Does not know families: they call what they share, and add their own.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.contract.errors import ModelFileError
+from penstock.weights.gguf_keys import GgufKeys
+
+__all__ = [
+    "DECODER_TENSORS",
+    "decoder_settings",
+    "heads_and_width",
+    "refuse_window",
+    "rope_scaling",
+]
+
+_LAYER = "model.layers.{layer}"
+
+DECODER_TENSORS: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{layer}.attn_norm": f"{_LAYER}.input_layernorm",
+    "blk.{layer}.attn_q": f"{_LAYER}.self_attn.q_proj",
+    "blk.{layer}.attn_k": f"{_LAYER}.self_attn.k_proj",
+    "blk.{layer}.attn_v": f"{_LAYER}.self_attn.v_proj",
+    "blk.{layer}.attn_output": f"{_LAYER}.self_attn.o_proj",
+    "blk.{layer}.ffn_norm": f"{_LAYER}.post_attention_layernorm",
+    "blk.{layer}.ffn_gate": f"{_LAYER}.mlp.gate_proj",
+    "blk.{layer}.ffn_up": f"{_LAYER}.mlp.up_proj",
+    "blk.{layer}.ffn_down": f"{_LAYER}.mlp.down_proj",
+}
+"""The tensors of a Llama, as `GgufDialect.tensors` has them."""
+
+
+def decoder_settings(keys: GgufKeys) -> dict[str, Any]:
+    """The settings that Llama-like families share; windows are not among them."""
+    heads, width = heads_and_width(keys)
+    kv_heads = keys.size("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise keys.fail("attention.head_count_kv", f"{kv_heads} does not divide {heads} heads")
+    if not keys.has("attention.key_length") and width % heads:
+        raise keys.fail("embedding_length", f"{width} is no multiple of {heads} heads")
+    head_dim = keys.size("attention.key_length", width // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if keys.size(key, head_dim) != head_dim:
+            raise keys.fail(key, f"{keys.size(key)} differs from the head's width {head_dim}; that is not supported")
+    config = {
+        "num_hidden_layers": keys.size("block_count"),
+        "hidden_size": width,
+        "intermediate_size": keys.size("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.real("rope.freq_base", 10000.0),
+        "max_position_embeddings": keys.size("context_length"),
+        "hidden_act": "silu",
+    }
+    scaling = rope_scaling(keys, head_dim)
+    return config | ({"rope_scaling": scaling} if scaling else {})
+
+
+def heads_and_width(keys: GgufKeys) -> tuple[int, int]:
+    """Query heads, and the hidden size, which cannot be fewer numbers than heads."""
+    heads, width = keys.size("attention.head_count"), keys.size("embedding_length")
+    if heads > width:
+        raise keys.fail("attention.head_count", f"{heads} heads are more than the {width} numbers they share")
+    return heads, width
+
+
+def refuse_window(keys: GgufKeys) -> None:
+    """Refuse a window that shows, for families whose files do not say which layers have it."""
+    window, context = keys.window(), keys.size("context_length")
+    if window is not None and window < context:
+        raise keys.fail(
+            "attention.sliding_window",
+            f"a window of {window} below the context of {context} is not supported: nothing says which layers have it",
+        )
+
+
+def rope_scaling(keys: GgufKeys, head_dim: int) -> dict[str, Any]:
+    """The `rope_scaling` entry; empty for none.
+
+    `linear` comes out in Hugging Face terms, per-frequency factors (`rope_freqs.weight`, which divide the inverse
+    frequencies) as `{"rope_type": "factors", "factors": [...]}`, and anything else under its own name, for the model to
+    refuse.
+    """
+    entries, factors = keys.rope_scaling(), keys.vector("rope_freqs.weight")
+    # like llama.cpp: a factor alone means linear scaling
+    kind = entries.pop("type", "linear" if "factor" in entries else "none")
+    if factors:
+        if kind != "none":
+            raise keys.fail("rope.scaling.type", f"{reprlib.repr(kind)} with rope_freqs.weight is not supported")
+        if len(factors) != head_dim // 2 or not all(math.isfinite(factor) and factor > 0 for factor in factors):
+            raise ModelFileError(keys.file, "rope_freqs.weight", f"must hold {head_dim // 2} positive factors")
+    if kind not in ("none", "linear"):
+        return {"rope_type": str(kind)} | entries
+    for key in sorted(set(entries) - {"factor", "finetuned", "original_context_length"}):
+        raise keys.fail(f"rope.scaling.{key}", f"is not supported together with scaling type {kind}")
+    if factors:
+        return {"rope_type": "factors", "factors": list(factors)}
+    return {"rope_type": "linear", "factor": keys.real("rope.scaling.factor")} if kind == "linear" else {}
