@@ -49,6 +49,37 @@ _ONE_TO_ONE = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads
 _ALL_TO_ONE = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 127}
 
 _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    "gemma2": {
+        "wide_heads_tied_small_window": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "num_hidden_layers": 7,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 300,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 6.5,
+        },
+        "one_to_one_untied_uncapped": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 56,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 300,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_untied_biases_narrow_heads": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "sliding_window": 16,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
     "gpt2": {
         "tied": {"n_embd": 60, "n_head": 3, "n_layer": 3, "vocab_size": 101},
         "untied_inner_gelu": {
@@ -93,6 +124,25 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
         },
         "all_to_one_small_window": {**_ALL_TO_ONE, "intermediate_size": 100, "sliding_window": 80},
+    },
+    "olmo2": {
+        "wide_heads_untied": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+        "one_to_one_biases_tied": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        "all_to_one_narrow_heads_linear": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
     },
     "qwen2": {
         "gqa3_tied": {
