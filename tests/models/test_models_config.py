@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,14 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 3.0, 9.0, 27],
     "original_max_position_embeddings": 32,
 }
 
@@ -195,6 +204,14 @@ def test_a_size_without_default_is_required(family):
         ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor"),
         ({**LLAMA3, "low_freq_factor": None}, "low_freq_factor"),
         ({**LLAMA3, "original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        ({**LONGROPE, "short_factor": None}, "short_factor"),
+        ({**LONGROPE, "short_factor": [1.0, 1.5, 2.0]}, "short_factor"),
+        ({**LONGROPE, "long_factor": [1.0, 3.0, 0.0, 9.0]}, "long_factor"),
+        ({**LONGROPE, "factor": 0.5}, "factor"),
+        ({**LONGROPE, "attention_factor": 0}, "attention_factor"),
+        ({**LONGROPE, "short_mscale": 1.1}, "short_mscale"),
+        ({**LONGROPE, "original_max_position_embeddings": None}, "original_max_position_embeddings"),
+        ({**LONGROPE, "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
         ({"rope_type": "factors"}, "factors"),
         ({"rope_type": "factors", "factors": [1.0]}, "factors"),
         ({"rope_type": "factors", "factors": [1.0, 0.0, 1.0, 1.0]}, "factors"),
@@ -235,6 +252,38 @@ def test_rotary_parameters_are_refused_by_dotted_key(spelling, section, key):
 )
 def test_both_spellings_of_rotary_parameters_are_read(config, expected):
     assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128) == expected
+
+
+def test_the_length_that_is_served_chooses_the_factors_of_longrope():
+    amplitude = math.sqrt(1 + math.log(4) / math.log(32))  # 128 positions of 32 in the pretraining, whatever is served
+    short = Rope(1e4, FrequencyFactors((1.0, 1.5, 2.0, 2.5)), amplitude=amplitude)
+    long = Rope(1e4, FrequencyFactors((1.0, 3.0, 9.0, 27.0)), amplitude=amplitude)
+    for section in (LONGROPE, {**LONGROPE, "rope_type": "su"}, {**LONGROPE, "original_max_position_embeddings": None}):
+        config = {"rope_scaling": section, "original_max_position_embeddings": 32}
+        for served, expected in ((None, long), (128, long), (33, long), (32, short), (1, short)):
+            reader = ConfigReader(config, FILE, max_model_len=served)
+            assert reader.rope(head_dim=8, max_positions=128) == expected
+    unextended = ConfigReader({"rope_scaling": LONGROPE}, FILE).rope(head_dim=8, max_positions=32)
+    assert unextended == replace(short, amplitude=1.0)
+
+
+def test_heads_are_rotated_in_part_where_the_family_says_so():
+    for config in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+        rope = ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, partial=True)
+        assert rope == Rope(1e4, share=0.5)
+        assert rope.width(8) == 4
+    assert ConfigReader({}, FILE).rope(head_dim=8, max_positions=128, partial=True) == Rope(1e4)
+
+
+@pytest.mark.parametrize("value", [0, 0.1, 1.5, -1, "half", math.nan])
+def test_a_share_of_a_head_that_cannot_be_rotated_is_refused(value):
+    for config, key in (
+        ({"partial_rotary_factor": value}, "partial_rotary_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": value}}, "rope_parameters.partial_rotary_factor"),
+    ):
+        with pytest.raises(ModelFileError) as caught:
+            ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, partial=True)
+        assert caught.value.key == key
 
 
 def test_two_spellings_that_disagree_are_refused():
