@@ -275,7 +275,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
-        program = models.load(files.config, binder, str(files.path))
+        program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
     give_back()
     model = executor(program, dtype, device)
     if binder.mixed and dtype == torch.bfloat16:
