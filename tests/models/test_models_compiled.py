@@ -199,6 +199,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("gpt2", "odd_heads"),
         ("gpt2", "untied_inner_gelu"),
         ("llama", "all_to_one_biases_llama3"),
+        ("phi3", "partial_short_window"),
         ("qwen3", "wide_heads_tied"),
         ("qwen3", "all_to_one_narrow_heads"),
     ],

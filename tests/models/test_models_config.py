@@ -97,7 +97,7 @@ def is_accepted(config):
     return True
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"])
 def test_a_plain_config_is_accepted(family):
     assert is_accepted(config_of(family))
 
@@ -109,7 +109,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gpt2, llama, mistral, qwen2, qwen3" in str(error)
+    assert "gpt2, llama, mistral, phi3, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -156,6 +156,10 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("llama", "layer_types", ["full_attention", ["x"]]),
         ("mistral", "sliding_window", 0),
         ("mistral", "sliding_window", "none"),
+        ("phi3", "attention_bias", True),
+        ("phi3", "sliding_window", -1),
+        ("phi3", "partial_rotary_factor", 0.1),
+        ("phi3", "head_dim", 7),
         ("qwen2", "use_sliding_window", "no"),
         ("qwen2", "layer_types", ["full_attention", "sliding_attention"]),
         ("qwen3", "attention_bias", None.__class__),
@@ -334,6 +338,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
             {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 0, "layer_types": [FULL, FULL]},
             (None, None),
         ),
+        ("phi3", {}, (None, None)),
+        ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
     ],
 )
@@ -357,7 +363,7 @@ def config_seen(monkeypatch, config):
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "phi3", "qwen2", "qwen3"])
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
@@ -398,7 +404,7 @@ KEYS = [
 
 @settings(max_examples=400, deadline=None)
 @given(
-    family=st.sampled_from(["gpt2", "llama", "mistral", "qwen2", "qwen3"]),
+    family=st.sampled_from(["gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"]),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
 )
 def test_any_config_is_either_accepted_or_refused_by_key(family, changes):
