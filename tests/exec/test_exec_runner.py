@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 import pytest
 import torch
 
-from penstock.contract.model import ModelShape
+from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
@@ -26,7 +26,8 @@ SHAPE = ModelShape(
     num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
 )
 CPU = torch.device("cpu")
-SPEC = AttentionSpec(SHAPE.head_dim**-0.5)
+CACHES = (KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers
+ATTENTION = AttentionSpec(SHAPE.head_dim**-0.5)
 
 
 class ToyLM:
@@ -53,7 +54,7 @@ class ToyLM:
         for layer in range(SHAPE.num_layers):
             heads = (x @ self.qkv[layer].T).view(len(x), -1, SHAPE.head_dim)
             q, k, v = heads.split((SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads), dim=1)
-            x = x + torch.tanh(attend(layer, q, k, v, SPEC).flatten(1) @ self.out[layer].T)
+            x = x + torch.tanh(attend(layer, q, k, v, ATTENTION).flatten(1) @ self.out[layer].T)
         return x
 
     def logits(self, hidden):
@@ -94,7 +95,7 @@ class Job:
 
 
 def make_runner(model=None, block_size=4, num_blocks=64, slots=4, fill=float("nan")):
-    kv = KVStore(SHAPE, num_blocks, block_size, torch.float32, CPU)
+    kv = KVStore(CACHES, num_blocks, block_size, torch.float32, CPU)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(fill)  # what memory holds before it is written must not matter
     return TorchRunner(model or ToyLM(), kv, slots, SHAPE.max_positions, Ticks()), kv

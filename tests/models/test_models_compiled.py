@@ -96,7 +96,7 @@ class Bench:
     cache_dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
-        self.kv = KVStore(self.model.shape, 96, self.block_size, self.cache_dtype, CPU, packed=self.packed)
+        self.kv = KVStore(self.model.program.caches, 96, self.block_size, self.cache_dtype, CPU, packed=self.packed)
         self.kv.fill_with_nan()
         self.tables = SlotTables(8, 512, self.block_size)
         self.used = 0
@@ -318,7 +318,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
-    kv = KVStore(model.shape, 96, 16, torch.bfloat16, CPU, packed=True)
+    kv = KVStore(model.program.caches, 96, 16, torch.bfloat16, CPU, packed=True)
     for held in (*kv.keys, *kv.values):
         held.fill_(3.0)
     step = {
@@ -410,7 +410,7 @@ def test_learned_positions_are_checked_before_anything_is_written():
 
 def test_a_step_without_rows_gives_nothing():
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
-    kv = KVStore(model.shape, 2, 16, torch.bfloat16, CPU)
+    kv = KVStore(model.program.caches, 2, 16, torch.bfloat16, CPU)
     none, nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
     rows = PagedAttend(kv.keys, kv.values, none, torch.zeros(1, dtype=torch.int32), nothing, nothing.view(0, 1))
     assert model.forward(none, none, rows).shape == (0, model.shape.hidden_size)

@@ -15,7 +15,7 @@ import torch
 
 from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.model import GgufVocabulary, ModelShape
+from penstock.contract.model import GgufVocabulary, KvCacheSpec, ModelShape
 from penstock.contract.plan import RowFailure
 from penstock.sim.fake_runner import FakeRunner
 from penstock.text import TextModel, open_text
@@ -129,7 +129,8 @@ def _attend(q, keys, values, scale, parts):
 
 def loaded(model: RowLM) -> LoadedModel:
     files = SimpleNamespace(digest=b"a toy", path="toy", text=None)
-    return LoadedModel(files, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
+    program = SimpleNamespace(caches=(KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers)
+    return LoadedModel(files, program, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
 
 
 def subject_of(model: RowLM) -> Subject:
