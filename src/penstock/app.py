@@ -155,8 +155,9 @@ class LoadedModel:
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
-        packed = serves_packed(self.shape, self.kv_dtype, self.device, block_size)
-        return KVStore(self.shape, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
+        caches = self.program.caches
+        packed = serves_packed(caches, self.kv_dtype, self.device, block_size)
+        return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
 
     def runner(
         self,
@@ -277,12 +278,12 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
-        program = models.load(files.config, binder, str(files.path))
+        program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
     give_back()
     model = executor(program, dtype, device)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
-    head_dim = model.shape.head_dim
+    head_dim = max(cache.head_dim for cache in program.caches)
     if native.available() and device.type == "cpu" and head_dim > native.MAX_HEAD_DIM:
         announce(wide_heads_line(head_dim))
     forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
@@ -299,13 +300,13 @@ def _build_runner(
     config: EngineConfig, loaded: LoadedModel, grammars: Grammars, text: TextModel
 ) -> tuple[TorchRunner, MemoryReport]:
     """Size the KV cache from what memory is left now, and warm up."""
-    shape, dtype, block_size = loaded.shape, loaded.kv_dtype, config.block_size
-    num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), shape, block_size, dtype)
-    max_model_len = _max_model_len(config, shape, num_blocks * block_size)
+    caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
+    num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), caches, block_size, dtype)
+    max_model_len = _max_model_len(config, loaded.shape, num_blocks * block_size)
     kv, budgets = loaded.kv_store(num_blocks, block_size), ReasoningBudgets(text)
     runner = loaded.runner(kv, config.max_num_seqs, max_model_len, grammars, budgets)
     runner.warm_up()
-    kv_bytes = num_blocks * block_bytes(shape, block_size, dtype)
+    kv_bytes = num_blocks * block_bytes(caches, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")
     forms = loaded.weight_forms
     return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len, kept_in, forms)

@@ -294,7 +294,7 @@ def _generate(model: Any, params: SamplingParams, num_blocks: int) -> tuple[dict
             return 0.0
 
     config = SchedulerConfig(num_blocks, 4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
-    kv = KVStore(model.shape, num_blocks, 4, torch.float32, torch.device("cpu"))
+    kv = KVStore(model.program.caches, num_blocks, 4, torch.float32, torch.device("cpu"))
     runner, scheduler = TorchRunner(model, kv, 4, 64, Still()), Scheduler(config)
     tokens: dict[str, list[int]] = {}
     for index in range(4):

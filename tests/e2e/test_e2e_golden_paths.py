@@ -40,7 +40,7 @@ class Bench:
             max_model_len=longest,
         )
         self.scheduler = Scheduler(self.config)
-        kv = KVStore(model.shape, num_blocks, block_size, torch.float32, torch.device("cpu"))
+        kv = KVStore(model.program.caches, num_blocks, block_size, torch.float32, torch.device("cpu"))
         for cache in (*kv.keys, *kv.values):
             cache.fill_(float("nan"))  # whoever reads what was never written fails loudly
         self.runner = TorchRunner(model, kv, seqs, longest, SystemClock())

@@ -6,25 +6,40 @@ import pytest
 import torch
 
 from penstock.contract.errors import ConfigError
-from penstock.contract.model import ModelShape
+from penstock.contract.model import KvCacheSpec
 from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, resolve_kv_dtype, serves_packed
 from penstock.kernels import native
 
-SHAPE = ModelShape(
-    num_layers=30, hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152, max_positions=8192
-)
+SPECS = (KvCacheSpec(heads=3, head_dim=64),) * 30
+UNLIKE = (KvCacheSpec(1, 30), KvCacheSpec(4, 64), KvCacheSpec(2, 100, window=7))
 
 
 def test_a_block_costs_what_its_tensors_take():
-    awkward = ModelShape(3, 60, 3, 1, 30, 10, 64)
-    for shape in (SHAPE, awkward):
+    for specs in (SPECS, UNLIKE):
         for dtype in (torch.float32, torch.bfloat16, torch.int8):
-            store = KVStore(shape, 2, 16, dtype, torch.device("cpu"))
-            taken = sum(cache.nbytes for cache in (*store.keys, *store.values))
-            assert taken == 2 * block_bytes(shape, 16, dtype)
-    assert KVStore(SHAPE, 2, 16, torch.float32, torch.device("cpu")).keys[29].shape == (2, 16, 3, 64)
-    assert block_bytes(SHAPE, 1, torch.bfloat16) == 30 * 2 * 192 * 2
-    assert block_bytes(SHAPE, 16, torch.int8) == 16 * 30 * 2 * 3 * (64 + 4)
+            for packed in (False, True):
+                store = KVStore(specs, 2, 16, dtype, torch.device("cpu"), packed=packed)
+                taken = sum(cache.nbytes for cache in (*store.keys, *store.values))
+                assert taken == 2 * block_bytes(specs, 16, dtype)
+    assert KVStore(SPECS, 2, 16, torch.float32, torch.device("cpu")).keys[29].shape == (2, 16, 3, 64)
+    assert block_bytes(SPECS, 1, torch.bfloat16) == 30 * 2 * 192 * 2
+    assert block_bytes(SPECS, 16, torch.int8) == 16 * 30 * 2 * 3 * (64 + 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("packed", [False, True])
+def test_caches_of_different_heads_lie_side_by_side_and_do_not_overlap(dtype, packed):
+    store = KVStore(UNLIKE, 3, 16, dtype, torch.device("cpu"), packed=packed)
+    caches = (*store.keys, *store.values)
+    for index, cache in enumerate(caches):
+        cache.fill_(index)
+    for index, cache in enumerate(caches):
+        assert bool((cache == index).all())
+        assert cache.is_contiguous()
+        assert cache.data_ptr() % 64 == 0
+        assert len(cache) == 3
+    if dtype != torch.int8 and not packed:
+        assert [cache.shape[2:] for cache in store.values] == [(1, 30), (4, 64), (2, 100)]
 
 
 @pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
@@ -39,8 +54,8 @@ def test_int8_is_there_on_a_cpu_only():
 
 
 def test_int8_is_refused_where_heads_are_too_wide_for_the_attention_that_reads_it():
-    wide = ModelShape(3, 640, 2, 1, 320, 10, 64)
-    assert KVStore(wide, 1, 16, torch.float32, torch.device("cpu")).keys[0].shape == (1, 16, 1, 320)
+    wide = (KvCacheSpec(2, 64), KvCacheSpec(1, 320))
+    assert KVStore(wide, 1, 16, torch.float32, torch.device("cpu")).keys[1].shape == (1, 16, 1, 320)
     with pytest.raises(ConfigError, match="heads of at most 256, and these have 320") as refused:
         KVStore(wide, 1, 16, torch.int8, torch.device("cpu"))
     assert refused.value.option == "kv_cache_dtype"
@@ -50,12 +65,12 @@ def test_int8_is_refused_where_heads_are_too_wide_for_the_attention_that_reads_i
 def test_a_cache_is_packed_where_the_compiled_attention_is_quicker_with_it():
     cpu = torch.device("cpu")
     for dtype in (torch.float32, torch.bfloat16):
-        assert serves_packed(SHAPE, dtype, cpu, 16)
-        assert not serves_packed(SHAPE, dtype, cpu, 8)
-        assert not serves_packed(SHAPE, dtype, torch.device("cuda"), 16)
+        assert serves_packed(SPECS, dtype, cpu, 16)
+        assert not serves_packed(SPECS, dtype, cpu, 8)
+        assert not serves_packed(SPECS, dtype, torch.device("cuda"), 16)
         for head_dim in (63, 320):
-            assert not serves_packed(ModelShape(3, 640, 2, 1, head_dim, 10, 64), dtype, cpu, 16)
-    assert not serves_packed(SHAPE, torch.int8, cpu, 16)  # which is packed by itself
+            assert not serves_packed((*SPECS, KvCacheSpec(1, head_dim)), dtype, cpu, 16)
+    assert not serves_packed(SPECS, torch.int8, cpu, 16)  # which is packed by itself
 
 
 def test_int8_without_compiled_kernels_is_refused(monkeypatch):
@@ -67,19 +82,17 @@ def test_int8_without_compiled_kernels_is_refused(monkeypatch):
 
 def test_a_store_can_be_filled_with_nan():
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        store = KVStore(SHAPE, 1, 16, dtype, torch.device("cpu"))
+        store = KVStore(SPECS, 1, 16, dtype, torch.device("cpu"))
         store.fill_with_nan()
         for cache in (*store.keys, *store.values):
             assert (cache if dtype != torch.int8 else cache.view(torch.float32)).isnan().all()
 
 
 def test_a_packed_cache_takes_as_much_and_blocks_come_first():
-    store = KVStore(SHAPE, 2, 16, torch.bfloat16, torch.device("cpu"), packed=True)
+    store = KVStore(SPECS, 2, 16, torch.bfloat16, torch.device("cpu"), packed=True)
     assert store.keys[3].shape == (2, 3, 32, 16, 2)
     assert store.values[3].shape == (2, 3, 8, 64, 2)
-    assert (
-        store.keys[3].nbytes + store.values[3].nbytes == 2 * block_bytes(SHAPE, 16, torch.bfloat16) // SHAPE.num_layers
-    )
+    assert store.keys[3].nbytes + store.values[3].nbytes == 2 * block_bytes(SPECS, 16, torch.bfloat16) // len(SPECS)
     with store.borrowed_block(1):
         before = store.keys[3][0].view(torch.int16).clone()
         store.keys[3][1] = 7.0
@@ -87,14 +100,14 @@ def test_a_packed_cache_takes_as_much_and_blocks_come_first():
 
 
 def test_a_budget_pays_for_whole_blocks():
-    each = block_bytes(SHAPE, 16, torch.bfloat16)
-    assert blocks_for(each, SHAPE, 16, torch.bfloat16) == 1
-    assert blocks_for(10 * each - 1, SHAPE, 16, torch.bfloat16) == 9
+    each = block_bytes(SPECS, 16, torch.bfloat16)
+    assert blocks_for(each, SPECS, 16, torch.bfloat16) == 1
+    assert blocks_for(10 * each - 1, SPECS, 16, torch.bfloat16) == 9
 
 
 def test_a_budget_below_one_block_is_refused_by_option():
     with pytest.raises(ConfigError) as refused:
-        blocks_for(block_bytes(SHAPE, 16, torch.float32) - 1, SHAPE, 16, torch.float32)
+        blocks_for(block_bytes(SPECS, 16, torch.float32) - 1, SPECS, 16, torch.float32)
     assert refused.value.option == "kv_cache_memory"
 
 
@@ -111,8 +124,7 @@ def test_the_report_says_where_the_memory_goes():
 
 
 def test_a_borrowed_block_comes_back_whole_even_after_an_error():
-    small = ModelShape(2, 8, 2, 1, 4, 10, 16)
-    store = KVStore(small, 3, 2, torch.float32, torch.device("cpu"))
+    store = KVStore((KvCacheSpec(1, 4), KvCacheSpec(2, 6)), 3, 2, torch.float32, torch.device("cpu"))
     for index, cache in enumerate((*store.keys, *store.values)):
         cache.fill_(index)
 
@@ -129,7 +141,7 @@ def test_a_borrowed_block_comes_back_whole_even_after_an_error():
 
 
 def test_memory_that_the_system_does_not_give_is_refused_by_option():
-    blocks = 2**62 // block_bytes(SHAPE, 16, torch.bfloat16)
+    blocks = 2**62 // block_bytes(SPECS, 16, torch.bfloat16)
     with pytest.raises(ConfigError, match="the system does not give") as refused:
-        KVStore(SHAPE, blocks, 16, torch.bfloat16, torch.device("cpu"))
+        KVStore(SPECS, blocks, 16, torch.bfloat16, torch.device("cpu"))
     assert refused.value.option == "kv_cache_memory"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 import pytest
 import torch
 
-from penstock.contract.model import ModelShape
+from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
@@ -26,6 +26,7 @@ SHAPE = ModelShape(
     num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
 )
 CPU = torch.device("cpu")
+CACHES = (KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers
 ATTENTION = AttentionSpec(SHAPE.head_dim**-0.5)
 
 
@@ -94,7 +95,7 @@ class Job:
 
 
 def make_runner(model=None, block_size=4, num_blocks=64, slots=4, fill=float("nan")):
-    kv = KVStore(SHAPE, num_blocks, block_size, torch.float32, CPU)
+    kv = KVStore(CACHES, num_blocks, block_size, torch.float32, CPU)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(fill)  # what memory holds before it is written must not matter
     return TorchRunner(model or ToyLM(), kv, slots, SHAPE.max_positions, Ticks()), kv

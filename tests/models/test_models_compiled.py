@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -20,17 +20,17 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import paged_attend
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.packed_weight import PackedWeight, pack_bf16, unpack
+from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int8, unpack
 from penstock.models import gguf_dialect, load
 from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.dense import DenseAttention
 from penstock.nn.lowering import lower
-from penstock.nn.operations import Activation, Attend, Embed, Heads, NormKind, Operation, Register, Rotate
+from penstock.nn.operations import Activation, Attend, Embed, Heads, Linear, NormKind, Operation, Register, Rotate
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import OUT, STREAM, Head, Program
 from penstock.nn.reference import ReferenceExecutor
-from penstock.nn.rope import RotaryTable
+from penstock.nn.rope import Rope, RotaryTable
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.packing import Packing
@@ -96,7 +96,7 @@ class Bench:
     cache_dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
-        self.kv = KVStore(self.model.shape, 96, self.block_size, self.cache_dtype, CPU, packed=self.packed)
+        self.kv = KVStore(self.model.program.caches, 96, self.block_size, self.cache_dtype, CPU, packed=self.packed)
         self.kv.fill_with_nan()
         self.tables = SlotTables(8, 512, self.block_size)
         self.used = 0
@@ -200,6 +200,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("gpt2", "odd_heads"),
         ("gpt2", "untied_inner_gelu"),
         ("llama", "all_to_one_biases_llama3"),
+        ("phi3", "partial_short_window"),
         ("qwen3", "wide_heads_tied"),
         ("qwen3", "all_to_one_narrow_heads"),
     ],
@@ -329,7 +330,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
-    kv = KVStore(model.shape, 96, 16, torch.bfloat16, CPU, packed=True)
+    kv = KVStore(model.program.caches, 96, 16, torch.bfloat16, CPU, packed=True)
     for held in (*kv.keys, *kv.values):
         held.fill_(3.0)
     step = {
@@ -372,6 +373,99 @@ def small(
         head=Head(torch.ones(8, 4)),
         caches=(KvCacheSpec(2, head_dim),),
     )
+
+
+def unlike_layers(pack: Callable[[torch.Tensor], PackedWeight]) -> Program:
+    """Three layers, 24 wide, of other heads each: the first sees a window, the third reads the second's cache."""
+    generator, stream, rotations = torch.Generator().manual_seed(1), Register(STREAM, 24), {}
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    def projection(outputs: int, inputs: int) -> Projection:
+        return Projection(pack(2.0 * random(outputs, inputs)))
+
+    def norm() -> Normalization:
+        return Normalization(NormKind.RMS, 1.0 + random(24), None, 1e-5)
+
+    def rope(head_dim: int) -> RotaryTable:
+        if head_dim not in rotations:
+            rotations[head_dim] = RotaryTable.build(Rope(share=0.5), head_dim, 512, CPU)
+        return rotations[head_dim]
+
+    def attention(heads: Heads, cache: int, window: int | None) -> Attention:
+        return Attention(
+            heads=heads,
+            qkv=projection((heads.queries + 2 * heads.keys) * heads.dim, 24),
+            output=projection(24, heads.queries * heads.dim),
+            cache=cache,
+            spec=AttentionSpec(heads.dim**-0.5, window=window),
+            rope=rope(heads.dim),
+        )
+
+    def reader(heads: Heads, cache: int) -> tuple[Operation, ...]:
+        width = heads.queries * heads.dim
+        normed, q, mixed = Register("normed", 24), Register("q", width), Register("mixed", width)
+        return (
+            *norm()(stream, normed),
+            Linear(q, normed, projection(width, 24).weight),
+            Rotate(q, heads.dim, rope(heads.dim)),
+            Attend(mixed, q, None, None, cache, heads, AttentionSpec(heads.dim**-0.5)),
+            Linear(stream, mixed, projection(24, width).weight, adds=True),
+        )
+
+    return Program(
+        shape=ModelShape(3, 24, 6, 2, 20, 101, 512),
+        embedding=(Embed(stream, random(101, 24) * 5.0),),
+        layers=(
+            residual(stream, attention(Heads(3, 1, 12), 0, 29), before=norm()),
+            residual(stream, attention(Heads(6, 2, 20), 1, None), before=norm()),
+            reader(Heads(4, 2, 20), 1),
+        ),
+        final=norm()(stream, Register(OUT, 24)),
+        head=Head(projection(101, 24).weight),
+        caches=(KvCacheSpec(1, 12, 29), KvCacheSpec(2, 20)),
+    )
+
+
+UNLIKE = [(pack_f32, torch.float32), (pack_bf16, torch.bfloat16), (quantize_int8, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("pack", "dtype"), UNLIKE)
+def test_layers_with_heads_of_their_own_and_a_shared_cache_compute_what_the_reference_does(pack, dtype):
+    program = unlike_layers(pack)
+    model = CompiledExecutor(program, dtype)
+    ours, one_by_one = (
+        whole(executor, 70, cache_dtype=dtype).float() for executor in (model, ReferenceExecutor(program, dtype))
+    )
+    exact = exact_hidden(model, 70)
+    if dtype == torch.float32:
+        assert torch.equal(ours, one_by_one)
+        torch.testing.assert_close(ours, exact, atol=1e-4, rtol=0)
+    else:
+        assert error(ours, exact) <= 1.5 * error(one_by_one, exact)
+        assert error(ours, exact) < 0.15**2
+
+
+@pytest.mark.parametrize(("pack", "dtype"), UNLIKE)
+def test_bits_of_layers_that_share_a_cache_depend_on_the_sequence_alone(pack, dtype):
+    model = CompiledExecutor(unlike_layers(pack), dtype)
+    alone = [whole(model, length, cache_dtype=dtype) for length in LENGTHS]
+    for threads, block_size, packed in ((1, 16, True), (3, 5, False), (16, 7, True)):
+        native.set_threads(threads)
+        together = Bench(model, block_size=block_size, packed=packed, cache_dtype=dtype)
+        for slot, length in enumerate(LENGTHS):
+            together.admit(slot, prompt_of(model, length))
+        rows = ((slot, 0, length, True) for slot, length in enumerate(LENGTHS))
+        assert all(map(torch.equal, together.step(*rows), alone))
+        chunked = Bench(model, block_size=block_size, packed=packed, cache_dtype=dtype)
+        chunked.admit(0, prompt_of(model, 300))
+        chunked.admit(1, prompt_of(model, 37))
+        first = chunked.step((0, 0, 261, False), (1, 0, 1, False))
+        second = chunked.step((1, 1, 35, False), (0, 261, 38, False))
+        third = chunked.step((0, 299, 1, True), (1, 36, 1, True))
+        assert torch.equal(torch.cat((first[0], second[1], third[0])), alone[2])
+        assert torch.equal(torch.cat((first[1], second[0], third[1])), alone[0])
 
 
 def test_a_program_is_refused_that_does_not_fit_its_weights():
@@ -421,7 +515,7 @@ def test_learned_positions_are_checked_before_anything_is_written():
 
 def test_a_step_without_rows_gives_nothing():
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
-    kv = KVStore(model.shape, 2, 16, torch.bfloat16, CPU)
+    kv = KVStore(model.program.caches, 2, 16, torch.bfloat16, CPU)
     none, nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
     rows = PagedAttend(kv.keys, kv.values, none, torch.zeros(1, dtype=torch.int32), nothing, nothing.view(0, 1))
     assert model.forward(none, none, rows).shape == (0, model.shape.hidden_size)

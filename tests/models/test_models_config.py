@@ -39,6 +39,14 @@ LLAMA3 = {
 }
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 3.0, 9.0, 27],
+    "original_max_position_embeddings": 32,
+}
+
+
 class TouchedError(Exception):
     """The config was accepted: the model now asks for its tensors."""
 
@@ -92,7 +100,7 @@ def is_accepted(config):
     return True
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama", "mistral", "olmo2", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"])
 def test_a_plain_config_is_accepted(family):
     assert is_accepted(config_of(family))
 
@@ -104,7 +112,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gemma2, gpt2, llama, mistral, olmo2, qwen2, qwen3" in str(error)
+    assert "gemma2, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -151,6 +159,10 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("llama", "layer_types", ["full_attention", ["x"]]),
         ("mistral", "sliding_window", 0),
         ("mistral", "sliding_window", "none"),
+        ("phi3", "attention_bias", True),
+        ("phi3", "sliding_window", -1),
+        ("phi3", "partial_rotary_factor", 0.1),
+        ("phi3", "head_dim", 7),
         ("qwen2", "use_sliding_window", "no"),
         ("qwen2", "layer_types", ["full_attention", "sliding_attention"]),
         ("qwen3", "attention_bias", None.__class__),
@@ -232,6 +244,14 @@ def test_a_size_without_default_is_required(family):
         ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor"),
         ({**LLAMA3, "low_freq_factor": None}, "low_freq_factor"),
         ({**LLAMA3, "original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        ({**LONGROPE, "short_factor": None}, "short_factor"),
+        ({**LONGROPE, "short_factor": [1.0, 1.5, 2.0]}, "short_factor"),
+        ({**LONGROPE, "long_factor": [1.0, 3.0, 0.0, 9.0]}, "long_factor"),
+        ({**LONGROPE, "factor": 0.5}, "factor"),
+        ({**LONGROPE, "attention_factor": 0}, "attention_factor"),
+        ({**LONGROPE, "short_mscale": 1.1}, "short_mscale"),
+        ({**LONGROPE, "original_max_position_embeddings": None}, "original_max_position_embeddings"),
+        ({**LONGROPE, "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
         ({"rope_type": "factors"}, "factors"),
         ({"rope_type": "factors", "factors": [1.0]}, "factors"),
         ({"rope_type": "factors", "factors": [1.0, 0.0, 1.0, 1.0]}, "factors"),
@@ -272,6 +292,38 @@ def test_rotary_parameters_are_refused_by_dotted_key(spelling, section, key):
 )
 def test_both_spellings_of_rotary_parameters_are_read(config, expected):
     assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128) == expected
+
+
+def test_the_length_that_is_served_chooses_the_factors_of_longrope():
+    amplitude = math.sqrt(1 + math.log(4) / math.log(32))  # 128 positions of 32 in the pretraining, whatever is served
+    short = Rope(1e4, FrequencyFactors((1.0, 1.5, 2.0, 2.5)), amplitude=amplitude)
+    long = Rope(1e4, FrequencyFactors((1.0, 3.0, 9.0, 27.0)), amplitude=amplitude)
+    for section in (LONGROPE, {**LONGROPE, "rope_type": "su"}, {**LONGROPE, "original_max_position_embeddings": None}):
+        config = {"rope_scaling": section, "original_max_position_embeddings": 32}
+        for served, expected in ((None, long), (128, long), (33, long), (32, short), (1, short)):
+            reader = ConfigReader(config, FILE, max_model_len=served)
+            assert reader.rope(head_dim=8, max_positions=128) == expected
+    unextended = ConfigReader({"rope_scaling": LONGROPE}, FILE).rope(head_dim=8, max_positions=32)
+    assert unextended == replace(short, amplitude=1.0)
+
+
+def test_heads_are_rotated_in_part_where_the_family_says_so():
+    for config in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+        rope = ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, partial=True)
+        assert rope == Rope(1e4, share=0.5)
+        assert rope.width(8) == 4
+    assert ConfigReader({}, FILE).rope(head_dim=8, max_positions=128, partial=True) == Rope(1e4)
+
+
+@pytest.mark.parametrize("value", [0, 0.1, 1.5, -1, "half", math.nan])
+def test_a_share_of_a_head_that_cannot_be_rotated_is_refused(value):
+    for config, key in (
+        ({"partial_rotary_factor": value}, "partial_rotary_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": value}}, "rope_parameters.partial_rotary_factor"),
+    ):
+        with pytest.raises(ModelFileError) as caught:
+            ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, partial=True)
+        assert caught.value.key == key
 
 
 def test_two_spellings_that_disagree_are_refused():
@@ -327,6 +379,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
             {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 0, "layer_types": [FULL, FULL]},
             (None, None),
         ),
+        ("phi3", {}, (None, None)),
+        ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
     ],
 )
@@ -350,7 +404,7 @@ def config_seen(monkeypatch, config):
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "olmo2", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"])
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
@@ -441,7 +495,7 @@ KEYS = [
 
 @settings(max_examples=400, deadline=None)
 @given(
-    family=st.sampled_from(["gemma2", "gpt2", "llama", "mistral", "olmo2", "qwen2", "qwen3"]),
+    family=st.sampled_from(["gemma2", "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"]),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
 )
 def test_any_config_is_either_accepted_or_refused_by_key(family, changes):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.models.config_reader import ConfigReader
 from penstock.nn.dense import DenseAttention
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, RotaryTable
 
@@ -53,6 +57,59 @@ def test_rotary_tables_are_those_of_transformers_bit_by_bit(parameters, rope, he
     half = head_dim // 2
     torch.testing.assert_close(cos, their_cos[0, :, :half], atol=2e-7, rtol=0)  # one unit in the last place
     torch.testing.assert_close(sin, their_sin[0, :, :half], atol=2e-7, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("max_positions", "original", "extra", "amplitude"),
+    [
+        (65536, 4096, {}, math.sqrt(1 + math.log(16) / math.log(4096))),
+        (65536, 4096, {"factor": 4.0}, math.sqrt(1 + math.log(4) / math.log(4096))),
+        (65536, 4096, {"attention_factor": 1.25}, 1.25),
+        (4096, 4096, {}, 1.0),
+    ],
+)
+@pytest.mark.parametrize(("head_dim", "share"), [(20, 1.0), (64, 0.75)])
+def test_longrope_tables_are_those_of_transformers_bit_by_bit(
+    head_dim, share, max_positions, original, extra, amplitude
+):
+    pairs = int(head_dim * share) // 2
+    short, long = [1.0 + i / 7 for i in range(pairs)], [1.0 + i * i / 3 for i in range(pairs)]
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": short,
+        "long_factor": long,
+        "partial_rotary_factor": share,
+        "original_max_position_embeddings": original,
+        **extra,
+    }
+    config = Phi3Config(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=max_positions,
+        original_max_position_embeddings=original,
+        rope_parameters=dict(parameters),
+    )
+    for served, factors in ((None, short if max_positions == original else long), (original, short)):
+        reader = ConfigReader({"rope_scaling": parameters}, "config.json", max_model_len=served)
+        rope = reader.rope(head_dim, max_positions, partial=True)
+        assert rope == Rope(10000.0, FrequencyFactors(tuple(factors)), share, pytest.approx(amplitude))
+        theirs = Phi3RotaryEmbedding(config)
+        positions = torch.tensor([0, 1, 17, (served or max_positions) - 1])  # the last one makes theirs choose
+        their_cos, their_sin = theirs(torch.zeros(1), positions[None])
+        assert torch.equal(rope.inverse_frequencies(head_dim), theirs.inv_freq)
+        cos, sin = RotaryTable.build(rope, head_dim, max_positions, torch.device("cpu")).rows(positions)
+        torch.testing.assert_close(cos, their_cos[0, :, :pairs], atol=4e-7, rtol=0)  # a unit in the last place
+        torch.testing.assert_close(sin, their_sin[0, :, :pairs], atol=4e-7, rtol=0)
+
+
+def test_an_odd_number_of_elements_is_rotated_as_transformers_does():
+    config = Phi3Config(hidden_size=15, num_attention_heads=1, num_key_value_heads=1)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.6}
+    rope = Rope(10000.0, share=0.6)
+    assert rope.width(15) == 10
+    assert torch.equal(rope.inverse_frequencies(15), Phi3RotaryEmbedding(config).inv_freq)
 
 
 def test_llama3_scaling_has_all_three_regimes():

@@ -44,6 +44,15 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_LONGROPE = {
+    "factor": 1.5,
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8, 4.6],
+    "long_factor": [1.0, 1.4, 2.2, 3.8, 7.0, 13.4, 26.2, 51.8, 64.0],
+}
+_NO_PADDING = {"pad_token_id": None}  # a family's own lies outside so small a vocabulary
 _WIDE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "vocab_size": 101}
 _ONE_TO_ONE = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 97}
 _ALL_TO_ONE = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 127}
@@ -144,6 +153,33 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
         },
     },
+    "phi3": {
+        "partial_long": {  # longer than the pretraining before the first token is generated: the long factors
+            **_ALL_TO_ONE,
+            **_NO_PADDING,
+            "intermediate_size": 100,
+            "rope_parameters": _LONGROPE,
+            "original_max_position_embeddings": 11,
+            "tie_word_embeddings": True,
+        },
+        "partial_short_window": {
+            **_ALL_TO_ONE,
+            **_NO_PADDING,
+            "intermediate_size": 100,
+            "rope_parameters": _LONGROPE,
+            "original_max_position_embeddings": 512,
+            "sliding_window": 21,
+        },
+        "odd_heads": {  # 9 of 15 elements of a head are rotated, for which transformers takes 10
+            **_NO_PADDING,
+            "hidden_size": 60,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 97,
+            "intermediate_size": 56,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.6},
+        },
+    },
     "qwen2": {
         "gqa3_tied": {
             **_WIDE_HEADS,
@@ -215,10 +251,12 @@ def write_letters(directory: Path, count: int) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> ReferenceExecutor:
-    """The checkpoint as Penstock loads it, on the CPU, computed by torch."""
+def load_model(
+    directory: Path, dtype: torch.dtype = torch.float32, max_model_len: int | None = None
+) -> ReferenceExecutor:
+    """The checkpoint as Penstock loads it to serve sequences of this length, on the CPU, computed by torch."""
     files = open_model(directory, gguf_dialect)
-    program = load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory))
+    program = load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory), max_model_len)
     return ReferenceExecutor(program, dtype)
 
 

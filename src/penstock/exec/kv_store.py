@@ -1,7 +1,9 @@
 """The KV cache: memory for the keys and values of every block, sized once from a budget in bytes.
 
-Decides how much fits and how it is laid out. Does not know which sequence owns which block, nor what a block holds:
-blocks are handed out again without being cleared, so readers must not look beyond what was written.
+Decides how much fits and how it is laid out. A block is so many positions of one sequence in all of a model's caches,
+each of which has its own heads and head width; layers may share a cache. Does not know layers, which
+sequence owns which block, nor what a block holds: blocks are handed out again without being cleared, so readers must
+not look beyond what was written.
 
 Invariant: the memory never moves and never grows after construction.
 """
@@ -9,15 +11,16 @@ Invariant: the memory never moves and never grows after construction.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from penstock.contract.errors import ConfigError
-from penstock.contract.model import ModelShape
+from penstock.contract.model import KvCacheSpec
 from penstock.kernels import native
 from penstock.kernels.native_attention import (
     int8_keys_shape,
@@ -50,21 +53,23 @@ def resolve_kv_dtype(option: str, dtype: torch.dtype, device: torch.device) -> t
     return torch.int8
 
 
-def block_bytes(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes: keys and values of `block_size` positions in all layers, with the scales of int8."""
-    size = (1, block_size, shape.num_kv_heads, shape.head_dim)
-    if dtype == torch.int8:
-        return shape.num_layers * (math.prod(int8_keys_shape(*size)) + math.prod(int8_values_shape(*size)))
-    return 2 * shape.num_layers * math.prod(size) * dtype.itemsize
+def block_bytes(specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes: keys and values of `block_size` positions in all caches, with the scales of int8."""
+    return sum(_numbers(spec, block_size, dtype) for spec in specs) * dtype.itemsize
 
 
-def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
+def _numbers(spec: KvCacheSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Of one block in one cache; packed caches have as many, where `serves_packed` allows them."""
+    return sum(math.prod(shape) for shape in _shapes(spec, 1, block_size, dtype, packed=False))
+
+
+def blocks_for(budget_bytes: int, specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtype) -> int:
     """How many blocks a budget pays for.
 
     Raises:
         ConfigError: when it does not pay for one.
     """
-    each = block_bytes(shape, block_size, dtype)
+    each = block_bytes(specs, block_size, dtype)
     if budget_bytes < each:
         raise ConfigError(
             "kv_cache_memory",
@@ -74,19 +79,20 @@ def blocks_for(budget_bytes: int, shape: ModelShape, block_size: int, dtype: tor
     return budget_bytes // each
 
 
-def serves_packed(shape: ModelShape, dtype: torch.dtype, device: torch.device, block_size: int) -> bool:
-    """Whether the attention that will run here reads a packed cache, and is quicker with it."""
+def serves_packed(specs: Sequence[KvCacheSpec], dtype: torch.dtype, device: torch.device, block_size: int) -> bool:
+    """Whether the attention that will run here reads packed caches, and is quicker with them."""
     compiled = native.available() and dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
     # An odd head_dim would be filled up, and take more memory than `block_bytes` says.
-    return compiled and shape.head_dim <= native.MAX_HEAD_DIM and shape.head_dim % 2 == 0 and block_size % 16 == 0
+    fits = all(spec.head_dim <= native.MAX_HEAD_DIM and spec.head_dim % 2 == 0 for spec in specs)
+    return compiled and fits and block_size % 16 == 0
 
 
 class KVStore:
-    """Keys and values of all layers, in blocks. Owned by the runner.
+    """Keys and values of all caches of a model, in blocks. Owned by the runner.
 
     Attributes:
-        keys: one `[num_blocks, block_size, Hkv, D]` a layer, undefined until written; the operating system finds the
-            memory as blocks are first used, in large pages where it has them.
+        keys: of each cache `[num_blocks, block_size, Hkv, D]` with heads of its own, undefined until written; the
+            operating system finds the memory as blocks are first used, in large pages where it has them.
         values: the same.
 
     With `packed`, which only the compiled attention reads, both have the shapes of `packed_keys_shape` and
@@ -96,7 +102,7 @@ class KVStore:
 
     def __init__(
         self,
-        shape: ModelShape,
+        specs: Sequence[KvCacheSpec],
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
@@ -108,20 +114,15 @@ class KVStore:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
-        size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        key_size: tuple[int, ...] = size
-        value_size: tuple[int, ...] = size
-        if dtype == torch.int8:
-            if shape.head_dim > native.MAX_HEAD_DIM:
-                raise ConfigError(
-                    "kv_cache_dtype",
-                    f"int8 is for heads of at most {native.MAX_HEAD_DIM}, and these have {shape.head_dim}; use auto",
-                )
-            key_size, value_size = int8_keys_shape(*size), int8_values_shape(*size)
-        elif packed:
-            key_size, value_size = packed_keys_shape(*size, dtype), packed_values_shape(*size, dtype)
-        self.keys = _caches(shape.num_layers, key_size, dtype, device)
-        self.values = _caches(shape.num_layers, value_size, dtype, device)
+        widest = max(spec.head_dim for spec in specs)
+        if dtype == torch.int8 and widest > native.MAX_HEAD_DIM:
+            raise ConfigError(
+                "kv_cache_dtype",
+                f"int8 is for heads of at most {native.MAX_HEAD_DIM}, and these have {widest}; use auto",
+            )
+        shapes = [_shapes(spec, num_blocks, block_size, dtype, packed=packed) for spec in specs]
+        self.keys = _tensors([keys for keys, _ in shapes], dtype, device)
+        self.values = _tensors([values for _, values in shapes], dtype, device)
 
     def fill_with_nan(self) -> None:
         """Make everything held NaN, for those who test that nothing is read before it was written."""
@@ -140,18 +141,33 @@ class KVStore:
                 cache[block] = old
 
 
-def _caches(count: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """`count` tensors; on a CPU in large pages: blocks lie scattered, and each would be on a small page of its own."""
+def _shapes(
+    spec: KvCacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, *, packed: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of keys and of values."""
+    size = num_blocks, block_size, spec.heads, spec.head_dim
+    if dtype == torch.int8:
+        return int8_keys_shape(*size), int8_values_shape(*size)
+    if packed:
+        return packed_keys_shape(*size, dtype), packed_values_shape(*size, dtype)
+    return size, size
+
+
+def _tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """A tensor of each size; on a CPU in large pages: blocks lie scattered, and each would be on a small page alone."""
     if device.type != "cpu":
-        return tuple(torch.empty(size, dtype=dtype, device=device) for _ in range(count))
-    each = math.prod(size) * dtype.itemsize
-    apart = -(-each // _CACHE_LINE) * _CACHE_LINE
+        return tuple(torch.empty(size, dtype=dtype, device=device) for size in sizes)
+    lengths = [math.prod(size) * dtype.itemsize for size in sizes]
+    starts = [0, *accumulate(-(-length // _CACHE_LINE) * _CACHE_LINE for length in lengths)]
     try:
-        memory = large_block(count * apart)
+        memory = large_block(starts[-1])
     except OSError as error:
-        wanted = _readable(count * apart)
+        wanted = _readable(starts[-1])
         raise ConfigError("kv_cache_memory", f"the system does not give {wanted}: {error.strerror}") from error
-    return tuple(memory[at : at + each].view(dtype).view(size) for at in range(0, count * apart, apart))
+    return tuple(
+        memory[start : start + length].view(dtype).view(size)
+        for start, length, size in zip(starts, lengths, sizes, strict=False)  # starts has an end more
+    )
 
 
 @dataclass(frozen=True, slots=True)

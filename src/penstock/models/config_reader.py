@@ -7,8 +7,10 @@ Nothing is allocated here, so absurd sizes cost nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.contract.errors import ModelFileError
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Scaling, Unscaled
@@ -19,15 +21,34 @@ _Value = TypeVar("_Value")
 
 _ORIGINAL_POSITIONS = "original_max_position_embeddings"
 
+_PARTIAL = "partial_rotary_factor"
+
 _ROPE_KEYS: dict[str, set[str]] = {
     "default": set(),
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL_POSITIONS},
+    "longrope": {"short_factor", "long_factor", "factor", "attention_factor", _ORIGINAL_POSITIONS},
     "factors": {"factors"},
 }
 """What describes each rope type, beside its name and `rope_theta`. `factors` is Penstock's own, for GGUF files."""
 
+_OLDER_ROPE_TYPES = {"su": "longrope"}
+
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-6, 1e6
+
+
+class _Context(NamedTuple):
+    """Lengths of sequences that a rotary embedding may depend on.
+
+    Attributes:
+        made_for: the longest that the model was made for.
+        original: of the pretraining; None where the config does not say.
+        served: the longest that will be served.
+    """
+
+    made_for: int
+    original: int | None
+    served: int
 
 
 class ConfigReader:
@@ -40,12 +61,17 @@ class ConfigReader:
         config: the mapping.
         file: named in errors.
         section: dotted path of the mapping within the file, for errors.
+        max_model_len: the longest sequence that will be served; None for what the model was made for. Of a rotary
+            embedding that has one set of factors for short contexts and one for long ones, it says which.
     """
 
-    def __init__(self, config: Mapping[str, Any], file: str, section: str = "") -> None:
+    def __init__(
+        self, config: Mapping[str, Any], file: str, section: str = "", max_model_len: int | None = None
+    ) -> None:
         self._config = config
         self._file = file
         self._section = section
+        self._max_model_len = max_model_len
 
     def error(self, key: str, message: str) -> ModelFileError:
         """The error that refuses `key`, to be raised by the caller."""
@@ -119,13 +145,20 @@ class ConfigReader:
                 raise self.error(key, f"{value!r} is not implemented; only {', '.join(repr(one) for one in allowed)}")
         return tuple(values)
 
-    def rope(self, head_dim: int, max_positions: int) -> Rope:
-        """The rotary embedding, in the old spelling (`rope_theta`, `rope_scaling`) or the new (`rope_parameters`)."""
-        self.expect("partial_rotary_factor", [1, 1.0], 1.0)
+    def rope(self, head_dim: int, max_positions: int, *, partial: bool = False) -> Rope:
+        """The rotary embedding, in the old spelling (`rope_theta`, `rope_scaling`) or the new (`rope_parameters`).
+
+        Args:
+            head_dim: width of a head.
+            max_positions: the longest sequence that the model was made for.
+            partial: the family honours a `partial_rotary_factor` below 1.
+        """
+        share = self._rotary_share(head_dim, 1.0, partial=partial)
+        plain = Rope(self._theta(), share=share)
         sections = [key for key in ("rope_parameters", "rope_scaling") if self._config.get(key) not in (None, {})]
-        ropes = [self._rope_section(key, head_dim, max_positions) for key in sections]
+        ropes = [self._rope_section(key, plain, head_dim, max_positions, partial=partial) for key in sections]
         if not ropes:
-            return Rope(self._theta())
+            return plain
         if len(ropes) == 2 and ropes[0] != ropes[1]:
             raise self.error("rope_scaling", "contradicts rope_parameters")
         return ropes[0]
@@ -141,39 +174,84 @@ class ConfigReader:
     def _theta(self, default: float = 10000.0) -> float:
         return self.number("rope_theta", 1.0, 1e12, default=default)
 
-    def _rope_section(self, key: str, head_dim: int, max_positions: int) -> Rope:
+    def _rotary_share(self, head_dim: int, default: float, *, partial: bool) -> float:
+        if not partial:
+            return float(self.expect(_PARTIAL, [1, 1.0], 1.0))
+        share = self.number(_PARTIAL, 0.0, 1.0, default=default)
+        if int(head_dim * share) < 1:
+            raise self.error(_PARTIAL, f"{share:g} leaves nothing of a head of {head_dim} to rotate")
+        return share
+
+    def _rope_section(self, key: str, plain: Rope, head_dim: int, max_positions: int, *, partial: bool) -> Rope:
         section = self._config[key]
         if not isinstance(section, Mapping):
             raise self.error(key, f"must be an object, got {section!r}")
         reader = ConfigReader(section, self._file, key)
         kind = reader._rope_type()
+        share = reader._rotary_share(head_dim, plain.share, partial=partial)
         reader._refuse_unknown(kind)
-        original = self.integer(_ORIGINAL_POSITIONS, 1, 1 << 30, default=max_positions)
-        if self.is_set(_ORIGINAL_POSITIONS) and section.get(_ORIGINAL_POSITIONS, original) != original:
-            raise self.error(_ORIGINAL_POSITIONS, f"{original} contradicts the value in {key}")
-        return Rope(reader._theta(self._theta()), reader._scaling(kind, head_dim, original))
+        context = _Context(max_positions, self._original_positions(key), self._max_model_len or max_positions)
+        rope = Rope(reader._theta(plain.theta), share=share)
+        return replace(
+            rope,
+            scaling=reader._scaling(kind, rope.width(head_dim) // 2, context),
+            amplitude=reader._attention_factor(context) if kind == "longrope" else 1.0,
+        )
+
+    def _original_positions(self, key: str) -> int | None:
+        """Length of the pretraining's sequences, which may stand in section `key`, beside it, or in both."""
+        readers = self, ConfigReader(self._config[key], self._file, key)
+        found = [each.integer(_ORIGINAL_POSITIONS, 1, 1 << 30) for each in readers if each.is_set(_ORIGINAL_POSITIONS)]
+        if len(set(found)) == 2:
+            raise self.error(_ORIGINAL_POSITIONS, f"{found[0]} contradicts the value in {key}")
+        return found[0] if found else None
 
     def _rope_type(self) -> str:
         """The rope type; `type` is its older name, and some files carry both."""
         if self.is_set("type") and self.is_set("rope_type") and self._config["type"] != self._config["rope_type"]:
             raise self.error("type", f"{self._config['type']!r} contradicts rope_type {self._config['rope_type']!r}")
-        return self.expect("type" if self.is_set("type") else "rope_type", list(_ROPE_KEYS), "default")
+        known = [*_ROPE_KEYS, *_OLDER_ROPE_TYPES]
+        kind = self.expect("type" if self.is_set("type") else "rope_type", known, "default")
+        return _OLDER_ROPE_TYPES.get(kind, kind)
 
     def _refuse_unknown(self, kind: str) -> None:
-        self.expect("partial_rotary_factor", [1, 1.0], 1.0)
-        known = {"type", "rope_type", "rope_theta", "partial_rotary_factor", *_ROPE_KEYS[kind]}
+        known = {"type", "rope_type", "rope_theta", _PARTIAL, *_ROPE_KEYS[kind]}
         for key in self._config:
             if self.is_set(key) and key not in known:
                 raise self.error(key, f"is not implemented for rope type {kind!r}")
 
-    def _scaling(self, kind: str, head_dim: int, original_positions: int) -> Scaling:
+    def _scaling(self, kind: str, pairs: int, context: _Context) -> Scaling:
         if kind == "linear":
             return LinearScaling(self.number("factor", 1.0, _LARGEST_FACTOR))
         if kind == "llama3":
-            return self._llama3(original_positions)
+            return self._llama3(context.original or context.made_for)
+        if kind == "longrope":
+            return self._longrope(pairs, context)
         if kind == "factors":
-            return FrequencyFactors(self._factors(head_dim // 2))
+            return FrequencyFactors(self._factors("factors", pairs))
         return Unscaled()
+
+    def _longrope(self, pairs: int, context: _Context) -> FrequencyFactors:
+        """The factors for long sequences if any that is served may be longer than those of the pretraining.
+
+        Transformers chooses anew whenever a sequence outgrows that length, which changes the keys before it; here one
+        choice holds for all sequences, so that an answer does not depend on what else is computed.
+        """
+        short, long = self._factors("short_factor", pairs), self._factors("long_factor", pairs)
+        return FrequencyFactors(long if context.served > self._pretrained(context) else short)
+
+    def _attention_factor(self, context: _Context) -> float:
+        """LongRoPE's, which grows with how far the context was extended (`modeling_rope_utils` of transformers)."""
+        original = self._pretrained(context)
+        extended = context.made_for / original
+        scale = self.number("factor", 1.0, _LARGEST_FACTOR) if self.is_set("factor") else extended
+        grown = math.sqrt(1.0 + math.log(scale) / math.log(original)) if scale > 1.0 else 1.0
+        return self.number("attention_factor", _SMALLEST_FACTOR, _LARGEST_FACTOR, default=grown)
+
+    def _pretrained(self, context: _Context) -> int:
+        if context.original is None or context.original < 2:
+            raise self.error(_ORIGINAL_POSITIONS, f"must be at least 2 for rope type longrope, got {context.original}")
+        return context.original
 
     def _llama3(self, original_positions: int) -> Llama3Scaling:
         low = self.number("low_freq_factor", _SMALLEST_FACTOR, _LARGEST_FACTOR)
@@ -184,16 +262,14 @@ class ConfigReader:
             factor=self.number("factor", 1.0, _LARGEST_FACTOR),
             low_freq_factor=low,
             high_freq_factor=high,
-            original_positions=self.integer(_ORIGINAL_POSITIONS, 1, 1 << 30, default=original_positions),
+            original_positions=original_positions,
         )
 
-    def _factors(self, count: int) -> tuple[float, ...]:
-        factors = self._value("factors", None)
+    def _factors(self, key: str, count: int) -> tuple[float, ...]:
+        factors = self._value(key, None)
         if not isinstance(factors, list | tuple) or len(factors) != count:
-            raise self.error("factors", f"must be a list of {count} numbers, half of head_dim")
+            raise self.error(key, f"must be a list of {count} numbers, one for each two elements that are rotated")
         for factor in factors:
             if not isinstance(factor, int | float) or not _SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR:
-                raise self.error(
-                    "factors", f"must be numbers in {_SMALLEST_FACTOR:g}..{_LARGEST_FACTOR:g}, got {factor!r}"
-                )
+                raise self.error(key, f"must be numbers in {_SMALLEST_FACTOR:g}..{_LARGEST_FACTOR:g}, got {factor!r}")
         return tuple(float(factor) for factor in factors)

@@ -70,6 +70,7 @@ def read_decoder(
     tied: bool = False,
     eps: float = 1e-6,
     windows: tuple[int | None, ...] | None = None,
+    partial_rotary: bool = False,
 ) -> DecoderConfig:
     """Read the shared keys.
 
@@ -79,15 +80,19 @@ def read_decoder(
         tied: the family's default for `tie_word_embeddings`.
         eps: the family's default for `rms_norm_eps`.
         windows: see `DecoderConfig`; None for no window in any layer, which `layer_types` must not contradict.
+        partial_rotary: the family honours a `partial_rotary_factor`; others refuse one below 1.
     """
     shape = _read_shape(reader, head_dim)
+    rope = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary)
+    if rope.width(shape.head_dim) > shape.head_dim:
+        raise reader.error("head_dim", f"must be even to be rotated in halves, got {shape.head_dim}")
     if windows is None and _SLIDING in _layer_types(reader, shape.num_layers):
         raise reader.error("layer_types", f"{_SLIDING!r} needs a sliding window, and the config sets none")
     return DecoderConfig(
         shape=shape,
         inner_size=reader.integer("intermediate_size", 1, MAX_WIDTH),
         eps=reader.number("rms_norm_eps", 0.0, 1.0, default=eps),
-        rope=reader.rope(shape.head_dim, shape.max_positions),
+        rope=rope,
         tied=reader.boolean("tie_word_embeddings", default=tied),
         windows=(None,) * shape.num_layers if windows is None else windows,
     )
@@ -261,7 +266,4 @@ def _read_shape(reader: ConfigReader, head_dim: int | None) -> ModelShape:
 def _read_head_dim(reader: ConfigReader, hidden: int, heads: int, default: int | None) -> int:
     if default is None and not reader.is_set("head_dim") and hidden % heads:
         raise reader.error("num_attention_heads", f"must divide hidden_size ({hidden}), got {heads}")
-    head_dim = reader.integer("head_dim", 2, MAX_HEAD_DIM, default=default or hidden // heads)
-    if head_dim % 2:
-        raise reader.error("head_dim", f"must be even to be rotated in halves, got {head_dim}")
-    return head_dim
+    return reader.integer("head_dim", 2, MAX_HEAD_DIM, default=default or hidden // heads)

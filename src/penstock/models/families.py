@@ -40,7 +40,7 @@ def families() -> list[str]:
     return sorted(found - _SHARED)
 
 
-def load(config: Mapping[str, Any], binder: FinishingLoader, file: str) -> Program:
+def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_model_len: int | None = None) -> Program:
     """Build the model that `config` describes from the binder's tensors.
 
     The config is checked as a whole before the first tensor is taken.
@@ -49,13 +49,16 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str) -> Progr
         config: the checkpoint's configuration, in the terms of Hugging Face's `config.json`.
         binder: answers for the checkpoint's tensors; every one must be taken or ignored by name.
         file: where the config came from, for error messages.
+        max_model_len: the longest sequence that will be served; None for what the model was made for. A model whose
+            positions are spaced one way for short contexts and another for long ones (LongRoPE) is built for this
+            length, for all sequences alike.
 
     Raises:
         ModelFileError: unknown `model_type`, a value that is not implemented or absurd, a tensor that is missing, has
         another
             shape, or was not asked for.
     """
-    reader = ConfigReader(config, file)
+    reader = ConfigReader(config, file, max_model_len=max_model_len)
     name = reader.text("model_type")
     if name not in families():
         raise reader.error("model_type", f"{name!r} is not implemented; there are {', '.join(families())}")

@@ -124,14 +124,13 @@ class _Walk:
         return self._registers[register.name][:, register.first : register.first + register.width]
 
     def _write(self, register: Register, value: Tensor, *, adds: bool = False) -> None:
-        """Columns of a register that is there already, or a whole one."""
-        held = self._registers.get(register.name)
+        """Columns of a register that is there already; or a whole one, which may have had another width before."""
         if adds:
             value = self._read(register) + value
-        if held is None or held.shape == value.shape:
-            self._registers[register.name] = value
+        if register.is_part:
+            self._registers[register.name][:, register.first : register.first + register.width] = value
         else:
-            held[:, register.first : register.first + register.width] = value
+            self._registers[register.name] = value
 
 
 def head_logits(head: Head, hidden: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ __all__ = [
 class Unscaled:
     """The original embedding: rope type `default`."""
 
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        """Scale `[D/2]` radians per position."""
-        return frequencies
+    def __call__(self, periods: Tensor) -> Tensor:
+        """From `[R/2]` positions per radian to as many radians per position."""
+        return 1.0 / periods
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class LinearScaling:
 
     factor: float
 
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        """Scale `[D/2]` radians per position."""
-        return frequencies / self.factor
+    def __call__(self, periods: Tensor) -> Tensor:
+        """From `[R/2]` positions per radian to as many radians per position."""
+        return 1.0 / periods / self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ class Llama3Scaling:
     high_freq_factor: float
     original_positions: int
 
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        """Scale `[D/2]` radians per position."""
+    def __call__(self, periods: Tensor) -> Tensor:
+        """From `[R/2]` positions per radian to as many radians per position."""
+        frequencies = 1.0 / periods
         wavelengths = 2 * math.pi / frequencies
         longest = self.original_positions / self.low_freq_factor
         shortest = self.original_positions / self.high_freq_factor
@@ -75,17 +76,19 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class FrequencyFactors:
-    """Each frequency is divided by a factor of its own: the tensor `rope_freqs.weight` of GGUF files.
+    """Each frequency is divided by a factor of its own: LongRoPE (Ding et al. 2024, section 3.1).
+
+    So are those of GGUF files, by the tensors `rope_freqs.weight` and `rope_factors_*.weight`.
 
     Attributes:
-        factors: one per pair of a head's elements, `head_dim / 2` in all.
+        factors: one per pair of elements that are rotated, R / 2 in all.
     """
 
     factors: tuple[float, ...]
 
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        """Scale `[D/2]` radians per position."""
-        return frequencies / torch.tensor(self.factors, dtype=torch.float32)
+    def __call__(self, periods: Tensor) -> Tensor:
+        """From `[R/2]` positions per radian to as many radians per position."""
+        return 1.0 / (torch.tensor(self.factors, dtype=torch.float32) * periods)
 
 
 Scaling = Unscaled | LinearScaling | Llama3Scaling | FrequencyFactors
@@ -98,20 +101,33 @@ class Rope:
     Attributes:
         theta: base of the geometric series of frequencies.
         scaling: what a longer context made of them.
+        share: of a head's elements, how many are rotated (`partial_rotary_factor`): its first ones, the rest keeps no
+            position.
+        amplitude: what cosines and sines are multiplied by (LongRoPE's attention factor).
     """
 
     theta: float = 10000.0
     scaling: Scaling = Unscaled()
+    share: float = 1.0
+    amplitude: float = 1.0
+
+    def width(self, head_dim: int) -> int:
+        """R, elements of a head that are rotated: an even number, so one more than `head_dim` where that is odd."""
+        return 2 * -(-self._rotated(head_dim) // 2)
 
     def inverse_frequencies(self, head_dim: int) -> Tensor:
-        """Radians per position, `[D/2]` float32: `theta ** (-2i / D)` (Su et al. 2021, section 3.2.2), then scaled."""
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim  # [D/2]
-        return self.scaling(1.0 / (self.theta**exponents))
+        """Radians per position, `[R/2]` float32: `theta ** (-2i / R)` (Su et al. 2021, section 3.2.2), then scaled."""
+        rotated = self._rotated(head_dim)
+        exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated  # [R/2]
+        return self.scaling(self.theta**exponents)
+
+    def _rotated(self, head_dim: int) -> int:
+        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryTable:
-    """Cosines and sines of all positions: `cos` and `sin` are `[P, D/2]` float32.
+    """Cosines and sines of all positions: `cos` and `sin` are `[P, R/2]` float32.
 
     A table, and not cosines computed where needed: vectorised cosines may differ in the last bit with an element's
     place in its array, and a position's angle must not depend on its neighbours in the batch.
@@ -132,9 +148,9 @@ class RotaryTable:
     def build(cls, rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> RotaryTable:
         """Tabulate positions `[0, max_positions)`."""
         positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [P, D/2]
-        return cls(angles.cos().to(device), angles.sin().to(device))
+        angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [P, R/2]
+        return cls((angles.cos() * rope.amplitude).to(device), (angles.sin() * rope.amplitude).to(device))
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of `positions` `[T]` int64, `[T, D/2]` each."""
+        """Cosines and sines of `positions` `[T]` int64, `[T, R/2]` each."""
         return self.cos[positions], self.sin[positions]
