@@ -11,7 +11,7 @@ import random
 
 import pytest
 import torch
-from test_exec_runner import CPU, GOOD, SHAPE, Ticks, ToyLM, make_runner
+from test_exec_runner import CACHES, CPU, GOOD, SHAPE, Ticks, ToyLM, make_runner
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Finished, FinishReason, Generated
@@ -115,7 +115,7 @@ def requests() -> list[SequenceRequest]:
 
 def serve(asked, right=None, expected=None, count=3, model=None):
     """Run all to their end: events by id, and how many steps it took; `right` is the share of right drafts."""
-    kv = KVStore(SHAPE, CONFIG.num_blocks, CONFIG.block_size, torch.float32, CPU)
+    kv = KVStore(CACHES, CONFIG.num_blocks, CONFIG.block_size, torch.float32, CPU)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(float("nan"))
     runner = TorchRunner(model or ToyLM(), kv, 12, SHAPE.max_positions, Ticks(), Grammars(), Budgets())
