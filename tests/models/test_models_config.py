@@ -168,6 +168,20 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_key(family, key, value):
     assert refusal(config_of(family, **{key: value})).key == key
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"), [({}, 50.0), ({"cap": None}, None), ({"cap": 30}, 30.0), ({"cap": 2.5}, 2.5)]
+)
+def test_an_optional_number_tells_null_from_absent(config, expected):
+    assert ConfigReader(config, FILE).optional_number("cap", 1.0, 99.0, absent=50.0) == expected
+
+
+@pytest.mark.parametrize("value", [0.5, 100.0, math.nan, True, "3", [3.0]])
+def test_an_optional_number_that_is_none_is_refused_by_key(value):
+    with pytest.raises(ModelFileError) as caught:
+        ConfigReader({"cap": value}, FILE).optional_number("cap", 1.0, 99.0)
+    assert caught.value.key == "cap"
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_size_without_default_is_required(family):
     required = {"num_key_value_heads", "rms_norm_eps"}

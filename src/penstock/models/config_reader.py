@@ -34,7 +34,7 @@ class ConfigReader:
     """A mapping of JSON values with checking look-ups. Immutable.
 
     Absent and null mean the same, "not set": the default holds, and where there is none the key is missing. (Where the
-    two differ, `optional_integer` tells them apart.)
+    two differ, `optional_integer` and `optional_number` tell them apart.)
 
     Args:
         config: the mapping.
@@ -78,6 +78,12 @@ class ConfigReader:
         if not low <= value <= high:  # also false for NaN
             raise self.error(key, f"must lie in {low:g}..{high:g}, got {value!r}")
         return float(value)
+
+    def optional_number(self, key: str, low: float, high: float, absent: float | None = None) -> float | None:
+        """A number in `[low, high]`; None where the config says null, and `absent` where it says nothing."""
+        if key not in self._config:
+            return absent
+        return self.number(key, low, high) if self.is_set(key) else None
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
         """True or false."""

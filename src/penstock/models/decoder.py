@@ -25,6 +25,7 @@ __all__ = [
     "MAX_POSITIONS",
     "MAX_VOCAB",
     "MAX_WIDTH",
+    "MAX_WINDOW",
     "DecoderConfig",
     "DecoderParts",
     "bind_head",
