@@ -196,6 +196,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
+        *((family, variant) for family, variant in FAMILIES if family == "gemma2"),
         ("gpt2", "odd_heads"),
         ("gpt2", "untied_inner_gelu"),
         ("llama", "all_to_one_biases_llama3"),
@@ -222,6 +223,17 @@ def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, 
     third = chunked.step((0, 299, 1, True), (1, 36, 1, True))
     assert torch.equal(torch.cat((first[0], second[1], third[0])), alone[2])
     assert torch.equal(torch.cat((first[1], second[0], third[1])), alone[0])
+
+
+@pytest.mark.parametrize(("dtype", "packing"), FORMS)
+def test_soft_capped_logits_do_not_depend_on_the_rows_beside_them(dtype, packing):
+    model = model_of("gemma2", "wide_heads_tied_small_window", packing, dtype)
+    assert model.program.head.softcap is not None
+    hidden = whole(model, 37, cache_dtype=dtype)
+    with torch.inference_mode():
+        together = model.logits(hidden)
+        for row in range(len(hidden)):
+            assert torch.equal(model.logits(hidden[row : row + 1])[0], together[row])
 
 
 @pytest.mark.parametrize(

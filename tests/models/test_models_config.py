@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.contract.errors import ModelFileError
+from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
+from penstock.nn.operations import Attend
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled
 
 FILE = "config.json"
@@ -88,7 +92,7 @@ def is_accepted(config):
     return True
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama", "mistral", "qwen2", "qwen3"])
 def test_a_plain_config_is_accepted(family):
     assert is_accepted(config_of(family))
 
@@ -100,7 +104,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gpt2, llama, mistral, qwen2, qwen3" in str(error)
+    assert "gemma2, gpt2, llama, mistral, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -150,6 +154,22 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen2", "use_sliding_window", "no"),
         ("qwen2", "layer_types", ["full_attention", "sliding_attention"]),
         ("qwen3", "attention_bias", None.__class__),
+        ("gemma2", "hidden_activation", "gelu"),
+        ("gemma2", "hidden_act", "silu"),
+        ("gemma2", "use_bidirectional_attention", True),
+        ("gemma2", "attention_bias", 0),
+        ("gemma2", "query_pre_attn_scalar", 0),
+        ("gemma2", "query_pre_attn_scalar", "256"),
+        ("gemma2", "attn_logit_softcapping", 0.0),
+        ("gemma2", "attn_logit_softcapping", -50.0),
+        ("gemma2", "attn_logit_softcapping", math.inf),
+        ("gemma2", "final_logit_softcapping", math.nan),
+        ("gemma2", "final_logit_softcapping", "30"),
+        ("gemma2", "final_logit_softcapping", False),
+        ("gemma2", "sliding_window", 0),
+        ("gemma2", "sliding_window", None),
+        ("gemma2", "layer_types", ["sliding_attention"]),
+        ("gemma2", "head_dim", 7),
         ("gpt2", "activation_function", "silu"),
         ("gpt2", "scale_attn_weights", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -289,6 +309,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("mistral", {"sliding_window": 99}, (99, 99)),
         ("mistral", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
         ("mistral", {}, (4096, 4096)),
+        ("gemma2", {}, (4096, None)),
+        ("gemma2", {"sliding_window": 99}, (99, None)),
+        ("gemma2", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("gemma2", {"sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
         ("qwen2", {"sliding_window": 99}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 2}, (None, None)),
@@ -322,7 +346,7 @@ def config_seen(monkeypatch, config):
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "qwen2", "qwen3"])
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
@@ -334,6 +358,54 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
     assert ours.rope == Rope(theirs.rope_parameters["rope_theta"])
+
+
+class ZeroTensors(NoTensors):
+    """A binder whose checkpoint has every tensor that is asked for, full of zeros."""
+
+    dtype, device = torch.float32, torch.device("cpu")
+
+    def take(self, name, shape, dtype=None):
+        return torch.zeros(shape)
+
+    def take_fused(self, parts):
+        return torch.zeros(sum(shape[0] for _, shape in parts), *parts[0][1][1:])
+
+    def take_linear(self, parts, *, transposed=False):
+        return self.take_fused(parts)
+
+    def take_table(self, name, shape):
+        return torch.zeros(shape)
+
+    def ignore(self, name):
+        pass
+
+    def finish(self):
+        pass
+
+
+def specs_and_softcap(config):
+    """How each layer attends, and the softcap of logits."""
+    program = load(config, ZeroTensors(), FILE)
+    return [each.spec for each in program.operations() if isinstance(each, Attend)], program.head.softcap
+
+
+def test_what_a_gemma2_config_leaves_out_of_its_scores_has_the_default_of_transformers():
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model("gemma2", **LLAMA_LIKE)
+    every = AttentionSpec(theirs.query_pre_attn_scalar**-0.5, theirs.attn_logit_softcapping)
+    assert theirs.layer_types == [SLIDING, FULL]
+    specs, softcap = specs_and_softcap(config_of("gemma2"))
+    assert specs == [replace(every, window=theirs.sliding_window), every]
+    assert softcap == theirs.final_logit_softcapping
+
+
+def test_a_gemma2_config_may_turn_softcaps_off():
+    off = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 64}
+    specs, softcap = specs_and_softcap(config_of("gemma2", **off))
+    assert specs == [AttentionSpec(0.125, None, 4096), AttentionSpec(0.125)]
+    assert softcap is None
 
 
 def test_what_a_gpt2_config_leaves_out_has_the_default_of_transformers():
@@ -358,12 +430,14 @@ KEYS = [
     *("model_type", "hidden_act", "attention_bias", "head_dim", "rope_theta", "rope_scaling", "rope_parameters"),
     *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "tie_word_embeddings", "n_inner"),
     *("activation_function", "scale_attn_weights", "partial_rotary_factor", *LLAMA_LIKE, *GPT2),
+    *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    "use_bidirectional_attention",
 ]
 
 
 @settings(max_examples=400, deadline=None)
 @given(
-    family=st.sampled_from(["gpt2", "llama", "mistral", "qwen2", "qwen3"]),
+    family=st.sampled_from(["gemma2", "gpt2", "llama", "mistral", "qwen2", "qwen3"]),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
 )
 def test_any_config_is_either_accepted_or_refused_by_key(family, changes):

@@ -49,6 +49,38 @@ _ONE_TO_ONE = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads
 _ALL_TO_ONE = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 127}
 
 _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    "gemma2": {
+        "wide_heads_tied_small_window": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "num_hidden_layers": 7,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 300,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 6.5,
+        },
+        "one_to_one_untied_uncapped": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 56,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 300,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_untied_biases_widest_heads": {
+            **_ALL_TO_ONE,
+            "head_dim": 256,
+            "intermediate_size": 100,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 4096,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
     "gpt2": {
         "tied": {"n_embd": 60, "n_head": 3, "n_layer": 3, "vocab_size": 101},
         "untied_inner_gelu": {
@@ -135,11 +167,21 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 """The variants that there are of each family."""
 
 
-def write_checkpoint(directory: Path, family: str, variant: str, dtype: torch.dtype = torch.float32) -> Path:
-    """Write `config.json` and `model.safetensors` into `directory`, the same ones every time; there is no tokenizer."""
+def write_checkpoint(
+    directory: Path, family: str, variant: str, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Path:
+    """Write `config.json` and `model.safetensors` into `directory`, the same ones every time; there is no tokenizer.
+
+    Args:
+        directory: where to.
+        family: a `model_type`.
+        variant: one of `VARIANTS[family]`.
+        dtype: of the tensors.
+        changes: settings that replace the variant's.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = dict(_CONFIGS[family][variant])
+    settings = _CONFIGS[family][variant] | changes
     if family == "gpt2":
         settings |= {"n_positions": 512, **_IDS}
     else:
