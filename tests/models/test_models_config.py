@@ -92,7 +92,7 @@ def is_accepted(config):
     return True
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama", "mistral", "olmo2", "qwen2", "qwen3"])
 def test_a_plain_config_is_accepted(family):
     assert is_accepted(config_of(family))
 
@@ -104,7 +104,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gemma2, gpt2, llama, mistral, qwen2, qwen3" in str(error)
+    assert "gemma2, gpt2, llama, mistral, olmo2, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -170,6 +170,9 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("gemma2", "sliding_window", None),
         ("gemma2", "layer_types", ["sliding_attention"]),
         ("gemma2", "head_dim", 7),
+        ("olmo2", "hidden_act", "gelu"),
+        ("olmo2", "attention_bias", "no"),
+        ("olmo2", "layer_types", ["full_attention", "sliding_attention"]),
         ("gpt2", "activation_function", "silu"),
         ("gpt2", "scale_attn_weights", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -313,6 +316,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("gemma2", {"sliding_window": 99}, (99, None)),
         ("gemma2", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
         ("gemma2", {"sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
+        ("olmo2", {"layer_types": [FULL, FULL]}, (None, None)),
         ("qwen2", {"sliding_window": 99}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 2}, (None, None)),
@@ -346,7 +350,7 @@ def config_seen(monkeypatch, config):
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "olmo2", "qwen2", "qwen3"])
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
@@ -437,7 +441,7 @@ KEYS = [
 
 @settings(max_examples=400, deadline=None)
 @given(
-    family=st.sampled_from(["gemma2", "gpt2", "llama", "mistral", "qwen2", "qwen3"]),
+    family=st.sampled_from(["gemma2", "gpt2", "llama", "mistral", "olmo2", "qwen2", "qwen3"]),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
 )
 def test_any_config_is_either_accepted_or_refused_by_key(family, changes):

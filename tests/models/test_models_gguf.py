@@ -35,6 +35,8 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "attention_bias": False,
         "tie_word_embeddings": True,
     },
+    ("olmo2", "wide_heads_untied"): {},
+    ("olmo2", "all_to_one_narrow_heads_linear"): {},
 }
 
 
@@ -124,6 +126,8 @@ def test_what_a_gemma2_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
         ("gemma2", "final_logit_softcapping", -1.0),
         ("gemma2", "attention.sliding_window", 0),
         ("gemma2", "attention.scale", 0.5),
+        ("olmo2", "attention.sliding_window", 16),
+        ("olmo2", "attn_logit_softcapping", 30.0),
     ],
 )
 def test_what_a_file_says_that_its_family_does_not_do_is_refused_by_key(tmp_path, family, key, value):

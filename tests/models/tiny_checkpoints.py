@@ -126,6 +126,25 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "all_to_one_small_window": {**_ALL_TO_ONE, "intermediate_size": 100, "sliding_window": 80},
     },
+    "olmo2": {
+        "wide_heads_untied": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+        "one_to_one_biases_tied": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        "all_to_one_narrow_heads_linear": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+    },
     "qwen2": {
         "gqa3_tied": {
             **_WIDE_HEADS,
