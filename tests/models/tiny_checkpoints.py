@@ -80,11 +80,12 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
         },
-        "all_to_one_untied_biases_narrow_heads": {
+        "all_to_one_untied_biases_widest_heads": {
             **_ALL_TO_ONE,
-            "head_dim": 10,
+            "head_dim": 256,
             "intermediate_size": 100,
             "sliding_window": 16,
+            "query_pre_attn_scalar": 4096,
             "attention_bias": True,
             "tie_word_embeddings": False,
         },
@@ -221,11 +222,21 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 """The variants that there are of each family."""
 
 
-def write_checkpoint(directory: Path, family: str, variant: str, dtype: torch.dtype = torch.float32) -> Path:
-    """Write `config.json` and `model.safetensors` into `directory`, the same ones every time; there is no tokenizer."""
+def write_checkpoint(
+    directory: Path, family: str, variant: str, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Path:
+    """Write `config.json` and `model.safetensors` into `directory`, the same ones every time; there is no tokenizer.
+
+    Args:
+        directory: where to.
+        family: a `model_type`.
+        variant: one of `VARIANTS[family]`.
+        dtype: of the tensors.
+        changes: settings that replace the variant's.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = dict(_CONFIGS[family][variant])
+    settings = _CONFIGS[family][variant] | changes
     if family == "gpt2":
         settings |= {"n_positions": 512, **_IDS}
     else:

@@ -7,6 +7,8 @@ among them. Scores are scaled by a number of the config, and heads are 256 wide 
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_windows, read_decoder
@@ -14,11 +16,15 @@ from penstock.nn.blocks import Normalization, residual
 from penstock.nn.operations import Activation, Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 _GELU = "gelu_pytorch_tanh"
 _SMALLEST_CAP, _LARGEST_CAP = 1e-3, 1e6
+_LAYERS_OF_27B = 46
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -61,3 +67,33 @@ def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     if window is None and not reader.is_set("layer_types"):
         raise reader.error("sliding_window", "is null, but every other layer of this family slides; set layer_types")
     return layer_windows(reader, window, lambda layer: layer % 2 == 0)
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    """Files leave out what scores are scaled by; llama.cpp knows it by the number of layers (`gemma2.cpp`)."""
+    settings = decoder_settings(keys)
+    per_head = settings["hidden_size"] // settings["num_attention_heads"]
+    return settings | {
+        "hidden_act": _GELU,
+        "query_pre_attn_scalar": per_head if settings["num_hidden_layers"] == _LAYERS_OF_27B else settings["head_dim"],
+        "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0),
+        "sliding_window": keys.size("attention.sliding_window", 4096),
+    }
+
+
+_NORMS = {
+    "output_norm": "model.norm",
+    "blk.{layer}.attn_norm": "model.layers.{layer}.input_layernorm",
+    "blk.{layer}.post_attention_norm": "model.layers.{layer}.post_attention_layernorm",
+    "blk.{layer}.ffn_norm": "model.layers.{layer}.pre_feedforward_layernorm",
+    "blk.{layer}.post_ffw_norm": "model.layers.{layer}.post_feedforward_layernorm",
+}
+
+GGUF = GgufDialect(
+    architecture="gemma2",
+    model_type="gemma2",
+    tensors={**DECODER_TENSORS, **_NORMS},
+    metadata=_gguf_settings,
+    arrangements={f"{name}.weight": Arrangement.MINUS_ONE for name in _NORMS},
+)

@@ -12,8 +12,10 @@ from penstock.nn.blocks import residual
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
+from penstock.weights.gguf_dialect import GgufDialect
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -36,3 +38,20 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         )
 
     return parts.program(layer)
+
+
+_NORMS = {
+    "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.q_norm",
+    "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
+    "blk.{layer}.post_attention_norm": "model.layers.{layer}.post_attention_layernorm",
+    "blk.{layer}.post_ffw_norm": "model.layers.{layer}.post_feedforward_layernorm",
+}
+_NOT_BEFORE = ("blk.{layer}.attn_norm", "blk.{layer}.ffn_norm")
+
+GGUF = GgufDialect(
+    architecture="olmo2",
+    model_type="olmo2",
+    tensors={name: ours for name, ours in DECODER_TENSORS.items() if name not in _NOT_BEFORE} | _NORMS,
+    metadata=decoder_settings,
+)
+"""OLMo 3 calls its files `olmo2` too; its windows, which nothing here asks for, are refused."""

@@ -1,0 +1,136 @@
+"""A family's GGUF file, written with the names of the `gguf` package, computes what transformers makes of its weights.
+
+Files are laid out as llama.cpp's conversion lays them out (`convert_hf_to_gguf.py`): what it writes by its own hand,
+such as Gemma's norms with one added, is written so here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_checkpoints import reference_logits, write_checkpoint
+
+from penstock.contract.errors import ModelFileError
+from penstock.models import gguf_dialect, load
+from penstock.nn.dense import DenseAttention
+from penstock.nn.reference import ReferenceExecutor
+from penstock.weights.bind import Binder
+from penstock.weights.gguf_file import open_gguf
+
+LENGTH = 80
+
+# What a GGUF file cannot say has the value that llama.cpp takes for it.
+CASES: dict[tuple[str, str], dict[str, Any]] = {
+    ("gemma2", "wide_heads_tied_small_window"): {"query_pre_attn_scalar": 20},
+    ("gemma2", "all_to_one_untied_biases_widest_heads"): {
+        "head_dim": 10,
+        "query_pre_attn_scalar": 10,
+        "attn_logit_softcapping": 4.0,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+    },
+    ("olmo2", "wide_heads_untied"): {},
+    ("olmo2", "all_to_one_narrow_heads_linear"): {},
+}
+
+
+def write_gguf(path: Path, directory: Path) -> Path:
+    """The checkpoint in `directory` as one GGUF file, in float32."""
+    config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    family = config["model_type"]
+    writer = gguf.GGUFWriter(path, family)
+    add_settings(writer, config)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), config["num_hidden_layers"])
+    for name, tensor in tensors.items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        shift = 1.0 if family == "gemma2" and name.endswith("norm.weight") else 0.0
+        writer.add_tensor(stored, (tensor + shift).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config["rope_parameters"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if config["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+        writer.add_sliding_window(config["sliding_window"])
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_logits_from_a_gguf_file_are_those_of_transformers(tmp_path, family, variant):
+    directory = write_checkpoint(tmp_path, family, variant, **CASES[family, variant])
+    path = write_gguf(tmp_path / "tiny.gguf", directory)
+    source = open_gguf(path, gguf_dialect)
+    program = load(source.config, Binder(source, torch.float32, "cpu", str(path)), str(path))
+    token_ids = torch.randint(program.shape.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1))
+    model = ReferenceExecutor(program, torch.float32)
+    with torch.no_grad():
+        logits = model.logits(model.forward(token_ids, torch.arange(LENGTH), DenseAttention()))
+    torch.testing.assert_close(logits, reference_logits(directory, token_ids.tolist()), atol=1e-4, rtol=0)
+
+
+def header_only(path: Path, family: str, **keys: Any) -> Path:
+    """A GGUF file of `family` whose only tensor is an embedding of 8 tokens."""
+    writer = gguf.GGUFWriter(path, family)
+    sizes = {"block_count": 2, "context_length": 64, "embedding_length": 48, "feed_forward_length": 32}
+    sizes |= {"attention.head_count": 3, "attention.key_length": 20, "attention.value_length": 20}
+    for key, value in (sizes | {"attention.layer_norm_rms_epsilon": 1e-6} | keys).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{family}.{key}", value)
+    writer.add_tensor("token_embd.weight", torch.zeros(8, 48).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_what_a_gemma2_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
+    small = open_gguf(header_only(tmp_path / "small.gguf", "gemma2"), gguf_dialect).config
+    assert small["query_pre_attn_scalar"] == 20
+    assert (small["attn_logit_softcapping"], small["final_logit_softcapping"]) == (50.0, 30.0)
+    assert small["sliding_window"] == 4096
+    assert small["tie_word_embeddings"] is True
+    largest = open_gguf(header_only(tmp_path / "large.gguf", "gemma2", block_count=46), gguf_dialect).config
+    assert largest["query_pre_attn_scalar"] == 16, "Gemma 2 27B scales by hidden size over heads"
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("gemma2", "attn_logit_softcapping", 0.0),
+        ("gemma2", "final_logit_softcapping", -1.0),
+        ("gemma2", "attention.sliding_window", 0),
+        ("gemma2", "attention.scale", 0.5),
+        ("olmo2", "attention.sliding_window", 16),
+        ("olmo2", "attn_logit_softcapping", 30.0),
+    ],
+)
+def test_what_a_file_says_that_its_family_does_not_do_is_refused_by_key(tmp_path, family, key, value):
+    with pytest.raises(ModelFileError) as caught:
+        open_gguf(header_only(tmp_path / "tiny.gguf", family, **{key: value}), gguf_dialect)
+    assert caught.value.key == f"{family}.{key}"
