@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.contract.model import StepRow
 from penstock.llm.offline import LLM
 from penstock.sampling import SamplingParams
 
@@ -54,8 +55,9 @@ def test_a_small_checkpoint_is_loaded_whole_and_greedy_tokens_are_those_of_trans
     with LLM(str(tmp_path / "random"), dtype="float32", kv_cache_memory=1 << 20) as llm:
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         (ours,) = llm.generate([prompt], params, use_tqdm=False)
-        assert llm.work.ops_a_sample == 2 * 300 * 64
-        assert llm.work.ops_a_token == ops
+        sampled, silent = (llm.cost([StepRow(0, 1, samples)]).fp32_ops for samples in (1, 0))
+        assert sampled - silent == 2 * 300 * 64
+        assert silent == ops + 2 * 4 * 64  # attention to one position in two layers
     theirs.generation_config.eos_token_id = None
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=0)
     assert ours.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
