@@ -20,6 +20,7 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import paged_attend
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.experts import ExpertStack
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int8, unpack
 from penstock.models import gguf_dialect, load
 from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
@@ -135,6 +136,9 @@ def unpacked(program: Program) -> Program:
     def wide(value):
         if isinstance(value, PackedWeight):
             return unpack(value)
+        if isinstance(value, ExpertStack):
+            stacks = [[unpack(each[e]) for e in range(each.experts)] for each in (value.gate_up, value.down)]
+            return ExpertStack(*map(torch.stack, stacks))
         return value.float() if isinstance(value, torch.Tensor) else value
 
     def all_of(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
@@ -203,6 +207,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("phi3", "partial_short_window"),
         ("qwen3", "wide_heads_tied"),
         ("qwen3", "all_to_one_narrow_heads"),
+        *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
     ],
 )
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, packing, cache_dtype):
@@ -246,7 +251,10 @@ def test_soft_capped_logits_do_not_depend_on_the_rows_beside_them(dtype, packing
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("family", "variant"), [("gpt2", "tied"), ("qwen3", "wide_heads_tied")])
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [("gpt2", "tied"), ("qwen3", "wide_heads_tied"), ("qwen3_moe", "wide_heads_tied_unused_experts")],
+)
 def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, dtype, packing, cache_dtype):
     model = model_of(family, variant, packing, dtype)
     lengths = (301, 3, 64, 1, 90)  # cut in the middle of a prompt, of a block and of a pair of positions
@@ -264,7 +272,13 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
 @pytest.mark.parametrize(("dtype", "packing"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),
-    [("gpt2", "tied"), ("gpt2", "untied_inner_gelu"), ("gpt2", "one_head_relu"), ("qwen3", "wide_heads_tied")],
+    [
+        ("gpt2", "tied"),
+        ("gpt2", "untied_inner_gelu"),
+        ("gpt2", "one_head_relu"),
+        ("qwen3", "wide_heads_tied"),
+        ("qwen3_moe", "one_to_one_biases_every_expert_in_every_other_layer"),
+    ],
 )
 def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, packing):
     model, best = model_of(family, variant, packing, dtype), native.isa()

@@ -14,6 +14,7 @@ from penstock.contract.errors import ModelFileError
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
+from penstock.models.families import families
 from penstock.nn.operations import Attend
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled
 
@@ -100,7 +101,7 @@ def is_accepted(config):
     return True
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", families())
 def test_a_plain_config_is_accepted(family):
     assert is_accepted(config_of(family))
 
@@ -185,6 +186,15 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("olmo2", "hidden_act", "gelu"),
         ("olmo2", "attention_bias", "no"),
         ("olmo2", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen3_moe", "num_experts", 0),
+        ("qwen3_moe", "num_experts_per_tok", 129),
+        ("qwen3_moe", "norm_topk_prob", 1),
+        ("qwen3_moe", "moe_intermediate_size", 0),
+        ("qwen3_moe", "decoder_sparse_step", 0),
+        ("qwen3_moe", "mlp_only_layers", 1),
+        ("qwen3_moe", "mlp_only_layers", "1"),
+        ("qwen3_moe", "hidden_act", "gelu"),
+        ("qwen3_moe", "layer_types", ["full_attention", "sliding_attention"]),
         ("gpt2", "activation_function", "silu"),
         ("gpt2", "scale_attn_weights", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -382,6 +392,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("phi3", {}, (None, None)),
         ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("qwen3_moe", {"sliding_window": 99}, (None, None)),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 99, "max_window_layers": 2}, (99, 99)),
     ],
 )
 def test_each_layer_has_the_window_that_its_config_says(family, changes, windows, monkeypatch):
@@ -404,7 +416,7 @@ def config_seen(monkeypatch, config):
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe"])
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
@@ -490,12 +502,14 @@ KEYS = [
     *("activation_function", "scale_attn_weights", "partial_rotary_factor", *LLAMA_LIKE, *GPT2),
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
     "use_bidirectional_attention",
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
+    *("decoder_sparse_step", "mlp_only_layers"),
 ]
 
 
 @settings(max_examples=400, deadline=None)
 @given(
-    family=st.sampled_from(["gemma2", "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"]),
+    family=st.sampled_from(families()),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
 )
 def test_any_config_is_either_accepted_or_refused_by_key(family, changes):
@@ -505,5 +519,6 @@ def test_any_config_is_either_accepted_or_refused_by_key(family, changes):
         assert caught.value.key.split(".")[0] in changes.keys() | {
             "num_attention_heads",
             "num_key_value_heads",
+            "num_experts_per_tok",
             "n_head",
         }

@@ -216,7 +216,45 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "all_to_one_narrow_heads": {**_ALL_TO_ONE, "head_dim": 10, "intermediate_size": 100},
     },
+    "qwen3_moe": {
+        "wide_heads_tied_unused_experts": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "moe_intermediate_size": 44,
+            "num_experts": 11,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "one_to_one_biases_every_expert_in_every_other_layer": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 56,
+            "moe_intermediate_size": 36,
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "attention_bias": True,
+        },
+        "all_to_one_narrow_heads_window_dense_last": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "moe_intermediate_size": 20,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [2],
+            "use_sliding_window": True,
+            "sliding_window": 33,
+        },
+    },
 }
+
+_UNUSED_EXPERTS = {("qwen3_moe", "wide_heads_tied_unused_experts"): 3}
+"""How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
 VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in _CONFIGS.items()}
 """The variants that there are of each family."""
@@ -243,6 +281,7 @@ def write_checkpoint(
         settings = {**_SIZES, "rope_parameters": dict(_DEFAULT_ROPE), **settings}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
     _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
+    _leave_out_experts(model, _UNUSED_EXPERTS.get((family, variant), 0))
     model.to(dtype).save_pretrained(directory)
     return directory
 
@@ -299,7 +338,8 @@ def forget_references() -> None:
 def _reference(directory: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    # by default experts are one grouped product, which refuses widths that are no multiple of 16 bytes
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, experts_implementation="eager").eval()
 
 
 def _randomise(model: torch.nn.Module, seed: int) -> None:
@@ -308,6 +348,34 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1:
-                parameter.copy_(noise * 2.0 / parameter.shape[-1] ** 0.5)
+                parameter.copy_(noise * _scale(name) / parameter.shape[-1] ** 0.5)
             else:
                 parameter.copy_(noise * 0.3 + (1.0 if name.endswith("weight") else 0.0))
+
+
+def _scale(name: str) -> float:
+    """How large a matrix is.
+
+    Where two experts are nearly equal for the last place, a rounding that swaps them changes the outcome more than any
+    other. So routers decide clearly and experts say less than MLPs do, or no two roundings could be compared.
+    """
+    if name.endswith("mlp.gate.weight"):
+        return 5.0
+    return 0.7 if name.endswith("experts.down_proj") else 2.0
+
+
+def _leave_out_experts(model: torch.nn.Module, unused: int) -> None:
+    """Have no token choose the last `unused` experts, and make them so large that a trace of them would show.
+
+    Their logits are 0, and those of the others come in pairs of a number and its opposite: half of them are above.
+    """
+    if not unused:
+        return
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                half = (len(parameter) - unused) // 2
+                parameter[half : 2 * half] = -parameter[:half]
+                parameter[2 * half :] = 0
+            elif ".experts." in name:
+                parameter[-unused:] *= 1e4

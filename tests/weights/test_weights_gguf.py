@@ -11,6 +11,8 @@ import torch
 from weights_samples import (
     ARCHITECTURES,
     CONTEXT,
+    EXPERT_INNER,
+    EXPERTS,
     HEADS,
     INNER,
     KV_HEADS,
@@ -26,8 +28,9 @@ from weights_samples import (
 )
 
 from penstock.contract.errors import ModelFileError
-from penstock.models import gguf_dialect
+from penstock.models import gguf_dialect, load
 from penstock.models.families import families
+from penstock.weights.bind import Binder
 from penstock.weights.gguf_blocks import decode
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect, HuggingFaceTensor
 from penstock.weights.gguf_file import open_gguf
@@ -96,7 +99,19 @@ def golden_tensors(path: Path, settings: object) -> dict[str, torch.Tensor]:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings)
-    return load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    tensors = {}
+    for name, tensor in load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"].items():
+        tensors |= as_stored(name, tensor)
+    return tensors
+
+
+def as_stored(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Experts as files have them: transformers joins gates and ups."""
+    experts, _, part = name.rpartition(".")
+    if part == "gate_up_proj":
+        gate, up = tensor.chunk(2, dim=1)
+        return {f"{experts}.gate_proj.weight": gate, f"{experts}.up_proj.weight": up}
+    return {f"{name}.weight": tensor} if part == "down_proj" else {name: tensor}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -322,6 +337,35 @@ def test_a_tensor_of_a_layer_has_the_layers_number() -> None:
     assert known == HuggingFaceTensor("model.layers.17.mlp.experts.up_proj.weight")
     for name in ("blk.{layer}.ffn_up_exps.weight", "blk.ffn_up_exps.weight", "blk.1.1.ffn_up_exps.weight"):
         assert dialect.hugging_face_tensor(name) is None
+
+
+def test_a_mixtures_config_has_its_experts(tmp_path: Path) -> None:
+    tiny = Tiny("qwen3moe", tied=True)
+    found = open_gguf(write_gguf(tmp_path / "t.gguf", tiny, weights(tiny)), gguf_dialect).config
+    assert found["model_type"] == "qwen3_moe"
+    assert found["norm_topk_prob"] is True  # as llama.cpp computes, whatever the file was made of
+    numbers = (found["num_experts"], found["num_experts_per_tok"], found["moe_intermediate_size"])
+    assert numbers == (EXPERTS, 2, EXPERT_INNER)
+    assert (found["use_sliding_window"], found["sliding_window"]) == (False, None)
+
+
+def test_every_layer_of_a_mixture_has_the_window_of_its_file(tmp_path: Path) -> None:
+    tiny = Tiny("qwen3moe", tied=True)
+    path = write_gguf(tmp_path / "t.gguf", tiny, weights(tiny), keys={"attention.sliding_window": 33})
+    source = open_gguf(path, gguf_dialect)
+    program = load(source.config, Binder(source, torch.float32, "cpu", str(path)), str(path))
+    assert [cache.window for cache in program.caches] == [33] * LAYERS
+
+
+@pytest.mark.parametrize("key", ["expert_count", "expert_used_count", "expert_feed_forward_length"])
+def test_a_mixture_must_say_what_its_experts_are(tmp_path: Path, key: str) -> None:
+    tiny = Tiny("qwen3moe")
+    tensors = weights(tiny)
+    for value in (0, None):
+        with pytest.raises(ModelFileError, match=rf"qwen3moe.{key}: "):
+            open_gguf(write_gguf(tmp_path / "t.gguf", tiny, tensors, keys={key: value}), gguf_dialect)
+    with pytest.raises(ModelFileError, match=r"qwen3moe.expert_shared_count: 1 is not supported"):
+        open_gguf(write_gguf(tmp_path / "t.gguf", tiny, tensors, keys={"expert_shared_count": 1}), gguf_dialect)
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:

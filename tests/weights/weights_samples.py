@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 VOCAB, WIDTH, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT = 48, 64, 4, 2, 96, 2, 128
-ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3")
+EXPERTS, EXPERT_INNER = 5, 32
+ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3", "qwen3moe")
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
@@ -61,13 +62,21 @@ def shapes(tiny: Tiny) -> dict[str, tuple[int, ...]]:
             found[f"{block}self_attn.o_proj.weight"] = (WIDTH, query)
             if tiny.attention_bias:
                 found[f"{block}self_attn.o_proj.bias"] = (WIDTH,)
-            if tiny.architecture == "qwen3":
+            if tiny.architecture in ("qwen3", "qwen3moe"):
                 found |= {f"{block}self_attn.{name}_norm.weight": (tiny.head_dim,) for name in "qk"}
-            found |= {f"{block}mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
-            found[f"{block}mlp.down_proj.weight"] = (WIDTH, INNER)
+            found |= _mlp_shapes(tiny, f"{block}mlp.")
     if not tiny.tied:
         found["lm_head.weight"] = (VOCAB, WIDTH)
     return found
+
+
+def _mlp_shapes(tiny: Tiny, name: str) -> dict[str, tuple[int, ...]]:
+    if tiny.architecture != "qwen3moe":
+        up = {f"{name}{part}_proj.weight": (INNER, WIDTH) for part in ("gate", "up")}
+        return up | {f"{name}down_proj.weight": (WIDTH, INNER)}
+    up = {f"{name}experts.{part}_proj.weight": (EXPERTS, EXPERT_INNER, WIDTH) for part in ("gate", "up")}
+    down = {f"{name}experts.down_proj.weight": (EXPERTS, WIDTH, EXPERT_INNER)}
+    return up | down | {f"{name}gate.weight": (EXPERTS, WIDTH)}
 
 
 def weights(tiny: Tiny, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -116,6 +125,8 @@ def gguf_metadata(tiny: Tiny) -> dict[str, Any]:
     keys |= {"attention.head_count_kv": KV_HEADS, "rope.freq_base": 5000.0, "attention.layer_norm_rms_epsilon": 1e-6}
     if tiny.architecture == "llama":
         keys |= {"rope.dimension_count": tiny.head_dim, "vocab_size": VOCAB}
+    if tiny.architecture == "qwen3moe":
+        keys |= {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": EXPERT_INNER}
     if tiny.head_dim != WIDTH // HEADS:
         keys |= {"attention.key_length": tiny.head_dim, "attention.value_length": tiny.head_dim}
     return keys

@@ -133,6 +133,16 @@ class ConfigReader:
                 return candidate
         raise self.error(key, f"{value!r} is not implemented; only {', '.join(repr(one) for one in allowed)}")
 
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        """A list of integers in `[low, high]`; empty where the config does not set it."""
+        if not self.is_set(key):
+            return ()
+        values = self._config[key]
+        if not isinstance(values, list | tuple):
+            raise self.error(key, f"must be a list of integers, got {values!r}")
+        items = ConfigReader({str(index): value for index, value in enumerate(values)}, self._file, key)
+        return tuple(items.integer(str(index), low, high) for index in range(len(values)))
+
     def choices(self, key: str, allowed: Collection[str], count: int) -> tuple[str, ...]:
         """A list of `count` of the `allowed` strings; empty where the config does not set it."""
         if not self.is_set(key):

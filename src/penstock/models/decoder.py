@@ -14,7 +14,7 @@ from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.linear import Weight
 from penstock.models.config_reader import ConfigReader
-from penstock.nn.blocks import Attention, GatedMlp, Normalization, Projection, residual, rms_norm
+from penstock.nn.blocks import Attention, Block, GatedMlp, Normalization, Projection, residual, rms_norm
 from penstock.nn.operations import Activation, Embed, Heads, Operations, Register
 from penstock.nn.program import OUT, STREAM, Head, Program
 from penstock.nn.rope import Rope, RotaryTable
@@ -190,7 +190,7 @@ class DecoderParts:
             activation=activation,
         )
 
-    def pre_norm_layer(self, name: str, attention: Attention, mlp: GatedMlp) -> Operations:
+    def pre_norm_layer(self, name: str, attention: Block, mlp: Block) -> Operations:
         """Llama's layer: each half after a norm of its own."""
         attention_norm = self.norm(f"{name}.input_layernorm")
         mlp_norm = self.norm(f"{name}.post_attention_layernorm")

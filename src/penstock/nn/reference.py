@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
-from penstock.kernels import activation
+from penstock.kernels import activation as activations
+from penstock.kernels import native
 from penstock.kernels.embedding import embedding
 from penstock.kernels.experts import experts
 from penstock.kernels.linear import linear
+from penstock.kernels.native_experts import NativeExperts
 from penstock.kernels.norm import layer_norm, rms_norm
 from penstock.kernels.packed_linear import packed_linear
-from penstock.kernels.packed_weight import PackedWeight
+from penstock.kernels.packed_weight import PackedStack, PackedWeight
 from penstock.kernels.rope import rotate
 from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
@@ -39,7 +41,7 @@ from penstock.nn.program import OUT, Head, Program
 __all__ = ["ReferenceExecutor", "head_logits"]
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    each: getattr(activation, each.value) for each in Activation
+    each: getattr(activations, each.value) for each in Activation
 }
 
 
@@ -100,16 +102,8 @@ class _Walk:
             case Rotate(x, head_dim, table):
                 heads = self._read(x).unflatten(1, (-1, head_dim))
                 self._write(x, rotate(heads, *table.rows(self._positions)).flatten(1))
-            case Experts(out, x, logits, stack, spec, kind, bias):
-                self._registers[out.name] = experts(
-                    self._read(x),
-                    self._read(logits),
-                    stack,
-                    spec,
-                    _ACTIVATIONS[kind],
-                    selection_bias=bias,
-                    residual=self._read(out),
-                )
+            case Experts(out, x, logits):
+                self._registers[out.name] = _experts(operation, self._read(x), self._read(logits), self._read(out))
             case AttendOperation(out, q, k, v, cache, heads, spec, sinks):
                 q, k, v = (
                     None if each is None else self._read(each).unflatten(1, (-1, heads.dim)) for each in (q, k, v)
@@ -131,6 +125,14 @@ class _Walk:
             self._registers[register.name][:, register.first : register.first + register.width] = value
         else:
             self._registers[register.name] = value
+
+
+def _experts(operation: Experts, x: Tensor, logits: Tensor, residual: Tensor) -> Tensor:
+    """Compiled where the weights are packed, as other products are; else in torch."""
+    stack, activation, bias = operation.stack, _ACTIVATIONS[operation.activation], operation.selection_bias
+    if isinstance(stack.gate_up, PackedStack) and native.available():
+        return NativeExperts(stack, operation.spec, activation, bias)(x, logits, residual)
+    return experts(x, logits, stack, operation.spec, activation, selection_bias=bias, residual=residual)
 
 
 def head_logits(head: Head, hidden: Tensor) -> Tensor:

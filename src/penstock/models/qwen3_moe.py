@@ -1,0 +1,109 @@
+"""Qwen3-MoE: `model_type` "qwen3_moe" (Qwen3-30B-A3B, Qwen3-235B-A22B).
+
+Qwen3's attention, and in place of most MLPs a mixture of experts: a softmax over all of them, of which the highest few
+compute. A layer keeps a dense MLP where `mlp_only_layers` says so or `decoder_sparse_step` skips it. With
+`use_sliding_window` every layer has the window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.kernels.experts import RouterSpec
+from penstock.models.config_reader import ConfigReader
+from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_windows, read_decoder
+from penstock.models.qwen3 import GGUF as QWEN3_GGUF
+from penstock.nn.blocks import MixtureOfExperts, Projection
+from penstock.nn.experts import bind_experts
+from penstock.nn.operations import Operations
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import decoder_settings
+from penstock.weights.gguf_dialect import GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
+
+__all__ = ["GGUF", "load"]
+
+_MAX_EXPERTS = 1 << 14
+
+
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
+    """Build the model; see `families.load`."""
+    reader.expect("hidden_act", ["silu"], "silu")
+    bias = reader.boolean("attention_bias", default=False)
+    router = _read_router(reader)
+    inner_size = reader.integer("moe_intermediate_size", 1, MAX_WIDTH, default=768)
+    config = read_decoder(reader, windows=_read_windows(reader))
+    dense = _dense_layers(reader, config.shape.num_layers)
+    parts = DecoderParts(config, weights)
+    head_dim, hidden = config.shape.head_dim, config.shape.hidden_size
+
+    def experts(name: str) -> MixtureOfExperts:
+        gate = Projection(weights.take_router(f"{name}.gate.weight", (router.experts, hidden)))
+        stack = bind_experts(weights, f"{name}.experts", experts=router.experts, hidden=hidden, intermediate=inner_size)
+        return MixtureOfExperts(gate, stack, router)
+
+    def layer(index: int, name: str) -> Operations:
+        attn = f"{name}.self_attn"
+        norms = parts.norm(f"{attn}.q_norm", head_dim), parts.norm(f"{attn}.k_norm", head_dim)
+        attention = parts.attention(attn, index, qkv_bias=bias, output_bias=bias, norms=norms)
+        mlp = parts.mlp(f"{name}.mlp") if index in dense else experts(f"{name}.mlp")
+        return parts.pre_norm_layer(name, attention, mlp)
+
+    return parts.program(layer)
+
+
+def _read_router(reader: ConfigReader) -> RouterSpec:
+    names = [name for name in ("num_experts", "num_local_experts") if reader.is_set(name)] or ["num_experts"]
+    counts = [reader.integer(name, 1, _MAX_EXPERTS, default=128) for name in names]
+    if len(set(counts)) > 1:
+        raise reader.error("num_local_experts", f"{counts[1]} contradicts num_experts ({counts[0]})")
+    return RouterSpec(
+        experts=counts[0],
+        top_k=reader.integer("num_experts_per_tok", 1, counts[0], default=8),
+        scoring="softmax",
+        normalise=reader.boolean("norm_topk_prob", default=False),
+    )
+
+
+def _read_windows(reader: ConfigReader) -> tuple[int | None, ...] | None:
+    if not reader.boolean("use_sliding_window", default=False):
+        return None
+    window = reader.optional_integer("sliding_window", 1, MAX_WINDOW, absent=4096)
+    return layer_windows(reader, window, lambda _: True)
+
+
+def _dense_layers(reader: ConfigReader, layers: int) -> frozenset[int]:
+    """Indices of the layers that have an MLP and no experts."""
+    step = reader.integer("decoder_sparse_step", 1, MAX_LAYERS, default=1)
+    skipped = {layer for layer in range(layers) if (layer + 1) % step}
+    return frozenset(skipped | set(reader.integers("mlp_only_layers", 0, MAX_LAYERS)))
+
+
+def _settings(keys: GgufKeys) -> dict[str, Any]:
+    """GGUF files have experts in every layer and do not store `norm_topk_prob`: llama.cpp always normalises."""
+    window = keys.window()
+    return decoder_settings(keys) | {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+_MLP = "model.layers.{layer}.mlp"
+
+GGUF = GgufDialect(
+    architecture="qwen3moe",
+    model_type="qwen3_moe",
+    tensors={
+        **{name: theirs for name, theirs in QWEN3_GGUF.tensors.items() if not theirs.startswith(_MLP)},
+        "blk.{layer}.ffn_gate_inp": f"{_MLP}.gate",
+        "blk.{layer}.ffn_gate_exps": f"{_MLP}.experts.gate_proj",
+        "blk.{layer}.ffn_up_exps": f"{_MLP}.experts.up_proj",
+        "blk.{layer}.ffn_down_exps": f"{_MLP}.experts.down_proj",
+    },
+    metadata=_settings,
+)
