@@ -32,9 +32,11 @@ from penstock.models import gguf_dialect, load
 from penstock.models.families import families
 from penstock.weights.bind import Binder
 from penstock.weights.gguf_blocks import decode
+from penstock.weights.gguf_decoder import decoder_settings
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect, HuggingFaceTensor
 from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_header import GGML_TYPE_NAMES, READABLE_TYPES, read_gguf_header
+from penstock.weights.gguf_keys import GgufKeys
 from penstock.weights.gguf_vocabulary import read_vocabulary
 
 QUANTISED = ("Q4_0", "Q4_1", "Q8_0")
@@ -215,6 +217,56 @@ def test_rope_factors_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ModelFileError, match=message):
         opened(tmp_path, keys, extra_tensors={"rope_freqs.weight": factors})
+
+
+LONG = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+
+
+def long_factors(kind: type = np.float32) -> dict[str, np.ndarray]:
+    return {f"rope_factors_{name}.weight": np.arange(1, 9, dtype=kind) for name in ("long", "short")}
+
+
+def test_two_tensors_of_factors_are_longrope(tmp_path: Path) -> None:
+    wanted = {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        "original_max_position_embeddings": 32,
+    }
+    assert opened(tmp_path, LONG, extra_tensors=long_factors())["rope_scaling"] == wanted | {"attention_factor": 1.25}
+    unscaled = {"rope.scaling.original_context_length": 32, "rope.scaling.type": "longrope"}
+    assert opened(tmp_path, unscaled, extra_tensors=long_factors())["rope_scaling"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "message"),
+    [
+        ({"rope.scaling.attn_factor": 1.25}, long_factors(), "rope.scaling.original_context_length: is missing"),
+        (LONG | {"rope.scaling.attn_factor": 0.0}, long_factors(), "rope.scaling.attn_factor: must be a positive"),
+        (LONG | {"rope.scaling.factor": 4.0}, long_factors(), "rope.scaling.factor: is not supported together"),
+        (LONG | {"rope.scaling.type": "yarn"}, long_factors(), "rope.scaling.type: 'yarn' with rope_factors_long"),
+        (LONG, long_factors(np.float16), "rope_factors_short.weight: must be a short F32 vector"),
+    ],
+)
+def test_longrope_that_makes_no_sense_is_refused(
+    tmp_path: Path, keys: dict[str, object], tensors: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        opened(tmp_path, keys, extra_tensors=tensors)
+
+
+@pytest.mark.parametrize(("rotated", "head_dim"), [(1, 16), (9, 16), (16, 16), (15, 22)])
+def test_a_part_of_a_head_is_rotated_where_the_family_says_so(tmp_path: Path, rotated: int, head_dim: int) -> None:
+    settings = partly_rotated(tmp_path, rotated, head_dim)
+    assert int(settings.get("partial_rotary_factor", 1.0) * head_dim) == rotated
+    with pytest.raises(ModelFileError, match=f"rope.dimension_count: {head_dim + 1} differs"):
+        partly_rotated(tmp_path, head_dim + 1, head_dim)
+
+
+def partly_rotated(tmp_path: Path, rotated: int, head_dim: int) -> dict[str, object]:
+    tiny = Tiny(head_dim=head_dim)
+    path = write_gguf(tmp_path / "t.gguf", tiny, weights(tiny), keys={"rope.dimension_count": rotated})
+    return decoder_settings(GgufKeys(read_gguf_header(path), "llama"), partial_rotary=True)
 
 
 @pytest.mark.parametrize(

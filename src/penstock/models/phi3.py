@@ -7,6 +7,8 @@ sliding window where the config sets one. Which of LongRoPE's factors apply is s
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_WINDOW, DecoderParts, layer_windows, read_decoder
@@ -14,8 +16,11 @@ from penstock.nn.blocks import Attention, GatedMlp, Projection
 from penstock.nn.operations import Heads, Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
+from penstock.weights.gguf_dialect import GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -49,3 +54,21 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         return parts.pre_norm_layer(name, attention(index, f"{name}.self_attn"), mlp(f"{name}.mlp"))
 
     return parts.program(layer)
+
+
+def _settings(keys: GgufKeys) -> dict[str, Any]:
+    return decoder_settings(keys, partial_rotary=True) | {"sliding_window": keys.window()}
+
+
+_FUSED = {
+    "blk.{layer}.attn_qkv": "model.layers.{layer}.self_attn.qkv_proj",
+    "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.gate_up_proj",
+}
+_IN_PARTS = {f"blk.{{layer}}.{name}" for name in ("attn_q", "attn_k", "attn_v", "ffn_gate")}
+
+GGUF = GgufDialect(
+    architecture="phi3",
+    model_type="phi3",
+    tensors={stored: name for stored, name in DECODER_TENSORS.items() if stored not in _IN_PARTS} | _FUSED,
+    metadata=_settings,
+)

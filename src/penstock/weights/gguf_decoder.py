@@ -23,6 +23,8 @@ __all__ = [
 
 _LAYER = "model.layers.{layer}"
 
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+
 DECODER_TENSORS: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -40,8 +42,13 @@ DECODER_TENSORS: Mapping[str, str] = {
 """The tensors of a Llama, as `GgufDialect.tensors` has them."""
 
 
-def decoder_settings(keys: GgufKeys) -> dict[str, Any]:
-    """The settings that Llama-like families share; windows are not among them."""
+def decoder_settings(keys: GgufKeys, *, partial_rotary: bool = False) -> dict[str, Any]:
+    """The settings that Llama-like families share; windows are not among them.
+
+    Args:
+        keys: of the file.
+        partial_rotary: the family may rotate a part of each head (`rope.dimension_count`); others refuse that.
+    """
     heads, width = heads_and_width(keys)
     kv_heads = keys.size("attention.head_count_kv", heads)
     if heads % kv_heads:
@@ -49,9 +56,11 @@ def decoder_settings(keys: GgufKeys) -> dict[str, Any]:
     if not keys.has("attention.key_length") and width % heads:
         raise keys.fail("embedding_length", f"{width} is no multiple of {heads} heads")
     head_dim = keys.size("attention.key_length", width // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.size(key, head_dim) != head_dim:
-            raise keys.fail(key, f"{keys.size(key)} differs from the head's width {head_dim}; that is not supported")
+    rotated = keys.size("rope.dimension_count", head_dim)
+    if rotated > head_dim or (rotated < head_dim and not partial_rotary):
+        raise _other_width(keys, "rope.dimension_count", head_dim)
+    if keys.size("attention.value_length", head_dim) != head_dim:
+        raise _other_width(keys, "attention.value_length", head_dim)
     config = {
         "num_hidden_layers": keys.size("block_count"),
         "hidden_size": width,
@@ -64,8 +73,20 @@ def decoder_settings(keys: GgufKeys) -> dict[str, Any]:
         "max_position_embeddings": keys.size("context_length"),
         "hidden_act": "silu",
     }
-    scaling = rope_scaling(keys, head_dim)
+    if rotated < head_dim:
+        config["partial_rotary_factor"] = _share(rotated, head_dim)
+    scaling = rope_scaling(keys, rotated)
     return config | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _other_width(keys: GgufKeys, key: str, head_dim: int) -> ModelFileError:
+    return keys.fail(key, f"{keys.size(key)} differs from the head's width {head_dim}; that is not supported")
+
+
+def _share(rotated: int, head_dim: int) -> float:
+    """The factor that transformers multiplies `head_dim` by, and rounds down to `rotated`."""
+    share = rotated / head_dim
+    return share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)
 
 
 def heads_and_width(keys: GgufKeys) -> tuple[int, int]:
@@ -86,21 +107,27 @@ def refuse_window(keys: GgufKeys) -> None:
         )
 
 
-def rope_scaling(keys: GgufKeys, head_dim: int) -> dict[str, Any]:
+def rope_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
     """The `rope_scaling` entry; empty for none.
 
-    `linear` comes out in Hugging Face terms, per-frequency factors (`rope_freqs.weight`, which divide the inverse
-    frequencies) as `{"rope_type": "factors", "factors": [...]}`, and anything else under its own name, for the model to
-    refuse.
+    `linear` and `longrope` come out in Hugging Face terms, per-frequency factors (`rope_freqs.weight`, which divide the
+    inverse frequencies) as `{"rope_type": "factors", "factors": [...]}`, and anything else under its own name, for the
+    model to refuse.
+
+    Args:
+        keys: of the file.
+        rotated: elements of a head that are rotated.
     """
+    if keys.has_tensor(_LONG_FACTORS) or keys.has_tensor(_SHORT_FACTORS):
+        return _longrope(keys)
     entries, factors = keys.rope_scaling(), keys.vector("rope_freqs.weight")
     # like llama.cpp: a factor alone means linear scaling
     kind = entries.pop("type", "linear" if "factor" in entries else "none")
     if factors:
         if kind != "none":
             raise keys.fail("rope.scaling.type", f"{reprlib.repr(kind)} with rope_freqs.weight is not supported")
-        if len(factors) != head_dim // 2 or not all(math.isfinite(factor) and factor > 0 for factor in factors):
-            raise ModelFileError(keys.file, "rope_freqs.weight", f"must hold {head_dim // 2} positive factors")
+        if len(factors) != rotated // 2 or not all(math.isfinite(factor) and factor > 0 for factor in factors):
+            raise ModelFileError(keys.file, "rope_freqs.weight", f"must hold {rotated // 2} positive factors")
     if kind not in ("none", "linear"):
         return {"rope_type": str(kind)} | entries
     for key in sorted(set(entries) - {"factor", "finetuned", "original_context_length"}):
@@ -108,3 +135,22 @@ def rope_scaling(keys: GgufKeys, head_dim: int) -> dict[str, Any]:
     if factors:
         return {"rope_type": "factors", "factors": list(factors)}
     return {"rope_type": "linear", "factor": keys.real("rope.scaling.factor")} if kind == "linear" else {}
+
+
+def _longrope(keys: GgufKeys) -> dict[str, Any]:
+    """Phi-3's: two tensors of factors, and the attention factor where the conversion wrote it."""
+    entries = keys.rope_scaling()
+    if entries.get("type", "longrope") not in ("longrope", "none"):
+        kind = reprlib.repr(entries["type"])
+        raise keys.fail("rope.scaling.type", f"{kind} with {_LONG_FACTORS} is not supported")
+    for key in sorted(set(entries) - {"type", "finetuned", "original_context_length", "attn_factor"}):
+        raise keys.fail(f"rope.scaling.{key}", "is not supported together with scaling type longrope")
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "short_factor": list(keys.vector(_SHORT_FACTORS)),
+        "long_factor": list(keys.vector(_LONG_FACTORS)),
+        "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
+    }
+    if "attn_factor" in entries:
+        scaling["attention_factor"] = keys.real("rope.scaling.attn_factor")
+    return scaling
