@@ -233,7 +233,7 @@ def assemble(
     )
     for line in memory.lines():
         say(line)
-    engine, intake = _join(config, files, text, runner, card, memory, grammars)
+    engine, intake = _join(config, loaded, text, runner, card, memory, grammars)
     return Assembly(
         engine, intake, card, config, tuple(report), partial(cost, loaded.program, kv_dtype=loaded.kv_dtype), grammars
     )
@@ -314,7 +314,7 @@ def _build_runner(
 
 def _join(
     config: EngineConfig,
-    files: ModelFiles,
+    loaded: LoadedModel,
     text: TextModel,
     runner: TorchRunner,
     card: ModelCard,
@@ -330,7 +330,8 @@ def _join(
         max_model_len=card.max_model_len,
         policy=config.scheduling_policy,
         prefix_caching=config.prefix_caching,
-        cache_root=files.digest,
+        cache_root=loaded.files.digest,
+        window=loaded.program.window,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())

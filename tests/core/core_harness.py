@@ -28,6 +28,9 @@ from penstock.sim.fake_model import golden_embedding, log_probability
 VOCAB = 11
 
 
+WINDOWS = [None, None, 1, 2, 5, 9]
+
+
 class Violation(AssertionError):
     """A law was broken."""
 
@@ -52,12 +55,14 @@ def embedding(seq_id: str, prompt: Iterable[int], pooling: Pooling = Pooling.MEA
     return SequenceRequest(seq_id, tuple(prompt), embedding=spec, fresh_prompt=fresh, **options)
 
 
-def answer(req: SequenceRequest, max_model_len: int) -> tuple[tuple[int, ...], FinishReason, int]:
+def answer(
+    req: SequenceRequest, max_model_len: int, window: int | None = None
+) -> tuple[tuple[int, ...], FinishReason, int]:
     """What must come out: tokens, reason and stop id, from the golden model and the stop rules alone."""
     if req.embedding is not None:
         return (), FinishReason.STOP, -1
     room = min(req.stop.max_tokens, max_model_len - len(req.prompt))
-    tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice)
+    tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice, window)
     for count, token in enumerate(tokens, start=1):
         if token in req.stop.token_ids and count >= req.stop.min_tokens:
             return tokens[:count], FinishReason.STOP, token
@@ -77,9 +82,9 @@ class FakeDrafter:
         self._count = count
         self._rng = random.Random(seed)
 
-    def draft(self, req: SequenceRequest, known: int) -> tuple[int, ...]:
+    def draft(self, req: SequenceRequest, known: int, window: int | None = None) -> tuple[int, ...]:
         count = self._count or self._rng.randint(1, 5)
-        tokens = golden(req.prompt, known + count, VOCAB, req.sampling, req.choice)[known:]
+        tokens = golden(req.prompt, known + count, VOCAB, req.sampling, req.choice, window)[known:]
         return tuple(t if self._rng.random() < self._right else (t + 1) % VOCAB for t in tokens)
 
 
@@ -107,6 +112,7 @@ class Harness:
         self.era = 0
         self.eras: dict[str, int] = {}  # sequence -> cache era of its present admission
         self.plans: list[StepPlan] = []
+        self.left = 0  # blocks that a sequence had left behind, at the most
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
 
     @property
@@ -170,7 +176,7 @@ class Harness:
         for one in self.scheduler.draftable():
             req = self.requests[one.seq_id]
             require(tuple(one.tokens) == (*req.prompt, *self.tokens[req.id]), "drafts follow what is known")
-            drafts.append(Draft(req.id, self.drafter.draft(req, len(self.tokens[req.id]))))
+            drafts.append(Draft(req.id, self.drafter.draft(req, len(self.tokens[req.id]), self.config.window)))
         return tuple(drafts)
 
     def _check_drafts(self, plan: StepPlan, drafts: tuple[Draft, ...]) -> None:
@@ -187,6 +193,7 @@ class Harness:
         self.trace.append(trace.encode_result(result))
         events = self.scheduler.commit(plan, result)
         self.note(events)
+        self.left = max([self.left, *(seq.lease.left for seq in self.scheduler._running)])
         self.check()
         return events
 
@@ -258,14 +265,18 @@ class Harness:
                     self._check_answer(event)
 
     def _check_answer(self, event: Finished) -> None:
-        tokens, reason, stop_token = answer(self.requests[event.seq_id], self.config.max_model_len)
+        tokens, reason, stop_token = answer(self.requests[event.seq_id], self.config.max_model_len, self.config.window)
         got = tuple(self.tokens[event.seq_id])
         if self.allowed_ends.get(event.seq_id) is event.reason:
             require(got == tokens[: len(got)], f"{event.seq_id}: cut short, but right: {got} of {tokens}")
             return
         require(got == tokens, f"{event.seq_id}: the answer is the golden one: {got} != {tokens}")
         spec = self.requests[event.seq_id].embedding
-        vector = None if spec is None else golden_embedding(self.requests[event.seq_id].prompt, spec.pooling)
+        vector = (
+            None
+            if spec is None
+            else golden_embedding(self.requests[event.seq_id].prompt, spec.pooling, self.config.window)
+        )
         require(self.vectors.get(event.seq_id) == vector, f"{event.seq_id}: the vector is the golden one")
         require((event.reason, event.stop_token) == (reason, stop_token), f"{event.seq_id}: ends as it should")
 
@@ -343,7 +354,8 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
     """One random life of an engine, checked after every call, drained at the end."""
     rng, ahead = random.Random(seed), random.Random(f"{seed} ahead")
     cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]))
-    harness = Harness(cfg, random_drafter(ahead))
+    drafter = random_drafter(ahead)
+    harness = Harness(replace(cfg, window=ahead.choice(WINDOWS)), drafter)
     for number in range(moves):
         move = rng.random()
         if move < 0.35:
@@ -368,10 +380,10 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
     return harness
 
 
-def run_workload(seed: int, depth: int = 1, right: float | None = None) -> Harness:
+def run_workload(seed: int, depth: int = 1, right: float | None = None, window: int | None = None) -> Harness:
     """Random requests that nothing disturbs: what comes of them is the same however they are computed."""
     rng = random.Random(seed)
-    cfg = replace(random_config(rng), depth=depth)
+    cfg = replace(random_config(rng), depth=depth, window=window)
     harness = Harness(cfg, None if right is None else FakeDrafter(right, seed))
     for number in range(12):
         with suppress(RequestError):

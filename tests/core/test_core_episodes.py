@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from core_harness import Harness, random_config, random_drafter, random_request, run_episode, run_workload
+from core_harness import WINDOWS, Harness, random_config, random_drafter, random_request, run_episode, run_workload
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**32)
 
 
 def test_random_episodes_hold_every_law():
-    preemptions = hits = shared = drafted = ahead = 0
+    preemptions = hits = shared = drafted = ahead = left = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -35,7 +35,10 @@ def test_random_episodes_hold_every_law():
         shared += sum(stall.reason == "shared_prefix" for plan in harness.plans for stall in plan.stalls)
         drafted += sum(bool(row.drafts) for plan in harness.plans for row in plan.rows)
         ahead += harness.ahead
-    assert min(preemptions, hits, shared) > 0, "the episodes reach preemption, cache hits and shared prefixes"
+        left += harness.left
+    assert min(preemptions, hits, shared, left) > 0, (
+        "the episodes reach preemption, hits, shared prefixes and blocks left behind"
+    )
     assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
 
 
@@ -45,7 +48,8 @@ WORKLOADS = max(20, EPISODES // 10)
 @pytest.mark.parametrize(("depth", "right"), [(1, 0.0), (1, 0.5), (1, 1.0), (2, None), (2, 0.0), (2, 0.5), (2, 1.0)])
 def test_drafts_and_plans_ahead_change_no_event(depth, right):
     for seed in range(WORKLOADS):
-        plain, other = run_workload(seed), run_workload(seed, depth, right)
+        window = WINDOWS[seed % len(WINDOWS)]
+        plain, other = run_workload(seed, window=window), run_workload(seed, depth, right, window)
         assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, {right})"
 
 
@@ -62,7 +66,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(seed=seeds)
     def start(self, seed):
         rng = random.Random(seed)
-        self.harness = Harness(replace(random_config(rng), depth=rng.choice([1, 2])), random_drafter(rng))
+        self.harness = Harness(
+            replace(random_config(rng), depth=rng.choice([1, 2]), window=rng.choice(WINDOWS)), random_drafter(rng)
+        )
         self.number = 0
 
     @rule(seed=seeds)

@@ -396,7 +396,25 @@ def take_what_was_computed_in_vain(patch):
     patch(Seq, "holds", lambda seq, lease: seq.state is not sequence.SeqState.WAITING)
 
 
+def give_a_block_back_too_early(patch):
+    left_behind = BlockPool._left_behind
+    patch(BlockPool, "_left_behind", lambda pool, computed: left_behind(pool, computed + pool.block_size))
+
+
+def forget_that_a_block_was_given_back(patch):
+    leave_behind = BlockPool.leave_behind
+
+    def forgetful(pool, lease, computed):
+        left = lease.left
+        leave_behind(pool, lease, computed)
+        lease.left = left
+
+    patch(BlockPool, "leave_behind", forgetful)
+
+
 MUTANTS = [
+    give_a_block_back_too_early,
+    forget_that_a_block_was_given_back,
     seal_a_rejected_position,
     accept_one_draft_too_many,
     draw_behind_a_draft_for_the_place_before_it,

@@ -30,17 +30,28 @@ FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for varia
 class Bench:
     """One scheduler and one runner over a model."""
 
-    def __init__(self, model, *, num_blocks: int = 256, block_size: int = 16, tokens: int = 256, seqs: int = 8) -> None:
-        longest = min(model.shape.max_positions, num_blocks * block_size)
+    def __init__(
+        self,
+        model,
+        *,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        tokens: int = 256,
+        seqs: int = 8,
+        window: int | None = None,
+    ) -> None:
+        longest = model.shape.max_positions if window else min(model.shape.max_positions, num_blocks * block_size)
         self.config = SchedulerConfig(
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
             max_model_len=longest,
+            prefix_caching=window is None,
+            window=window,
         )
         self.scheduler = Scheduler(self.config)
-        kv = KVStore(model.program.caches, num_blocks, block_size, torch.float32, torch.device("cpu"))
+        self.kv = kv = KVStore(model.program.caches, num_blocks, block_size, torch.float32, torch.device("cpu"))
         for cache in (*kv.keys, *kv.values):
             cache.fill_(float("nan"))  # whoever reads what was never written fails loudly
         self.runner = TorchRunner(model, kv, seqs, longest, SystemClock())
@@ -66,8 +77,16 @@ class Bench:
                     answers[event.seq_id].append(event.token)
                 elif isinstance(event, Admitted):
                     self.cached[event.seq_id] = event.cached
+            if self.config.window:
+                self._spoil_free_blocks()
         self.scheduler.check()
         return list(answers.values())
+
+    def _spoil_free_blocks(self) -> None:
+        """Whoever reads a block that was given back fails loudly."""
+        free = self.scheduler._pool._free
+        for cache in (*self.kv.keys, *self.kv.values):
+            cache[free] = float("nan")
 
 
 def draw_prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
@@ -119,3 +138,16 @@ def test_after_forced_preemption(golden):
     bench = Bench(model, num_blocks=longest // 4 + 6, block_size=4)
     assert bench.run(prompts * 2) == expected * 2
     assert bench.scheduler.stats.preemptions > 0
+
+
+def test_with_only_the_blocks_that_a_window_sees(golden):
+    """Blocks that were left behind are given back, and overwritten with NaN here."""
+    model, prompts, expected = golden
+    if model.program.window is None:
+        pytest.skip("a layer of this model looks back to everything")
+    options = {"block_size": 4, "tokens": 8, "seqs": 1, "window": model.program.window}
+    need = Bench(model, **options).config.most_blocks(model.shape.max_positions)
+    assert need < (len(prompts[-1]) + COUNT) // 4
+    bench = Bench(model, num_blocks=need, **options)
+    assert [bench.run([prompt])[0] for prompt in prompts] == expected
+    assert bench.scheduler.stats.preemptions == 0

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.models import gguf_dialect, load
 from penstock.nn.reference import ReferenceExecutor
@@ -320,13 +322,29 @@ def reference_greedy(directory: Path, prompt: Sequence[int], count: int) -> list
     """The `count` most likely tokens that follow `prompt`, one by one, by transformers in float32; ends at no token."""
     model, cache, tokens = _reference(directory, torch.float32), None, []
     latest = list(prompt)
-    with torch.no_grad():
+    with torch.no_grad(), _long_factors_from_the_start(model):
         for _ in range(count):
             out = model(torch.tensor([latest]), past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             latest = [int(out.logits[0, -1].argmax())]
             tokens += latest
     return tokens
+
+
+@contextmanager
+def _long_factors_from_the_start(model: Any) -> Iterator[None]:
+    """Keep LongRoPE from changing its factors, and with them all keys, when a sequence outgrows the pretraining's."""
+    rotary, config = getattr(getattr(model, "model", None), "rotary_emb", None), model.config
+    original = getattr(config, "original_max_position_embeddings", None)
+    if getattr(rotary, "rope_type", None) != "longrope" or config.max_position_embeddings <= original:
+        yield
+        return
+    short = rotary.original_inv_freq.clone()
+    rotary.original_inv_freq.copy_(ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=original + 1)[0])
+    try:
+        yield
+    finally:
+        rotary.original_inv_freq.copy_(short)
 
 
 def forget_references() -> None:

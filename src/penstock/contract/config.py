@@ -111,6 +111,8 @@ class SchedulerConfig:
         max_bypasses: admissions that may pass a waiting head which does not fit, before all wait for it.
         cache_root: bytes that name the model; KV blocks are never shared between different roots.
         depth: plans that may be in flight at once; at most the runner's (`contract.ports.OverlappingRunner`).
+        window: positions that any layer looks back to, its own included; None where a layer looks back to all. Blocks
+            before it are given back.
     """
 
     num_blocks: int
@@ -123,11 +125,14 @@ class SchedulerConfig:
     max_bypasses: int = 16
     cache_root: bytes = b""
     depth: int = 1
+    window: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+        if self.window is not None and self.window < 1:
+            raise ConfigError("window", f"must be at least 1, got {self.window}")
         if self.max_bypasses < 0:
             raise ConfigError("max_bypasses", f"must be at least 0, got {self.max_bypasses}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -138,6 +143,17 @@ class SchedulerConfig:
             )
         if self.policy not in POLICIES:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Most blocks that a sequence of so many tokens needs at once, when nothing else is in flight.
+
+        With a window: those that its next position sees, and those of one step.
+        """
+        whole = -(-num_tokens // self.block_size)
+        if self.window is None:
+            return whole
+        seen, new = -(-(self.window - 1) // self.block_size) + 1, -(-self.max_num_batched_tokens // self.block_size)
+        return min(whole, seen + new)
 
 
 @dataclass(frozen=True, slots=True)

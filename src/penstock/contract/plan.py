@@ -43,7 +43,9 @@ class Admit:
         slot: index in the runner's tables, `0 <= slot < max_num_seqs`; free until this step.
         seq_id: for logs and errors only.
         tokens: every token known so far: the prompt, and after a preemption what was generated too.
-        blocks: block ids that hold (or will hold) the KV of positions `[0, len(blocks) * block_size)`, in order.
+        blocks: block ids that hold (or will hold) the KV of positions `[0, len(blocks) * block_size)`, in order. Under
+            a window, those that no position to come sees may be another sequence's; so may they in the runner's tables
+            later: they are never read again.
         computed: how many leading positions already have their KV in those blocks; `computed < len(tokens)`.
         sampling: the sequence's sampling parameters.
         choice: index of the choice, part of the randomness key.

@@ -20,21 +20,28 @@ class Lease:
     """The only proof of owning blocks. Made, changed and ended by its `BlockPool`; read by whoever holds it.
 
     Attributes:
-        blocks: block ids in order of position.
+        blocks: block ids in order of position; the first `left` are not owned any more.
         cached: how many leading blocks came out of the prefix cache, KV and all.
         sealed: how many leading blocks are full and will never be written again; at least `cached`.
+        left: how many leading blocks were given back, since no position to come sees them.
         released: whether it has ended.
         era: the pool's cache era in which it began; see `BlockPool.reset_prefix_cache`.
     """
 
-    __slots__ = ("blocks", "cached", "era", "released", "sealed")
+    __slots__ = ("blocks", "cached", "era", "left", "released", "sealed")
 
-    def __init__(self, blocks: list[int], cached: int, era: int) -> None:
+    def __init__(self, blocks: list[int], cached: int, era: int, left: int = 0) -> None:
         self.blocks = blocks
         self.cached = cached
         self.sealed = cached
+        self.left = left
         self.released = False
         self.era = era
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that are owned, in order of position."""
+        return self.blocks[self.left :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +56,33 @@ class Quote:
 class BlockPool:
     """All KV blocks of an engine, and the prefix cache, which is only an index over them. Owned by the scheduler.
 
+    Args:
+        num_blocks: there are.
+        block_size: positions that each holds.
+        caching: whether full blocks can be found again.
+        window: see `SchedulerConfig.window`.
+        most: blocks that a lease begins with at the most; it is extended later. None for all that its tokens need.
+
     Attributes:
         query_tokens: positions for which a lease was granted, since the start.
         hit_tokens: how many of these came out of the prefix cache.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        caching: bool = True,
+        window: int | None = None,
+        most: int | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.query_tokens = 0
         self.hit_tokens = 0
         self._caching = caching
+        self._window = window
+        self._most = most
         self._era = 0
         self._leases: set[Lease] = set()
         self._holders = [0] * num_blocks
@@ -99,6 +122,8 @@ class BlockPool:
     def acquire(self, keys: Sequence[bytes], num_tokens: int, spare: int = 0) -> Lease | None:
         """Lease blocks for `num_tokens` known tokens: the longest cached prefix, and new blocks for the rest.
 
+        With a window, only what is seen of the prefix is held, and new blocks are as many as a step needs at least.
+
         At least one position is left to compute, and it lies in a block of the lease's own: a fully cached sequence
         gets its last block anew rather than write into one that others read.
 
@@ -114,9 +139,10 @@ class BlockPool:
         quote = self._quote_of(found, num_tokens)
         if quote.need + spare > quote.have:
             return None
-        for block in found:
+        left = self._left_behind(len(found) * self.block_size)
+        for block in found[left:]:
             self._hold(block)
-        lease = Lease(found + [self._take() for _ in range(quote.need)], len(found), self._era)
+        lease = Lease(found + [self._take() for _ in range(quote.need)], len(found), self._era, left)
         self._leases.add(lease)
         self.query_tokens += num_tokens
         self.hit_tokens += len(found) * self.block_size
@@ -129,6 +155,17 @@ class BlockPool:
             return False
         lease.blocks += [self._take() for _ in range(count)]
         return True
+
+    def leave_behind(self, lease: Lease, computed: int) -> None:
+        """Give back the leading blocks that no position from `computed` on sees; as after `release`, they are findable.
+
+        Without a window there are none.
+        """
+        self._require_live(lease)
+        left = self._left_behind(computed)
+        for block in reversed(lease.blocks[lease.left : left]):
+            self._drop(block)
+        lease.left = max(left, lease.left)
 
     def seal(self, lease: Lease, index: int, key: bytes) -> None:
         """Declare block number `index` of the lease full and final, and let others find it under `key`.
@@ -166,7 +203,7 @@ class BlockPool:
         self._require_live(lease)
         self._leases.remove(lease)
         lease.released = True
-        for block in reversed(lease.blocks):
+        for block in reversed(lease.held):
             self._drop(block)
 
     def reset_prefix_cache(self) -> None:
@@ -187,8 +224,8 @@ class BlockPool:
         Raises:
             EngineFault: one does not hold.
         """
-        held = Counter(block for lease in self._leases for block in lease.blocks)
-        written = Counter(block for lease in self._leases for block in lease.blocks[lease.sealed :])
+        held = Counter(block for lease in self._leases for block in lease.held)
+        written = Counter(b for lease in self._leases for b in lease.blocks[max(lease.sealed, lease.left) :])
         invariants = {
             "a block's holders are the leases that list it": all(
                 self._holders[block] == held[block] for block in range(self.num_blocks)
@@ -211,8 +248,15 @@ class BlockPool:
                 raise EngineFault(f"block pool: not so: {invariant}")
 
     def _quote_of(self, found: Sequence[int], num_tokens: int) -> Quote:
-        revived = sum(self._holders[block] == 0 for block in found)
-        return Quote(len(found), self.blocks_for(num_tokens) - len(found), self.available - revived)
+        kept = found[self._left_behind(len(found) * self.block_size) :]
+        need = self.blocks_for(num_tokens) - len(found)
+        if self._most is not None:
+            need = min(need, self._most - len(kept))
+        return Quote(len(found), need, self.available - sum(self._holders[block] == 0 for block in kept))
+
+    def _left_behind(self, computed: int) -> int:
+        """How many leading blocks no position from `computed` on sees: it sees `computed - window + 1` and later."""
+        return 0 if self._window is None else max(0, computed - self._window + 1) // self.block_size
 
     def _match(self, keys: Sequence[bytes], num_tokens: int) -> list[int]:
         """The cached blocks of the longest prefix that leaves a position to compute."""

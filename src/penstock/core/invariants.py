@@ -56,7 +56,7 @@ def _invariants_of_all(
     yield "who runs is in `running`", all((s.state is SeqState.RUNNING) == (s in running) for s in seqs.values())
     yield "who waits is in the queue", all((s.state is SeqState.WAITING) == (s in waiting) for s in seqs.values())
     yield "nobody else is in either", len(running) + len(waiting) == len(seqs)
-    held = {block for lease in (*(seq.lease for seq in running), *departed) for block in lease.blocks}
+    held = {block for lease in (*(seq.lease for seq in running), *departed) for block in lease.held}
     yield "only running sequences hold blocks, and those that left within a step", len(held) == pool.referenced
     yield "pending blocks have running makers", all(s in running for s in pending.makers.values())
 
@@ -79,7 +79,9 @@ def _invariants_of_running(seq: Seq, config: SchedulerConfig, pool: BlockPool) -
     yield "sealed blocks are computed", lease.sealed * config.block_size <= seq.computed
     if config.prefix_caching:
         yield "computed full blocks are sealed", lease.sealed == seq.computed // config.block_size
-    keys = zip(lease.blocks[: lease.sealed], seq.chain.keys, strict=False)
+    seen = max(0, seq.computed - config.window + 1) if config.window is not None else 0
+    yield "what the next position sees is held", lease.left * config.block_size <= seen
+    keys = zip(lease.blocks[lease.left : lease.sealed], seq.chain.keys[lease.left :], strict=False)
     yield "a block is found under its own key or not at all", all(pool.key_of(b) in (None, key) for b, key in keys)
 
 

@@ -31,7 +31,7 @@ def token_limit(request: SequenceRequest, config: SchedulerConfig) -> int:
     if prompt_tokens + generates > config.max_model_len:
         raise PromptTooLong(prompt_tokens, config.max_model_len, param="prompt", generates=generates)
     limit = min(prompt_tokens + request.stop.max_tokens, config.max_model_len)
-    need = -(-limit // config.block_size)
+    need = config.most_blocks(limit)
     if need > config.num_blocks:
         raise NeverFits(need, config.num_blocks, config.block_size)
     return limit

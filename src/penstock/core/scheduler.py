@@ -58,7 +58,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._pool = BlockPool(config.num_blocks, config.block_size, config.prefix_caching)
+        most = None if config.window is None else config.most_blocks(config.max_model_len)
+        self._pool = BlockPool(config.num_blocks, config.block_size, config.prefix_caching, config.window, most)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
         self._waiting = SeqList()
@@ -430,11 +431,15 @@ class Scheduler:
         seq.take_draw()
 
     def _advance(self, seq: Seq, count: int) -> None:
-        """Note `count` more computed positions, and seal the blocks they filled."""
+        """Note `count` more computed positions: seal the blocks they filled, give back those that they left behind."""
         seq.computed += count
+        if seq.computed >= (seq.lease.sealed + 1) * self.config.block_size:  # seldom
+            self._seal_filled(seq)
+        if self.config.window is not None:
+            self._pool.leave_behind(seq.lease, seq.computed)
+
+    def _seal_filled(self, seq: Seq) -> None:
         sealed = seq.lease.sealed
-        if seq.computed < (sealed + 1) * self.config.block_size:  # nearly every token
-            return
         filled = seq.chain.keys[sealed : seq.computed // self.config.block_size]
         for index, key in enumerate(filled, start=sealed):
             self._pool.seal(seq.lease, index, key)

@@ -58,6 +58,12 @@ class Program:
         """The register of hidden states."""
         return Register(STREAM, self.shape.hidden_size)
 
+    @property
+    def window(self) -> int | None:
+        """Positions that any layer looks back to, its own included; None where one looks back to all."""
+        windows = [cache.window for cache in self.caches if cache.window is not None]
+        return max(windows) if len(windows) == len(self.caches) else None
+
     def operations(self) -> Iterator[Operation]:
         """All operations in the order in which they run."""
         yield from self.embedding

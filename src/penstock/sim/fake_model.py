@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from penstock.contract.embedding import Pooling
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "log_probability", "next_token", "vector"]
+__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "log_probability", "next_token", "seen", "vector"]
 
 CELL_BITS = 63
 _FINITE = 0xBFFF_FFFF_BFFF_FFFF
@@ -36,17 +36,22 @@ def log_probability(token: int) -> float:
     return -1.0 / (1 + token)
 
 
+def seen(cells: Sequence[int], window: int | None) -> Sequence[int]:
+    """What the last position of a prefix sees of it."""
+    return cells if window is None else cells[-window:]
+
+
 def hidden_state(cells: Sequence[int]) -> int:
     """What the model makes of the last position of a prefix whose KV is `cells`: a number that stands for a vector."""
     message = struct.pack(f"<{len(cells)}q", *cells)
     return int.from_bytes(hashlib.blake2b(message, digest_size=6).digest(), "little")
 
 
-def golden_embedding(prompt: Sequence[int], pooling: Pooling) -> bytes:
+def golden_embedding(prompt: Sequence[int], pooling: Pooling, window: int | None = None) -> bytes:
     """The embedding of `prompt`, computed without any KV memory; a mean is the sum of all hidden states here."""
     cells = [cell(token, position) for position, token in enumerate(prompt)]
     first = len(cells) if pooling is Pooling.LAST else 1
-    return vector(sum(hidden_state(cells[:end]) for end in range(first, len(cells) + 1)))
+    return vector(sum(hidden_state(seen(cells[:end], window)) for end in range(first, len(cells) + 1)))
 
 
 def vector(pooled: int) -> bytes:
@@ -55,12 +60,17 @@ def vector(pooled: int) -> bytes:
 
 
 def golden(
-    prompt: Sequence[int], count: int, vocab_size: int, sampling: SamplingSpec, choice: int = 0
+    prompt: Sequence[int],
+    count: int,
+    vocab_size: int,
+    sampling: SamplingSpec,
+    choice: int = 0,
+    window: int | None = None,
 ) -> tuple[int, ...]:
     """The `count` tokens that follow `prompt`, computed without any KV memory; stop rules are not its business."""
     tokens = list(prompt)
     cells = [cell(token, position) for position, token in enumerate(tokens)]
     for _ in range(count):
-        tokens.append(next_token(cells, vocab_size, sampling, choice))
+        tokens.append(next_token(seen(cells, window), vocab_size, sampling, choice))
         cells.append(cell(tokens[-1], len(cells)))
     return tuple(tokens[len(prompt) :])

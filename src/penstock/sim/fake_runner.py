@@ -22,7 +22,7 @@ from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
 from penstock.contract.plan import Admit, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.sim.clock import SimClock
-from penstock.sim.fake_model import cell, hidden_state, log_probability, next_token, vector
+from penstock.sim.fake_model import cell, hidden_state, log_probability, next_token, seen, vector
 
 __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
@@ -63,11 +63,6 @@ class _Started:
 
     plan: StepPlan
     slots: list[_Slot]
-
-    @property
-    def blocks(self) -> set[int]:
-        """All that it reads or writes."""
-        return {block for slot in self.slots for block in slot.table}
 
 
 class FakeRunner:
@@ -156,7 +151,7 @@ class FakeRunner:
         for row, slot in zip(plan.rows, slots, strict=True):
             self._check_continuation(row, slot)
         pairs = zip(plan.rows, slots, strict=True)
-        prefixes = [[] if slot.failure else self._read(slot, row.start) for row, slot in pairs]
+        prefixes = [[] if slot.failure else self._read(slot, row.start, row.start) for row, slot in pairs]
         each = zip(plan.rows, slots, prefixes, strict=True)
         results = [self._compute(row, slot, prefix) for row, slot, prefix in each]
         seconds = self._cost.seconds(plan)
@@ -170,7 +165,8 @@ class FakeRunner:
         self._require(admit.slot not in self._slots, f"slot {admit.slot} is taken")
         self._require(0 <= admit.computed < len(admit.tokens), f"{admit.seq_id}: nothing is left to compute")
         self._require(admit.computed <= len(admit.blocks) * size, f"{admit.seq_id}: computed exceeds its blocks")
-        self._require(len(set(admit.blocks)) == len(admit.blocks), f"{admit.seq_id}: a block is listed twice")
+        kept = admit.blocks[self._first_seen(admit.computed) // size :]
+        self._require(len(set(kept)) == len(kept), f"{admit.seq_id}: a block is listed twice")
         skips = admit.computed and admit.embedding is not None and admit.embedding.pooling is Pooling.MEAN
         self._require(not skips, f"{admit.seq_id}: a mean over positions that are not computed")
         slot = _Slot(admit, list(admit.tokens), list(admit.blocks), admit.computed)
@@ -182,8 +178,9 @@ class FakeRunner:
         """Blocks that are handed out as new must be nobody's, and nothing in them may be read before it is written."""
         if not blocks:
             return
-        taken = {block for slot in self._slots.values() for block in slot.table}
-        used = {block for started in self._in_flight for block in started.blocks}
+        taken = set(self._holders())
+        pairs = (pair for each in self._in_flight for pair in zip(each.plan.rows, each.slots, strict=True))
+        used = {block for row, slot in pairs for block in self._seen_blocks(slot, row.start)}
         for block in blocks:
             self._require(0 <= block < self._config.num_blocks, f"{seq_id}: block {block} does not exist")
             self._require(block not in taken, f"{seq_id}: new block {block} belongs to another slot")
@@ -228,7 +225,7 @@ class FakeRunner:
     def _holders(self) -> dict[int, int]:
         counts: dict[int, int] = {}
         for slot in self._slots.values():
-            for block in slot.table:
+            for block in self._seen_blocks(slot, slot.computed):
                 counts[block] = counts.get(block, 0) + 1
         return counts
 
@@ -236,13 +233,24 @@ class FakeRunner:
         size = self._config.block_size
         return self._slots[row.slot].table[row.start // size : (row.start + row.count - 1) // size + 1]
 
-    def _read(self, slot: _Slot, count: int) -> list[int]:
-        """The KV of positions `[0, count)`, as the block table leads to it."""
-        blocks = slot.table[: -(-count // self._config.block_size)]
-        found = [value for block in blocks for value in self._memory[block]][:count]
+    def _first_seen(self, position: int) -> int:
+        """The first position that one at `position` sees."""
+        return 0 if self._config.window is None else max(0, position - self._config.window + 1)
+
+    def _seen_blocks(self, slot: _Slot, position: int) -> list[int]:
+        """The blocks that positions from this one on see or write; those before may be another's by now."""
+        return slot.table[self._first_seen(position) // self._config.block_size :]
+
+    def _read(self, slot: _Slot, start: int, count: int) -> list[int]:
+        """The KV of positions `[0, count)`, as the block table leads to it; 0 for those that `start` does not see."""
+        first = self._first_seen(start)
+        found = [
+            self._memory[slot.table[at // self._config.block_size]][at % self._config.block_size]
+            for at in range(first, count)
+        ]
         cells = [value for value in found if value is not None]
-        self._require(len(cells) == count, f"{slot.admit.seq_id}: reads a position that was never written")
-        return cells
+        self._require(len(cells) == len(found), f"{slot.admit.seq_id}: reads a position that was never written")
+        return [0] * first + cells
 
     def _compute(self, row: Row, slot: _Slot, prefix: list[int]) -> RowResult | None:
         """Write the row's positions, then draw or embed, or fail as ordered; None where nothing is due yet."""
@@ -254,7 +262,7 @@ class FakeRunner:
         for position, token in enumerate(tokens, start=row.start):
             block, offset = divmod(position, self._config.block_size)
             self._memory[slot.table[block]][offset] = cell(token, position)
-        cells = prefix + self._read(slot, row.start + row.count)[row.start :]
+        cells = prefix + self._read(slot, row.start, row.start + row.count)[row.start :]
         slot.computed = known
         if slot.admit.embedding is not None:
             return self._embed(row, slot, cells, slot.admit.embedding.pooling)
@@ -272,13 +280,14 @@ class FakeRunner:
 
     def _next_token(self, slot: _Slot, cells: list[int]) -> int:
         """What follows the computed positions; `cells` may go on beyond them."""
-        return next_token(cells[: slot.computed], self._vocab_size, slot.admit.sampling, slot.admit.choice)
+        visible = seen(cells[: slot.computed], self._config.window)
+        return next_token(visible, self._vocab_size, slot.admit.sampling, slot.admit.choice)
 
     def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> RowResult | None:
         """Pool the row's positions; None while the prompt is not complete."""
         end = row.start + row.count
         first = end if pooling is Pooling.LAST else row.start + 1
-        states = sum(hidden_state(cells[:each]) for each in range(first, end + 1))
+        states = sum(hidden_state(seen(cells[:each], self._config.window)) for each in range(first, end + 1))
         slot.pooled = states if pooling is Pooling.LAST else slot.pooled + states
         whole = end == len(slot.tokens)
         return RowResult(row.slot, embedding=vector(slot.pooled)) if whole else None
