@@ -92,11 +92,10 @@ def command(
     if picture is not None:
         plot.check_suffix(picture)
     pyplot = plot.plotting() if picture is not None else None
-    from penstock.exec.device import compute_threads, set_isa, set_threads
+    from penstock.exec.device import compute_threads, set_torch_threads
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull
 
-    set_isa(os.environ.get("PENSTOCK_ISA", ""))  # as in each process of ours, so that limits are those of its kernels
     cache = default_cache_dir(os.environ)
     folder = peers_dir or cache / "peers"
     model = pull(config.model, cache, show_progress=True)
@@ -105,10 +104,10 @@ def command(
     contenders = _our_contenders(config, variants, model)
     contenders += [each for each in found if isinstance(each, Contender)]
     head = provenance()
-    set_threads(config.threads, packed=True)
-    limits = measured_limits() if with_limits else None
+    set_torch_threads(setting.threads, packed=True)
+    limits = measured_limits(setting.threads) if with_limits else None
     comparison = compare(contenders, setting, repeats, _say, trials=trials)
-    if limits is not None and (limits := measured_limits(limits)) is not None:
+    if limits is not None and (limits := measured_limits(setting.threads, limits)) is not None:
         _say(limits_line(limits))
     record = head | {"kind": "compare"} | compare_record(comparison, limits)
     record["absent"] |= {each.name: each.reason for each in found if isinstance(each, Absent)}
@@ -125,13 +124,12 @@ def _our_contenders(config: EngineConfig, variants: tuple[str, ...], model: Path
         SetupError: the model's files cannot be used, or the machine does not allow a variant.
     """
     from penstock.bench.quality import possible_variants
-    from penstock.exec.device import good_dtypes, resolve_device, resolve_dtype
-    from penstock.kernels import native
+    from penstock.exec.device import good_dtypes, open_backend, resolve_device, resolve_dtype
     from penstock.models import gguf_dialect
     from penstock.weights.files import open_model
 
     device = resolve_device(config.device)
-    good = good_dtypes(device, native.available())
+    good = good_dtypes(device, open_backend(device, threads=1).exact)
     files = open_model(model, gguf_dialect)
     dtype = str(resolve_dtype(config.dtype, files.stored_dtype, device, good)).removeprefix("torch.")
     return [

@@ -141,7 +141,8 @@ quantization: int8
 **Environment.** No variable stands in for an option. `PENSTOCK_CACHE` is the folder of fetched models (else
 `$XDG_CACHE_HOME/penstock` or `~/.cache/penstock`); `PENSTOCK_API_KEY` and `PENSTOCK_ADMIN_KEY` each add a key to
 `penstock serve`. `PENSTOCK_ISA` makes every command use the compiled kernels of one instruction set (`avx512_bf16`,
-`avx512`, `avx2` or `portable`) instead of the best that the machine has ([what for](tuning.md#measure)).
+`avx512`, `avx2` or `portable`) instead of the best that the machine has, or with `torch` none of them
+([what for](tuning.md#measure)).
 
 **Exit codes.** 0: done. 1: our failure, or `penstock verify` could not prove exactness. 2: a mistake in what was given,
 said in one line on standard error. 130: interrupted.

@@ -1,47 +1,20 @@
 // A mixture of experts as a Python class: built once from addresses and sizes, then run on the rows of a call.
 //
-// Rows are (address, stride, element); addresses of 0 are absent tensors. Everything that a kernel would trust is checked
-// before the first of them runs.
+// Everything that a kernel would trust is checked before the first of them runs.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
 
 #include <cstdint>
-#include <tuple>
 
+#include "bind_values.h"
 #include "checks.h"
-#include "dispatch.h"
+#include "cpu.h"
 #include "experts_call.h"
-#include "pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace penstock {
 namespace {
-
-using RowsOfPython = std::tuple<uintptr_t, int64_t, int>;
-
-Rows rows_of(const RowsOfPython& rows) {
-    const auto [address, stride, element] = rows;
-    return {pointer<void>(address), stride, element_of(element)};
-}
-
-ConstRows const_rows_of(const RowsOfPython& rows) {
-    const Rows plain = rows_of(rows);
-    return {plain.data, plain.stride, plain.element};
-}
-
-void check_rows(const ConstRows& given, int64_t rows, int64_t width, const char* otherwise) {
-    require(given.data != nullptr && (rows <= 1 || given.stride >= width), otherwise);
-}
-
-void check_optional_rows(const ConstRows& given, int64_t rows, int64_t width, const char* otherwise) {
-    if (given.data != nullptr) check_rows(given, rows, width, otherwise);
-}
-
-void check_rows(const Rows& given, int64_t rows, int64_t width, const char* otherwise) {
-    check_rows(ConstRows{given.data, given.stride, given.element}, rows, width, otherwise);
-}
 
 void make_router(Router* place, int experts, int top_k, int scoring, bool normalise, float scale, uintptr_t bias) {
     require(experts >= 1 && experts <= kMostExperts, "experts must be between 1 and 1024");
@@ -73,67 +46,67 @@ void check_row_count(int64_t rows, int64_t top_k) {
     require(rows >= 0 && rows * top_k < kMostRows, "rows times top_k must be between 0 and 2^31 - 1");
 }
 
-int64_t scratch_bytes(const ExpertLayer& layer, int64_t rows) {
+int64_t scratch_bytes(const Cpu& cpu, const ExpertLayer& layer, int64_t rows) {
     check_row_count(rows, layer.router.top_k);
-    return experts_scratch(layer, rows, pool().threads());
+    return experts_scratch(layer, rows, cpu.threads());
 }
 
-int64_t run(const ExpertLayer& layer, int64_t rows, const RowsOfPython& x, const RowsOfPython& logits,
-            const RowsOfPython& residual, const RowsOfPython& out, uintptr_t scratch, int64_t scratch_bytes) {
+int64_t run(const Cpu& cpu, const ExpertLayer& layer, int64_t rows, const Rows& x, const Rows& logits,
+            const Rows* residual, const Rows& out, const Memory& scratch) {
     check_row_count(rows, layer.router.top_k);
-    const ExpertsCall call{layer,         rows, const_rows_of(x), const_rows_of(logits), const_rows_of(residual),
-                           rows_of(out), pointer<uint8_t>(scratch)};
+    const ExpertsCall call{layer, rows, reading(&x), reading(&logits), reading(residual), out, scratch.data()};
     if (rows == 0) return 0;
     check_rows(call.x, rows, layer.hidden(), "x must be given, with rows at least the hidden size apart");
     check_rows(call.logits, rows, layer.router.experts, "logits must be given, with rows at least `experts` apart");
     check_rows(call.out, rows, layer.hidden(), "out must be given, with rows at least the hidden size apart");
     check_optional_rows(call.residual, rows, layer.hidden(), "rows of residual must be at least the hidden size apart");
-    require(scratch != 0 && scratch % 64 == 0 && scratch_bytes >= experts_scratch(layer, rows, pool().threads()),
-            "scratch must be aligned to 64 bytes and have scratch_bytes()");
+    require(scratch.holds(experts_scratch(layer, rows, cpu.threads())),
+            "scratch must be aligned to 64 bytes and have expert_scratch_bytes()");
     nb::gil_scoped_release released;
-    return run_experts(call, kernels(), pool());
+    return run_experts(call, cpu.kernels(), cpu.pool());
 }
 
-void route_rows(const Router& router, int64_t rows, const RowsOfPython& logits, uintptr_t chosen, uintptr_t weights) {
+void route_rows(const Cpu& cpu, const Router& router, int64_t rows, const Rows& logits, uintptr_t chosen,
+                uintptr_t weights) {
     check_row_count(rows, router.top_k);
-    const RouteCall call{rows, router, const_rows_of(logits), pointer<int32_t>(chosen), pointer<float>(weights)};
+    const RouteCall call{rows, router, reading(&logits), pointer<int32_t>(chosen), pointer<float>(weights)};
     if (rows == 0) return;
     check_rows(call.logits, rows, router.experts, "logits must be given, with rows at least `experts` apart");
     require(chosen != 0 && weights != 0, "chosen and weights must be given");
     nb::gil_scoped_release released;
-    kernels().route(call, pool());
+    cpu.kernels().route(call, cpu.pool());
 }
 
-void gate(int64_t rows, int64_t width, const RowsOfPython& x, const RowsOfPython& logits, const RowsOfPython& residual,
-          const RowsOfPython& out) {
+void gate(const Cpu& cpu, int64_t rows, int64_t width, const Rows& x, const Rows* logits, const Rows* residual,
+          const Rows& out) {
     require(rows >= 0 && rows < kMostRows, "rows must be between 0 and 2^31 - 1");
     require(width >= 1 && width < kMostRows, "width must be between 1 and 2^31 - 1");
-    const GateRowsCall call{rows, width, const_rows_of(x), const_rows_of(logits), const_rows_of(residual), rows_of(out)};
+    const GateRowsCall call{rows, width, reading(&x), reading(logits), reading(residual), out};
     if (rows == 0) return;
     check_rows(call.x, rows, width, "x must be given, with rows at least `width` apart");
     check_optional_rows(call.logits, rows, 1, "rows of logits must be at least 1 apart");
     check_optional_rows(call.residual, rows, width, "rows of residual must be at least `width` apart");
     check_rows(call.out, rows, width, "out must be given, with rows at least `width` apart");
     nb::gil_scoped_release released;
-    kernels().gate_rows(call, pool());
+    cpu.kernels().gate_rows(call, cpu.pool());
 }
 
 }  // namespace
 }  // namespace penstock
 
-void bind_experts(nb::module_& module) {
+void bind_experts(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     using namespace penstock;
     nb::class_<Router>(module, "Router", "Which experts a token goes to; a bias of 0 is absent, else [experts] float32.")
-        .def("__init__", &make_router, nb::kw_only(), "experts"_a, "top_k"_a, "scoring"_a, "normalise"_a, "scale"_a, "bias"_a)
-        .def("route", &route_rows, nb::kw_only(), "rows"_a, "logits"_a, "chosen"_a, "weights"_a,
-             "Chosen experts [rows][top_k] int32, ascending, and their weights float32.");
+        .def("__init__", &make_router, nb::kw_only(), "experts"_a, "top_k"_a, "scoring"_a, "normalise"_a, "scale"_a, "bias"_a);
     nb::class_<WeightStack>(module, "WeightStack", "Weights of all experts, packed alike, `stride` bytes apart.")
         .def("__init__", &make_stack, nb::kw_only(), "kind"_a, "outputs"_a, "inputs"_a, "weight"_a, "stride"_a);
     nb::class_<ExpertLayer>(module, "ExpertLayer", "The experts of a layer; their weights must outlive it.")
-        .def("__init__", &make_layer, nb::kw_only(), "router"_a, "activation"_a, "gate_up"_a, "down"_a)
-        .def("scratch_bytes", &scratch_bytes, "rows"_a, "Bytes of scratch that run() needs.")
-        .def("run", &run, nb::kw_only(), "rows"_a, "x"_a, "logits"_a, "residual"_a, "out"_a, "scratch"_a, "scratch_bytes"_a,
-             "out = residual + what the chosen experts make of x; returns how many experts' weights were read.");
-    module.def("gate_rows", &gate, nb::kw_only(), "rows"_a, "width"_a, "x"_a, "logits"_a, "residual"_a, "out"_a,
-               "out = residual + sigmoid(logit of the row) * x; rows of address 0 are absent.");
+        .def("__init__", &make_layer, nb::kw_only(), "router"_a, "activation"_a, "gate_up"_a, "down"_a);
+    cpu.def("route", &route_rows, "router"_a, "rows"_a, "logits"_a, "chosen"_a, "weights"_a,
+            "Chosen experts [rows][top_k] int32, ascending, and their weights float32.");
+    cpu.def("expert_scratch_bytes", &scratch_bytes, "layer"_a, "rows"_a, "Bytes of scratch that run_experts() needs.");
+    cpu.def("run_experts", &run, "layer"_a, "rows"_a, "x"_a, "logits"_a, "residual"_a.none(), "out"_a, "scratch"_a,
+            "out = residual + what the chosen experts make of x; returns how many experts' weights were read.");
+    cpu.def("gate_rows", &gate, "rows"_a, "width"_a, "x"_a, "logits"_a.none(), "residual"_a.none(), "out"_a,
+            "out = residual + sigmoid(logit of the row) * x.");
 }

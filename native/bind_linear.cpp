@@ -5,26 +5,22 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind_values.h"
 #include "checks.h"
-#include "dispatch.h"
+#include "cpu.h"
 #include "layout.h"
 #include "linear_call.h"
 #include "pack.h"
-#include "pool.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace penstock {
 namespace {
 
-void check_rows(const void* data, int64_t stride, int64_t rows, int64_t width, const char* otherwise) {
-    require(data != nullptr && (rows <= 1 || stride >= width), otherwise);
-}
-
 using LookupKernel = void (*)(const LookupCall&, Pool&);
 
-LookupKernel lookup_kernel(Kind kind) {
-    const KernelTable& table = kernels();
+LookupKernel lookup_kernel(const KernelTable& table, Kind kind) {
     switch (kind) {
         case Kind::bf16: return table.lookup_bf16;
         case Kind::q4: return table.lookup_q4;
@@ -34,117 +30,99 @@ LookupKernel lookup_kernel(Kind kind) {
     throw std::invalid_argument("no such kind");
 }
 
-void linear(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t rows, uintptr_t x,
-            int64_t x_stride, int x_element, uintptr_t bias, int bias_element, uintptr_t residual, int64_t residual_stride,
-            int residual_element, uintptr_t out, int64_t out_stride, int out_element, bool gated,
-            uintptr_t scratch, int64_t scratch_bytes) {
-    const Kind kind = kind_of(kind_number);
-    check_sizes(outputs, inputs);
-    require(rows >= 0 && rows < int64_t{1} << 31, "rows must be between 0 and 2^31 - 1");
+void linear(const Cpu& cpu, int64_t rows, const Weight& weight, const Rows& x, const Vector* bias, const Rows* residual,
+            const Rows& out, bool gated, const Memory& scratch) {
+    const auto [kind, outputs, inputs, data] = weight;
+    require(rows >= 0 && rows < kMostRows, "rows must be between 0 and 2^31 - 1");
     if (rows == 0) return;
-    const LinearCall call{
-        rows,
-        outputs,
-        inputs,
-        {pointer<void>(x), x_stride, element_of(x_element)},
-        pointer<uint8_t>(weight),
-        {pointer<void>(bias), 0, element_of(bias_element)},
-        {pointer<void>(residual), residual_stride, element_of(residual_element)},
-        {pointer<void>(out), out_stride, element_of(out_element)},
-        pointer<uint8_t>(scratch),
-        gated,
-    };
-    require(!gated || (outputs % (2 * kPanel) == 0 && residual == 0),
+    const LinearCall call{rows,          outputs,           inputs, reading(&x),    data,
+                          one_row(bias), reading(residual), out,    scratch.data(), gated};
+    require(!gated || (outputs % (2 * kPanel) == 0 && residual == nullptr),
             "outputs of a gated product must be a multiple of 32, without a residual");
-    check_rows(call.x.data, x_stride, rows, inputs, "x must be given, with rows at least `inputs` apart");
-    check_rows(call.out.data, out_stride, rows, call.columns(), "out must be given, with rows at least its columns apart");
-    require(call.weight != nullptr, "weight must be given");
-    require(call.residual.data == nullptr || rows <= 1 || residual_stride >= outputs,
-            "rows of residual must be at least `outputs` apart");
+    check_rows(call.x, rows, inputs, "x must be given, with rows at least `inputs` apart");
+    check_rows(call.out, rows, call.columns(), "out must be given, with rows at least its columns apart");
+    check_optional_rows(call.residual, rows, outputs, "rows of residual must be at least `outputs` apart");
     // Rows that are float32, or bfloat16 pairs, already are read where they lie.
     const bool in_place = (kind == Kind::bf16 && call.x.element == Element::bf16 && inputs % 2 == 0) ||
                           (kind == Kind::f32 && call.x.element == Element::f32);
-    require(in_place || (scratch != 0 && scratch % 64 == 0 && scratch_bytes >= rows * scratch_stride(kind, inputs)),
+    require(in_place || scratch.holds(rows * scratch_stride(kind, inputs)),
             "scratch must be aligned to 64 bytes and have room for every row");
     nb::gil_scoped_release released;
-    linear_kernel(kernels(), kind)(call, pool());
+    linear_kernel(cpu.kernels(), kind)(call, cpu.pool());
 }
 
-void lookup(int kind_number, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t count, uintptr_t ids,
-            uintptr_t out, int64_t out_stride, int out_element) {
-    const Kind kind = kind_of(kind_number);
-    check_sizes(outputs, inputs);
-    require(count >= 0 && count < int64_t{1} << 31, "count must be between 0 and 2^31 - 1");
+void lookup(const Cpu& cpu, const Weight& weight, int64_t count, uintptr_t ids, const Rows& out) {
+    const auto [kind, outputs, inputs, data] = weight;
+    require(count >= 0 && count < kMostRows, "count must be between 0 and 2^31 - 1");
     if (count == 0) return;
-    const LookupCall call{count,
-                          inputs,
-                          outputs,
-                          pointer<int64_t>(ids),
-                          pointer<uint8_t>(weight),
-                          {pointer<void>(out), out_stride, element_of(out_element)}};
-    check_rows(call.out.data, out_stride, count, inputs, "out must be given, with rows at least `inputs` apart");
-    require(call.weight != nullptr && call.ids != nullptr, "weight and ids must be given");
+    const LookupCall call{count, inputs, outputs, pointer<int64_t>(ids), data, out};
+    check_rows(call.out, count, inputs, "out must be given, with rows at least `inputs` apart");
+    require(call.ids != nullptr, "ids must be given");
     for (int64_t i = 0; i < count; i++) {
         require(call.ids[i] >= 0 && call.ids[i] < outputs, "an id lies outside the table");
     }
     nb::gil_scoped_release released;
-    lookup_kernel(kind)(call, pool());
+    lookup_kernel(cpu.kernels(), kind)(call, cpu.pool());
 }
 
 using PackNumbers = void (*)(const ConstRows&, int64_t, int64_t, uint8_t*, Pool&);
 
 template <Kind kind, PackNumbers pack>
-void pack_numbers(int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride, int element, uintptr_t to,
-                  int64_t to_bytes) {
+void pack_numbers(const Cpu& cpu, int64_t outputs, int64_t inputs, const Rows& weight, const Memory& to) {
     check_sizes(outputs, inputs);
-    const ConstRows rows{pointer<void>(weight), stride, element_of(element)};
-    check_rows(rows.data, stride, outputs, inputs, "weight must be given, with rows at least `inputs` apart");
-    require(to != 0 && to_bytes == packed_bytes(kind, outputs, inputs), "to must have packed_bytes() bytes");
+    check_rows(weight, outputs, inputs, "weight must be given, with rows at least `inputs` apart");
+    require(to.address != 0 && to.bytes == packed_bytes(kind, outputs, inputs), "to must have packed_bytes() bytes");
     nb::gil_scoped_release released;
-    pack(rows, outputs, inputs, pointer<uint8_t>(to), pool());
+    pack(reading(&weight), outputs, inputs, to.data(), cpu.pool());
 }
 
 using PackBlocks = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*, Pool&);
 
 template <Kind kind, int64_t block_bytes, PackBlocks pack>
-void pack_blocks(int64_t outputs, int64_t inputs, uintptr_t blocks, int64_t blocks_bytes, uintptr_t to,
-                 int64_t to_bytes) {
+void pack_blocks(const Cpu& cpu, int64_t outputs, int64_t inputs, const Memory& blocks, const Memory& to) {
     check_sizes(outputs, inputs);
     const int64_t count = outputs * groups_of(inputs);
-    require(blocks != 0 && blocks_bytes == count * block_bytes, "blocks must be one for each 32 inputs of a row");
-    require(to != 0 && to_bytes == packed_bytes(kind, outputs, inputs), "to must have packed_bytes() bytes");
+    require(blocks.address != 0 && blocks.bytes == count * block_bytes,
+            "blocks must be one for each 32 inputs of a row");
+    require(to.address != 0 && to.bytes == packed_bytes(kind, outputs, inputs), "to must have packed_bytes() bytes");
     nb::gil_scoped_release released;
     if constexpr (block_bytes == kQ40Block) {
-        require(q4_0_minima_exist(pointer<uint8_t>(blocks), count),
-                "the scale of a Q4_0 block is not a number below 8192");
+        require(q4_0_minima_exist(blocks.data(), count), "the scale of a Q4_0 block is not a number below 8192");
     }
-    pack(pointer<uint8_t>(blocks), outputs, inputs, pointer<uint8_t>(to), pool());
+    pack(blocks.data(), outputs, inputs, to.data(), cpu.pool());
 }
 
 }  // namespace
 }  // namespace penstock
 
-void bind_linear(nb::module_& module) {
+void bind_linear(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     using namespace penstock;
-    module.def("linear", &linear, "out = x times a packed weight + bias + residual, or of it silu(first half) * second; addresses of 0 are absent.");
-    module.def("lookup", &lookup, "Rows of a packed weight as numbers.");
-    module.def("pack_bf16", &pack_numbers<Kind::bf16, pack_bf16>, "Pack rows of numbers, rounded to bfloat16.");
-    module.def("pack_f32", &pack_numbers<Kind::f32, pack_f32>, "Pack rows of numbers as they are.");
-    module.def("pack_q4_0", &pack_blocks<Kind::q4, kQ40Block, pack_q4_0>, "Pack rows of GGUF Q4_0 blocks.");
-    module.def("pack_q4_1", &pack_blocks<Kind::q4, kQ41Block, pack_q4_1>, "Pack rows of GGUF Q4_1 blocks.");
-    module.def("pack_q8_0", &pack_blocks<Kind::q8, kQ80Block, pack_q8_0>, "Pack rows of GGUF Q8_0 blocks.");
+    cpu.def("linear", &linear, "rows"_a, "weight"_a, "x"_a, "bias"_a.none(), "residual"_a.none(), "out"_a, "gated"_a,
+            "scratch"_a, "out = x times a packed weight + bias + residual, or of it silu(first half) * second half.");
+    cpu.def("lookup", &lookup, "weight"_a, "count"_a, "ids"_a, "out"_a, "Rows of a packed weight as numbers.");
+    const auto numbers = [&cpu](const char* name, auto pack, const char* doc) {
+        cpu.def(name, pack, "outputs"_a, "inputs"_a, "weight"_a, "to"_a, doc);
+    };
+    numbers("pack_bf16", &pack_numbers<Kind::bf16, pack_bf16>, "Pack rows of numbers, rounded to bfloat16.");
+    numbers("pack_f32", &pack_numbers<Kind::f32, pack_f32>, "Pack rows of numbers as they are.");
+    const auto blocks = [&cpu](const char* name, auto pack, const char* doc) {
+        cpu.def(name, pack, "outputs"_a, "inputs"_a, "blocks"_a, "to"_a, doc);
+    };
+    blocks("pack_q4_0", &pack_blocks<Kind::q4, kQ40Block, pack_q4_0>, "Pack rows of GGUF Q4_0 blocks.");
+    blocks("pack_q4_1", &pack_blocks<Kind::q4, kQ41Block, pack_q4_1>, "Pack rows of GGUF Q4_1 blocks.");
+    blocks("pack_q8_0", &pack_blocks<Kind::q8, kQ80Block, pack_q8_0>, "Pack rows of GGUF Q8_0 blocks.");
     module.def(
         "packed_bytes",
         [](int kind, int64_t outputs, int64_t inputs) {
             check_sizes(outputs, inputs);
             return packed_bytes(kind_of(kind), outputs, inputs);
         },
-        "Bytes of a packed weight.");
+        "kind"_a, "outputs"_a, "inputs"_a, "Bytes of a packed weight.");
     module.def(
         "scratch_bytes",
         [](int kind, int64_t inputs) {
             check_sizes(1, inputs);
             return scratch_stride(kind_of(kind), inputs);
         },
-        "Bytes of scratch that linear() needs for each row.");
+        "kind"_a, "inputs"_a, "Bytes of scratch that linear() needs for each row.");
 }

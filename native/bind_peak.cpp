@@ -1,4 +1,4 @@
-// The machine's limits as Python functions: each runs on every thread of the pool and says how much was done.
+// The machine's limits as methods of a Cpu: each runs on every one of its threads and says how much was done.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -6,18 +6,19 @@
 #include <cstdint>
 #include <cstring>
 
+#include "bind_values.h"
 #include "checks.h"
-#include "dispatch.h"
+#include "cpu.h"
 #include "peak.h"
-#include "pool.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace penstock {
 namespace {
 
-const Peak& peak() {
-    const char* isa = kernels().isa;
+const Peak& peak_of(const Cpu& cpu) {
+    const char* isa = cpu.kernels().isa;
 #if defined(PENSTOCK_HAVE_AVX512_BF16)
     if (!strcmp(isa, avx512_bf16_peak.isa)) return avx512_bf16_peak;
 #endif
@@ -32,37 +33,40 @@ const Peak& peak() {
 
 // The same rounds on each thread; multiplications and additions in all.
 template <int64_t (*Peak::*products)(int64_t)>
-int64_t arithmetic(int64_t rounds) {
+int64_t arithmetic(const Cpu& cpu, int64_t rounds) {
     require(rounds >= 1, "rounds must be at least 1");
     nb::gil_scoped_release released;
+    const Peak& peak = peak_of(cpu);
     std::atomic<int64_t> done{0};
-    const auto task = [&](int) { done += (peak().*products)(rounds); };
-    pool().run(pool().threads(), task);
+    const auto task = [&](int) { done += (peak.*products)(rounds); };
+    cpu.pool().run(cpu.threads(), task);
     return done;
 }
 
 // Every thread reads its part, in pieces that are handed out in turn as rows of weights are.
-void read_memory(uintptr_t address, int64_t bytes) {
+void read_memory(const Cpu& cpu, const Memory& memory) {
     constexpr int64_t kLine = 64, kMostPieces = 4096;
-    require(address != 0 && address % kLine == 0 && bytes >= kLine, "memory must be given, on a line of 64 bytes");
+    require(memory.address != 0 && memory.address % kLine == 0 && memory.bytes >= kLine,
+            "memory must be given, on a line of 64 bytes");
     nb::gil_scoped_release released;
-    const int64_t lines = bytes / kLine, each = std::max<int64_t>(1024, (lines + kMostPieces - 1) / kMostPieces);
-    const float* numbers = pointer<float>(address);
+    const int64_t lines = memory.bytes / kLine, each = std::max<int64_t>(1024, (lines + kMostPieces - 1) / kMostPieces);
+    const Peak& peak = peak_of(cpu);
+    const float* numbers = pointer<float>(memory.address);
     const auto task = [&](int piece) {
         const int64_t first = piece * each;
-        volatile float sum = peak().read(numbers + first * (kLine / 4), std::min(each, lines - first));
+        volatile float sum = peak.read(numbers + first * (kLine / 4), std::min(each, lines - first));
         (void)sum;
     };
-    pool().run(int((lines + each - 1) / each), task);
+    cpu.pool().run(int((lines + each - 1) / each), task);
 }
 
 }  // namespace
 }  // namespace penstock
 
-void bind_peak(nb::module_& module) {
+void bind_peak(nb::class_<penstock::Cpu>& cpu) {
     using namespace penstock;
-    module.def("peak_fp32", &arithmetic<&Peak::fp32>, "Rounds of products on every thread; operations done.");
-    module.def("peak_bf16", &arithmetic<&Peak::bf16>, "The same of bfloat16 pairs.");
-    module.def("peak_int8", &arithmetic<&Peak::int8>, "The same of bytes by fours.");
-    module.def("read_memory", &read_memory, "Read memory on every thread.");
+    cpu.def("peak_fp32", &arithmetic<&Peak::fp32>, "rounds"_a, "Rounds of products on every thread; operations done.");
+    cpu.def("peak_bf16", &arithmetic<&Peak::bf16>, "rounds"_a, "The same of bfloat16 pairs.");
+    cpu.def("peak_int8", &arithmetic<&Peak::int8>, "rounds"_a, "The same of bytes by fours.");
+    cpu.def("read_memory", &read_memory, "memory"_a, "Read memory on every thread.");
 }

@@ -1,18 +1,17 @@
 // Programs as Python objects: built once from addresses and sizes, then run step by step.
 //
-// Addresses of 0 are absent tensors; an element is 0 (float32) or 1 (bfloat16). Every operation is checked when it is
-// added, and everything of a step that a kernel would trust before the first of them runs.
+// Every operation is checked when it is added, and everything of a step that a kernel would trust before the first of
+// them runs.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "bind_values.h"
 #include "checks.h"
-#include "dispatch.h"
+#include "cpu.h"
 #include "executor.h"
-#include "pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,27 +19,14 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-// A weight or bias of one row: its address and element.
-struct Vector {
-    uintptr_t address = 0;
-    int element = 0;
-
-    ConstRows rows() const { return {pointer<void>(address), 0, element_of(element)}; }
-};
-
 // The caches that a step's operations read and write, and how many blocks each has.
 struct Caches {
     std::vector<KvCache> caches;
     std::vector<int64_t> num_blocks;
 
-    void add(uintptr_t keys, uintptr_t values, int element, bool packed, int64_t blocks, int block_size, int kv_heads,
-             int head_dim) {
-        check_heads(kv_heads, head_dim);
-        const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(element), packed,
-                            block_size,          kv_heads,              head_dim};
-        check_cache(cache, blocks);
-        caches.push_back(cache);
-        num_blocks.push_back(blocks);
+    void add(const Cache& cache) {
+        caches.push_back(cache.cache);
+        num_blocks.push_back(cache.num_blocks);
     }
 };
 
@@ -88,27 +74,25 @@ int add_register(Program& program, int64_t width, int element, int area) {
 void begin_layer(Program& program) { program.layer_starts.push_back(int64_t(program.operations.size())); }
 
 void add_norm(Program& program, int kind, const Columns& x, const Columns& out, const Vector& weight,
-              const Vector& bias, float eps, bool adds) {
+              const Vector* bias, float eps, bool adds) {
     check_columns(program, x);
     check_columns(program, out);
     const Norm norm = norm_kind_of(kind);
     require(x.width == out.width, "a norm keeps its width");
     require(weight.address != 0, "the weight of a norm must be given");
-    require(norm == Norm::layer ? !adds : bias.address == 0, "an RMS norm has no bias, and a layer norm adds to nothing");
-    program.operations.push_back(NormOperation{norm, x, out, weight.rows(), bias.rows(), eps, adds});
+    require(norm == Norm::layer ? !adds : bias == nullptr, "an RMS norm has no bias, and a layer norm adds to nothing");
+    program.operations.push_back(NormOperation{norm, x, out, weight.rows(), one_row(bias), eps, adds});
 }
 
-void add_linear(Program& program, const Columns& x, const Columns& out, int kind, int64_t outputs, int64_t inputs,
-                uintptr_t weight, const Vector& bias, bool adds, bool gated) {
+void add_linear(Program& program, const Columns& x, const Columns& out, const Weight& weight, const Vector* bias,
+                bool adds, bool gated) {
     check_columns(program, x);
     check_columns(program, out);
-    check_sizes(outputs, inputs);
+    const auto [kind, outputs, inputs, data] = weight;
     require(x.width == inputs && out.width == (gated ? outputs / 2 : outputs),
             "a weight does not have the sizes of its operands");
     require(!gated || (!adds && outputs % (2 * kPanel) == 0), "gates want whole panels, and add to nothing");
-    require(weight != 0, "weight must be given");
-    program.operations.push_back(LinearOperation{x, out, kind_of(kind), outputs, inputs, pointer<uint8_t>(weight),
-                                                 bias.rows(), adds, gated});
+    program.operations.push_back(LinearOperation{x, out, kind, outputs, inputs, data, one_row(bias), adds, gated});
 }
 
 void add_activation(Program& program, int kind, const Columns& x, const Columns& out) {
@@ -120,35 +104,44 @@ void add_activation(Program& program, int kind, const Columns& x, const Columns&
     program.operations.push_back(ActivationOperation{activation, x, out});
 }
 
-void add_attend(Program& program, int cache, int q_heads, int kv_heads, int head_dim, const Columns& q,
-                const Columns* k, const Columns* v, const Columns& rotated, const Columns& out,
-                const Vector& q_norm, const Vector& k_norm, float eps, uintptr_t cos, uintptr_t sin,
-                int64_t num_positions, int rotary_dim, float scale, float softcap, int window, uintptr_t sinks) {
-    check_heads(kv_heads, head_dim);
+void add_attend(Program& program, int cache, const Heads& heads, const Columns& q, const Columns* k, const Columns* v,
+                const Columns& rotated, const Columns& out, const HeadNorms& norms, const Rotation* rotation,
+                const ScoreRule& rule) {
     require(cache >= 0, "cache must not be negative");
-    require(q_heads >= 1 && q_heads <= kMostInputs && q_heads % kv_heads == 0,
-            "q_heads must be a multiple of kv_heads, up to 65536");
     for (const Columns* each : {&q, &rotated, &out}) {
         check_columns(program, *each);
-        require(each->width == int64_t(q_heads) * head_dim, "queries have a width of q_heads * head_dim");
+        require(each->width == int64_t(heads.queries) * heads.dim, "queries have a width of q_heads * head_dim");
     }
     require((k == nullptr) == (v == nullptr), "keys and values are given together");
     for (const Columns* each : {k, v}) {
         if (!each) continue;
         check_columns(program, *each);
-        require(each->width == int64_t(kv_heads) * head_dim, "keys and values have a width of kv_heads * head_dim");
+        require(each->width == int64_t(heads.keys) * heads.dim, "keys and values have a width of kv_heads * head_dim");
     }
-    const bool rotates = cos != 0;
-    require(rotates == (sin != 0) && rotates == (num_positions >= 1), "rotation wants cos and sin of some positions");
-    require(!rotates || (rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= head_dim),
-            "rotation wants an even rotary_dim of at most head_dim");
-    require(softcap >= 0.0f && softcap < __builtin_inff(), "softcap must be finite and not negative; 0 is none");
-    require(window >= 0, "window must not be negative; 0 is none");
+    require(!rotation || (rotation->cos && rotation->num_positions >= 1), "rotation wants cos and sin of some positions");
+    const Rotation angles = rotation ? *rotation : Rotation{};
+    require(angles.rotary_dim <= heads.dim, "rotation wants an even rotary_dim of at most head_dim");
     const Columns none{};
-    program.operations.push_back(AttendOperation{cache, q_heads, kv_heads, head_dim, q, k ? *k : none, v ? *v : none,
-                                                 rotated, out, q_norm.rows(), k_norm.rows(), eps, pointer<float>(cos),
-                                                 pointer<float>(sin), num_positions, rotary_dim, scale, softcap, window,
-                                                 pointer<float>(sinks)});
+    program.operations.push_back(AttendOperation{cache,
+                                                 heads.queries,
+                                                 heads.keys,
+                                                 heads.dim,
+                                                 q,
+                                                 k ? *k : none,
+                                                 v ? *v : none,
+                                                 rotated,
+                                                 out,
+                                                 norms.q.rows(),
+                                                 norms.k.rows(),
+                                                 norms.eps,
+                                                 angles.cos,
+                                                 angles.sin,
+                                                 angles.num_positions,
+                                                 angles.rotary_dim,
+                                                 rule.scale,
+                                                 rule.softcap,
+                                                 rule.window,
+                                                 rule.sinks});
 }
 
 void add_experts(Program& program, const Columns& x, const Columns& logits, const Columns& out,
@@ -159,27 +152,22 @@ void add_experts(Program& program, const Columns& x, const Columns& logits, cons
     program.operations.push_back(ExpertsOperation{x, logits, out, layer});
 }
 
-int64_t scratch_bytes(const Program& program, int64_t tokens, int rows, int longest) {
+int64_t scratch_bytes(const Program& program, const Cpu& cpu, int64_t tokens, int rows, int longest) {
     require(rows >= 0 && tokens >= rows && tokens < kMostRows && longest >= 0, "sizes must not be negative");
-    return program_scratch(program, tokens, rows, longest, pool().threads());
+    return program_scratch(program, tokens, rows, longest, cpu.threads());
 }
 
-void make_step(Step* place, int64_t tokens, int rows, uintptr_t positions, uintptr_t write_slots, uintptr_t q_start,
-               uintptr_t kv_len, uintptr_t block_table, int64_t table_width) {
-    require(rows >= 0 && tokens >= 0 && tokens < kMostRows, "rows and tokens must not be negative");
-    require((rows == 0) == (tokens == 0), "there must be tokens where there are rows");
-    require(rows == 0 || (positions && write_slots), "positions and write_slots must be given");
-    require(rows == 0 || (q_start && kv_len && block_table && table_width >= 1),
-            "q_start, kv_len and block_table must be given");
+void make_step(Step* place, const RaggedRows& rows, uintptr_t positions, uintptr_t write_slots) {
+    require(rows.rows == 0 || (positions && write_slots), "positions and write_slots must be given");
     new (place) Step{};
-    place->tokens = tokens;
-    place->rows = rows;
+    place->tokens = rows.tokens;
     place->positions = pointer<int64_t>(positions);
     place->write_slots = pointer<int64_t>(write_slots);
-    place->q_start = pointer<int32_t>(q_start);
-    place->kv_len = pointer<int32_t>(kv_len);
-    place->block_table = pointer<int32_t>(block_table);
-    place->table_width = table_width;
+    place->rows = rows.rows;
+    place->q_start = rows.q_start;
+    place->kv_len = rows.kv_len;
+    place->block_table = rows.block_table;
+    place->table_width = rows.table_width;
 }
 
 // Of a step and the caches of all operations that attend; a program has few kinds of them.
@@ -213,21 +201,23 @@ void check_attention(const Program& program, const Step& step, const Caches& cac
     if (num_positions != INT64_MAX) check_positions(step.positions, step.tokens, num_positions);
 }
 
-void run(const Program& program, const Step& described, const Caches& caches, uintptr_t stream, uintptr_t out,
-         int out_element, uintptr_t scratch, int64_t scratch_bytes) {
+void run(const Program& program, const Cpu& cpu, const Step& described, const Caches& caches, uintptr_t stream,
+         const Rows& out, const Memory& scratch) {
     if (described.rows == 0) return;
+    const int64_t width = program.registers[kOut].width;
     Step step = described;
     step.caches = caches.caches.data();
     step.stream = pointer<float>(stream);
-    step.out = {pointer<void>(out), program.registers[kOut].width, element_of(out_element)};
-    step.scratch = pointer<uint8_t>(scratch);
-    step.scratch_bytes = scratch_bytes;
-    require(stream && out, "stream and out must be given");
+    step.out = out;
+    step.scratch = scratch.data();
+    step.scratch_bytes = scratch.bytes;
+    require(stream != 0, "stream must be given");
+    require(out.data != nullptr && out.stride == width, "out must be given, its rows next to each other");
     check_attention(program, step, caches);
-    require(scratch != 0 && scratch % 64 == 0 && scratch_bytes >= program_scratch(program, step.tokens, step.rows, 0, 1),
+    require(scratch.holds(program_scratch(program, step.tokens, step.rows, 0, 1)),
             "scratch must be aligned to 64 bytes and have scratch_bytes()");
     nb::gil_scoped_release released;
-    run_program(program, step, kernels(), pool());
+    run_program(program, step, cpu.kernels(), cpu.pool());
 }
 
 }  // namespace
@@ -237,32 +227,24 @@ void bind_program(nb::module_& module) {
     using namespace penstock;
     nb::class_<Columns>(module, "Columns", "Neighbouring columns of a register.")
         .def(nb::init<int32_t, int64_t, int64_t>(), "register"_a, "first"_a, "width"_a);
-    nb::class_<Vector>(module, "Vector", "A tensor of one row; without an address, none.")
-        .def(nb::init<>())
-        .def("__init__", [](Vector* place, uintptr_t address, int element) { new (place) Vector{address, element}; },
-             "address"_a, "element"_a);
     nb::class_<Caches>(module, "Caches", "Keys and values of every layer that has its own; memory must outlive it.")
         .def(nb::init<>())
-        .def("add", &Caches::add, "keys"_a, "values"_a, "element"_a, "packed"_a, "num_blocks"_a, "block_size"_a,
-             "kv_heads"_a, "head_dim"_a);
+        .def("add", &Caches::add, "cache"_a);
     nb::class_<Step>(module, "Step", "The rows of a step; tensors must outlive it.")
-        .def("__init__", &make_step, "tokens"_a, "rows"_a, "positions"_a, "write_slots"_a, "q_start"_a, "kv_len"_a,
-             "block_table"_a, "table_width"_a);
+        .def("__init__", &make_step, "rows"_a, "positions"_a, "write_slots"_a);
     nb::class_<Program>(module, "Program", "A model's operations, and its whole forward as one call.")
         .def("__init__", &make_program, "hidden"_a)
         .def("area", &add_area, "bytes"_a, "An area of scratch with so many bytes for each token; gives its number.")
         .def("register", &add_register, "width"_a, "element"_a, "area"_a, "A register in an area; gives its number.")
         .def("begin_layer", &begin_layer, "What is added from now on belongs to the next layer.")
-        .def("norm", &add_norm, "kind"_a, "x"_a, "out"_a, "weight"_a, "bias"_a, "eps"_a, "adds"_a)
-        .def("linear", &add_linear, "x"_a, "out"_a, "kind"_a, "outputs"_a, "inputs"_a, "weight"_a, "bias"_a, "adds"_a,
-             "gated"_a)
+        .def("norm", &add_norm, "kind"_a, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "eps"_a, "adds"_a)
+        .def("linear", &add_linear, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "adds"_a, "gated"_a)
         .def("activation", &add_activation, "kind"_a, "x"_a, "out"_a)
-        .def("attend", &add_attend, "cache"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "q"_a, "k"_a.none(),
-             "v"_a.none(), "rotated"_a, "out"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "cos"_a, "sin"_a, "num_positions"_a,
-             "rotary_dim"_a, "scale"_a, "softcap"_a, "window"_a, "sinks"_a)
+        .def("attend", &add_attend, "cache"_a, "heads"_a, "q"_a, "k"_a.none(), "v"_a.none(), "rotated"_a, "out"_a,
+             "norms"_a, "rotation"_a.none(), "rule"_a)
         .def("experts", &add_experts, "x"_a, "logits"_a, "out"_a, "layer"_a, "What `layer` reads must outlive it.")
-        .def("scratch_bytes", &scratch_bytes, "tokens"_a, "rows"_a, "longest"_a,
+        .def("scratch_bytes", &scratch_bytes, "cpu"_a, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
-        .def("run", &run, "step"_a, "caches"_a, "stream"_a, "out"_a, "out_element"_a, "scratch"_a, "scratch_bytes"_a,
+        .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "stream"_a, "out"_a, "scratch"_a,
              "From embeddings to what comes out; keys and values are stored.");
 }

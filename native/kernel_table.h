@@ -1,4 +1,4 @@
-// One table of kernels for each instruction set; dispatch.cpp picks the table that the process uses.
+// One table of kernels for each instruction set; a Cpu (cpu.h) holds one of them.
 #pragma once
 
 #include "attention_call.h"

@@ -1,46 +1,38 @@
-// penstock._native: the CPU kernels as Python functions of addresses and sizes.
+// penstock._native: the CPU kernels as methods of a Cpu, which is told addresses and sizes.
 //
-// Every function checks what it is told before it writes anything, and releases the GIL while it works. What the
-// addresses point at is the caller's to keep alive and of the stated shape: penstock.kernels is the only caller.
+// Every method checks what it is told before it writes anything, and releases the GIL while it works. What the addresses
+// point at is the caller's to keep alive and of the stated shape: penstock.kernels is the only caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
-
-#include "dispatch.h"
-#include "pool.h"
+#include "cpu.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
-void bind_linear(nb::module_& module);
-void bind_attention(nb::module_& module);
-void bind_experts(nb::module_& module);
+using BoundCpu = nb::class_<penstock::Cpu>;
+
+void bind_values(nb::module_& module);
+void bind_linear(nb::module_& module, BoundCpu& cpu);
+void bind_attention(nb::module_& module, BoundCpu& cpu);
+void bind_experts(nb::module_& module, BoundCpu& cpu);
 void bind_program(nb::module_& module);
-void bind_peak(nb::module_& module);
+void bind_peak(BoundCpu& cpu);
 
 NB_MODULE(_native, module) {
     nb::set_leak_warnings(false);  // a program may outlive the interpreter: in a frozen heap, or held by a thread
     module.def("isas", &penstock::isas, "Instruction sets that this build has and this machine can run, best first.");
-    module.def("isa", [] { return std::string(penstock::kernels().isa); }, "The instruction set in use.");
-    module.def(
-        "set_isa",
-        [](const std::string& name) {
-            if (!penstock::use_isa(name)) throw std::invalid_argument("there are no kernels for " + name + " here");
-        },
-        nb::arg("name"), "Choose one of isas(). Not while kernels run.");
-    module.def("threads", [] { return penstock::pool().threads(); }, "Threads that kernels run on.");
-    module.def(
-        "set_threads",
-        [](int threads) {
-            if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be between 1 and 1024");
-            nb::gil_scoped_release released;
-            penstock::set_threads(threads);
-        },
-        nb::arg("threads"), "Resize the pool. Not while kernels run.");
-    bind_linear(module);
-    bind_attention(module);
-    bind_experts(module);
+    bind_values(module);
+    BoundCpu cpu(module, "Cpu", "The kernels of one instruction set, and threads of its own to run them on.");
+    cpu.def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>(),
+            "`isa` is one of isas(), or empty for the best of them; `threads` counts the caller's.");
+    cpu.def_prop_ro("isa", [](const penstock::Cpu& self) { return std::string(self.kernels().isa); },
+                    "The instruction set of its kernels.");
+    cpu.def_prop_ro("threads", &penstock::Cpu::threads, "Threads that its kernels run on, the caller's included.");
+    bind_linear(module, cpu);
+    bind_attention(module, cpu);
+    bind_experts(module, cpu);
     bind_program(module);
-    bind_peak(module);
+    bind_peak(cpu);
 }

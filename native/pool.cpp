@@ -1,7 +1,5 @@
 #include "pool.h"
 
-#include <unistd.h>
-
 #include <cassert>
 #include <chrono>
 
@@ -92,23 +90,6 @@ void Pool::work() {
         sleepers_.fetch_sub(1);
         if (stop_) return;
     }
-}
-
-namespace {
-
-// Never destroyed at exit: workers may still be asleep in it, and after a fork they do not exist in the child.
-Pool* process_pool = new Pool(1);
-pid_t pool_owner = getpid();
-
-}  // namespace
-
-Pool& pool() { return *process_pool; }
-
-void set_threads(int threads) {
-    if (threads == process_pool->threads() && pool_owner == getpid()) return;
-    if (pool_owner == getpid()) delete process_pool;
-    process_pool = new Pool(threads);
-    pool_owner = getpid();
 }
 
 }  // namespace penstock

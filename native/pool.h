@@ -74,8 +74,4 @@ private:
     std::vector<std::thread> workers_;
 };
 
-// The process's own pool: one thread until set_threads() says otherwise. Not to be resized while kernels run.
-Pool& pool();
-void set_threads(int threads);
-
 }  // namespace penstock

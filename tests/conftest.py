@@ -18,7 +18,9 @@ TESTS = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """Which of several processes this is that share the tests, `gw0`, `gw1`, ...; "" if it runs them alone."""
 
-LENDERS = ("models", "weights", "server", "engine", "e2e", "conformance")  # rooms whose tests lend something to others
+LENDERS = ("models", "weights", "server", "engine", "e2e", "conformance", "kernels")
+"""Rooms whose tests lend something to others."""
+
 for folder in LENDERS:
     sys.path.insert(0, str(TESTS / folder))
 sys.path.insert(0, str(TESTS.parent / "bench"))  # scripts, and the package that they share; no part of the wheel

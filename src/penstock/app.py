@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,14 +35,15 @@ from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
 from penstock.exec.device import (
+    compute_threads,
     good_dtypes,
     kv_budget,
+    open_backend,
     resolve_device,
     resolve_dtype,
     resolve_linear_kernels,
     resolve_packing,
-    set_isa,
-    set_threads,
+    set_torch_threads,
 )
 from penstock.exec.kv_store import (
     KVStore,
@@ -50,12 +51,12 @@ from penstock.exec.kv_store import (
     block_bytes,
     blocks_for,
     resolve_kv_dtype,
-    serves_packed,
 )
 from penstock.exec.runner import TorchRunner
 from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line, onednn_line, wide_heads_line
 from penstock.grammar import GrammarLibrary, Vocabulary
-from penstock.kernels import native
+from penstock.kernels.backend import Backend
+from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.weight_memory import give_back
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.cost import cost
@@ -128,6 +129,7 @@ class LoadedModel:
     """A model in memory, good for any number of KV stores and runners, in any sizes.
 
     Attributes:
+        backend: what computes with it, on threads of its own.
         dtype: of activations.
         kv_dtype: of the KV stores made for it.
         weight_bytes: memory of its weights.
@@ -137,7 +139,7 @@ class LoadedModel:
     files: ModelFiles
     program: Program
     model: CausalLM
-    device: torch.device
+    backend: Backend
     dtype: torch.dtype
     kv_dtype: torch.dtype
     weight_bytes: int
@@ -149,14 +151,23 @@ class LoadedModel:
         return self.model.shape
 
     @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.backend.device
+
+    @property
     def isa(self) -> str:
         """The instruction set of the compiled kernels that compute with it, or `torch`."""
-        return native.isa() if self.device.type == "cpu" else "torch"
+        return self.backend.isa
+
+    def on(self, backend: Backend) -> LoadedModel:
+        """The same weights, computed with by another backend on the same device."""
+        return replace(self, backend=backend, model=executor(self.program, self.dtype, backend))
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
         caches = self.program.caches
-        packed = serves_packed(caches, self.kv_dtype, self.device, block_size)
+        packed = all(self.backend.packs_kv(self.kv_dtype, each.head_dim, block_size) for each in caches)
         return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
 
     def runner(
@@ -171,7 +182,7 @@ class LoadedModel:
 
         Without `grammars` it cannot be given guided sequences, nor without `budgets` such that think by a budget.
         """
-        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), grammars, budgets)
+        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), self.backend, grammars, budgets)
 
 
 def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
@@ -259,41 +270,49 @@ def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFile
 
 
 def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:
-    """Place a model and load its weights.
+    """Choose a backend, and place a model's weights for it.
+
+    The backend's instruction set and threads are this model's alone. Torch's own threads are set too, of which the
+    process has one number for all models: the last one loaded decides.
 
     Raises:
         SetupError: an option cannot be used here, or the files lack something.
     """
-    set_isa(os.environ.get("PENSTOCK_ISA", ""))
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
-    packing = resolve_packing(config.quantization, files.stored_dtype, dtype, device, native.isa())
+    device, threads = resolve_device(config.device), compute_threads(config.threads)
+    backend = open_backend(device, threads, os.environ.get("PENSTOCK_ISA", ""))
+    dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, backend.exact))
+    packing = resolve_packing(config.quantization, files.stored_dtype, dtype, device, backend.isa)
     packing = resolve_linear_kernels(config.linear_kernels, packing, files.num_weights)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
-    threads = set_threads(config.threads, packed=packing is not Packing.DENSE)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, backend)
+    set_torch_threads(threads, packed=packing is not Packing.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
-    announce(computing_line(device, dtype, threads))
+    announce(computing_line(backend, dtype, threads))
     if packing is Packing.ONEDNN:
         announce(onednn_line(config.linear_kernels))
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
-        binder = Binder(files.source, dtype, device, str(files.path), seen, packing)
+        cpu = backend.cpu if isinstance(backend, CpuBackend) else None
+        binder = Binder(files.source, dtype, device, str(files.path), seen, packing, cpu)
         program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
     give_back()
-    model = executor(program, dtype, device)
+    model = executor(program, dtype, backend)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
     head_dim = max(cache.head_dim for cache in program.caches)
-    if native.available() and device.type == "cpu" and head_dim > native.MAX_HEAD_DIM:
+    if backend.why_not(dtype, head_dim) is not None:
         announce(wide_heads_line(head_dim))
     forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
-    return LoadedModel(files, program, model, device, dtype, kv_dtype, binder.bytes, forms)
+    return LoadedModel(files, program, model, backend, dtype, kv_dtype, binder.bytes, forms)
 
 
-def executor(program: Program, dtype: torch.dtype, device: torch.device) -> CausalLM:
-    """What computes a program here: the compiled kernels if they do all of it, else torch, operation by operation."""
-    reason = why_not_compiled(program, dtype, device)
-    return CompiledExecutor(program, dtype) if reason is None else ReferenceExecutor(program, dtype)
+def executor(program: Program, dtype: torch.dtype, backend: Backend) -> CausalLM:
+    """What computes a program: one compiled call a step if the backend does all of it so, else operation by operation.
+
+    Decided once, here; a backend never changes afterwards.
+    """
+    if isinstance(backend, CpuBackend) and why_not_compiled(program, dtype, backend) is None:
+        return CompiledExecutor(program, dtype, backend)
+    return ReferenceExecutor(program, dtype, backend)
 
 
 def _build_runner(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import compiled_kernels as here
 import pytest
 import torch
 
@@ -21,31 +22,29 @@ LANES, PANELS = 16, 2
 
 @pytest.fixture
 def one_thread():
-    before = native.threads(), native.isa()
-    native.set_threads(1)
+    here.reset()
     yield
-    native.set_threads(before[0])
-    native.set_isa(before[1])
+    here.reset()
 
 
 @compiled
 @pytest.mark.parametrize("isa", native.isas())
 def test_operations_are_counted_for_every_thread_and_instruction_set(one_thread, isa):
-    native.set_isa(isa)
+    here.set_isa(isa)
     tile = LANES * PANELS * (6 if isa.startswith("avx512") else 2)
     for arithmetic, a_lane in (("fp32", 2), ("bf16", 4), ("int8", 8)):
-        assert native_peak.compute(arithmetic, 10) == 10 * tile * a_lane
-    native.set_threads(2)
-    assert native_peak.compute("fp32", 10) == 2 * 10 * tile * 2
+        assert here.compute(arithmetic, 10) == 10 * tile * a_lane
+    here.set_threads(2)
+    assert here.compute("fp32", 10) == 2 * 10 * tile * 2
 
 
 @compiled
 def test_more_rounds_take_longer_so_none_was_optimised_away(one_thread):
     for isa in native.isas():
-        native.set_isa(isa)
+        here.set_isa(isa)
         for arithmetic in native_peak.ARITHMETIC:
             few, many = (
-                kernels.shortest_seconds(lambda a=arithmetic, r=rounds: native_peak.compute(a, r), spent=0.01)
+                kernels.shortest_seconds(lambda a=arithmetic, r=rounds: here.compute(a, r), spent=0.01)
                 for rounds in (1_000, 10_000)
             )
             assert many > 3 * few, (isa, arithmetic)
@@ -55,19 +54,19 @@ def test_more_rounds_take_longer_so_none_was_optimised_away(one_thread):
 def test_memory_of_any_length_is_read_and_odd_places_are_refused(one_thread):
     memory = WeightMemory().take(1 << 20)
     for count in (64, 65, 4096 * 64 + 192, 1 << 20):
-        native_peak.read(memory[:count])
+        here.read(memory[:count])
     with pytest.raises(ValueError, match="64 bytes"):
-        native_peak.read(memory[1:])
+        here.read(memory[1:])
     with pytest.raises(ValueError, match="contiguous"):
-        native_peak.read(memory[::2])
+        here.read(memory[::2])
     with pytest.raises(ValueError, match="rounds"):
-        native_peak.compute("fp32", 0)
+        here.compute("fp32", 0)
 
 
 @compiled
 def test_limits_are_measured_with_what_is_in_use(one_thread):
-    limits = kernels.measure_limits(rounds=1000, memory_bytes=1 << 20)
-    assert (limits.isa, limits.threads) == (native.isa(), 1)
+    limits = kernels.measure_limits(here.backend(), rounds=1000, memory_bytes=1 << 20)
+    assert (limits.isa, limits.threads) == (here.isa(), 1)
     assert min(limits.read_bytes, limits.fp32_ops, limits.bf16_ops, limits.int8_ops) > 1e6
 
 
@@ -79,7 +78,7 @@ def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name)
     monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
     monkeypatch.setattr(kernels, "VOCABULARY", 640)
     monkeypatch.setattr(kernels, "best_seconds", lambda call: call() is not None or 1.0)
-    rows = list(kernels.kernel_rows([name], lambda line: None))
+    rows = list(kernels.kernel_rows(here.backend(), [name], lambda line: None))
     assert rows
     assert all(row["bytes"] > 0 and (row["ops"] > 0) == bool(row["arithmetic"]) for row in rows)
     assert len({(row["kernel"], row["form"], row["rows"]) for row in rows}) == len(rows)
@@ -93,7 +92,7 @@ def test_onednn_is_one_more_form_of_linear_where_it_is_there(one_thread, monkeyp
     monkeypatch.setattr(kernels, "COLD_BYTES", 30_000)
     monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
     monkeypatch.setattr(kernels.onednn_linear, "available", lambda: there)
-    cases = [case for case in kernels.KERNELS["linear"]() if case.form == "onednn 64->96"]
+    cases = [case for case in kernels.KERNELS["linear"](here.backend()) if case.form == "onednn 64->96"]
     assert [case.rows for case in cases] == (list(kernels.ROWS) if there else [])
     for case in cases:
         assert case.call().shape == (case.rows, 96)
@@ -106,7 +105,7 @@ def test_every_compiled_kernel_that_a_model_is_made_of_has_its_rows(one_thread, 
     monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
     monkeypatch.setattr(kernels, "VOCABULARY", 640)
     names = [name for name in kernels.KERNELS if name not in ("decoder", "sampler")]
-    timed = {case.kernel for name in names for case in kernels.KERNELS[name]()}
+    timed = {case.kernel for name in names for case in kernels.KERNELS[name](here.backend())}
     products = {"linear", "linear, residual", "linear, gated", "lookup"}
     rowwise = {"rms_norm", "layer_norm", "silu_and_mul", "gelu_new", "rope and KV write"}
     assert timed == products | rowwise | {"attention", "attention, int8"}
@@ -118,16 +117,16 @@ def test_an_int8_cache_of_random_keys_attends_nearly_as_the_same_in_bfloat16(one
     q = torch.randn(2, kernels.Q_HEADS, kernels.HEAD_DIM, generator=torch.Generator().manual_seed(1)).bfloat16()
     for dtype in (torch.bfloat16, torch.int8):
         torch.manual_seed(0)
-        cache = kernels._Cache.of(sequences=2, new_tokens=1, dtype=dtype)
+        cache = kernels._Cache.of(here.backend(), sequences=2, new_tokens=1, dtype=dtype)
         assert cache.values.dtype == dtype
-        found.append(kernels._attend(q, cache).float())
+        found.append(kernels._attend(here.backend(), q, cache).float())
     assert (found[0] - found[1]).abs().max() < 0.05
     assert found[0].abs().max() > 0.05
 
 
 @compiled
 def test_scattered_blocks_are_all_of_the_cache_and_slots_are_the_last_positions():
-    cache = kernels._Cache.of(sequences=3, new_tokens=2)
+    cache = kernels._Cache.of(here.backend(), sequences=3, new_tokens=2)
     assert sorted(cache.block_table.flatten().tolist()) == list(range(len(cache.values)))
     blocks, places = cache.write_slots.view(3, 2) // kernels.BLOCK, cache.write_slots.view(3, 2) % kernels.BLOCK
     assert torch.equal(blocks, cache.block_table[:, -1:].expand(3, 2).long())

@@ -295,7 +295,7 @@ def _generate(model: Any, params: SamplingParams, num_blocks: int) -> tuple[dict
 
     config = SchedulerConfig(num_blocks, 4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
     kv = KVStore(model.program.caches, num_blocks, 4, torch.float32, torch.device("cpu"))
-    runner, scheduler = TorchRunner(model, kv, 4, 64, Still()), Scheduler(config)
+    runner, scheduler = TorchRunner(model, kv, 4, 64, Still(), model.backend), Scheduler(config)
     tokens: dict[str, list[int]] = {}
     for index in range(4):
         prompt = tuple(range(3 + index, 11 + index))

@@ -20,6 +20,7 @@ from penstock.contract.errors import ConfigError, ModelFileError, PenstockError
 from penstock.exec import device
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.onednn_linear import OneDnnWeight
+from penstock.nn.operations import Linear
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -43,12 +44,10 @@ def whole(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def one_thread():
-    """For loading, which sets the threads of this process; they are put back."""
-    before = torch.get_num_threads(), native.threads()
+    """For loading, which sets the threads of torch in this process; they are put back."""
+    before = torch.get_num_threads()
     yield
-    torch.set_num_threads(before[0])
-    if native.available():
-        native.set_threads(before[1])
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -70,7 +69,9 @@ def test_it_answers_as_transformers_does(whole):
 def start_report(directory: Path, **options: str) -> list[str]:
     config, lines = EngineConfig(model=str(directory), threads=1, **options), []
     loaded = load_model(config, find_model(config), lines.append)
-    assert isinstance(loaded.model.layers[0].mlp.down.weight, OneDnnWeight) == any("oneDNN" in line for line in lines)
+    projections = [each.weight for each in loaded.program.operations() if isinstance(each, Linear)]
+    by_onednn = [isinstance(weight, OneDnnWeight) for weight in projections]
+    assert by_onednn == [any("oneDNN" in line for line in lines)] * len(projections)
     return lines
 
 

@@ -54,7 +54,7 @@ class Bench:
         self.kv = kv = KVStore(model.program.caches, num_blocks, block_size, torch.float32, torch.device("cpu"))
         for cache in (*kv.keys, *kv.values):
             cache.fill_(float("nan"))  # whoever reads what was never written fails loudly
-        self.runner = TorchRunner(model, kv, seqs, longest, SystemClock())
+        self.runner = TorchRunner(model, kv, seqs, longest, SystemClock(), model.backend)
         self.submitted = 0
         self.cached: dict[str, int] = {}
         self.largest_row = 0

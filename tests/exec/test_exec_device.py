@@ -9,6 +9,7 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.exec import device as room
+from penstock.kernels import native
 from penstock.weights.packing import Packing
 
 CPU = torch.device("cpu")
@@ -77,18 +78,26 @@ def test_a_cpu_is_good_at_bfloat16_with_instructions_for_it_or_with_compiled_ker
     assert room.good_dtypes(CPU, True, file) == {BF16}
 
 
-def test_an_instruction_set_is_used_as_named_or_refused_by_what_named_it(monkeypatch):
-    used = []
-    monkeypatch.setattr(room.native, "isas", lambda: ["avx2", "portable"])
-    monkeypatch.setattr(room.native, "set_isa", used.append)
-    room.set_isa("")
-    room.set_isa("portable")
-    assert used == ["portable"]
+@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+def test_a_backend_is_what_the_device_and_the_installation_allow(monkeypatch):
+    cuda = torch.device("cuda")
+    assert (room.open_backend(cuda, 2).name, room.open_backend(cuda, 2).device) == ("torch", cuda)
+    compiled = room.open_backend(CPU, 2)
+    assert (compiled.name, compiled.isa, compiled.threads, compiled.exact) == ("cpu", native.isas()[0], 2, True)
+    assert room.open_backend(CPU, 1, "portable").isa == "portable"
+    by_torch = room.open_backend(CPU, 1, "torch")
+    assert (by_torch.name, by_torch.isa, by_torch.threads, by_torch.exact) == ("torch", "torch", 0, False)
+    monkeypatch.setattr(native, "module", None)
+    assert room.open_backend(CPU, 2).why_torch() == "this was installed without a C++ compiler"
+
+
+def test_an_instruction_set_that_cannot_run_is_refused_by_what_named_it(monkeypatch):
+    monkeypatch.setattr(native, "isas", lambda: ["avx2", "portable"])
     with pytest.raises(ConfigError, match=r"PENSTOCK_ISA.*'mmx'.*avx2, portable"):
-        room.set_isa("mmx")
-    monkeypatch.setattr(room.native, "isas", list)
+        room.open_backend(CPU, 1, "mmx")
+    monkeypatch.setattr(native, "isas", list)
     with pytest.raises(ConfigError, match=r"isa: .*without a C\+\+ compiler"):
-        room.set_isa("avx2", "isa")
+        room.open_backend(CPU, 1, "avx2", "isa")
 
 
 def test_threads_are_as_told_or_one_a_core_within_the_containers_quota(monkeypatch, tmp_path):
@@ -115,11 +124,12 @@ def test_hardware_threads_of_one_core_count_once(monkeypatch, tmp_path):
     assert room._physical_cores() == 1
 
 
-def test_setting_threads_reaches_torch():
+def test_torch_has_one_thread_beside_packed_projections():
     before = torch.get_num_threads()
     try:
-        assert room.set_threads(2) == torch.get_num_threads() == 2
-        assert room.set_threads(2, packed=True) == 2
+        room.set_torch_threads(2)
+        assert torch.get_num_threads() == 2
+        room.set_torch_threads(2, packed=True)
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

@@ -11,7 +11,7 @@ import random
 
 import pytest
 import torch
-from test_exec_runner import CACHES, CPU, GOOD, SHAPE, Ticks, ToyLM, make_runner
+from test_exec_runner import BACKEND, CACHES, CPU, GOOD, SHAPE, Ticks, ToyLM, make_runner
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Finished, FinishReason, Generated
@@ -118,7 +118,7 @@ def serve(asked, right=None, expected=None, count=3, model=None):
     kv = KVStore(CACHES, CONFIG.num_blocks, CONFIG.block_size, torch.float32, CPU)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(float("nan"))
-    runner = TorchRunner(model or ToyLM(), kv, 12, SHAPE.max_positions, Ticks(), Grammars(), Budgets())
+    runner = TorchRunner(model or ToyLM(), kv, 12, SHAPE.max_positions, Ticks(), BACKEND, Grammars(), Budgets())
     scheduler, rng, steps = Scheduler(CONFIG), random.Random(1), 0
     events = {request.id: [] for request in asked}
     for request in asked:

@@ -12,7 +12,10 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
 from penstock.exec.grammar_masking import GrammarMasking
 from penstock.exec.sampler import RowSampling, sample
+from penstock.kernels import native
+from penstock.kernels.cpu_backend import CpuBackend
 
+CHOOSE = CpuBackend().choose if native.available() else None
 WIDTH = 83  # no multiple of eight
 GRAMMAR = Grammar(GrammarKind.REGEX, "x")
 
@@ -54,7 +57,7 @@ class Given:
 
 def masked_rows(matchers) -> tuple[GrammarMasking, list[Row]]:
     """A masking with a slot a matcher, None for a row without a grammar, and the rows of a step."""
-    masking = GrammarMasking(Given([one for one in matchers if one is not None]))
+    masking = GrammarMasking(Given([one for one in matchers if one is not None]), choose=CHOOSE)
     spec = SamplingSpec((("temperature", 0),))
     for slot, one in enumerate(matchers):
         grammar = None if one is None else GRAMMAR
@@ -103,7 +106,7 @@ def test_processed_logprobs_of_a_masked_row_are_those_of_what_it_may_choose():
 
 def test_rows_without_a_grammar_choose_as_if_alone():
     logits, draws = logits_of(5), [draw(temperature=0.9)] * 5
-    free = sample(logits.clone(), draws, [2] * 5)
+    free = sample(logits.clone(), draws, [2] * 5, choose=CHOOSE)
     masking, rows = masked_rows([None, Listed({1, 2}), None, Listed({5}), None])
     mixed = masking.sample(logits.clone(), draws, [2] * 5, masking.begin(rows), row_views)
     for row in (0, 2, 4):
@@ -237,8 +240,8 @@ def step(masking: GrammarMasking, slots: list[int], draws: list[RowSampling], lo
 
 def test_a_used_up_budget_leaves_one_token_and_the_other_rows_alone():
     logits, draws = logits_of(4), [draw(temperature=0.9)] * 4
-    free, own = sample(logits.clone(), draws, [2] * 4), logits.log_softmax(-1)
-    masking = GrammarMasking(Given([Listed({9})]), Budgets())
+    free, own = sample(logits.clone(), draws, [2] * 4, choose=CHOOSE), logits.log_softmax(-1)
+    masking = GrammarMasking(Given([Listed({9})]), Budgets(), CHOOSE)
     for slot, (budget, grammar) in enumerate([(1, None), (None, None), (None, GRAMMAR), (0, None)]):
         masking.admit(admitted(slot, budget, grammar=grammar))
     told = [step(masking, [0, 1, 2, 3], draws, logits) for _ in range(4)]
@@ -252,7 +255,7 @@ def test_a_used_up_budget_leaves_one_token_and_the_other_rows_alone():
 
 
 def test_a_row_is_not_watched_any_more_when_its_reasoning_is_over():
-    masking = GrammarMasking(None, Budgets())
+    masking = GrammarMasking(None, Budgets(), CHOOSE)
     masking.admit(admitted(0, 0))
     for token in (4, 70):
         assert step(masking, [0], [draw(temperature=0)], logits_of(1)).tokens == [token]
@@ -264,7 +267,7 @@ def test_a_row_is_not_watched_any_more_when_its_reasoning_is_over():
 
 def test_after_a_preemption_a_budget_stands_where_it_stood():
     budgets = Budgets()
-    masking = GrammarMasking(None, budgets)
+    masking = GrammarMasking(None, budgets, CHOOSE)
     masking.admit(admitted(0, 2, tokens=(1, 2, 30, 31, 4)))
     assert budgets.begun[0].prompt == (1, 2)
     assert step(masking, [0], [draw(temperature=1.0)], logits_of(1)).tokens == [70]
@@ -273,7 +276,7 @@ def test_after_a_preemption_a_budget_stands_where_it_stood():
 
 
 def test_a_row_that_is_not_finite_fails_although_its_token_is_due():
-    masking = GrammarMasking(None, Budgets())
+    masking = GrammarMasking(None, Budgets(), CHOOSE)
     masking.admit(admitted(0, 0))
     masking.admit(admitted(1, 0))
     logits = logits_of(2)

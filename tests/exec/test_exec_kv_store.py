@@ -7,8 +7,11 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import KvCacheSpec
-from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, resolve_kv_dtype, serves_packed
+from penstock.exec.device import open_backend
+from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, resolve_kv_dtype
 from penstock.kernels import native
+from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.torch_backend import TorchBackend
 
 SPECS = (KvCacheSpec(heads=3, head_dim=64),) * 30
 UNLIKE = (KvCacheSpec(1, 30), KvCacheSpec(4, 64), KvCacheSpec(2, 100, window=7))
@@ -44,11 +47,11 @@ def test_caches_of_different_heads_lie_side_by_side_and_do_not_overlap(dtype, pa
 
 @pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 def test_int8_is_there_on_a_cpu_only():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    cuda = open_backend(torch.device("cuda"), 1)
     for dtype in (torch.float32, torch.bfloat16):
-        assert resolve_kv_dtype("int8", dtype, cpu) == torch.int8
+        assert resolve_kv_dtype("int8", dtype, CpuBackend()) == torch.int8
     assert resolve_kv_dtype("auto", torch.float16, cuda) == torch.float16
-    with pytest.raises(ConfigError, match="here the model runs on cuda") as refused:
+    with pytest.raises(ConfigError, match="here the model runs on CUDA") as refused:
         resolve_kv_dtype("int8", torch.bfloat16, cuda)
     assert refused.value.option == "kv_cache_dtype"
 
@@ -63,20 +66,20 @@ def test_int8_is_refused_where_heads_are_too_wide_for_the_attention_that_reads_i
 
 @pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 def test_a_cache_is_packed_where_the_compiled_attention_is_quicker_with_it():
-    cpu = torch.device("cpu")
+    backend = CpuBackend()
     for dtype in (torch.float32, torch.bfloat16):
-        assert serves_packed(SPECS, dtype, cpu, 16)
-        assert not serves_packed(SPECS, dtype, cpu, 8)
-        assert not serves_packed(SPECS, dtype, torch.device("cuda"), 16)
+        assert backend.packs_kv(dtype, 64, 16)
+        assert not backend.packs_kv(dtype, 64, 8)
+        assert not TorchBackend().packs_kv(dtype, 64, 16)
         for head_dim in (63, 320):
-            assert not serves_packed((*SPECS, KvCacheSpec(1, head_dim)), dtype, cpu, 16)
-    assert not serves_packed(SPECS, torch.int8, cpu, 16)  # which is packed by itself
+            assert not backend.packs_kv(dtype, head_dim, 16)
+    assert not backend.packs_kv(torch.int8, 64, 16)  # which is packed by itself
 
 
 def test_int8_without_compiled_kernels_is_refused(monkeypatch):
     monkeypatch.setattr(native, "module", None)
     with pytest.raises(ConfigError, match="without a C") as refused:
-        resolve_kv_dtype("int8", torch.bfloat16, torch.device("cpu"))
+        resolve_kv_dtype("int8", torch.bfloat16, open_backend(torch.device("cpu"), 1))
     assert refused.value.option == "kv_cache_dtype"
 
 

@@ -18,7 +18,10 @@ from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
 from penstock.exec.sampler import RowSampling, sample
+from penstock.kernels import native
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.nn.dense import DenseAttention
 from penstock.sampling import SamplingParams
 
@@ -26,6 +29,7 @@ SHAPE = ModelShape(
     num_layers=2, hidden_size=24, num_heads=6, num_kv_heads=2, head_dim=5, vocab_size=97, max_positions=64
 )
 CPU = torch.device("cpu")
+BACKEND = CpuBackend() if native.available() else TorchBackend()
 CACHES = (KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers
 ATTENTION = AttentionSpec(SHAPE.head_dim**-0.5)
 
@@ -98,7 +102,7 @@ def make_runner(model=None, block_size=4, num_blocks=64, slots=4, fill=float("na
     kv = KVStore(CACHES, num_blocks, block_size, torch.float32, CPU)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(fill)  # what memory holds before it is written must not matter
-    return TorchRunner(model or ToyLM(), kv, slots, SHAPE.max_positions, Ticks()), kv
+    return TorchRunner(model or ToyLM(), kv, slots, SHAPE.max_positions, Ticks(), BACKEND), kv
 
 
 def drive(jobs, *, block_size=4, chunk=64, slots=4, preempt=(), model=None, seed=0):
@@ -165,7 +169,7 @@ def golden(job):
     draw = RowSampling.of(job.params.spec(), job.choice)
     hidden = model.forward(torch.tensor(tokens), torch.arange(len(tokens)), attend)
     for _ in range(job.new):
-        token = sample(model.logits(hidden[-1:]), [draw], [len(tokens)]).tokens[0]
+        token = sample(model.logits(hidden[-1:]), [draw], [len(tokens)], choose=BACKEND.choose).tokens[0]
         hidden = model.forward(torch.tensor([token]), torch.tensor([len(tokens)]), attend)
         tokens.append(token)
     return tokens[len(job.prompt) :]

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec import sampler
-from penstock.exec.sampler import RowSampling, sample
+from penstock.exec.sampler import RowSampling
+from penstock.kernels import native
+from penstock.kernels.cpu_backend import CpuBackend
 from penstock.sampling import SamplingParams, uniform
+
+CHOOSE = CpuBackend().choose if native.available() else None
 
 
 @pytest.fixture(params=["compiled", "torch", "mixed"], autouse=True)
-def way(request, monkeypatch):
+def sample(request, monkeypatch):
     """Run every test each way that a row can go; mixed: rows with a top_k go through torch, the others do not."""
-    if request.param == "torch":
-        monkeypatch.setattr(sampler.native, "available", lambda: False)
     if request.param == "mixed":
         monkeypatch.setattr(sampler, "_COMPILED", sampler._COMPILED - {"top_k"})
+    return partial(sampler.sample, choose=None if request.param == "torch" else CHOOSE)
 
 
 def draw(choice=0, **fields):
@@ -41,7 +46,7 @@ def reference_distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.
     return weights / weights.sum()
 
 
-def test_greedy_takes_the_likeliest_and_of_equals_the_lowest_id():
+def test_greedy_takes_the_likeliest_and_of_equals_the_lowest_id(sample):
     logits = torch.tensor([[0.0, 5.0, 1.0, 5.0], [7.0, 7.0, 7.0, 7.0], [-1.0, -3.0, -1.0, 0.5]])
     assert sample(logits, [draw(temperature=0)] * 3, [4, 5, 6]).tokens == [1, 0, 3]
     wide = torch.zeros(1, 100_000)
@@ -60,7 +65,7 @@ def test_greedy_takes_the_likeliest_and_of_equals_the_lowest_id():
         {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
     ],
 )
-def test_random_tokens_follow_the_distribution_of_the_papers(fields):
+def test_random_tokens_follow_the_distribution_of_the_papers(sample, fields):
     draws, vocabulary = 20_000, 40
     logits = logits_of(1, vocabulary, spread=1.5)
     rows = logits.expand(draws, -1).contiguous()
@@ -77,7 +82,7 @@ def test_random_tokens_follow_the_distribution_of_the_papers(fields):
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom) + 8  # about once in 20,000 honest runs
 
 
-def test_a_token_is_the_first_whose_sum_of_probabilities_exceeds_the_uniform():
+def test_a_token_is_the_first_whose_sum_of_probabilities_exceeds_the_uniform(sample):
     logits = torch.tensor([[0.1, 0.2, 0.0, 0.4, 0.3]]).log()
     sums = np.cumsum([0.1, 0.2, 0.0, 0.4, 0.3])
     for position in range(300):
@@ -86,7 +91,7 @@ def test_a_token_is_the_first_whose_sum_of_probabilities_exceeds_the_uniform():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_rows_outcome_does_not_depend_on_the_other_rows_bit_for_bit(threads):
+def test_a_rows_outcome_does_not_depend_on_the_other_rows_bit_for_bit(sample, threads):
     kinds = [
         draw(temperature=0, logprobs=0),
         draw(logprobs=0),
@@ -109,7 +114,7 @@ def test_a_rows_outcome_does_not_depend_on_the_other_rows_bit_for_bit(threads):
         torch.set_num_threads(before)
 
 
-def test_seed_choice_and_position_each_change_what_is_drawn_and_nothing_else_does():
+def test_seed_choice_and_position_each_change_what_is_drawn_and_nothing_else_does(sample):
     logits = torch.zeros(1, 100_000)
     base = sample(logits, [draw()], [7]).tokens
     assert sample(logits, [draw()], [7]).tokens == base
@@ -117,7 +122,7 @@ def test_seed_choice_and_position_each_change_what_is_drawn_and_nothing_else_doe
     assert all(other.tokens != base for other in others)
 
 
-def test_logprobs_are_those_of_the_raw_distribution_and_only_where_asked_for():
+def test_logprobs_are_those_of_the_raw_distribution_and_only_where_asked_for(sample):
     logits = logits_of(3, 100)
     sharp = {"temperature": 0.2, "top_k": 3}
     draws = [draw(**sharp, logprobs=0), draw(**sharp), draw(temperature=0, logprobs=0)]
@@ -128,7 +133,7 @@ def test_logprobs_are_those_of_the_raw_distribution_and_only_where_asked_for():
         assert sampled.logprobs[row] == pytest.approx(raw[row, sampled.tokens[row]].item(), abs=1e-5)
 
 
-def test_logits_are_left_as_they_were():
+def test_logits_are_left_as_they_were(sample):
     logits = logits_of(2, 100)
     before = logits.clone()
     sample(logits, [draw(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)] * 2, [0, 1])
@@ -139,7 +144,7 @@ def test_logits_are_left_as_they_were():
 @pytest.mark.parametrize(
     "fields", [{"temperature": 0}, {}, {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1}]
 )
-def test_a_row_that_is_not_finite_fails_alone(poison, fields):
+def test_a_row_that_is_not_finite_fails_alone(sample, poison, fields):
     logits = logits_of(3, 600)
     good = sample(logits, [draw(**fields, logprobs=0)] * 3, [4, 5, 6])
     if poison == "all -inf":
@@ -152,7 +157,7 @@ def test_a_row_that_is_not_finite_fails_alone(poison, fields):
     assert [sampled.logprobs[row] for row in (0, 2)] == [good.logprobs[row] for row in (0, 2)]
 
 
-def test_tokens_ruled_out_by_the_model_are_never_drawn():
+def test_tokens_ruled_out_by_the_model_are_never_drawn(sample):
     logits = torch.full((500, 50), float("-inf"))
     logits[:, [3, 8]] = 0.0
     sampled = sample(logits, [draw(temperature=2.0, top_p=0.99)] * 500, range(500))
@@ -161,7 +166,7 @@ def test_tokens_ruled_out_by_the_model_are_never_drawn():
 
 
 @pytest.mark.parametrize(("number", "token"), [(0.0, 2), (1 - 2.0**-52, 7)])
-def test_the_ends_of_the_unit_interval_draw_tokens_that_can_be_drawn(monkeypatch, number, token):
+def test_the_ends_of_the_unit_interval_draw_tokens_that_can_be_drawn(sample, monkeypatch, number, token):
     monkeypatch.setattr("penstock.exec.sampler.uniform", lambda seed, choice, position: number)
     logits = torch.full((1, 10), float("-inf"))
     logits[0, 2:8] = torch.tensor([0.3, 1.1, -2.0, 0.7, 4.0, 0.1])

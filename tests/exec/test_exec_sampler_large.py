@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from penstock.exec import sampler
 from penstock.exec.prompt_scores import prompt_scores
-from penstock.exec.sampler import RowSampling, sample
+from penstock.exec.sampler import RowSampling
 from penstock.kernels import native
+from penstock.kernels.cpu_backend import CpuBackend
 from penstock.sampling import SamplingParams
 
 DRAWS = 12
@@ -23,17 +26,11 @@ FIELDS = [
 ]
 
 
-@pytest.fixture(params=["torch", *(native.isas() if native.available() else ())], autouse=True)
-def way(request, monkeypatch):
-    """In torch, or in the compiled call of each instruction set."""
-    if request.param == "torch":
-        monkeypatch.setattr(sampler.native, "available", lambda: False)
-        yield
-        return
-    before = native.isa()
-    native.set_isa(request.param)
-    yield
-    native.set_isa(before)
+@pytest.fixture(params=["torch", *native.isas()])
+def sample(request):
+    """`sampler.sample` in torch, or in the compiled call of each instruction set."""
+    choose = None if request.param == "torch" else CpuBackend(request.param).choose
+    return partial(sampler.sample, choose=choose)
 
 
 def distribution(logits, fields):
@@ -52,7 +49,9 @@ def distribution(logits, fields):
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("vocabulary", [50_257, 151_936])
 @pytest.mark.parametrize("spread", [1.0, 3.0])
-def test_the_least_likely_that_are_kept_are_drawn_in_the_middle_of_their_share(fields, vocabulary, spread, monkeypatch):
+def test_the_least_likely_that_are_kept_are_drawn_in_the_middle_of_their_share(
+    sample, fields, vocabulary, spread, monkeypatch
+):
     """One token too many or too few moves the others by the share of such a token, and so to their neighbours."""
     logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4)) * spread
     p = distribution(logits[0], fields)
@@ -76,7 +75,7 @@ def log_probabilities(logits):
 
 @pytest.mark.parametrize("fields", [{"logprobs": 0}, {"logprobs": 5}, {"logprobs": 5, "min_p": 1e-9}], ids=str)
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_log_probabilities_of_a_large_vocabulary_are_those_of_float64_rounded(fields, mode):
+def test_log_probabilities_of_a_large_vocabulary_are_those_of_float64_rounded(sample, fields, mode):
     """Below 32 the spacing of float32 is 1.9e-6; a sum in float32 is off by up to 1.2e-5 here."""
     logits = torch.randn(32, 151_936, generator=torch.Generator().manual_seed(1)) * 3
     spec = SamplingParams(temperature=0, logprobs_mode=mode, **fields).spec()

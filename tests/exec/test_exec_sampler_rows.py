@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,18 +11,21 @@ import torch
 from penstock.contract.plan import Admit
 from penstock.exec import sampler
 from penstock.exec.batch import SlotTables
-from penstock.exec.sampler import RowSampling, sample
+from penstock.exec.sampler import RowSampling
+from penstock.kernels import native
+from penstock.kernels.cpu_backend import CpuBackend
 from penstock.sampling import SamplingParams
+
+CHOOSE = CpuBackend().choose if native.available() else None
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
-def way(request, monkeypatch):
+def sample(request):
     """Rows that the compiled call could serve go either way."""
-    if request.param == "torch":
-        monkeypatch.setattr(sampler.native, "available", lambda: False)
+    return partial(sampler.sample, choose=None if request.param == "torch" else CHOOSE)
 
 
-def served(logits, requests):
+def served(sample, logits, requests):
     """`sample` over slot tables; a request is (prompt, output, choice, fields)."""
     tables = SlotTables(len(requests), 128, 16)
     for slot, (prompt, output, choice, fields) in enumerate(requests):
@@ -63,7 +68,7 @@ def weights(logits, counts, fields):
         {"presence_penalty": 1.5, "temperature": 0.8, "top_n_sigma": 2.0, "typical_p": 0.9, "xtc_probability": 0.7},
     ],
 )
-def test_random_tokens_follow_the_distribution_of_the_definitions(fields):
+def test_random_tokens_follow_the_distribution_of_the_definitions(sample, fields):
     draws, vocabulary, output = 20_000, 30, [3, 3, 3, 7, 9]
     logits = logits_of(1, vocabulary, spread=1.2)
     tables = SlotTables(1, 32, 16)
@@ -89,7 +94,7 @@ def test_random_tokens_follow_the_distribution_of_the_definitions(fields):
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom) + 8  # about once in 20,000 honest runs
 
 
-def test_a_greedy_choice_obeys_what_is_allowed_and_penalised_and_no_filter():
+def test_a_greedy_choice_obeys_what_is_allowed_and_penalised_and_no_filter(sample):
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0]]).repeat(5, 1)
     fields = [
         {},
@@ -98,7 +103,7 @@ def test_a_greedy_choice_obeys_what_is_allowed_and_penalised_and_no_filter():
         {"presence_penalty": 1.5},
         {"xtc_probability": 1.0, "xtc_threshold": 0.01, "top_n_sigma": 0.001},
     ]
-    sampled = served(logits, [((1,), (0, 0), 0, {"temperature": 0} | each) for each in fields])
+    sampled = served(sample, logits, [((1,), (0, 0), 0, {"temperature": 0} | each) for each in fields])
     assert sampled.tokens == [0, 2, 3, 1, 0]
 
 
@@ -115,24 +120,24 @@ EVERY_KIND = [
 
 
 @pytest.mark.parametrize(("vocabulary", "threads"), [(30_001, 1), (30_001, 2), (151_936, 2)])
-def test_a_rows_outcome_does_not_depend_on_the_other_rows_bit_for_bit(vocabulary, threads):
+def test_a_rows_outcome_does_not_depend_on_the_other_rows_bit_for_bit(sample, vocabulary, threads):
     logits = logits_of(len(EVERY_KIND), vocabulary, spread=1.0)
     requests = [(range(3 + row), [4, 5, 4, 5, 4][:row], row % 2, fields) for row, fields in enumerate(EVERY_KIND)]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        together = served(logits, requests)
+        together = served(sample, logits, requests)
         for order in ([7, 6, 5, 4, 3, 2, 1, 0], [2, 5, 0], *([row] for row in range(8))):
-            apart = served(logits[order], [requests[row] for row in order])
+            apart = served(sample, logits[order], [requests[row] for row in order])
             for had, has in zip(together, apart, strict=True):
                 assert has == [had[row] for row in order]
     finally:
         torch.set_num_threads(before)
 
 
-def test_the_likeliest_tokens_come_to_those_who_asked_and_say_of_the_chosen_one_what_it_says():
+def test_the_likeliest_tokens_come_to_those_who_asked_and_say_of_the_chosen_one_what_it_says(sample):
     logits = logits_of(len(EVERY_KIND), 500)
-    sampled = served(logits, [((1, 2), (4,), 0, fields) for fields in EVERY_KIND])
+    sampled = served(sample, logits, [((1, 2), (4,), 0, fields) for fields in EVERY_KIND])
     raw = logits.double().log_softmax(-1)
     assert [len(top) for top in sampled.top_logprobs] == [0, 3, 2, 0, 5, 20, 1, 0]
     for row in (1, 2, 5):
@@ -143,11 +148,11 @@ def test_the_likeliest_tokens_come_to_those_who_asked_and_say_of_the_chosen_one_
         assert sampled.logprobs[row] == pytest.approx(raw[row, sampled.tokens[row]].item(), abs=1e-5)
 
 
-def test_a_rank_is_the_place_by_likelihood_and_agrees_with_the_likeliest_tokens():
+def test_a_rank_is_the_place_by_likelihood_and_agrees_with_the_likeliest_tokens(sample):
     logits = logits_of(len(EVERY_KIND), 500)
     logits[:, 100:200] = logits[:, 200:300]  # many equals: of them the lower id comes first
     for fields in ({"logprobs": 0}, {"logprobs": 20}, {"logprobs": 20, "temperature": 2.0}, {}):
-        sampled = served(logits, [((1, 2), (4,), choice, fields) for choice in range(len(logits))])
+        sampled = served(sample, logits, [((1, 2), (4,), choice, fields) for choice in range(len(logits))])
         order = logits.sort(dim=-1, descending=True, stable=True).indices
         for row, (token, rank, top) in enumerate(zip(sampled.tokens, sampled.ranks, sampled.top_logprobs, strict=True)):
             place = 1 + order[row].tolist().index(token)
@@ -163,33 +168,35 @@ def test_the_likeliest_of_equals_at_the_end_of_the_list_are_those_of_the_lowest_
     assert [token for token, _ in top] == [1, 0]
 
 
-def test_a_processed_rank_is_that_after_the_stages():
+def test_a_processed_rank_is_that_after_the_stages(sample):
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     fields = {"logit_bias": {"0": -50}, "temperature": 0, "logprobs": 0}
-    assert served(logits, [((1,), (), 0, fields)]).ranks == [2]
-    assert served(logits, [((1,), (), 0, fields | {"logprobs_mode": "processed_logprobs"})]).ranks == [1]
+    assert served(sample, logits, [((1,), (), 0, fields)]).ranks == [2]
+    assert served(sample, logits, [((1,), (), 0, fields | {"logprobs_mode": "processed_logprobs"})]).ranks == [1]
 
 
-def test_processed_log_probabilities_are_of_what_was_drawn_from():
+def test_processed_log_probabilities_are_of_what_was_drawn_from(sample):
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     fields = {"top_k": 2, "temperature": 0.5, "logprobs": 4, "logprobs_mode": "processed_logprobs"}
-    sampled = served(logits, [((1,), (), 0, fields)])
+    sampled = served(sample, logits, [((1,), (), 0, fields)])
     assert [token for token, _ in sampled.top_logprobs[0]] == [0, 1]  # what is ruled out is no alternative
     expected = torch.tensor([6.0, 4.0]).log_softmax(-1).tolist()
     assert [value for _, value in sampled.top_logprobs[0]] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_row_that_may_generate_only_what_the_model_rules_out_fails_alone():
+def test_a_row_that_may_generate_only_what_the_model_rules_out_fails_alone(sample):
     logits = torch.zeros(2, 5)
     logits[:, 3] = float("-inf")
-    sampled = served(logits, [((1,), (), 0, {"allowed_token_ids": [3]}), ((1,), (), 0, {"allowed_token_ids": [3, 4]})])
+    sampled = served(
+        sample, logits, [((1,), (), 0, {"allowed_token_ids": [3]}), ((1,), (), 0, {"allowed_token_ids": [3, 4]})]
+    )
     assert sampled.failed == [True, False]
     assert sampled.tokens[1] == 4
 
 
-def test_what_was_generated_before_a_preemption_is_still_output_and_the_prompt_still_is_not():
+def test_what_was_generated_before_a_preemption_is_still_output_and_the_prompt_still_is_not(sample):
     logits = torch.tensor([[1.0, 0.9, 0.8]])
     fields = {"temperature": 0, "presence_penalty": 2.0}
-    assert served(logits, [((0, 1), (), 0, fields)]).tokens == [0]
-    assert served(logits, [((0,), (0,), 0, fields)]).tokens == [1]
-    assert served(logits, [((2,), (0, 1), 0, fields)]).tokens == [2]
+    assert served(sample, logits, [((0, 1), (), 0, fields)]).tokens == [0]
+    assert served(sample, logits, [((0,), (0,), 0, fields)]).tokens == [1]
+    assert served(sample, logits, [((2,), (0, 1), 0, fields)]).tokens == [2]

@@ -6,32 +6,33 @@ import pytest
 import torch
 
 from penstock.exec import start_report as room
+from penstock.kernels.torch_backend import TorchBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
+COMPILED = TorchBackend(CPU, name="cpu", exact=True, isa="avx2", threads=2)  # what it says of itself is all that counts
+WHY = "this was installed without a C++ compiler"
+NO_COMPILER = TorchBackend(CPU, WHY)
+
+
 @pytest.mark.parametrize(
-    ("device", "dtype", "isa", "line"),
+    ("backend", "dtype", "line"),
     [
-        (CPU, BF16, "avx2", "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
-        (CPU, FP32, "avx2", "cpu, float32, 2 threads, compiled avx2 kernels, exact bit for bit"),
+        (COMPILED, BF16, "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
+        (COMPILED, FP32, "cpu, float32, 2 threads, compiled avx2 kernels, exact bit for bit"),
+        (NO_COMPILER, FP32, f"cpu, float32, 2 threads, {WHY}: torch kernels, slower, exact up to rounding"),
         (
-            CPU, FP32, "torch",
-            "cpu, float32, 2 threads, installed without a C++ compiler: torch kernels, slower, exact up to rounding",
-        ),
-        (
-            CUDA, BF16, "avx2",
+            TorchBackend(CUDA, "the model runs on CUDA"), BF16,
             "cuda:0, bfloat16, 2 threads, torch kernels (the compiled ones are for CPUs), exact up to rounding",
         ),
     ],
 )  # fmt: skip
 def test_the_line_on_who_computes_says_why_it_is_torch_and_that_answers_are_then_exact_up_to_rounding(
-    monkeypatch, device, dtype, isa, line
+    backend, dtype, line
 ):
-    monkeypatch.setattr(room.native, "available", lambda: isa != "torch")
-    monkeypatch.setattr(room.native, "isa", lambda: isa)
-    assert room.computing_line(device, dtype, 2) == f"runs on          {line}"
+    assert room.computing_line(backend, dtype, 2) == f"runs on          {line}"
 
 
 def test_heads_too_wide_for_the_compiled_attention_are_said_and_what_they_cost():

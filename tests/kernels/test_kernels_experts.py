@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import compiled_kernels as here
 import gguf
 import pytest
 import torch
@@ -15,10 +16,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from penstock.kernels import experts as reference
 from penstock.kernels import native
-from penstock.kernels.activation import gelu, gelu_new, relu, silu_and_mul, silu_and_mul_reference
+from penstock.kernels.activation import ACTIVATIONS, silu_and_mul_reference
 from penstock.kernels.experts import ExpertStack, RouterSpec, bytes_read, experts_read
-from penstock.kernels.native_experts import NativeExperts, gate_rows, route
-from penstock.kernels.packed_linear import packed_linear
 from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
@@ -76,14 +75,14 @@ def stack_of(form, count, hidden, inner, *, gated=True, seed=1, down_form=None):
 def _leave_the_kernels_as_they_were():
     yield
     if native.available():
-        native.set_isa(native.isas()[0])
-        native.set_threads(1)
+        here.set_isa(native.isas()[0])
+        here.set_threads(1)
 
 
 @pytest.fixture(params=native.isas())
 def compiled(request):
     """Every compiled implementation that this machine can run."""
-    native.set_isa(request.param)
+    here.set_isa(request.param)
     return request.param
 
 
@@ -132,7 +131,9 @@ def test_the_reference_and_packed_float32_are_what_transformers_computes(block, 
         reference.experts(x, logits, stack, spec, silu_and_mul_reference), theirs, rtol=1e-5, atol=1e-5
     )
     if native.available():
-        torch.testing.assert_close(NativeExperts(stack, spec, silu_and_mul)(x, logits), theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            here.NativeExperts(stack, spec, "silu_and_mul")(x, logits), theirs, rtol=1e-5, atol=1e-5
+        )
 
 
 def test_sigmoid_scores_a_selection_bias_and_a_scale_are_those_of_deepseek_v3():
@@ -192,14 +193,14 @@ def test_compiled_routing_is_the_reference(compiled, scoring, normalise):
         spec = spec_of(count, k, scoring, normalise=normalise, scale=1.5)
         logits, bias = random(40, count, seed=count) * 3, random(count, seed=2)
         for selection_bias in (None, bias):
-            ours, theirs = route(logits, spec, selection_bias), reference.route(logits, spec, selection_bias)
+            ours, theirs = here.route(logits, spec, selection_bias), reference.route(logits, spec, selection_bias)
             assert torch.equal(ours[0].long(), theirs[0]), (count, k)
             torch.testing.assert_close(ours[1], theirs[1], rtol=3e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("implementation", ["compiled", "reference"])
 def test_ties_go_to_the_lower_index_and_the_order_is_ascending(implementation):
-    choose = {"compiled": route, "reference": reference.route}[implementation]
+    choose = {"compiled": here.route, "reference": reference.route}[implementation]
     logits = torch.tensor(
         [[1.0, 1, 1, 1, 1], [0, 3, 0, 3, 3], [-0.0, 0, -0.0, 0, -1], [5, 4, 3, 2, 1], [-1e30, -1e30, 0, -1e30, -1e30]]
     )
@@ -213,7 +214,7 @@ def test_ties_go_to_the_lower_index_and_the_order_is_ascending(implementation):
 @pytest.mark.parametrize("implementation", ["compiled", "reference"])
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_logits_that_are_no_numbers_still_choose_different_experts_and_show(implementation, scoring):
-    choose = {"compiled": route, "reference": reference.route}[implementation]
+    choose = {"compiled": here.route, "reference": reference.route}[implementation]
     nan, inf = torch.nan, torch.inf
     logits = torch.tensor([[0, nan, 3, nan, 2], [nan] * 5, [nan, 1, 2, 3, nan], [inf, 0, 0, inf, 0]])
     chosen, weights = choose(logits, spec_of(5, 2, scoring))
@@ -241,7 +242,7 @@ def test_compiled_experts_are_the_reference(compiled, form, count, k, hidden, in
     for rows in ROWS:
         x, logits = random(rows, stack.hidden, seed=rows), random(rows, count, seed=rows + 1)
         residual = random(rows, stack.hidden, seed=rows + 2)
-        ours = NativeExperts(stack, spec, silu_and_mul)(x, logits, residual)
+        ours = here.NativeExperts(stack, spec, "silu_and_mul")(x, logits, residual)
         theirs = reference.experts(x, logits, stack, spec, silu_and_mul_reference, residual=residual)
         torch.testing.assert_close(ours, theirs, rtol=tolerance(form), atol=tolerance(form))
 
@@ -250,13 +251,15 @@ def test_compiled_experts_are_the_reference(compiled, form, count, k, hidden, in
 def test_the_sum_over_experts_is_exactly_that_of_the_products_in_ascending_order(compiled, form):
     stack, spec = stack_of(form, 8, 64, 32), spec_of(8, 4, scale=1.25)
     x, logits, residual = random(9, 64), random(9, 8, seed=1), random(9, 64, seed=2)
-    chosen, weights = route(logits, spec)
+    chosen, weights = here.route(logits, spec)
     for row in range(9):
         sums = torch.zeros(64)
         for expert, weight in zip(chosen[row].tolist(), weights[row], strict=True):
-            inside = silu_and_mul(packed_linear(x[row : row + 1], stack.gate_up[expert], out_dtype=torch.float32))
-            sums += weight * packed_linear(inside, stack.down[expert], out_dtype=torch.float32)[0]
-        out = NativeExperts(stack, spec, silu_and_mul)(x[row : row + 1], logits[row : row + 1], residual[row : row + 1])
+            inside = here.silu_and_mul(here.linear(x[row : row + 1], stack.gate_up[expert], out_dtype=torch.float32))
+            sums += weight * here.linear(inside, stack.down[expert], out_dtype=torch.float32)[0]
+        out = here.NativeExperts(stack, spec, "silu_and_mul")(
+            x[row : row + 1], logits[row : row + 1], residual[row : row + 1]
+        )
         assert torch.equal(out[0], residual[row] + sums)
 
 
@@ -264,25 +267,25 @@ def test_the_sum_over_experts_is_exactly_that_of_the_products_in_ascending_order
 def test_the_two_weights_may_have_different_forms(compiled, form, down_form):
     stack, spec = stack_of(form, 4, 64, 32, down_form=down_form), spec_of(4, 2)
     x, logits = random(7, stack.hidden), random(7, 4, seed=1)
-    ours = NativeExperts(stack, spec, silu_and_mul)(x, logits)
+    ours = here.NativeExperts(stack, spec, "silu_and_mul")(x, logits)
     theirs = reference.experts(x, logits, stack, spec, silu_and_mul_reference)
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("activation", [gelu, gelu_new, relu])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
 @pytest.mark.parametrize("form", ["f32", "int8"])
 def test_experts_without_gates_have_the_other_activations(compiled, activation, form):
     stack, spec = stack_of(form, 4, 40, 24, gated=False), spec_of(4, 2)
     x, logits = random(7, 40), random(7, 4, seed=1)
-    ours = NativeExperts(stack, spec, activation)(x, logits)
-    theirs = reference.experts(x, logits, stack, spec, activation)
+    ours = here.NativeExperts(stack, spec, activation)(x, logits)
+    theirs = reference.experts(x, logits, stack, spec, ACTIVATIONS[activation])
     torch.testing.assert_close(ours, theirs, rtol=tolerance(form), atol=tolerance(form))
 
 
 @pytest.mark.parametrize("form", ["f32", "bf16", "int4"])
 def test_bfloat16_rows_and_strided_rows_are_read_where_they_lie(compiled, form):
     stack, spec = stack_of(form, 8, 64, 48), spec_of(8, 2)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     wide, others, many = random(9, 200), random(9, 100, seed=1), random(9, 20, seed=2)
     x, residual, logits = wide[:, 5:69], others[:, 3:67], many[:, 1:9]
     out = run(x, logits, residual)
@@ -295,7 +298,7 @@ def test_bfloat16_rows_and_strided_rows_are_read_where_they_lie(compiled, form):
 
 def test_the_result_may_take_the_place_of_the_residual_or_of_x():
     stack, spec = stack_of("f32", 8, 64, 48), spec_of(8, 2)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     x, logits, residual = random(9, 64), random(9, 8, seed=1), random(9, 64, seed=2)
     wanted, without = run(x, logits, residual), run(x, logits)
     stream = residual.clone()
@@ -313,12 +316,12 @@ def test_the_result_may_take_the_place_of_the_residual_or_of_x():
 @pytest.mark.parametrize(("count", "k", "hidden", "inner"), [(4, 1, 33, 20), (16, 4, 96, 48)])
 def test_a_tokens_bits_depend_on_nothing_but_the_token(compiled, form, count, k, hidden, inner):
     stack, spec = stack_of(form, count, hidden, inner), spec_of(count, k)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     x, logits = random(70, stack.hidden, seed=3), random(70, count, seed=4)
     residual = random(70, stack.hidden, seed=5)
     alone = torch.cat([run(x[i : i + 1], logits[i : i + 1], residual[i : i + 1]) for i in range(70)])
     for threads in (1, 2, 3):
-        native.set_threads(threads)
+        here.set_threads(threads)
         for rows in (2, 7, 33):
             assert torch.equal(run(x[:rows], logits[:rows], residual[:rows]), alone[:rows]), (threads, rows)
             last = slice(70 - rows, 70)
@@ -338,11 +341,11 @@ def test_a_tokens_bits_depend_on_nothing_but_the_token(compiled, form, count, k,
 )
 def test_any_sizes_are_near_the_reference_and_exact(compiled, form, sizes, experts, rows, threads, seed):
     stack, spec = stack_of(form, experts[0], *sizes, seed=seed), spec_of(*experts, normalise=seed % 2 == 0)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     x, logits = random(rows, stack.hidden, seed=seed + 2), random(rows, spec.experts, seed=seed + 3)
-    native.set_threads(threads)
+    here.set_threads(threads)
     out = run(x, logits)
-    native.set_threads(1)
+    here.set_threads(1)
     assert torch.equal(out, torch.cat([run(x[i : i + 1], logits[i : i + 1]) for i in range(rows)]))
     theirs = reference.experts(x, logits, stack, spec, silu_and_mul_reference)
     torch.testing.assert_close(out, theirs, rtol=10 * tolerance(form), atol=10 * tolerance(form))
@@ -350,23 +353,23 @@ def test_any_sizes_are_near_the_reference_and_exact(compiled, form, sizes, exper
 
 def test_many_tokens_go_through_experts_one_after_the_other_with_the_same_bits(compiled):
     stack, spec = stack_of("bf16", 8, 48, 32), spec_of(8, 4)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     x, logits = random(300, 48), random(300, 8, seed=1)  # above the pairs that may be kept apart
     alone = torch.cat([run(x[i : i + 1], logits[i : i + 1]) for i in range(300)])
     for threads in (1, 2, 3):
-        native.set_threads(threads)
+        here.set_threads(threads)
         assert torch.equal(run(x, logits), alone)
 
 
 def test_all_tokens_may_choose_the_same_experts(compiled):
     stack, spec = stack_of("int8", 16, 64, 32), spec_of(16, 2)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     x = random(33, 64)
     logits = random(33, 16, seed=1)
     logits[:, [3, 11]] += 100
     assert run.run_into(torch.empty(33, 64), x, logits) == 2
     out = run(x, logits)
-    native.set_threads(3)
+    here.set_threads(3)
     assert torch.equal(run(x, logits), out)
     theirs = reference.experts(x, logits, stack, spec, silu_and_mul_reference)
     torch.testing.assert_close(out, theirs, rtol=2e-2, atol=2e-2)
@@ -376,12 +379,12 @@ def test_all_tokens_may_choose_the_same_experts(compiled):
 @pytest.mark.parametrize("form", PACK)
 def test_what_is_no_number_stays_in_its_row(compiled, form, where):
     stack, spec = stack_of(form, 8, 64, 32), spec_of(8, 2)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     given = {"x": random(9, 64), "logits": random(9, 8, seed=1), "residual": random(9, 64, seed=2)}
     good = run(given["x"], given["logits"], given["residual"])
     given[where][4, 3] = torch.nan
     for threads in (1, 2):
-        native.set_threads(threads)
+        here.set_threads(threads)
         out = run(given["x"], given["logits"], given["residual"])
         assert torch.isnan(out[4]).any()
         others = [row for row in range(9) if row != 4]
@@ -393,12 +396,12 @@ def test_what_is_no_number_stays_in_its_row(compiled, form, where):
 
 def test_weights_of_experts_that_nobody_chose_are_not_multiplied(compiled):
     stack, spec = stack_of("bf16", 16, 64, 32), spec_of(16, 4)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     for rows, threads in itertools.product((1, 2, 7), (1, 2)):
-        native.set_threads(threads)
+        here.set_threads(threads)
         x, logits = random(rows, 64, seed=rows), random(rows, 16, seed=rows + 1)
         wanted = run(x, logits)
-        chosen = set(route(logits, spec)[0].flatten().tolist())
+        chosen = set(here.route(logits, spec)[0].flatten().tolist())
         poisoned = ExpertStack(
             *(packed("bf16", torch.full(weight.shape, torch.nan)) for weight in (stack.gate_up, stack.down))
         )
@@ -406,7 +409,7 @@ def test_weights_of_experts_that_nobody_chose_are_not_multiplied(compiled):
             for expert in chosen:
                 mine[expert].data.copy_(theirs[expert].data)
         out = torch.empty_like(wanted)
-        assert NativeExperts(poisoned, spec, silu_and_mul).run_into(out, x, logits) == len(chosen)
+        assert here.NativeExperts(poisoned, spec, "silu_and_mul").run_into(out, x, logits) == len(chosen)
         assert torch.equal(out, wanted)
 
 
@@ -466,9 +469,9 @@ def test_stacks_without_compiled_kernels_have_the_same_bytes(monkeypatch):
     wanted = {form: packed(form, numbers) for form in PACK}
     monkeypatch.setattr(native, "module", None)
     for form, stack in wanted.items():
-        here = packed(form, numbers)
-        assert torch.equal(here.data[: here.weight_bytes], stack.data[: stack.weight_bytes])
-        assert (here.kind, here.stride, here.shape) == (stack.kind, stack.stride, stack.shape)
+        ours = packed(form, numbers)
+        assert torch.equal(ours.data[: ours.weight_bytes], stack.data[: stack.weight_bytes])
+        assert (ours.kind, ours.stride, ours.shape) == (stack.kind, stack.stride, stack.shape)
     assert wanted["Q4_0"].kind is PackedKind.Q4
 
 
@@ -480,14 +483,14 @@ def test_rows_behind_a_gate_are_the_reference_and_row_by_row_the_same(compiled, 
     for rows, width in itertools.product(ROWS, (1, 16, 33, 576)):
         x, gate, residual = random(rows, width, dtype=dtype), random(rows, 1, seed=1) * 3, random(rows, width, seed=2)
         for added in (None, residual):
-            ours, theirs = gate_rows(x, gate, added), reference.gate_rows(x, gate, added)
+            ours, theirs = here.gate_rows(x, gate, added), reference.gate_rows(x, gate, added)
             assert ours.dtype == theirs.dtype
             torch.testing.assert_close(ours, theirs, rtol=1e-2 if ours.dtype == torch.bfloat16 else 1e-6, atol=1e-6)
-            native.set_threads(3)
-            assert torch.equal(gate_rows(x, gate, added), ours)
-            native.set_threads(1)
+            here.set_threads(3)
+            assert torch.equal(here.gate_rows(x, gate, added), ours)
+            here.set_threads(1)
             some = None if added is None else added[:1]
-            assert torch.equal(gate_rows(x[:1], gate[:1], some), ours[:1])
+            assert torch.equal(here.gate_rows(x[:1], gate[:1], some), ours[:1])
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -495,7 +498,7 @@ def test_rows_behind_a_gate_are_the_reference_and_row_by_row_the_same(compiled, 
 
 def test_operands_that_do_not_fit_are_refused_by_name():
     stack, spec = stack_of("f32", 4, 32, 16), spec_of(4, 2)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     x, logits = random(3, 32), random(3, 4)
     for name, arguments in {
         "x": (random(3, 31), logits),
@@ -516,19 +519,19 @@ def test_layers_that_do_not_fit_are_refused_by_name():
     stack, spec = stack_of("f32", 4, 32, 16), spec_of(4, 2)
     plain = ExpertStack(torch.empty(4, 32, 32), torch.empty(4, 32, 16))
     for named, arguments in {
-        "activation": (stack, spec, torch.tanh),
-        "gate_up must be packed": (plain, spec, silu_and_mul),
-        "experts": (stack, spec_of(5, 2), silu_and_mul),
-        "gate_up must have as many outputs": (stack, spec, gelu),
-        "selection_bias": (stack, spec, silu_and_mul, torch.zeros(3)),
+        "activation": (stack, spec, "tanh"),
+        "gate_up must be packed": (plain, spec, "silu_and_mul"),
+        "experts": (stack, spec_of(5, 2), "silu_and_mul"),
+        "gate_up must have as many outputs": (stack, spec, "gelu"),
+        "selection_bias": (stack, spec, "silu_and_mul", torch.zeros(3)),
     }.items():
         with pytest.raises(ValueError, match=named):
-            NativeExperts(*arguments)
+            here.NativeExperts(*arguments)
 
 
 def test_no_tokens_are_no_work():
     stack, spec = stack_of("f32", 4, 32, 16), spec_of(4, 2)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     assert run(torch.empty(0, 32), torch.empty(0, 4)).shape == (0, 32)
     assert run.run_into(torch.empty(0, 32), torch.empty(0, 32), torch.empty(0, 4)) == 0
     assert reference.experts(torch.empty(0, 32), torch.empty(0, 4), stack, spec, silu_and_mul_reference).shape == (
@@ -539,24 +542,24 @@ def test_no_tokens_are_no_work():
 
 def test_scratch_of_one_thread_grows_by_the_same_for_each_token_and_more_threads_need_no_less():
     for form in PACK:
-        layer = NativeExperts(stack_of(form, 8, 33, 20), spec_of(8, 3), silu_and_mul).layer
-        native.set_threads(1)
+        layer = here.NativeExperts(stack_of(form, 8, 33, 20), spec_of(8, 3), "silu_and_mul")
+        here.set_threads(1)
         sizes = [layer.scratch_bytes(rows) for rows in range(200)]
         steps = {after - before for before, after in itertools.pairwise(sizes)}
         assert len(steps) == 1
         assert steps.pop() % 64 == sizes[0] % 64 == 0
-        native.set_threads(3)
+        here.set_threads(3)
         assert all(layer.scratch_bytes(rows) >= size for rows, size in enumerate(sizes))
 
 
 def test_scratch_is_not_written_beyond_its_end():
     stack, spec = stack_of("int8", 8, 70, 24), spec_of(8, 3)
-    run = NativeExperts(stack, spec, silu_and_mul)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
     x, logits = random(33, stack.hidden), random(33, 8, seed=1)
     wanted = run(x, logits)
     for threads in (1, 2):
-        native.set_threads(threads)
-        size = run.layer.scratch_bytes(33)
+        here.set_threads(threads)
+        size = run.scratch_bytes(33)
         memory = torch.full((size + 192,), 0xA5, dtype=torch.uint8)
         start = -memory.data_ptr() % 64
         out = torch.empty_like(x)

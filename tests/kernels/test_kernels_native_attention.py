@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 import random
 
+import compiled_kernels as here
 import pytest
 import torch
 
-from penstock.kernels import native, paged_attention, rope
+from penstock.kernels import native, paged_attention
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.norm import rms_norm
 
 if not native.available():
     pytest.skip("this installation has no compiled kernels", allow_module_level=True)
 
-from penstock.kernels import native_attention
 from penstock.kernels.native_attention import (
     int8_keys_shape,
     int8_values_shape,
     packed_keys_shape,
     packed_values_shape,
-    rotate_and_write,
-    write_kv,
 )
 
 BF16, F32, INT8 = torch.bfloat16, torch.float32, torch.int8
@@ -34,11 +31,11 @@ TOLERANCE = {F32: 3e-6, BF16: 1.5e-2, INT8: 2e-4}
 @pytest.fixture(params=native.isas(), autouse=True)
 def isa(request):
     """Run a test with the kernels of each instruction set, then put back the one that was in use."""
-    before = native.isa()
-    native.set_isa(request.param)
+    before = here.isa()
+    here.set_isa(request.param)
     yield request.param
-    native.set_isa(before)
-    native.set_threads(1)
+    here.set_isa(before)
+    here.set_threads(1)
 
 
 def attend_in_float64(q, k, v, spec, sinks=None):
@@ -130,7 +127,7 @@ class Case:
             self.table[row, kept:blocks] = own[kept:]
             at = torch.arange(first, self.lengths[row])
             slots = own[at // self.block_size] * self.block_size + at % self.block_size
-            write_kv(self.k_cache, self.v_cache, self.k[row][first:], self.v[row][first:], slots)
+            here.write_kv(self.k_cache, self.v_cache, self.k[row][first:], self.v[row][first:], slots)
 
     def attend(self, *, rows=None, taken=None):
         """The outputs of `rows`; of each only the queries `taken`, as if the later ones were not known yet."""
@@ -141,7 +138,7 @@ class Case:
             parts.append(self.q[row][first:last])
             lengths.append(self.lengths[row] - self.counts[row] + last)
         starts = torch.tensor([0, *torch.tensor([len(part) for part in parts]).cumsum(0).tolist()], dtype=torch.int32)
-        out = native_attention.paged_attention(
+        out = here.paged_attention(
             torch.cat(parts), self.k_cache, self.v_cache, starts, torch.tensor(lengths, dtype=torch.int32),
             self.table[list(rows)], self.spec, self.sinks,
         )  # fmt: skip
@@ -234,10 +231,10 @@ def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dty
 @pytest.mark.parametrize(("lengths", "counts"), [([1100], [1]), ([1100, 3, 700], [2, 1, 1]), ([600], [90])])
 def test_bits_do_not_depend_on_threads(lengths, counts, dtype, form):
     case = Case(lengths, counts, 9, 3, 64, 16, dtype, True, form=form)
-    native.set_threads(1)
+    here.set_threads(1)
     alone = case.attend()
     for threads in (2, 3, 8):
-        native.set_threads(threads)
+        here.set_threads(threads)
         assert all(map(torch.equal, case.attend(), alone)), threads
 
 
@@ -295,7 +292,7 @@ def softcapped(x, softcap):
     table = torch.zeros(1, 1, dtype=torch.int32)
     starts, lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
     spec = AttentionSpec(1.0, softcap)
-    return native_attention.paged_attention(x.view(1, -1, 1), *caches, starts, lengths, table, spec).flatten()
+    return here.paged_attention(x.view(1, -1, 1), *caches, starts, lengths, table, spec).flatten()
 
 
 @pytest.mark.parametrize("softcap", [1.0, 7.0])
@@ -326,7 +323,7 @@ def test_queries_may_be_views_of_a_fused_row_and_bfloat16():
     wide = [torch.cat((q, torch.full((len(q), 4, 64), math.nan, dtype=BF16)), dim=1) for q in case.q]
     both = torch.cat(wide)[:, :6]
     starts, lengths = torch.tensor([0, 5, 6], dtype=torch.int32), torch.tensor([5, 20], dtype=torch.int32)
-    out = native_attention.paged_attention(both, case.k_cache, case.v_cache, starts, lengths, case.table, case.spec)
+    out = here.paged_attention(both, case.k_cache, case.v_cache, starts, lengths, case.table, case.spec)
     assert out.dtype == BF16
     assert torch.equal(out, torch.cat(expected))
 
@@ -358,9 +355,9 @@ def test_bad_arguments_are_refused(change, message):
         "block_table": torch.tensor([[3, 0, 1]], dtype=torch.int32),
         "spec": AttentionSpec(1.0),
     }
-    native_attention.paged_attention(**good)
+    here.paged_attention(**good)
     with pytest.raises(ValueError, match=message):
-        native_attention.paged_attention(**(good | change))
+        here.paged_attention(**(good | change))
 
 
 def test_a_bad_slot_is_refused_before_anything_is_written():
@@ -368,7 +365,7 @@ def test_a_bad_slot_is_refused_before_anything_is_written():
     k, v = torch.ones(3, 2, 6), torch.ones(3, 2, 6)
     for bad in (12, -1):
         with pytest.raises(ValueError, match="slot that does not exist"):
-            write_kv(*cache, k, v, torch.tensor([0, 1, bad]))
+            here.write_kv(*cache, k, v, torch.tensor([0, 1, bad]))
     assert not cache[0].any()
     assert not cache[1].any()
 
@@ -383,10 +380,10 @@ def test_writing_is_the_reference_in_both_layouts(dim, dtype):
     k.view(-1)[: min(len(SPECIAL), dim)] = torch.tensor(SPECIAL[:dim])
     slots = torch.tensor([9, 2, 14, 0, 5, 4, 11])
     expected = [torch.zeros(3, 5, 2, dim, dtype=dtype) for _ in range(2)]
-    paged_attention.write_kv(*expected, k, v, slots)
+    paged_attention.write_kv_reference(*expected, k, v, slots)
     for packed in (False, True):
         cache = [held.zero_() for held in empty_cache(3, 5, 2, dim, dtype, packed)]
-        write_kv(*cache, k, v, slots)
+        here.write_kv(*cache, k, v, slots)
         keys, values = in_natural_order(*cache, 5, dim) if packed else cache
         assert torch.equal(keys.nan_to_num(7.0), expected[0].nan_to_num(7.0))
         assert torch.equal(values, expected[1])
@@ -399,7 +396,7 @@ def test_int8_heads_are_stored_as_the_formula_says(dim):
     k[1, 0], v[2, 1], k[4], v[5, 0, 0] = 0.0, 1e-39, math.inf, math.nan
     slots = torch.tensor([9, 2, 14, 0, 5, 4, 11])
     k_cache, v_cache = empty_cache(3, 5, 2, dim, INT8, True)
-    write_kv(k_cache, v_cache, k, v, slots)
+    here.write_kv(k_cache, v_cache, k, v, slots)
     blocks, offsets = slots // 5, slots % 5
     held_keys = k_cache[blocks, :, :, offsets]  # [7, 2, words + 1, 4]
     key_scales = held_keys[:, :, -1].contiguous().view(F32)  # [7, 2, 1]
@@ -422,7 +419,7 @@ def test_bits_of_int8_scores_are_those_of_a_cache_written_in_one_go():
     slots = torch.cat([case.table[0, i] * 16 + torch.arange(16) for i in range(3)])[:40]
     case.k_cache.view(torch.uint8).fill_(255)
     for at in range(40):
-        write_kv(case.k_cache, case.v_cache, case.k[0][at : at + 1], case.v[0][at : at + 1], slots[at : at + 1])
+        here.write_kv(case.k_cache, case.v_cache, case.k[0][at : at + 1], case.v[0][at : at + 1], slots[at : at + 1])
     assert torch.equal(case.attend()[0], expected)
 
 
@@ -439,13 +436,13 @@ def test_rotation_norm_and_storing_in_one_pass_are_those_of_the_references(dim, 
     positions, slots = torch.randint(0, 30, (9,), generator=generator), torch.randperm(12, generator=generator)[:9]
     weights = [torch.rand(dim, generator=generator) + 0.5 for _ in range(2)]
     expected = [torch.zeros(3, 4, 2, dim) for _ in range(2)]
-    nq, nk = (rms_norm(q, weights[0], 1e-6), rms_norm(k, weights[1], 1e-6)) if normed else (q, k)
+    nq, nk = (here.rms_norm(q, weights[0], 1e-6), here.rms_norm(k, weights[1], 1e-6)) if normed else (q, k)
     cos, sin = angles.cos(), angles.sin()
-    turned = [rope.rotate(x, cos[positions], sin[positions]) for x in (nq, nk)]
-    paged_attention.write_kv(*expected, turned[1], v, slots)
+    turned = [here.rotate(x, cos[positions], sin[positions]) for x in (nq, nk)]
+    paged_attention.write_kv_reference(*expected, turned[1], v, slots)
     cache = [held.zero_() for held in empty_cache(3, 4, 2, dim, F32, packed)]
     norms = {"q_norm": weights[0], "k_norm": weights[1], "eps": 1e-6} if normed else {}
-    out = rotate_and_write(q, k, v, positions, cos, sin, *cache, slots, **norms)
+    out = here.rotate_and_write(q, k, v, positions, cos, sin, *cache, slots, **norms)
     keys, values = in_natural_order(*cache, 4, dim) if packed else cache
     tolerance = {"atol": 3e-6, "rtol": 2e-6} if normed else {"atol": 0, "rtol": 0}
     torch.testing.assert_close(out, turned[0], **tolerance)
@@ -457,7 +454,7 @@ def test_a_bad_position_is_refused_before_anything_is_written():
     q, k, table = torch.ones(2, 2, 8), torch.ones(2, 1, 8), torch.ones(5, 4)
     cache = torch.zeros(3, 4, 1, 8), torch.zeros(3, 4, 1, 8)
     with pytest.raises(ValueError, match="position lies outside"):
-        rotate_and_write(q, k, k, torch.tensor([0, 5]), table, table, *cache, torch.tensor([0, 1]))
+        here.rotate_and_write(q, k, k, torch.tensor([0, 5]), table, table, *cache, torch.tensor([0, 1]))
     assert not cache[0].any()
 
 
@@ -466,4 +463,4 @@ def test_tables_that_rotate_more_than_a_head_are_refused():
     cache = torch.zeros(3, 4, 1, 8), torch.zeros(3, 4, 1, 8)
     for cos, sin in ((torch.ones(5, 5), torch.ones(5, 5)), (torch.ones(5, 0), torch.ones(5, 0))):
         with pytest.raises(ValueError, match="R at most 8"):
-            rotate_and_write(q, k, k, torch.tensor([0, 4]), cos, sin, *cache, torch.tensor([0, 1]))
+            here.rotate_and_write(q, k, k, torch.tensor([0, 4]), cos, sin, *cache, torch.tensor([0, 1]))

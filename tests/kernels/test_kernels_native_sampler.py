@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import compiled_kernels as here
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from penstock.kernels import native
 if not native.available():
     pytest.skip("this installation has no compiled kernels", allow_module_level=True)
 
-from penstock.kernels.native_sampler import Terms, choose
+from penstock.kernels.native_sampler import Terms
 from penstock.sampling import STAGES
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -22,11 +23,11 @@ STAGE = {name: stage.apply for name, stage in STAGES if name in NEUTRAL}
 @pytest.fixture(params=native.isas(), autouse=True)
 def isa(request):
     """Run a test with the kernels of each instruction set, then put back the one that was in use."""
-    before = native.isa()
-    native.set_isa(request.param)
+    before = here.isa()
+    here.set_isa(request.param)
     yield request.param
-    native.set_isa(before)
-    native.set_threads(1)
+    here.set_isa(before)
+    here.set_threads(1)
 
 
 def logits_of(rows, vocabulary, seed=0, spread=3.0):
@@ -48,7 +49,7 @@ def columns(rows, uniform=None, logprobs=False, **values):
 
 
 def choose_by(logits, uniform, **columns):
-    return choose(logits, Terms(**columns), uniform)
+    return here.choose(logits, Terms(**columns), uniform)
 
 
 def sums_by_reference(logits, **values):
@@ -196,7 +197,7 @@ def test_a_row_sees_neither_neighbours_nor_threads_nor_strides():
         alone = choose_by(logits[row : row + 1], **{name: column[row : row + 1] for name, column in given.items()})
         assert alone.tokens[0] == whole.tokens[row]
         assert alone.logprobs[0] == whole.logprobs[row]
-    native.set_threads(3)
+    here.set_threads(3)
     again = choose_by(logits.contiguous(), **given)
     assert torch.equal(again.tokens, whole.tokens)
     assert torch.equal(again.logprobs, whole.logprobs)
@@ -219,7 +220,7 @@ def test_terms_that_do_not_fit_the_logits_are_refused():
     given = columns(2, temperature=0.0)
     del given["uniform"]
     with pytest.raises(ValueError, match="terms are of 2 rows, and logits of 3"):
-        choose(logits_of(3, 10), Terms(**given))
+        here.choose(logits_of(3, 10), Terms(**given))
     given["temperature"][1] = 0.5
     with pytest.raises(ValueError, match="uniform must be given"):
-        choose(logits_of(2, 10), Terms(**given))
+        here.choose(logits_of(2, 10), Terms(**given))

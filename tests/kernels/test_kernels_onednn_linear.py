@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 
+import compiled_kernels as here
 import pytest
 import torch
 
 from penstock.kernels import native, onednn_linear
-from penstock.kernels.linear import linear
+from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.onednn_linear import TILES, OneDnnWeight, pack_onednn
 
 pytestmark = pytest.mark.skipif(not onednn_linear.available(), reason="this torch was built without oneDNN")
+
+linear = here.linear
 
 SHAPES = [(1, 1), (17, 17), (63, 33), (130, 577), (1000, 600)]
 """The last is cut into panels; `test_large_weights_are_cut_into_panels` says so."""
@@ -23,12 +26,12 @@ def random(*shape, seed=0):
 
 @pytest.fixture(autouse=True)
 def _leave_threads_as_they_were():
-    threads, ours = torch.get_num_threads(), native.threads()
+    threads, ours = torch.get_num_threads(), here.threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
     if native.available():
-        native.set_threads(ours)
+        here.set_threads(ours)
 
 
 @pytest.fixture(params=[(1, 1), (2, 1), (3, 2)], ids="{0[0]}-compute-{0[1]}-torch".format)
@@ -36,7 +39,7 @@ def threads(request):
     """Compute threads, of which torch has one when a model is served, and all when `verify` sets them."""
     compute, torchs = request.param
     if native.available():
-        native.set_threads(compute)
+        here.set_threads(compute)
     torch.set_num_threads(torchs)
 
 
@@ -64,7 +67,7 @@ def test_the_sum_with_bias_and_residual_is_the_exact_one_rounded_once(weights, s
 def test_plain_tensors_have_the_same_products_up_to_rounding(weights):
     for shape in SHAPES:
         x, bias = random(40, shape[1]), random(shape[0], seed=2)
-        theirs = linear(x, random(*shape, seed=1), bias)
+        theirs = linear(x, DenseWeight(random(*shape, seed=1)), bias)
         torch.testing.assert_close(linear(x, weights[shape], bias), theirs, rtol=2**-7, atol=1e-5)
 
 
@@ -86,7 +89,7 @@ def test_bits_are_the_same_on_any_number_of_threads(weights):
     made = []
     for compute, torchs in ((1, 1), (2, 1), (5, 1), (64, 1), (1, 2), (3, 3)):
         if native.available():
-            native.set_threads(compute)
+            here.set_threads(compute)
         torch.set_num_threads(torchs)
         packed_there = pack_onednn(random(1000, 600, seed=1))
         made += [linear(x, weights[1000, 600]), linear(x, packed_there)]
@@ -182,7 +185,7 @@ def test_no_rows_give_no_rows(weights):
 
 def test_calls_from_several_threads_do_not_meet(weights):
     if native.available():
-        native.set_threads(2)
+        here.set_threads(2)
     weight = weights[1000, 600]
     xs = [random(40, 600, seed=seed) for seed in range(3)]
     expected, wrong = [linear(x, weight) for x in xs], []
@@ -226,7 +229,7 @@ def test_weights_that_cannot_be_packed_are_refused(weight):
 def test_shares_are_computed_at_the_same_time(monkeypatch, weights):
     meeting = threading.Barrier(2)
     monkeypatch.setattr(onednn_linear, "_multiply_into", lambda *operands: meeting.wait(timeout=60))
-    native.set_threads(2)
+    here.set_threads(2)
     linear(random(3, 600), weights[1000, 600])  # two panels: neither call returns before the other has begun
 
 

@@ -6,6 +6,7 @@ import itertools
 import threading
 from functools import partial
 
+import compiled_kernels as here
 import gguf
 import numpy as np
 import pytest
@@ -14,13 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.kernels import native, packed_layout
-from penstock.kernels.packed_linear import (
-    embedding_rows,
-    gates,
-    packed_gated_linear,
-    packed_linear,
-    packed_linear_reference,
-)
+from penstock.kernels.packed_linear import packed_linear_reference
 from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
@@ -34,7 +29,7 @@ from penstock.kernels.packed_weight import (
 )
 from penstock.kernels.weight_memory import WeightMemory
 
-linear = packed_linear
+linear, packed_gated_linear, embedding_rows = here.linear, here.packed_gated_linear, here.embedding_rows
 
 SHAPES = [(1, 1), (15, 16), (16, 15), (17, 17), (63, 63), (33, 32), (130, 576), (20, 1536)]
 ROWS = [1, 2, 3, 5, 8, 14, 70]
@@ -78,9 +73,7 @@ def packed(maker, outputs, inputs):
 @pytest.fixture(autouse=True)
 def _leave_the_kernels_as_they_were():
     yield
-    if native.available():
-        native.set_isa(native.isas()[0])
-        native.set_threads(1)
+    here.reset()
 
 
 @pytest.fixture(params=[*native.isas(), "torch"])
@@ -93,15 +86,14 @@ def isa(request, monkeypatch):
 @pytest.fixture(params=native.isas())
 def compiled(request):
     """Every compiled implementation that this machine can run."""
-    native.set_isa(request.param)
+    here.set_isa(request.param)
     return request.param
 
 
 def use(name, monkeypatch):
     if name == "torch":
         monkeypatch.setattr(native, "module", None)
-    else:
-        native.set_isa(name)
+    here.set_isa(name)
 
 
 def tolerance(x, weight):
@@ -163,7 +155,7 @@ def test_float32_in_any_shape_is_near_float64_and_a_row_is_what_it_is_alone(comp
     exact = x.double().numpy() @ unpack(weight).double().numpy().T
     exact += 0 if bias is None else bias.double().numpy()
     exact += 0 if residual is None else residual.double().numpy()
-    native.set_threads(threads)
+    here.set_threads(threads)
     product = partial(packed_gated_linear, bias=bias) if gated else partial(linear, bias=bias)
     others = [{} if residual is None else {"residual": residual[row : row + 1]} for row in range(rows)]
     out = product(x, weight, **({} if residual is None else {"residual": residual}))
@@ -207,10 +199,10 @@ def test_a_rows_bits_depend_on_nothing_but_the_row(compiled, maker):
     for outputs, inputs in ((1, 63), (50, 200), (600, 64)):
         weight = packed(maker, outputs, inputs)
         x = random(70, weight.inputs).bfloat16()
-        native.set_threads(1)
+        here.set_threads(1)
         alone = torch.cat([linear(row[None], weight) for row in x])
         for threads in (1, 2, 3):
-            native.set_threads(threads)
+            here.set_threads(threads)
             for count in range(1, 20):
                 assert torch.equal(linear(x[:count], weight), alone[:count]), (outputs, inputs, threads, count)
             order = torch.randperm(70, generator=torch.Generator().manual_seed(threads))
@@ -295,7 +287,6 @@ def test_a_gated_product_is_that_of_its_halves(compiled, maker, dtype, rows):
 
 def test_a_gated_product_wants_whole_panels(compiled):
     weight = pack_bf16(random(48, 16))
-    assert not gates(weight)
     with pytest.raises(ValueError, match="multiple of 32"):
         packed_gated_linear(random(1, 16), weight)
 
@@ -483,27 +474,30 @@ def test_weights_lie_apart_in_large_blocks_and_keep_them_alive(isa):
 class NativeCall:
     """A call by addresses into a result that is wider than it needs to be."""
 
-    NAMES = (
-        *("kind", "outputs", "inputs", "weight", "rows", "x", "x_stride", "x_element", "bias", "bias_element"),
-        *("residual", "residual_stride", "residual_element", "out", "out_stride", "out_element"),
-        *("gated", "scratch", "scratch_bytes"),
-    )
-
     def __init__(self):
         self.weight, self.x = quantize_int8(random(20, 40)), random(7, 40)
         self.out, self.scratch = torch.full((7, 32), 5.0), torch.zeros(7 * self.weight.scratch_bytes, dtype=torch.uint8)
 
     def __call__(self, **change):
-        addresses = {name: getattr(self, name).data_ptr() for name in ("x", "out", "scratch")}
-        sizes = {"kind": int(self.weight.kind), "outputs": 20, "inputs": 40, "rows": 7, "x_stride": 40}
-        values = {**dict.fromkeys(self.NAMES, 0), **addresses, **sizes, "weight": self.weight.data.data_ptr()}
-        values |= {
-            "scratch_bytes": len(self.scratch),
-            "out_stride": 32,
-            "gated": False,
-            **change,
-        }
-        native.module.linear(*(values[name] for name in self.NAMES))
+        """With some of its numbers changed: `x_stride` is the stride of `x`, and so on."""
+        module, given = native.module, dict.fromkeys(("bias", "residual", "residual_stride"), 0) | change
+        weight = {"kind": int(self.weight.kind), "outputs": 20, "inputs": 40, "weight": self.weight.data.data_ptr()}
+
+        def rows(name, address, stride):
+            address, stride = given.get(name, address), given.get(f"{name}_stride", stride)
+            return module.Rows(address=address, stride=stride, element=given.get(f"{name}_element", 0))
+
+        scratch = given.get("scratch", self.scratch.data_ptr()), given.get("scratch_bytes", len(self.scratch))
+        here.cpu().linear(
+            rows=given.get("rows", 7),
+            weight=module.Weight(*(given.get(name, value) for name, value in weight.items())),
+            x=rows("x", self.x.data_ptr(), 40),
+            bias=module.Vector(given["bias"], given["bias_element"]) if "bias_element" in given else None,
+            residual=rows("residual", 0, 0) if {"residual", "residual_element"} & change.keys() else None,
+            out=rows("out", self.out.data_ptr(), 32),
+            gated=given.get("gated", False),
+            scratch=module.Memory(*scratch),
+        )
 
 
 def test_nothing_is_written_beyond_the_outputs(compiled):
@@ -547,7 +541,7 @@ def test_bad_numbers_raise_before_anything_is_written(compiled, change):
 
 
 def test_calls_from_several_threads_do_not_meet(compiled):
-    native.set_threads(2)
+    here.set_threads(2)
     weight = quantize_int8(random(300, 64))
     xs = [random(11, 64, seed=seed) for seed in range(4)]
     expected = [linear(x, weight) for x in xs]
@@ -564,15 +558,18 @@ def test_calls_from_several_threads_do_not_meet(compiled):
     assert not wrong
 
 
+@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 def test_settings_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="kernels for mmx"):
-        native.set_isa("mmx")
-    if native.available():
-        for threads in (0, -1, 1025):
-            with pytest.raises(ValueError, match="between 1 and 1024"):
-                native.set_threads(threads)
+        native.open_cpu("mmx")
+    for threads in (0, -1, 1025):
+        with pytest.raises(ValueError, match="between 1 and 1024"):
+            native.open_cpu(threads=threads)
 
 
+@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 def test_the_best_instruction_set_is_used_unless_another_is_chosen():
-    assert native.isa() == (native.isas()[0] if native.available() else "torch")
-    assert native.isas()[-1:] == (["portable"] if native.available() else [])
+    assert native.open_cpu().isa == native.isas()[0]
+    for isa in native.isas():
+        assert native.open_cpu(isa).isa == isa
+    assert native.isas()[-1] == "portable"

@@ -7,20 +7,22 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
+import compiled_kernels as here
 import pytest
 import torch
 
-from penstock.kernels import native
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.paged_attention import paged_attention, write_kv
 from penstock.nn.dense import DenseAttention
 
 
 @pytest.fixture(autouse=True, params=["chosen", "torch"])
-def implementation(request, monkeypatch):
-    """Whatever serves here, and torch's."""
+def implementation(request):
+    """The best that serves here, and torch's."""
+    here.reset()
     if request.param == "torch":
-        monkeypatch.setattr(native, "module", None)
+        here.set_isa("torch")
+    yield
+    here.reset()
 
 
 def attend_in_float64(q, k, v, spec, sinks=None):
@@ -56,7 +58,7 @@ def ragged_case(lengths, counts, heads, kv_heads, head_dim, block_size, dtype=to
         table[row, : len(own)] = torch.tensor(own)
         k, v = (torch.randn(length, kv_heads, head_dim, generator=generator).to(dtype) for _ in range(2))
         slots = torch.tensor([own[at // block_size] * block_size + at % block_size for at in range(length)])
-        write_kv(k_cache, v_cache, k, v, slots)
+        here.backend().write_kv(k_cache, v_cache, k, v, slots)
         rows.append((torch.randn(count, heads, head_dim, generator=generator).to(dtype), k, v))
     q_start = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
     return rows, k_cache, v_cache, q_start, torch.tensor(lengths, dtype=torch.int32), table
@@ -80,7 +82,7 @@ def test_ragged_rows_attend_as_each_does_alone_in_float64(lengths, counts, heads
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case(lengths, counts, heads, kv_heads, head_dim, block_size)
     spec = AttentionSpec(head_dim**-0.5)
     q = torch.cat([row[0] for row in rows])
-    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec)
+    out = here.backend().paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec)
     expected = torch.cat([attend_in_float64(*row, spec) for row in rows])
     assert out.is_contiguous()
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=2e-5)
@@ -105,7 +107,7 @@ def test_scores_are_capped_hidden_and_sunk_as_in_float64(heads, kv_heads, head_d
             [9, 40, 12, 1, 30, 2], [1, 13, 1, 1, 30, 2], heads, kv_heads, head_dim, block_size
         )
         q = torch.cat([row[0] for row in rows])
-        out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec, sinks)
+        out = here.backend().paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec, sinks)
         expected = [attend_in_float64(*row, spec, sinks) for row in rows]
         torch.testing.assert_close(out.double(), torch.cat(expected), atol=2e-6, rtol=2e-5)
         for (q, k, v), of_row in zip(rows, expected, strict=True):
@@ -119,7 +121,7 @@ def test_what_all_windows_of_a_row_have_left_is_not_read(spec):
     lengths, counts = [9, 40, 12, 33], [1, 13, 1, 2]
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case(lengths, counts, 6, 2, 8, 4)
     q = torch.cat([row[0] for row in rows])
-    before = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec)
+    before = here.backend().paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec)
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         first = spec.window_start(length - count)
         for cache in (k_cache, v_cache):
@@ -127,16 +129,16 @@ def test_what_all_windows_of_a_row_have_left_is_not_read(spec):
                 cache[table[row, position // 4], position % 4] = math.nan
         table[row, : first // 4] = -1000
     assert (table == -1000).any() == (spec.window is not None)
-    assert torch.equal(paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec), before)
+    assert torch.equal(here.backend().paged_attention(q, k_cache, v_cache, q_start, kv_len, table, spec), before)
 
 
 def through_blocks(q, k, v, spec, sinks=None):
     """Whole prompts `[T, heads, D]` by a cache in blocks of 4."""
     length, num_blocks = len(q), -(-len(q) // 4)
     caches = [torch.zeros(num_blocks, 4, k.shape[1], k.shape[2]) for _ in range(2)]
-    write_kv(*caches, k, v, torch.arange(length))
+    here.backend().write_kv(*caches, k, v, torch.arange(length))
     bounds, table = torch.tensor([0, length], dtype=torch.int32), torch.arange(num_blocks, dtype=torch.int32)[None]
-    return paged_attention(q, *caches, bounds, bounds[1:], table, spec, sinks)
+    return here.backend().paged_attention(q, *caches, bounds, bounds[1:], table, spec, sinks)
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 40])
@@ -185,9 +187,11 @@ def test_a_spec_that_makes_no_sense_is_refused(fields, message):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_caches_lose_only_the_rounding_of_weights_and_result(dtype):
+    if here.backend().why_not(dtype, 16):
+        here.set_isa("torch")  # what a model in this dtype would be given
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case([50, 9, 30], [1, 9, 4], 6, 2, 16, 8, dtype)
     q = torch.cat([row[0] for row in rows])
-    out = paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.25))
+    out = here.backend().paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.25))
     expected = torch.cat([attend_in_float64(*row, AttentionSpec(0.25)) for row in rows])
     assert out.dtype == dtype
     eps = torch.finfo(dtype).eps
@@ -201,16 +205,18 @@ def test_queries_may_be_views_of_a_wider_matrix():
     rows, k_cache, v_cache, q_start, kv_len, table = ragged_case([5, 20, 17], [5, 1, 17], 6, 2, 8, 4)
     q = torch.cat([row[0] for row in rows])
     wide = torch.cat((q, torch.full((len(q), 4, 8), float("nan"))), dim=1)
-    again = paged_attention(wide[:, :6], k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.3))
+    again = here.backend().paged_attention(wide[:, :6], k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.3))
     assert again.is_contiguous()
-    assert torch.equal(again, paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.3)))
+    assert torch.equal(
+        again, here.backend().paged_attention(q, k_cache, v_cache, q_start, kv_len, table, AttentionSpec(0.3))
+    )
 
 
 def test_writing_touches_the_named_slots_only():
     k_cache = torch.zeros(3, 4, 2, 5)
     v_cache = torch.zeros(3, 4, 2, 5)
     k, v = torch.randn(2, 2, 5), torch.randn(2, 2, 5)
-    write_kv(k_cache, v_cache, k, v, torch.tensor([9, 2]))
+    here.backend().write_kv(k_cache, v_cache, k, v, torch.tensor([9, 2]))
     assert torch.equal(k_cache[2, 1], k[0])
     assert torch.equal(v_cache[0, 2], v[1])
     assert k_cache.count_nonzero() == k.count_nonzero()

@@ -12,8 +12,7 @@ from penstock.kernels.activation import gelu_new_reference as gelu_new
 from penstock.kernels.activation import gelu_reference as gelu
 from penstock.kernels.activation import relu_reference as relu
 from penstock.kernels.activation import silu_and_mul_reference as silu_and_mul
-from penstock.kernels.embedding import embedding
-from penstock.kernels.linear import linear
+from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.norm import layer_norm_reference as layer_norm
 from penstock.kernels.norm import rms_norm_reference as rms_norm
 from penstock.kernels.rope import rotate_reference as rotate
@@ -29,8 +28,10 @@ def random(*shape, seed=0, dtype=torch.float32):
 def test_linear_is_the_product_with_the_transpose_plus_the_bias(rows, inputs, outputs):
     x, weight, bias = random(rows, inputs), random(outputs, inputs, seed=1), random(outputs, seed=2)
     exact = x.double() @ weight.double().T
-    torch.testing.assert_close(linear(x, weight).double(), exact, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(linear(x, weight, bias).double(), exact + bias.double(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(DenseWeight(weight).matmul(None, x).double(), exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        DenseWeight(weight).matmul(None, x, bias).double(), exact + bias.double(), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -130,7 +131,7 @@ def test_activations_stay_finite_at_the_ends_of_float32(kernel):
 
 def test_embedding_gathers_copies_of_rows():
     table = random(7, 3)
-    out = embedding(torch.tensor([6, 0, 6]), table, table.dtype)
+    out = DenseWeight(table).rows(None, torch.tensor([6, 0, 6]), table.dtype)
     assert torch.equal(out, table[[6, 0, 6]])
     out.zero_()
     assert table.abs().min() > 0

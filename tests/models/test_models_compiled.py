@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import compiled_kernels as here
 import pytest
 import torch
 from tiny_checkpoints import VARIANTS, reference_logits, write_checkpoint
@@ -20,8 +22,10 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import paged_attend
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import ExpertStack
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int8, unpack
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
@@ -48,9 +52,9 @@ LENGTHS = (37, 5, 300, 1, 18)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    native.set_threads(1)
+    here.reset()
     yield
-    native.set_threads(1)
+    here.reset()
 
 
 @cache
@@ -73,14 +77,14 @@ def program_of(family: str, variant: str, packing: Packing, dtype: torch.dtype =
 @cache
 def model_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> CompiledExecutor:
     program = program_of(family, variant, packing, dtype)
-    assert why_not_compiled(program, dtype, CPU) is None
-    return CompiledExecutor(program, dtype)
+    assert why_not_compiled(program, dtype, here.backend()) is None
+    return CompiledExecutor(program, dtype, here.backend())
 
 
 @cache
 def one_by_one_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16):
     """The same program by the same kernels, operation by operation."""
-    return ReferenceExecutor(program_of(family, variant, packing, dtype), dtype)
+    return ReferenceExecutor(program_of(family, variant, packing, dtype), dtype, here.backend())
 
 
 def prompt_of(model, length: int) -> list[int]:
@@ -114,8 +118,11 @@ class Bench:
         for row in planned:
             self.tables.advance(row)
         batch = self.tables.batch(planned, CPU)
+        model, backend = copy(self.model), here.backend()
+        model.backend = backend
         with torch.inference_mode():
-            hidden = self.model.forward(batch.token_ids, batch.positions + shift, paged_attend(self.kv, batch))
+            attend = paged_attend(self.kv, batch, backend)
+            hidden = model.forward(batch.token_ids, batch.positions + shift, attend)
         return list(hidden.split([row.count for row in planned]))
 
 
@@ -127,7 +134,7 @@ def whole(model, length: int, **options) -> torch.Tensor:
 
 def exact_hidden(model: CompiledExecutor, length: int) -> torch.Tensor:
     """The same program on its packed numbers, in float32 throughout."""
-    exact = ReferenceExecutor(unpacked(model.program), torch.float32)
+    exact = ReferenceExecutor(unpacked(model.program), torch.float32, TorchBackend())
     with torch.inference_mode():
         return exact.forward(torch.tensor(prompt_of(model, length)), torch.arange(length), DenseAttention())
 
@@ -135,7 +142,7 @@ def exact_hidden(model: CompiledExecutor, length: int) -> torch.Tensor:
 def unpacked(program: Program) -> Program:
     def wide(value):
         if isinstance(value, PackedWeight):
-            return unpack(value)
+            return DenseWeight(unpack(value))
         if isinstance(value, ExpertStack):
             stacks = [[unpack(each[e]) for e in range(each.experts)] for each in (value.gate_up, value.down)]
             return ExpertStack(*map(torch.stack, stacks))
@@ -217,10 +224,10 @@ def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, 
     together = Bench(model, block_size=5, packed=False, cache_dtype=cache_dtype)
     for slot, length in enumerate(LENGTHS):
         together.admit(slot, prompt_of(model, length))
-    native.set_threads(3)
+    here.set_threads(3)
     for got, wanted in zip(together.step(*((s, 0, n, True) for s, n in enumerate(LENGTHS))), alone, strict=True):
         assert torch.equal(got, wanted)
-    native.set_threads(2)
+    here.set_threads(2)
     chunked = Bench(model, block_size=7, cache_dtype=cache_dtype)
     chunked.admit(0, prompt_of(model, 300))
     chunked.admit(1, prompt_of(model, 37))
@@ -260,7 +267,7 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
     lengths = (301, 3, 64, 1, 90)  # cut in the middle of a prompt, of a block and of a pair of positions
     results = []
     for threads in (1, 2, 3, 8, 16):
-        native.set_threads(threads)
+        here.set_threads(threads)
         for _ in range(3):
             bench = Bench(model, packed=packed, cache_dtype=cache_dtype)
             for slot, length in enumerate(lengths):
@@ -281,15 +288,15 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
     ],
 )
 def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, packing):
-    model, best = model_of(family, variant, packing, dtype), native.isa()
+    model, best = model_of(family, variant, packing, dtype), here.isa()
     wanted = whole(model, 40, cache_dtype=dtype).float()
     most = {Packing.F32: 1e-5, Packing.BF16: 0.02}.get(packing, 0.05)  # a last bit may tip a code over, 1 in 127
     try:
         for isa in native.isas():
-            native.set_isa(isa)
+            here.set_isa(isa)
             assert error(whole(model, 40, cache_dtype=dtype), wanted) < most**2
     finally:
-        native.set_isa(best)
+        here.set_isa(best)
 
 
 @pytest.mark.parametrize(("family", "variant"), [("gpt2", "odd_heads"), ("llama", "wide_heads_untied")])
@@ -309,15 +316,16 @@ def test_an_int8_cache_serves_too(family, variant, executor_of):
 
 
 def test_what_the_compiled_kernels_do_not_do_is_said():
+    backend = here.backend()
     for dtype in (torch.float32, torch.bfloat16):
-        assert "is not multiplied" in why_not_compiled(program_of("gpt2", "tied", Packing.DENSE, dtype), dtype, CPU)
+        assert "is not multiplied" in why_not_compiled(program_of("gpt2", "tied", Packing.DENSE, dtype), dtype, backend)
     packed = program_of("gpt2", "tied", Packing.BF16)
-    assert "not in torch.float16" in why_not_compiled(packed, torch.float16, CPU)
-    assert "on cuda" in why_not_compiled(packed, torch.bfloat16, torch.device("cuda"))
-    assert "heads of 257 are wider than 256" in why_not_compiled(small(head_dim=257), torch.bfloat16, CPU)
+    assert "not in torch.float16" in why_not_compiled(packed, torch.float16, backend)
+    assert "the backend torch" in why_not_compiled(packed, torch.bfloat16, TorchBackend())
+    assert "heads of 257 are wider than 256" in why_not_compiled(small(head_dim=257), torch.bfloat16, backend)
     if onednn_linear.available():
         onednn = program_of("llama", "wide_heads_untied", Packing.ONEDNN)
-        assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, CPU)
+        assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, backend)
 
 
 BAD = {
@@ -360,7 +368,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
     spoil(step)
     positions = step.pop("positions")
     with pytest.raises(ValueError, match=message):
-        model.forward(torch.arange(4), positions, PagedAttend(**step))
+        model.forward(torch.arange(4), positions, PagedAttend(**step, backend=here.backend()))
     assert all(bool((held == 3.0).all()) for held in (*kv.keys, *kv.values))
 
 
@@ -381,10 +389,10 @@ def small(
     feed_forward = PlainMlp(projection(inner, 4), projection(4, 6), 6, **{"activation": Activation.GELU_NEW, **mlp})
     return Program(
         shape=ModelShape(1, 4, 2, 2, head_dim, 8, 9),
-        embedding=(Embed(stream, torch.ones(8, 4)),),
+        embedding=(Embed(stream, DenseWeight(torch.ones(8, 4))),),
         layers=((*residual(stream, attention, before=norm), *residual(stream, feed_forward, before=norm)),),
         final=norm(stream, Register(OUT, 4)),
-        head=Head(torch.ones(8, 4)),
+        head=Head(DenseWeight(torch.ones(8, 4))),
         caches=(KvCacheSpec(2, head_dim),),
     )
 
@@ -430,7 +438,7 @@ def unlike_layers(pack: Callable[[torch.Tensor], PackedWeight]) -> Program:
 
     return Program(
         shape=ModelShape(3, 24, 6, 2, 20, 101, 512),
-        embedding=(Embed(stream, random(101, 24) * 5.0),),
+        embedding=(Embed(stream, DenseWeight(random(101, 24) * 5.0)),),
         layers=(
             residual(stream, attention(Heads(3, 1, 12), 0, 29), before=norm()),
             residual(stream, attention(Heads(6, 2, 20), 1, None), before=norm()),
@@ -448,9 +456,10 @@ UNLIKE = [(pack_f32, torch.float32), (pack_bf16, torch.bfloat16), (quantize_int8
 @pytest.mark.parametrize(("pack", "dtype"), UNLIKE)
 def test_layers_with_heads_of_their_own_and_a_shared_cache_compute_what_the_reference_does(pack, dtype):
     program = unlike_layers(pack)
-    model = CompiledExecutor(program, dtype)
+    model = CompiledExecutor(program, dtype, here.backend())
     ours, one_by_one = (
-        whole(executor, 70, cache_dtype=dtype).float() for executor in (model, ReferenceExecutor(program, dtype))
+        whole(executor, 70, cache_dtype=dtype).float()
+        for executor in (model, ReferenceExecutor(program, dtype, here.backend()))
     )
     exact = exact_hidden(model, 70)
     if dtype == torch.float32:
@@ -463,10 +472,10 @@ def test_layers_with_heads_of_their_own_and_a_shared_cache_compute_what_the_refe
 
 @pytest.mark.parametrize(("pack", "dtype"), UNLIKE)
 def test_bits_of_layers_that_share_a_cache_depend_on_the_sequence_alone(pack, dtype):
-    model = CompiledExecutor(unlike_layers(pack), dtype)
+    model = CompiledExecutor(unlike_layers(pack), dtype, here.backend())
     alone = [whole(model, length, cache_dtype=dtype) for length in LENGTHS]
     for threads, block_size, packed in ((1, 16, True), (3, 5, False), (16, 7, True)):
-        native.set_threads(threads)
+        here.set_threads(threads)
         together = Bench(model, block_size=block_size, packed=packed, cache_dtype=dtype)
         for slot, length in enumerate(LENGTHS):
             together.admit(slot, prompt_of(model, length))
@@ -486,7 +495,7 @@ def test_a_program_is_refused_that_does_not_fit_its_weights():
     def table(width: int, positions: int = 9) -> RotaryTable:
         return RotaryTable(torch.ones(positions, width), torch.ones(positions, width))
 
-    assert CompiledExecutor(small(rope=table(1)), torch.bfloat16), "and the rest of it fits"
+    assert CompiledExecutor(small(rope=table(1)), torch.bfloat16, here.backend()), "and the rest of it fits"
     for message, program in {
         "an RMS norm has no bias": small(norm_kind=NormKind.RMS),
         "does not have the sizes of its operands": small(inner=7),
@@ -495,7 +504,7 @@ def test_a_program_is_refused_that_does_not_fit_its_weights():
         "cos must be": small(rope=table(1, positions=0)),
     }.items():
         with pytest.raises(ValueError, match=message):
-            CompiledExecutor(program, torch.bfloat16)
+            CompiledExecutor(program, torch.bfloat16, here.backend())
 
 
 @pytest.mark.parametrize(
@@ -531,7 +540,9 @@ def test_a_step_without_rows_gives_nothing():
     model = model_of("llama", "wide_heads_untied", Packing.BF16)
     kv = KVStore(model.program.caches, 2, 16, torch.bfloat16, CPU)
     none, nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
-    rows = PagedAttend(kv.keys, kv.values, none, torch.zeros(1, dtype=torch.int32), nothing, nothing.view(0, 1))
+    rows = PagedAttend(
+        kv.keys, kv.values, none, torch.zeros(1, dtype=torch.int32), nothing, nothing.view(0, 1), here.backend()
+    )
     assert model.forward(none, none, rows).shape == (0, model.shape.hidden_size)
 
 

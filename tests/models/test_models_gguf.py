@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import reference_logits, write_checkpoint
 
 from penstock.contract.errors import ModelFileError
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention
 from penstock.nn.reference import ReferenceExecutor
@@ -88,7 +89,7 @@ def test_logits_from_a_gguf_file_are_those_of_transformers(tmp_path, family, var
     source = open_gguf(path, gguf_dialect)
     program = load(source.config, Binder(source, torch.float32, "cpu", str(path)), str(path))
     token_ids = torch.randint(program.shape.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1))
-    model = ReferenceExecutor(program, torch.float32)
+    model = ReferenceExecutor(program, torch.float32, TorchBackend())
     with torch.no_grad():
         logits = model.logits(model.forward(token_ids, torch.arange(LENGTH), DenseAttention()))
     torch.testing.assert_close(logits, reference_logits(directory, token_ids.tolist()), atol=1e-4, rtol=0)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
@@ -309,7 +310,7 @@ def load_model(
     """The checkpoint as Penstock loads it to serve sequences of this length, on the CPU, computed by torch."""
     files = open_model(directory, gguf_dialect)
     program = load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory), max_model_len)
-    return ReferenceExecutor(program, dtype)
+    return ReferenceExecutor(program, dtype, TorchBackend())
 
 
 def reference_logits(directory: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:

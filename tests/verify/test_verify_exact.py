@@ -28,8 +28,7 @@ DRY_RUN = partial(dry_run, target=fake_target())
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_model_that_computes_row_by_row_is_exact(seed, monkeypatch):
-    monkeypatch.setattr("penstock.nn.paged.paged_attention", row_attention)
+def test_a_model_that_computes_row_by_row_is_exact(seed):
     report = verify(target_of(RowLM()), replace(SMALL, seed=seed), EngineConfig())
     assert report.exact, report.table()
     assert report.first_failed is None
@@ -50,9 +49,8 @@ def test_the_fake_runner_is_exact(seed):
     assert not any(verdict.hit_tokens for verdict in report.verdicts if verdict.schedule.cache == "off")
 
 
-def test_a_used_up_budget_closes_the_reasoning_in_every_schedule(monkeypatch):
+def test_a_used_up_budget_closes_the_reasoning_in_every_schedule():
     """With all requests under a budget, so that preemptions and chunks fall before, into and behind the tag."""
-    monkeypatch.setattr("penstock.nn.paged.paged_attention", row_attention)
     target = target_of(RowLM())
     sizes = {"longest_prompt": 20, "new_tokens": 24}
     requests = tuple(
@@ -274,7 +272,6 @@ def test_a_real_checkpoint_whose_products_onednn_computes_is_exact(tmp_path, fam
         report = profile(served, Budget(requests=8, schedules=3, prompt_tokens=60, new_tokens=8))
     finally:
         torch.set_num_threads(threads)
-        native.set_threads(1)
     assert report.exact, report.verdict_line()
     assert report.tally.tokens > 60
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import verify_fakes as fakes
-from verify_fakes import SMALL, BatchLM, RowLM, ThreadLM, fake_target, row_attention, target_of, wrapped
+from verify_fakes import SMALL, BatchLM, RowLM, ThreadLM, fake_target, target_of, wrapped
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import EngineFault
@@ -36,27 +35,21 @@ def found(target, kinds=None, budget=SMALL):
     return report
 
 
-@pytest.fixture
-def exact_attention(monkeypatch):
-    monkeypatch.setattr("penstock.nn.paged.paged_attention", row_attention)
-
-
-def test_a_kernel_that_looks_at_the_number_of_rows(exact_attention):
+def test_a_kernel_that_looks_at_the_number_of_rows():
     report = found(target_of(BatchLM()))
     assert 0 < report.tally.largest < 1e-2  # last bits, not another computation
 
 
-def test_a_kernel_that_looks_at_the_number_of_threads(exact_attention):
+def test_a_kernel_that_looks_at_the_number_of_threads():
     found(target_of(ThreadLM()), kinds=lambda verdict: verdict.schedule.threads > 1)
 
 
-def test_rounding_that_depends_on_where_a_chunk_begins(monkeypatch):
-    monkeypatch.setattr("penstock.nn.paged.paged_attention", partial(row_attention, split_at_chunk=True))
-    report = found(target_of(RowLM()))
+def test_rounding_that_depends_on_where_a_chunk_begins():
+    report = found(target_of(RowLM(), split_at_chunk=True))
     assert 0 < report.tally.largest < 1e-2
 
 
-def test_a_generator_with_a_state(exact_attention, monkeypatch):
+def test_a_generator_with_a_state(monkeypatch):
     state = random.Random(0)
     monkeypatch.setattr("penstock.exec.sampler.uniform", lambda seed, choice, position: state.random())
     report = found(target_of(RowLM()))
@@ -64,11 +57,11 @@ def test_a_generator_with_a_state(exact_attention, monkeypatch):
     assert not greedy & {verdict.first.request for verdict in report.verdicts if verdict.first}
 
 
-def test_a_block_table_with_a_stale_entry(exact_attention):
+def test_a_block_table_with_a_stale_entry():
     found(wrapped(target_of(RowLM()), fakes.keep_a_stale_block))
 
 
-def test_block_keys_that_forget_what_came_before(exact_attention, monkeypatch):
+def test_block_keys_that_forget_what_came_before(monkeypatch):
     named = block_keys.block_key
     monkeypatch.setattr(block_keys, "block_key", lambda parent, tokens: named(b"", tokens))
     found(target_of(RowLM()), kinds=lambda verdict: verdict.hit_tokens)
@@ -82,7 +75,7 @@ def test_a_preempted_sequence_that_draws_anew():
     found(wrapped(fake_target(), fakes.choose_anew_after_preemption), kinds=lambda verdict: verdict.preemptions)
 
 
-def test_penalties_that_take_recomputed_output_for_prompt(exact_attention, monkeypatch):
+def test_penalties_that_take_recomputed_output_for_prompt(monkeypatch):
     for share in ("_GREEDY_SHARE", "_SHIFTED_SHARE"):
         monkeypatch.setattr(requests, share, 1.0)
     monkeypatch.setattr(requests, "_draw_shifts", lambda *_: {"presence_penalty": 1.0, "frequency_penalty": -0.5})
@@ -92,7 +85,7 @@ def test_penalties_that_take_recomputed_output_for_prompt(exact_attention, monke
 
 
 @pytest.mark.parametrize(("spoil", "what"), [(fakes.misplace_ranks, "ranks"), (fakes.misread_prompts, "prompt")])
-def test_what_is_told_beside_the_tokens_is_compared_too(exact_attention, monkeypatch, spoil, what):
+def test_what_is_told_beside_the_tokens_is_compared_too(monkeypatch, spoil, what):
     monkeypatch.setattr(requests, "_SCORED_SHARE", 1.0)
     report = found(wrapped(target_of(RowLM()), spoil=spoil), budget=replace(SMALL, schedules=2))
     assert (report.tally.ids, report.tally.logprobs) == (0, 0)

@@ -1,6 +1,6 @@
 """Models and runners for trying the harness: one that is exact by construction, and many that are not.
 
-`RowLM` computes every row by itself with operations whose shapes depend on that row alone, and `row_attention` every
+`RowLM` computes every row by itself with operations whose shapes depend on that row alone, and `RowBackend` every
 query by itself, so no batch, chunk or thread can touch a bit. Each violation changes one thing of that.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -18,6 +18,7 @@ from penstock.contract.config import SchedulerConfig
 from penstock.contract.model import GgufVocabulary, KvCacheSpec, ModelShape
 from penstock.contract.plan import RowResult
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.sim.fake_runner import FakeRunner
 from penstock.text import TextModel, open_text
 from penstock.verify import Budget, Target
@@ -106,8 +107,18 @@ def _other_order(rows, weight):
     return torch.stack([(weight.flip(1) * row.flip(0)).sum(-1) for row in rows])
 
 
+@dataclass(frozen=True, slots=True)
+class RowBackend(TorchBackend):
+    """Torch's, but for attention."""
+
+    split_at_chunk: bool = False
+
+    def paged_attention(self, *arguments):
+        return row_attention(*arguments, split_at_chunk=self.split_at_chunk)
+
+
 def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks=None, *, split_at_chunk=False):
-    """The signature of the runner's attention. `split_at_chunk` sums what lies before the chunk apart, a violation."""
+    """The signature of a backend's attention. `split_at_chunk` sums what lies before the chunk apart, a violation."""
     out = torch.empty(q.shape)
     bounds = q_start.tolist()
     for row, length in enumerate(kv_len.tolist()):
@@ -129,14 +140,15 @@ def _attend(q, keys, values, scale, parts):
     return mixed / total[:, None]
 
 
-def loaded(model: RowLM) -> LoadedModel:
+def loaded(model: RowLM, *, split_at_chunk: bool = False) -> LoadedModel:
     files = SimpleNamespace(digest=b"a toy", path="toy", text=None)
     program = SimpleNamespace(caches=(KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers)
-    return LoadedModel(files, program, model, torch.device("cpu"), torch.float32, torch.float32, weight_bytes=0)
+    backend = RowBackend(split_at_chunk=split_at_chunk)
+    return LoadedModel(files, program, model, backend, torch.float32, torch.float32, weight_bytes=0)
 
 
-def target_of(model: RowLM) -> Target:
-    return Target.of(loaded(model), 1, TEXT)
+def target_of(model: RowLM, *, split_at_chunk: bool = False) -> Target:
+    return Target.of(loaded(model, split_at_chunk=split_at_chunk), 1, TEXT)
 
 
 class Wrapped:

@@ -16,9 +16,11 @@ from penstock import app
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, ModelFileError
 from penstock.kernels import native, onednn_linear
-from penstock.kernels.linear import linear
+from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention
 from penstock.nn.reference import ReferenceExecutor
@@ -31,6 +33,7 @@ from penstock.weights.source import TensorSource
 PROMPT = list(range(5, 45))
 needs_onednn = pytest.mark.skipif(not onednn_linear.available(), reason="this torch was built without oneDNN")
 FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+BACKEND = CpuBackend() if native.available() else TorchBackend()
 
 
 class Held(TensorSource):
@@ -58,7 +61,8 @@ def test_a_dense_weight_is_a_plain_tensor_and_a_packed_one_stands_for_nearly_the
     parts = [("a", (40, 64)), ("b", (24, 64))]
     stacked = torch.cat(list(weights.values()))
     dense = Binder(Held(weights), torch.float32, "cpu", "m").take_linear(parts)
-    assert torch.equal(dense, stacked)
+    assert isinstance(dense, DenseWeight)
+    assert torch.equal(dense.numbers, stacked)
     for dtype, packing, most in (
         (torch.float32, Packing.F32, 0),
         (torch.float32, Packing.STORED, 0),
@@ -99,7 +103,7 @@ def test_onednn_packs_projections_and_leaves_heads_and_tables_to_us():
     assert binder.bytes == projection.nbytes + head.nbytes + table.nbytes
     assert (head.kind, table.kind) == (PackedKind.BF16, PackedKind.BF16)
     x, stacked = draw(3, 64).bfloat16(), torch.cat((weights["a"], weights["b"])).bfloat16()
-    torch.testing.assert_close(linear(x, projection), x @ stacked.T, rtol=2**-7, atol=2**-7)
+    torch.testing.assert_close(projection.matmul(None, x), x @ stacked.T, rtol=2**-7, atol=2**-7)
 
 
 @needs_onednn
@@ -108,7 +112,7 @@ def test_a_transposed_weight_is_packed_by_onednn_outputs_first():
     binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN)
     projection = binder.take_linear([("a", (40, 64))], transposed=True)
     x = torch.eye(64).bfloat16()
-    assert torch.equal(linear(x, projection), weights["a"].bfloat16())
+    assert torch.equal(projection.matmul(None, x), weights["a"].bfloat16())
 
 
 @needs_onednn
@@ -131,7 +135,7 @@ def test_a_head_of_its_own_has_the_form_of_a_projection_where_that_can_be_read_u
         binder = Binder(Held({"a": draw(64, 64)}), dtype, "cpu", "m", packing=packing)
         assert binder.take_head("a", (64, 64)).kind is kind
     dense = Binder(Held({"a": draw(64, 64)}), torch.float32, "cpu", "m").take_head("a", (64, 64))
-    assert torch.equal(dense, draw(64, 64))
+    assert torch.equal(dense.numbers, draw(64, 64))
 
 
 def test_numbers_that_a_form_cannot_hold_are_named():
@@ -145,7 +149,7 @@ def test_every_family_computes_on_packed_float32_weights_what_transformers_does(
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory, gguf_dialect)
     program = load(files.config, Binder(files.source, torch.float32, "cpu", "m", packing=Packing.F32), "m")
-    model = ReferenceExecutor(program, torch.float32)
+    model = ReferenceExecutor(program, torch.float32, BACKEND)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():
         ours = model.logits(model.forward(torch.tensor(prompt), torch.arange(len(prompt)), DenseAttention()))
@@ -160,7 +164,7 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory, gguf_dialect)
     binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
-    model = ReferenceExecutor(load(files.config, binder, str(directory)), torch.bfloat16)
+    model = ReferenceExecutor(load(files.config, binder, str(directory)), torch.bfloat16, BACKEND)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():
         hidden = model.forward(torch.tensor(prompt), torch.arange(len(prompt)), DenseAttention())

@@ -22,19 +22,18 @@ from torch import Tensor
 
 from penstock.bench.limits import Limits
 from penstock.contract.model import KvCacheSpec, ModelShape
-from penstock.kernels import native, native_peak, onednn_linear
+from penstock.kernels import native_peak, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.native import Cpu
 from penstock.kernels.native_attention import (
     int8_keys_shape,
     int8_values_shape,
     packed_keys_shape,
     packed_values_shape,
-    paged_attention,
     rotate_and_write,
-    write_kv,
 )
-from penstock.kernels.native_rows import gelu_new, layer_norm, rms_norm, silu_and_mul
-from penstock.kernels.native_sampler import Terms, choose
+from penstock.kernels.native_sampler import Terms
 from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import embedding_rows, packed_gated_linear, packed_linear
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int4, quantize_int8
@@ -98,30 +97,28 @@ def shortest_seconds(call: Callable[[], object], spent: float = 0.2) -> float:
     return best
 
 
-def measure_limits(rounds: int = 100_000, memory_bytes: int = LIMIT_BYTES) -> Limits:
-    """The machine's limits with the threads and instruction set that kernels use now; about a second.
+def measure_limits(backend: CpuBackend, rounds: int = 100_000, memory_bytes: int = LIMIT_BYTES) -> Limits:
+    """The machine's limits with the threads and instruction set of a backend; about a second.
 
     Args:
+        backend: whose.
         rounds: of independent products, in one call.
         memory_bytes: read at once; must be far more than the caches hold.
-
-    Raises:
-        RuntimeError: this installation has no compiled kernels.
     """
     memory = WeightMemory().take(memory_bytes).fill_(0)
 
     def ops(arithmetic: str) -> float:
-        done = native_peak.compute(arithmetic, rounds)
-        return done / shortest_seconds(partial(native_peak.compute, arithmetic, rounds))
+        done = native_peak.compute(backend.cpu, arithmetic, rounds)
+        return done / shortest_seconds(partial(native_peak.compute, backend.cpu, arithmetic, rounds))
 
-    read = memory_bytes / shortest_seconds(partial(native_peak.read, memory))
-    return Limits(native.isa(), native.threads(), read, ops("fp32"), ops("bf16"), ops("int8"))
+    read = memory_bytes / shortest_seconds(partial(native_peak.read, backend.cpu, memory))
+    return Limits(backend.isa, backend.threads, read, ops("fp32"), ops("bf16"), ops("int8"))
 
 
-def kernel_rows(names: Sequence[str], announce: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def kernel_rows(backend: CpuBackend, names: Sequence[str], announce: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Time the kernels of some of `KERNELS`; a row of JSON each, `announce` is told before each."""
     for name in names:
-        for case in KERNELS[name]():
+        for case in KERNELS[name](backend):
             announce(f"{case.kernel} {case.form} {case.rows}")
             seconds = best_seconds(case.call)
             row = {"kernel": case.kernel, "form": case.form, "rows": case.rows, "seconds": seconds}
@@ -205,7 +202,9 @@ def _project(product: Callable[[Tensor, _AnyPacked], Tensor], x: Tensor, turns: 
     return product(x, turns.next())
 
 
-def _linear_cases(kernel: str, product: Callable[..., Tensor], *, residual: bool = False) -> Iterator[Case]:
+def _linear_cases(
+    backend: CpuBackend, *, kernel: str, product: Callable[..., Tensor], residual: bool = False
+) -> Iterator[Case]:
     for inputs, outputs in LINEAR_SHAPES:
         for kind in _PACK:
             weight = _weight(kind, outputs, inputs)
@@ -213,14 +212,15 @@ def _linear_cases(kernel: str, product: Callable[..., Tensor], *, residual: bool
             for rows in ROWS:
                 x = torch.randn(rows, inputs).to(_dtype(kind))
                 form, ops = f"{kind} {inputs}->{outputs}", 2 * rows * inputs * outputs
-                added = partial(product, residual=torch.randn(rows, outputs)) if residual else product
+                ours = partial(product, backend.cpu)
+                added = partial(ours, residual=torch.randn(rows, outputs)) if residual else ours
                 yield Case(
                     kernel, form, rows, weight.nbytes, ops, _arithmetic(kind),
                     partial(_project, added, x, turns),
                 )  # fmt: skip
 
 
-def _onednn_cases() -> Iterator[Case]:
+def _onednn_cases(backend: CpuBackend) -> Iterator[Case]:
     """The same products by oneDNN, which serves where it has AMX or is asked to; none where torch lacks it."""
     for inputs, outputs in LINEAR_SHAPES if onednn_linear.available() else ():
         numbers = torch.randn(outputs, inputs) * inputs**-0.5
@@ -230,17 +230,25 @@ def _onednn_cases() -> Iterator[Case]:
             x = torch.randn(rows, inputs).bfloat16()
             yield Case(
                 "linear", f"onednn {inputs}->{outputs}", rows, weight.nbytes, 2 * rows * inputs * outputs, "bf16",
-                partial(_project, onednn_linear.onednn_linear, x, turns),
+                partial(_project, partial(onednn_linear.onednn_linear, threads=backend.threads), x, turns),
             )  # fmt: skip
 
 
-def _lookup_cases() -> Iterator[Case]:
+def _lookup_cases(backend: CpuBackend) -> Iterator[Case]:
     for kind in _PACK:
         table = _weight(kind, VOCABULARY, HIDDEN)
         for rows in ROWS:
             ids = torch.randint(VOCABULARY, (rows,))
             moved = rows * (table.nbytes // VOCABULARY + HIDDEN * torch.float32.itemsize)
-            yield Case("lookup", f"{kind} {HIDDEN} wide", rows, moved, 0, "", partial(embedding_rows, ids, table))
+            yield Case(
+                "lookup",
+                f"{kind} {HIDDEN} wide",
+                rows,
+                moved,
+                0,
+                "",
+                partial(embedding_rows, ids, table, cpu=backend.cpu),
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,11 +264,11 @@ class _Cache:
     write_slots: Tensor
 
     @classmethod
-    def of(cls, sequences: int, new_tokens: int, dtype: torch.dtype = torch.bfloat16) -> _Cache:
+    def of(cls, backend: CpuBackend, sequences: int, new_tokens: int, dtype: torch.dtype = torch.bfloat16) -> _Cache:
         """For a step in which each sequence computes its last `new_tokens` positions."""
         count = -(-CONTEXT // BLOCK)
         blocks = torch.randperm(sequences * count).view(sequences, count)
-        keys, values = _filled(sequences * count, dtype)
+        keys, values = _filled(backend, sequences * count, dtype)
         last = torch.arange(CONTEXT - new_tokens, CONTEXT)
         return cls(
             keys=keys,
@@ -277,7 +285,7 @@ class _Cache:
         return int(self.keys.nbytes + self.values.nbytes)
 
 
-def _filled(num_blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _filled(backend: CpuBackend, num_blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Random keys and values in every position of so many blocks, as the kernels store them."""
     shape = (num_blocks, BLOCK, KV_HEADS, HEAD_DIM)
     if dtype == torch.int8:
@@ -290,7 +298,7 @@ def _filled(num_blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     for first in range(0, num_blocks * BLOCK, CONTEXT):  # in pieces, lest the numbers take more than the cache
         slots = torch.arange(first, min(first + CONTEXT, num_blocks * BLOCK))
         k, v = (torch.randn(len(slots), KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
-        write_kv(keys, values, k, v, slots)
+        backend.write_kv(keys, values, k, v, slots)
     return keys, values
 
 
@@ -299,22 +307,22 @@ def _pairs(sequences: int, new_tokens: int) -> int:
     return sequences * sum(range(CONTEXT - new_tokens + 1, CONTEXT + 1))
 
 
-def _attend(q: Tensor, cache: _Cache) -> Tensor:
+def _attend(backend: CpuBackend, q: Tensor, cache: _Cache) -> Tensor:
     spec = AttentionSpec(HEAD_DIM**-0.5)
-    return paged_attention(q, cache.keys, cache.values, cache.q_start, cache.kv_len, cache.block_table, spec)
+    return backend.paged_attention(q, cache.keys, cache.values, cache.q_start, cache.kv_len, cache.block_table, spec)
 
 
-def _attention_cases() -> Iterator[Case]:
+def _attention_cases(backend: CpuBackend) -> Iterator[Case]:
     # Attention over int8 multiplies 16 bits by 8, for which no limit is measured.
     for kernel, dtype, arithmetic in (("attention", torch.bfloat16, "bf16"), ("attention, int8", torch.int8, "")):
         for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
-            cache, count = _Cache.of(sequences, new_tokens, dtype), sequences * new_tokens
+            cache, count = _Cache.of(backend, sequences, new_tokens, dtype), sequences * new_tokens
             q = torch.randn(count, Q_HEADS, HEAD_DIM).bfloat16()
             form = f"{'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
             ops = 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens) if arithmetic else 0
             yield Case(
                 kernel, form, count, cache.bytes, ops, arithmetic,
-                partial(_attend, q, cache),
+                partial(_attend, backend, q, cache),
             )  # fmt: skip
 
 
@@ -323,41 +331,49 @@ def _angles() -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def _rotate_and_write(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, cache: _Cache) -> Tensor:
-    return rotate_and_write(q, k, v, cache.positions, cos, sin, cache.keys, cache.values, cache.write_slots)
+def _rotate_and_write(cpu: Cpu, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, cache: _Cache) -> Tensor:
+    return rotate_and_write(cpu, q, k, v, cache.positions, cos, sin, cache.keys, cache.values, cache.write_slots)
 
 
-def _rope_cases() -> Iterator[Case]:
+def _rope_cases(backend: CpuBackend) -> Iterator[Case]:
     cos, sin = _angles()
     for rows in ROWS:
-        cache = _Cache.of(1, rows)
+        cache = _Cache.of(backend, 1, rows)
         q, k, v = (torch.randn(rows, heads, HEAD_DIM).bfloat16() for heads in (Q_HEADS, KV_HEADS, KV_HEADS))
         yield Case(
             "rope and KV write", f"{Q_HEADS} + {KV_HEADS} heads", rows, 2 * (q.nbytes + k.nbytes + v.nbytes), 0, "",
-            partial(_rotate_and_write, q, k, v, cos, sin, cache),
+            partial(_rotate_and_write, backend.cpu, q, k, v, cos, sin, cache),
         )  # fmt: skip
 
 
-def _norm_cases() -> Iterator[Case]:
+def _norm_cases(backend: CpuBackend) -> Iterator[Case]:
     weight, bias, form = torch.ones(HIDDEN), torch.zeros(HIDDEN), f"{HIDDEN} wide"
     for rows in ROWS:
         x = torch.randn(rows, HIDDEN).bfloat16()
-        yield Case("rms_norm", form, rows, 2 * x.nbytes, 0, "", partial(rms_norm, x, weight, 1e-5))
+        yield Case("rms_norm", form, rows, 2 * x.nbytes, 0, "", partial(backend.rms_norm, x, weight, 1e-5))
     for rows in ROWS:
         x = torch.randn(rows, HIDDEN).bfloat16()
-        yield Case("layer_norm", form, rows, 2 * x.nbytes, 0, "", partial(layer_norm, x, weight, bias, 1e-5))
+        yield Case("layer_norm", form, rows, 2 * x.nbytes, 0, "", partial(backend.layer_norm, x, weight, bias, 1e-5))
 
 
-def _activation_cases() -> Iterator[Case]:
+def _activation_cases(backend: CpuBackend) -> Iterator[Case]:
     for rows in ROWS:
         x = torch.randn(rows, 2 * INNER).bfloat16()
-        yield Case("silu_and_mul", f"{INNER} wide", rows, x.nbytes * 3 // 2, 0, "", partial(silu_and_mul, x))
+        yield Case(
+            "silu_and_mul",
+            f"{INNER} wide",
+            rows,
+            x.nbytes * 3 // 2,
+            0,
+            "",
+            partial(backend.activate, x, "silu_and_mul"),
+        )
     for rows in ROWS:
         x = torch.randn(rows, INNER).bfloat16()
-        yield Case("gelu_new", f"{INNER} wide", rows, 2 * x.nbytes, 0, "", partial(gelu_new, x))
+        yield Case("gelu_new", f"{INNER} wide", rows, 2 * x.nbytes, 0, "", partial(backend.activate, x, "gelu_new"))
 
 
-def _sampler_cases() -> Iterator[Case]:
+def _sampler_cases(backend: CpuBackend) -> Iterator[Case]:
     for form, temperature in (("greedy", 0.0), ("temperature, top_p", 0.8)):
         for rows in (1, 8, 32):
             logits = torch.randn(rows, VOCABULARY) * 3
@@ -369,14 +385,14 @@ def _sampler_cases() -> Iterator[Case]:
                 wants_logprob=torch.zeros(rows, dtype=torch.bool),
             )
             uniform = torch.rand(rows, dtype=torch.float64)
-            yield Case("sampler", form, rows, logits.nbytes, 0, "", partial(choose, logits, terms, uniform))
+            yield Case("sampler", form, rows, logits.nbytes, 0, "", partial(backend.choose, logits, terms, uniform))
 
 
-def _decoder_cases() -> Iterator[Case]:
+def _decoder_cases(backend: CpuBackend) -> Iterator[Case]:
     for kind in _PACK:
-        decoder, weight_bytes, weights = _decoder(kind)
+        decoder, weight_bytes, weights = _decoder(backend, kind)
         for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
-            caches = [_Cache.of(sequences, new_tokens, _dtype(kind)) for _ in range(LAYERS)]
+            caches = [_Cache.of(backend, sequences, new_tokens, _dtype(kind)) for _ in range(LAYERS)]
             count, form = sequences * new_tokens, f"{kind} {'decode' if new_tokens == 1 else 'prefill'} at {CONTEXT}"
             ops = 2 * weights * count + LAYERS * 4 * Q_HEADS * HEAD_DIM * _pairs(sequences, new_tokens)
             moved = weight_bytes + sum(cache.bytes for cache in caches)
@@ -384,7 +400,7 @@ def _decoder_cases() -> Iterator[Case]:
             yield Case(f"decoder, {LAYERS} layers", form, count, moved, ops, _arithmetic(kind), run)
 
 
-def _decoder(kind: str) -> tuple[CompiledExecutor, int, int]:
+def _decoder(backend: CpuBackend, kind: str) -> tuple[CompiledExecutor, int, int]:
     """A decoder in the shape of the default model, its bytes and its weights; layers are copies of one."""
     memory = WeightMemory()
     width = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -409,20 +425,28 @@ def _decoder(kind: str) -> tuple[CompiledExecutor, int, int]:
         head=Head(made[0]),  # not computed: it says in which dtype hidden states come out
         caches=(KvCacheSpec(KV_HEADS, HEAD_DIM),) * LAYERS,
     )
-    executor = CompiledExecutor(program, _dtype(kind))
+    executor = CompiledExecutor(program, _dtype(kind), backend)
     return executor, LAYERS * sum(each.nbytes for each in made), LAYERS * sum(a * b for a, b in shapes)
 
 
 def _decoder_call(executor: CompiledExecutor, caches: list[_Cache], embedded: Tensor) -> Callable[[], object]:
     step, keys, values = caches[0], [cache.keys for cache in caches], [cache.values for cache in caches]
-    rows = PagedAttend(keys, values, step.write_slots, step.q_start, step.kv_len, step.block_table)
+    rows = PagedAttend(keys, values, step.write_slots, step.q_start, step.kv_len, step.block_table, executor.backend)
     return lambda: executor.compute_layers(embedded.clone(), step.positions, rows)
 
 
-KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
-    "linear": lambda: chain(_linear_cases("linear", packed_linear), _onednn_cases()),
-    "residual": partial(_linear_cases, "linear, residual", packed_linear, residual=True),
-    "gated": partial(_linear_cases, "linear, gated", packed_gated_linear),
+def _packed_product(cpu: Cpu, x: Tensor, weight: PackedWeight, residual: Tensor | None = None) -> Tensor:
+    return packed_linear(x, weight, None, residual, cpu=cpu)
+
+
+def _products(backend: CpuBackend) -> Iterator[Case]:
+    return chain(_linear_cases(backend, kernel="linear", product=_packed_product), _onednn_cases(backend))
+
+
+KERNELS: dict[str, Callable[[CpuBackend], Iterator[Case]]] = {
+    "linear": _products,
+    "residual": partial(_linear_cases, kernel="linear, residual", product=_packed_product, residual=True),
+    "gated": partial(_linear_cases, kernel="linear, gated", product=packed_gated_linear),
     "lookup": _lookup_cases,
     "attention": _attention_cases,
     "rope": _rope_cases,

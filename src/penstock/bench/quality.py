@@ -23,6 +23,7 @@ from penstock.contract.config import QUANTIZATIONS, EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.exec.device import (
     good_dtypes,
+    open_backend,
     resolve_device,
     resolve_dtype,
     resolve_linear_kernels,
@@ -31,7 +32,6 @@ from penstock.exec.device import (
 from penstock.exec.divergence import Divergence, divergence
 from penstock.exec.kv_store import resolve_kv_dtype
 from penstock.exec.scorer import Scorer
-from penstock.kernels import native
 from penstock.text import TextModel
 from penstock.weights.files import ModelFiles
 
@@ -142,12 +142,13 @@ def possible_variants(config: EngineConfig, files: ModelFiles, wanted: Sequence[
         ConfigError: the model or the machine does not allow a wanted one.
     """
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, native.available()))
+    backend = open_backend(device, threads=1)
+    dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, backend.exact))
     possible = []
     for each in dict.fromkeys(with_variant(config, name) for name in wanted or QUANTIZATIONS[1:]):  # all but auto
-        resolve_kv_dtype(each.kv_cache_dtype, dtype, device)
+        resolve_kv_dtype(each.kv_cache_dtype, dtype, backend)
         try:
-            packing = resolve_packing(each.quantization, files.stored_dtype, dtype, device, native.isa())
+            packing = resolve_packing(each.quantization, files.stored_dtype, dtype, device, backend.isa)
             resolve_linear_kernels(each.linear_kernels, packing, files.num_weights)
         except ConfigError:
             if wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -80,6 +81,7 @@ def batch_command(
     (config,) = build_configs(context, EngineConfig)
     loads = batch.grid(prompt_tokens, new_tokens, streams)
     head = provenance()
+    from penstock.exec.device import compute_threads
     from penstock.llm.offline import LLM  # brings torch in: not for --help
 
     with LLM(**library_options(config)) as llm:
@@ -87,7 +89,8 @@ def batch_command(
             click.echo(line, err=json_only(target))
         kv = llm.scheduler.config
         batch.check_fits(loads, kv.max_num_seqs, llm.card.max_model_len, kv.num_blocks * kv.block_size)
-        limits = measured_limits() if with_limits else None
+        threads = compute_threads(config.threads)
+        limits = measured_limits(threads) if with_limits else None
         rows = []
         with tqdm(total=len(loads) * repeats, desc="Measuring", unit="run", leave=False, disable=None) as bar:
             for load in loads:
@@ -98,7 +101,7 @@ def batch_command(
                     bar.update()
                 rows.append(batch.summary(runs))
         costs = [batch.costs(load, llm.cost) for load in loads]
-        if limits is not None and (limits := measured_limits(limits)) is not None:
+        if limits is not None and (limits := measured_limits(threads, limits)) is not None:
             rows = [row | shares(row, each, limits) for row, each in zip(rows, costs, strict=True)]
             click.echo(limits_line(limits), err=json_only(target))
     record = head | {"kind": "batch", "config": asdict(config)}
@@ -107,12 +110,17 @@ def batch_command(
     report(batch.batch_table(rows), record, target)
 
 
-def measured_limits(earlier: Limits | None = None) -> Limits | None:
-    """The machine's limits, or better ones than `earlier`; None without compiled kernels."""
-    from penstock.bench.kernels import measure_limits
-    from penstock.kernels import native
+def measured_limits(threads: int, earlier: Limits | None = None) -> Limits | None:
+    """The machine's limits, or better ones than `earlier`; None without compiled kernels.
 
-    if not native.available():
+    With the instruction set that each process of ours takes, so that they are those of its kernels.
+    """
+    from penstock.bench.kernels import measure_limits
+    from penstock.exec.device import open_backend, resolve_device
+    from penstock.kernels.cpu_backend import CpuBackend
+
+    backend = open_backend(resolve_device("cpu"), threads, os.environ.get("PENSTOCK_ISA", ""))
+    if not isinstance(backend, CpuBackend):
         return None
-    limits = measure_limits()
+    limits = measure_limits(backend)
     return limits if earlier is None else earlier.or_better(limits)

@@ -45,23 +45,22 @@ def command(names: tuple[str, ...], threads: int, isa: str, target: Path | None)
     """Measure each compiled kernel in bytes and operations a second, beside the machine's own limits."""
     head = provenance()
     from penstock.bench import kernels
-    from penstock.exec.device import set_isa, set_threads
-    from penstock.kernels import native
+    from penstock.exec.device import compute_threads, open_backend, resolve_device, set_torch_threads
+    from penstock.kernels.cpu_backend import CpuBackend
 
-    if not native.available():
+    named = (isa, "isa") if isa else (os.environ.get("PENSTOCK_ISA", ""), "PENSTOCK_ISA")
+    count = compute_threads(threads)
+    backend = open_backend(resolve_device("cpu"), count, *named)
+    if not isinstance(backend, CpuBackend):
         raise ConfigError("kernels", "this installation has no compiled kernels: it was made without a C++ compiler")
-    if isa:
-        set_isa(isa, "isa")
-    else:
-        set_isa(os.environ.get("PENSTOCK_ISA", ""))
-    set_threads(threads, packed=True)
-    limits = kernels.measure_limits()
+    set_torch_threads(count, packed=True)
+    limits = kernels.measure_limits(backend)
     with tqdm(desc="Measuring", unit="kernel", leave=False, disable=None) as bar:
         timed = []
-        for row in kernels.kernel_rows(names or NAMES, bar.set_postfix_str):
+        for row in kernels.kernel_rows(backend, names or NAMES, bar.set_postfix_str):
             timed.append(row)
             bar.update()
-    limits = limits.or_better(kernels.measure_limits())
+    limits = limits.or_better(kernels.measure_limits(backend))
     rows = [kernels.with_shares(row, limits) for row in timed]
     click.echo(limits_line(limits), err=json_only(target))
     record = head | {"kind": "kernels", "limits": asdict(limits), "rows": rows, "load_average_after": load_average()}

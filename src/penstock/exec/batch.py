@@ -72,7 +72,7 @@ class _Form:
     def batch(self, device: torch.device) -> ForwardBatch:
         """What lies in the memory now, on `device`; the host keeps what the host reads."""
         host = self._batch
-        if device.type == "cpu":
+        if device == host.token_ids.device:
             return host
         token_ids, positions, write_slots, block_table = (
             tensor.to(device) for tensor in (host.token_ids, host.positions, host.write_slots, host.block_table)

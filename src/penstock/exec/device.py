@@ -1,4 +1,4 @@
-"""What the machine can do: device, dtype, threads and free memory, from what the operator chose and what is there.
+"""What the machine can do: device, backend, dtype, threads and free memory, from what was chosen and what is there.
 
 Decides what `auto` and 0 mean. Knows options and hardware, but no model: of a checkpoint it is told only the name of
 the dtype that it is stored in.
@@ -14,6 +14,9 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.kernels import native, onednn_linear
+from penstock.kernels.backend import Backend
+from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.weights.packing import Packing
 
 __all__ = [
@@ -21,12 +24,12 @@ __all__ = [
     "free_memory",
     "good_dtypes",
     "kv_budget",
+    "open_backend",
     "resolve_device",
     "resolve_dtype",
     "resolve_linear_kernels",
     "resolve_packing",
-    "set_isa",
-    "set_threads",
+    "set_torch_threads",
 ]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -166,7 +169,7 @@ def resolve_linear_kernels(option: str, packing: Packing, num_weights: int, cpui
 
 
 def _instead(device: torch.device) -> str:
-    return "the model runs on CUDA" if device.type == "cuda" else "this installation was made without a C++ compiler"
+    return "the model runs on CUDA" if device.type == "cuda" else "this was installed without a C++ compiler"
 
 
 def compute_threads(option: int) -> int:
@@ -174,36 +177,35 @@ def compute_threads(option: int) -> int:
     return option or min(_physical_cores(), _cpu_quota(_CGROUP))
 
 
-def set_isa(name: str, option: str = "PENSTOCK_ISA") -> None:
-    """Use the compiled kernels of one instruction set, for tests and comparisons; "" leaves those in use.
+def open_backend(device: torch.device, threads: int, isa: str = "", option: str = "PENSTOCK_ISA") -> Backend:
+    """What computes on a device: on a CPU the compiled kernels, where this installation has them; else torch.
 
     Args:
-        name: one of `native.isas()`, or "".
-        option: what the operator gave it by, for messages.
+        device: where the model runs.
+        threads: for the compiled kernels, as `compute_threads` has them; every backend has its own.
+        isa: for tests and comparisons: one of `native.isas()`, or `torch` for the references; "" takes the best.
+        option: what the operator gave `isa` by, for messages.
 
     Raises:
         ConfigError: there are no such kernels, or this machine cannot run them.
     """
-    if not name:
-        return
-    if name not in native.isas():
+    if isa and isa != "torch" and isa not in native.isas():
         there = ", ".join(native.isas()) or "none: this installation was made without a C++ compiler"
-        raise ConfigError(option, f"{name!r} cannot run here; there are {there}")
-    native.set_isa(name)
+        raise ConfigError(option, f"{isa!r} cannot run here; there are {there}")
+    if device.type == "cuda" or not native.available():
+        return TorchBackend(device, _instead(device))
+    return TorchBackend(device) if isa == "torch" else CpuBackend(isa, threads)
 
 
-def set_threads(option: int, packed: bool = False) -> int:
-    """Set the compute threads of torch and the compiled kernels for the option `threads`; says how many there are.
+def set_torch_threads(threads: int, packed: bool = False) -> None:
+    """Set the threads of torch's own operations, of which the whole process has one number: torch knows no other way.
 
     Args:
-        option: as for `compute_threads`.
+        threads: how many.
         packed: whether the model's projections are packed. Then torch, left with small operations, gets one thread:
             its waiting threads would hold the processors that the compiled kernels' threads need.
     """
-    threads = compute_threads(option)
-    native.set_threads(threads)
     torch.set_num_threads(1 if packed else threads)
-    return threads
 
 
 def free_memory(device: torch.device, meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

@@ -27,6 +27,7 @@ from penstock.contract.plan import Admit, Row
 from penstock.contract.ports import Grammars, Matcher, Thinking, ThinkingBudgets
 from penstock.contract.thinking import ThinkingBudget
 from penstock.exec.sampler import RowSampling, Sampled, ViewRows, sample, score_again
+from penstock.kernels.backend import Choose
 
 __all__ = ["GrammarMasking", "PendingMasks"]
 
@@ -98,9 +99,13 @@ class GrammarMasking:
     Args:
         grammars: None in a runner that is never given a grammar.
         budgets: None in one that is never given a thinking budget.
+        choose: the backend's compiled call, as for `sampler.sample`.
     """
 
-    def __init__(self, grammars: Grammars | None, budgets: ThinkingBudgets | None = None) -> None:
+    def __init__(
+        self, grammars: Grammars | None, budgets: ThinkingBudgets | None = None, choose: Choose | None = None
+    ) -> None:
+        self._choose = choose
         self._grammars = grammars
         self._budgets = budgets
         self._thinking: dict[int, Thinking] = {}
@@ -179,7 +184,7 @@ class GrammarMasking:
         What a mask rules out becomes -inf in `logits`, `[S, V]` float32.
         """
         if pending is None:
-            return sample(logits, samplings, positions, row_views)
+            return sample(logits, samplings, positions, row_views, self._choose)
         due = {row: token for row, slot in pending.thinking if (token := self._thinking[slot].due) is not None}
         raw = [row for row in (*pending.rows, *due) if samplings[row].wants_logprob and not samplings[row].processed]
         before = logits[raw] if raw else None  # [W, V], a copy
@@ -189,7 +194,7 @@ class GrammarMasking:
             self._bias.lower(logits, pending.rows)
         for row, token in due.items():
             _leave_only(logits[row], token)
-        sampled = sample(logits, samplings, positions, row_views)
+        sampled = sample(logits, samplings, positions, row_views, self._choose)
         for row, slot in pending.thinking:
             if not sampled.failed[row]:
                 self._think(slot, sampled.tokens[row])
@@ -229,7 +234,7 @@ class GrammarMasking:
                 logits[row] = -torch.inf
                 logits[row, matcher.closing()] = 0.0
             one = (logits[row : row + 1], samplings[row : row + 1], positions[row : row + 1])
-            sampled.put([row], sample(*one, lambda rows: row_views([row for _ in rows])))
+            sampled.put([row], sample(*one, lambda rows: row_views([row for _ in rows]), self._choose))
             if sampled.failed[row]:
                 return
         self._broken.add(slot)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import KvCacheSpec
-from penstock.kernels import native
+from penstock.kernels.backend import Backend
+from penstock.kernels.native import MAX_HEAD_DIM
 from penstock.kernels.native_attention import (
     int8_keys_shape,
     int8_values_shape,
@@ -30,12 +31,13 @@ from penstock.kernels.native_attention import (
 )
 from penstock.kernels.weight_memory import large_block
 
-__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "resolve_kv_dtype", "serves_packed"]
+__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "resolve_kv_dtype"]
 
 _CACHE_LINE = 64  # bytes
+_HOST = torch.device("cpu")
 
 
-def resolve_kv_dtype(option: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_kv_dtype(option: str, dtype: torch.dtype, backend: Backend) -> torch.dtype:
     """The dtype of keys and values for the option `kv_cache_dtype`; `auto` is that of the activations, `dtype`.
 
     Raises:
@@ -43,13 +45,9 @@ def resolve_kv_dtype(option: str, dtype: torch.dtype, device: torch.device) -> t
     """
     if option == "auto":
         return dtype
-    if device.type != "cpu":
-        raise ConfigError("kv_cache_dtype", f"int8 needs the compiled CPU kernels; here the model runs on {device}")
-    if not native.available():
-        raise ConfigError(
-            "kv_cache_dtype",
-            "int8 needs the compiled CPU kernels; here this installation was made without a C++ compiler",
-        )
+    reason = backend.why_torch()
+    if reason is not None:
+        raise ConfigError("kv_cache_dtype", f"int8 needs the compiled CPU kernels; here {reason}")
     return torch.int8
 
 
@@ -59,7 +57,7 @@ def block_bytes(specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtyp
 
 
 def _numbers(spec: KvCacheSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Of one block in one cache; packed caches have as many, where `serves_packed` allows them."""
+    """Of one block in one cache; packed caches have as many, where `Backend.packs_kv` allows them."""
     return sum(math.prod(shape) for shape in _shapes(spec, 1, block_size, dtype, packed=False))
 
 
@@ -77,14 +75,6 @@ def blocks_for(budget_bytes: int, specs: Sequence[KvCacheSpec], block_size: int,
             f" ({block_size} tokens); give it more, or lower block_size",
         )
     return budget_bytes // each
-
-
-def serves_packed(specs: Sequence[KvCacheSpec], dtype: torch.dtype, device: torch.device, block_size: int) -> bool:
-    """Whether the attention that will run here reads packed caches, and is quicker with them."""
-    compiled = native.available() and dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
-    # An odd head_dim would be filled up, and take more memory than `block_bytes` says.
-    fits = all(spec.head_dim <= native.MAX_HEAD_DIM and spec.head_dim % 2 == 0 for spec in specs)
-    return compiled and fits and block_size % 16 == 0
 
 
 class KVStore:
@@ -115,10 +105,10 @@ class KVStore:
         self.dtype = dtype
         self.device = device
         widest = max(spec.head_dim for spec in specs)
-        if dtype == torch.int8 and widest > native.MAX_HEAD_DIM:
+        if dtype == torch.int8 and widest > MAX_HEAD_DIM:
             raise ConfigError(
                 "kv_cache_dtype",
-                f"int8 is for heads of at most {native.MAX_HEAD_DIM}, and these have {widest}; use auto",
+                f"int8 is for heads of at most {MAX_HEAD_DIM}, and these have {widest}; use auto",
             )
         shapes = [_shapes(spec, num_blocks, block_size, dtype, packed=packed) for spec in specs]
         self.keys = _tensors([keys for keys, _ in shapes], dtype, device)
@@ -155,7 +145,7 @@ def _shapes(
 
 def _tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     """A tensor of each size; on a CPU in large pages: blocks lie scattered, and each would be on a small page alone."""
-    if device.type != "cpu":
+    if device != _HOST:
         return tuple(torch.empty(size, dtype=dtype, device=device) for size in sizes)
     lengths = [math.prod(size) * dtype.itemsize for size in sizes]
     starts = [0, *accumulate(-(-length // _CACHE_LINE) * _CACHE_LINE for length in lengths)]

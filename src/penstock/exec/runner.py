@@ -25,6 +25,7 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.pooling import Pools
 from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.sampler import Sampled
+from penstock.kernels.backend import Backend
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
 from penstock.sampling import RowViews
@@ -34,9 +35,9 @@ __all__ = ["TorchRunner", "paged_attend"]
 _NOT_FINITE = "The model's output for this request is not finite."
 
 
-def paged_attend(kv: KVStore, batch: ForwardBatch) -> PagedAttend:
+def paged_attend(kv: KVStore, batch: ForwardBatch, backend: Backend) -> PagedAttend:
     """The way to attend in one step: writes its keys and values to the store, then reads all of each row's."""
-    return PagedAttend(kv.keys, kv.values, batch.write_slots, batch.q_start, batch.kv_len, batch.block_table)
+    return PagedAttend(kv.keys, kv.values, batch.write_slots, batch.q_start, batch.kv_len, batch.block_table, backend)
 
 
 class TorchRunner:
@@ -49,14 +50,16 @@ class TorchRunner:
         max_num_seqs: int,
         max_model_len: int,
         clock: Clock,
+        backend: Backend,
         grammars: Grammars | None = None,
         budgets: ThinkingBudgets | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
+        self._backend = backend
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
-        self._masking = GrammarMasking(grammars, budgets)
+        self._masking = GrammarMasking(grammars, budgets, backend.choose)
         self._pools = Pools()
         self._clock = clock
 
@@ -103,7 +106,7 @@ class TorchRunner:
         sampling = [row for row in rows if row.sample]
         pending = self._masking.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
-        attend = paged_attend(self._kv, batch)
+        attend = paged_attend(self._kv, batch, self._backend)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         prompts = dict(self._prompt_scores(rows, batch, hidden))
         vectors = self._pools.take(rows, batch.q_start, hidden)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from penstock.contract.plan import TopLogprobs
 from penstock.contract.sampling import SamplingSpec
-from penstock.kernels import native
-from penstock.kernels.native_sampler import Terms, choose
+from penstock.kernels.backend import Choose
+from penstock.kernels.native_sampler import Terms
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
@@ -146,6 +146,7 @@ def sample(
     samplings: Sequence[RowSampling],
     positions: Sequence[int],
     row_views: ViewRows = _see_nothing,
+    choose: Choose | None = None,
 ) -> Sampled:
     """Choose one token for each row.
 
@@ -154,17 +155,18 @@ def sample(
         samplings: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
         row_views: shows rows, by their index, to the stages that must know more of them.
+        choose: the backend's compiled call; None leaves every row to torch.
     """
-    if not native.available() or logits.device.type != "cpu":
+    if choose is None:
         return _sample_in_torch(logits, samplings, positions, row_views)
     compiled, others = _ways(tuple(samplings))
     if not others:
-        return _sample_compiled(logits, samplings, positions)
+        return _sample_compiled(choose, logits, samplings, positions)
     if not compiled:
         return _sample_in_torch(logits, samplings, positions, row_views)
     count = len(samplings)
     sampled = Sampled.unscored([0] * count, [0.0] * count, [False] * count)
-    sampled.put(compiled, _sample_compiled(logits[compiled], *_pick(compiled, samplings, positions)))
+    sampled.put(compiled, _sample_compiled(choose, logits[compiled], *_pick(compiled, samplings, positions)))
     part = _pick(others, samplings, positions)
     sampled.put(others, _sample_in_torch(logits[others], *part, lambda rows: row_views([others[row] for row in rows])))
     return sampled
@@ -176,7 +178,9 @@ def _pick(
     return [samplings[row] for row in rows], [positions[row] for row in rows]
 
 
-def _sample_compiled(logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int]) -> Sampled:
+def _sample_compiled(
+    choose: Choose, logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int]
+) -> Sampled:
     """`sample`, for rows whose stages are `_COMPILED`."""
     terms, drawn = _terms(tuple(samplings)), None
     if terms.random:

@@ -9,33 +9,34 @@ from collections.abc import Collection
 
 import torch
 
-from penstock.kernels import native
+from penstock.kernels.backend import Backend
+from penstock.kernels.native import MAX_HEAD_DIM
 
 __all__ = ["computing_line", "forms_of_weights", "mixed_line", "onednn_line", "wide_heads_line"]
 
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 _NAMED = 3
+_HOST = torch.device("cpu")
 
 
-def computing_line(device: torch.device, dtype: torch.dtype, threads: int) -> str:
+def computing_line(backend: Backend, dtype: torch.dtype, threads: int) -> str:
     """Where the model runs, by whose kernels, and how exactly; where they are torch's, why.
 
     Torch's matrix products choose their order of summation by shape, so that batch and chunks may change last bits.
     """
-    return f"runs on          {device}, {_name(dtype)}, {threads} threads, {_kernels(device)}"
+    said = f"compiled {backend.isa} kernels, exact bit for bit" if backend.exact else _torch_kernels(backend)
+    return f"runs on          {backend.device}, {_name(dtype)}, {threads} threads, {said}"
 
 
-def _kernels(device: torch.device) -> str:
-    if device.type != "cpu":
+def _torch_kernels(backend: Backend) -> str:
+    if backend.device != _HOST:
         return "torch kernels (the compiled ones are for CPUs), exact up to rounding"
-    if not native.available():
-        return "installed without a C++ compiler: torch kernels, slower, exact up to rounding"
-    return f"compiled {native.isa()} kernels, exact bit for bit"
+    return f"{backend.why_torch()}: torch kernels, slower, exact up to rounding"
 
 
 def wide_heads_line(head_dim: int) -> str:
     """That torch attends, since a model's heads are wider than the compiled attention takes."""
-    widest = native.MAX_HEAD_DIM
+    widest = MAX_HEAD_DIM
     return (
         f"attention        torch: heads of {head_dim} are wider than {widest}, so answers are exact up to rounding only"
     )

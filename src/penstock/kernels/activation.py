@@ -8,49 +8,19 @@ array, whose last bit differs: there a row would depend on where in the batch it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, native_rows
-
 __all__ = [
-    "gelu",
-    "gelu_new",
-    "gelu_new_and_mul",
+    "ACTIVATIONS",
     "gelu_new_and_mul_reference",
     "gelu_new_reference",
     "gelu_reference",
-    "relu",
     "relu_reference",
-    "silu_and_mul",
     "silu_and_mul_reference",
 ]
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`silu_and_mul_reference`, by the compiled kernel where it serves; that one rounds once, at the end."""
-    return (native_rows.silu_and_mul if native.serves(gate_up) else silu_and_mul_reference)(gate_up)
-
-
-def gelu_new_and_mul(gate_up: Tensor) -> Tensor:
-    """`gelu_new_and_mul_reference`, by the compiled kernel where it serves; that one rounds once, at the end."""
-    return (native_rows.gelu_new_and_mul if native.serves(gate_up) else gelu_new_and_mul_reference)(gate_up)
-
-
-def gelu_new(x: Tensor) -> Tensor:
-    """`gelu_new_reference`, by the compiled kernel where it serves."""
-    return (native_rows.gelu_new if native.serves(x) else gelu_new_reference)(x)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """`gelu_reference`, by the compiled kernel where it serves."""
-    return (native_rows.gelu if native.serves(x) else gelu_reference)(x)
-
-
-def relu(x: Tensor) -> Tensor:
-    """`relu_reference`, by the compiled kernel where it serves."""
-    return (native_rows.relu if native.serves(x) else relu_reference)(x)
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
@@ -91,3 +61,13 @@ def gelu_reference(x: Tensor) -> Tensor:
 def relu_reference(x: Tensor) -> Tensor:
     """`max(x, 0)`."""
     return torch.nn.functional.relu(x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu_and_mul": silu_and_mul_reference,
+    "gelu_new_and_mul": gelu_new_and_mul_reference,
+    "gelu_new": gelu_new_reference,
+    "gelu": gelu_reference,
+    "relu": relu_reference,
+}
+"""By name."""

@@ -104,6 +104,18 @@ class ExpertStack:
         return self.gate_up.shape[2]
 
     @property
+    def is_packed(self) -> bool:
+        """Whether compiled kernels multiply them."""
+        return isinstance(self.gate_up, PackedStack) and isinstance(self.down, PackedStack)
+
+    @property
+    def arithmetic(self) -> str:
+        """In what products are computed, as `Weight.arithmetic` names it."""
+        if isinstance(self.gate_up, PackedStack):
+            return self.gate_up.kind.arithmetic
+        return "fp32" if self.gate_up.dtype == torch.float32 else "bf16"
+
+    @property
     def nbytes(self) -> int:
         """Memory of all weights."""
         return self.gate_up.nbytes + self.down.nbytes

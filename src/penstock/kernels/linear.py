@@ -1,40 +1,92 @@
-"""Linear projection, the bulk of the arithmetic: one signature for plain tensors and for packed weights.
+"""What a weight answers for itself, whatever its form: products, rows, size.
 
-Decides who computes: torch for a plain tensor (library matrix products choose their summation order by shape, so a
-row's last bits may depend on how many rows there are), the packed kernels, which keep one order, for a packed one, and
-oneDNN, called in shapes in which it keeps one, for a weight that it packed.
+Decides the signature that all forms share. A form is one file beside this one (`dense_weight`, `packed_linear`,
+`onednn_linear`) and, where it is multiplied by compiled kernels, one header under `native/`.
 """
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
-from penstock.kernels.onednn_linear import OneDnnWeight, onednn_linear
-from penstock.kernels.packed_linear import packed_linear
-from penstock.kernels.packed_weight import PackedWeight
+from penstock.kernels.native import Cpu
 
-__all__ = ["Weight", "linear"]
-
-Weight = Tensor | PackedWeight | OneDnnWeight
-"""`[N, K]`: numbers in the activations' dtype, or packed once in a form of its own."""
+__all__ = ["Weight"]
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias + residual`.
+class Weight(Protocol):
+    """A weight `[outputs, inputs]`, immutable."""
 
-    Args:
-        x: `[T, K]`.
-        weight: `[N, K]`.
-        bias: `[N]`.
-        residual: `[T, N]`.
+    @property
+    def outputs(self) -> int:
+        """N."""
+        ...
 
-    Returns:
-        `[T, N]` in the dtype of `x`.
-    """
-    if isinstance(weight, PackedWeight):
-        return packed_linear(x, weight, bias, residual)
-    if isinstance(weight, OneDnnWeight):
-        return onednn_linear(x, weight, bias, residual)
-    out = torch.nn.functional.linear(x, weight, bias)
-    return out if residual is None else residual + out
+    @property
+    def inputs(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        ...
+
+    @property
+    def form(self) -> str:
+        """The form's name, for people."""
+        ...
+
+    @property
+    def arithmetic(self) -> str:
+        """In what its products are computed: `fp32`, `bf16` or `int8`."""
+        ...
+
+    @property
+    def native(self) -> Any:
+        """The weight as compiled programs take it, or None where they do not multiply it."""
+        ...
+
+    def matmul(
+        self,
+        cpu: Cpu | None,
+        x: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """`x @ weight.T + bias + residual`.
+
+        Args:
+            cpu: what computes where the form has compiled kernels; None is torch.
+            x: `[T, K]`.
+            bias: `[N]`, or None.
+            residual: `[T, N]`, or None.
+            out_dtype: of the result; None is that of `x`.
+
+        Returns:
+            `[T, N]`, owned by the caller.
+
+        Raises:
+            ValueError: a shape or dtype that does not fit.
+        """
+        ...
+
+    def rows(self, cpu: Cpu | None, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows at `ids` as numbers.
+
+        Args:
+            cpu: as for `matmul`.
+            ids: `[T]` int64, each in `[0, N)`. A plain weight trusts them: whoever takes token ids from outside checks
+                them first.
+            dtype: of the result.
+
+        Returns:
+            `[T, K]`, a copy.
+
+        Raises:
+            ValueError: the form has no rows to show, or an id or dtype does not fit.
+        """
+        ...

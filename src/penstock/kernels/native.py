@@ -1,7 +1,7 @@
-"""The compiled kernels: whether this installation has them, and how they are set up.
+"""The compiled kernels: whether this installation has them, and how a processor is had to run them on.
 
-Decides nothing. A package installed without a C++ compiler has no `penstock._native`; then the torch kernels serve. A
-module that is there but cannot be loaded is an error, not an absence.
+Decides nothing. A package installed without a C++ compiler has no `penstock._native`. A module that is there but cannot
+be loaded is an error, not an absence.
 """
 
 from __future__ import annotations
@@ -9,27 +9,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from types import ModuleType
+from typing import Any
 
-import torch
-from torch import Tensor
-
-__all__ = [
-    "MAX_HEAD_DIM",
-    "available",
-    "isa",
-    "isas",
-    "module",
-    "serves",
-    "serves_heads",
-    "set_isa",
-    "set_threads",
-    "threads",
-]
+__all__ = ["MAX_HEAD_DIM", "MAX_THREADS", "Cpu", "available", "isas", "module", "open_cpu", "required"]
 
 MAX_HEAD_DIM = 256
 """The widest head that the compiled kernels take."""
 
-_DTYPES = (torch.float32, torch.bfloat16)
+MAX_THREADS = 1024
+
+Cpu = Any
+"""`penstock._native.Cpu`: the kernels of one instruction set (`isa`), and threads of its own (`threads`), whose methods
+take addresses: only kernels call them. Threads of Python may share one."""
 
 
 def _load() -> ModuleType | None:
@@ -39,7 +30,7 @@ def _load() -> ModuleType | None:
 
 
 module = _load()
-"""`penstock._native`, or None where it was not built. Its functions take addresses: only kernels call them."""
+"""`penstock._native`, or None where it was not built."""
 
 
 def available() -> bool:
@@ -47,47 +38,31 @@ def available() -> bool:
     return module is not None
 
 
-def serves(x: Tensor) -> bool:
-    """Whether compiled kernels take over for this operand: float32 or bfloat16 on a CPU."""
-    return module is not None and x.dtype in _DTYPES and x.device.type == "cpu"
+def required() -> ModuleType:
+    """The compiled kernels.
 
-
-def serves_heads(x: Tensor) -> bool:
-    """Whether they do for heads `[..., D]`: such as they serve, and not too wide."""
-    return serves(x) and x.shape[-1] <= MAX_HEAD_DIM
-
-
-def isa() -> str:
-    """The instruction set that the kernels use: `avx512_bf16`, `avx512`, `avx2`, `portable`; `torch` without them."""
-    return "torch" if module is None else module.isa()
+    Raises:
+        RuntimeError: this installation has none.
+    """
+    if module is None:
+        raise RuntimeError("this installation of penstock has no compiled kernels")
+    return module
 
 
 def isas() -> list[str]:
-    """The instruction sets that this machine can run, best first; the first is used unless `set_isa` says otherwise."""
+    """The instruction sets that this machine can run, best first: `avx512_bf16`, `avx512`, `avx2`, `portable`."""
     return [] if module is None else module.isas()
 
 
-def set_isa(name: str) -> None:
-    """Use the kernels of one of `isas()`. Bits of results may differ from one to another.
+def open_cpu(isa: str = "", threads: int = 1) -> Cpu:
+    """Kernels and threads for one owner; the threads end with the value.
+
+    Args:
+        isa: one of `isas()`, or "" for the best of them. Bits of results may differ from one to another.
+        threads: that kernels run on, the caller's included; at most `MAX_THREADS`. Results do not depend on it.
 
     Raises:
-        ValueError: this build or this machine has no such kernels.
+        RuntimeError: this installation has no compiled kernels.
+        ValueError: this machine has no such kernels, or `threads` is out of range.
     """
-    if module is None:
-        raise ValueError(f"kernels for {name} were asked for, but this installation has no compiled kernels")
-    module.set_isa(name)
-
-
-def set_threads(threads: int) -> None:
-    """Run compiled kernels on this many threads, the caller's included; without them there is nothing to set.
-
-    Raises:
-        ValueError: not between 1 and 1024.
-    """
-    if module is not None:
-        module.set_threads(threads)
-
-
-def threads() -> int:
-    """The threads that compiled kernels run on; 0 without them."""
-    return 0 if module is None else module.threads()
+    return required().Cpu(isa, threads)

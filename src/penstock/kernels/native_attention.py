@@ -14,25 +14,29 @@ of the same step too, so none of the promises above changes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.native_rows import element, required, rotated_width, rows
+from penstock.kernels.native import Cpu, required
+from penstock.kernels.native_rows import element, rotated_width, rotation, rows, vector_of
 
 __all__ = [
-    "cache_address",
+    "cache_of",
     "int8_keys_shape",
     "int8_values_shape",
     "packed_keys_shape",
     "packed_values_shape",
     "paged_attention",
+    "ragged_rows",
     "rotate_and_write",
+    "score_rule",
     "vector",
     "write_kv",
 ]
 
-_ABSENT = (0, 0, 0)
 _INT8 = 2  # what the compiled functions call an int8 cache
 _LONGEST = 2**31 - 1  # positions: a window of more hides none
 
@@ -80,22 +84,26 @@ def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_
     return num_blocks, num_kv_heads, -(-block_size // 4) * (head_dim + 4), 4
 
 
-def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
+def write_kv(cpu: Cpu, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
     """`penstock.kernels.paged_attention.write_kv`, for both layouts.
 
     Raises:
         ValueError: shapes, dtypes or slots do not fit; nothing was written then.
     """
-    count, heads, dim = k.shape
-    _same_shape("v", v, k)
-    required().rotate_and_store(
-        *(count, 0, heads, dim, *_ABSENT, *_ABSENT, *rows("k", k), *rows("v", v)),
-        *(*cache_address(k_cache, v_cache, heads, dim), vector("write_slots", write_slots, torch.int64, count)),
-        *(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0),
+    count, _, dim = k.shape
+    cpu.rotate_and_store(
+        tokens=count,
+        head_dim=dim,
+        queries=None,
+        stored=_stored(k_cache, v_cache, k, v, write_slots),
+        rotation=None,
+        positions=0,
+        norms=None,
     )
 
 
 def rotate_and_write(
+    cpu: Cpu,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -113,6 +121,7 @@ def rotate_and_write(
     """In one pass: norm queries and keys per head, rotate both, store keys and values.
 
     Args:
+        cpu: what computes.
         q: `[T, Hq, D]`; may be a view of a fused row, as may `k` and `v`.
         k: `[T, Hkv, D]`.
         v: `[T, Hkv, D]`.
@@ -134,21 +143,25 @@ def rotate_and_write(
     """
     count, q_heads, dim = q.shape
     heads = k.shape[1]
-    _same_shape("v", v, k)
     if k.shape != (count, heads, dim):
         raise ValueError(f"k must be [{count}, Hkv, {dim}] like q, not {tuple(k.shape)}")
     rotary_dim = rotated_width(cos, sin, len(cos), dim)
     out = torch.empty(q.shape, dtype=q.dtype)
-    required().rotate_and_store(
-        *(count, q_heads, heads, dim, *rows("q", q), *rows("out", out), *rows("k", k), *rows("v", v)),
-        *(*cache_address(k_cache, v_cache, heads, dim), vector("write_slots", write_slots, torch.int64, count)),
-        *(vector("positions", positions, torch.int64, count), len(cos), cos.data_ptr(), sin.data_ptr()),
-        *(*_norm_weight("q_norm", q_norm, dim), *_norm_weight("k_norm", k_norm, dim), eps, rotary_dim),
+    native = required()
+    cpu.rotate_and_store(
+        tokens=count,
+        head_dim=dim,
+        queries=native.Queries(x=rows("q", q), out=rows("out", out), heads=q_heads),
+        stored=_stored(k_cache, v_cache, k, v, write_slots),
+        rotation=rotation(cos, sin, rotary_dim),
+        positions=vector("positions", positions, torch.int64, count),
+        norms=native.HeadNorms(q=vector_of("q_norm", q_norm, dim), k=vector_of("k_norm", k_norm, dim), eps=eps),
     )
     return out
 
 
 def paged_attention(
+    cpu: Cpu,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -163,31 +176,68 @@ def paged_attention(
     Raises:
         ValueError: shapes, dtypes or the rows' description do not fit, or the table names a block that does not exist.
     """
-    native = required()
     count, q_heads, dim = q.shape
     natural = v_cache.dim() == 4 and v_cache.dtype != torch.int8
     heads, num_rows = v_cache.shape[2 if natural else 1], len(kv_len)
-    if block_table.dim() != 2 or len(block_table) != num_rows:
-        raise ValueError(f"block_table must be [{num_rows}, M], not {tuple(block_table.shape)}")
-    table = vector("block_table", block_table.reshape(-1), torch.int32, block_table.numel())
-    starts = vector("q_start", q_start, torch.int32, num_rows + 1)
-    lengths = vector("kv_len", kv_len, torch.int32, num_rows)
-    cache = cache_address(k_cache, v_cache, heads, dim)
+    described = ragged_rows(count, q_start, kv_len, block_table)
+    cache = cache_of(k_cache, v_cache, heads, dim)
     out = torch.empty(q.shape, dtype=q.dtype)
-    longest = int(kv_len.max()) if num_rows else 0
-    window = min(spec.window or 0, _LONGEST)
-    size = native.attention_scratch_bytes(num_rows, count, q_heads, heads, dim, longest, window)
+    rule = score_rule(spec, sinks, q_heads)
+    size = cpu.attention_scratch_bytes(
+        rows=num_rows,
+        tokens=count,
+        heads=required().Heads(q_heads, heads, dim),
+        longest=int(kv_len.max()) if num_rows else 0,
+        window=_window(spec),
+    )
     scratch = torch.empty(size, dtype=torch.uint8)
-    native.attention(
-        *(*rows("q", q), *rows("out", out), count, q_heads, *cache, heads, dim),
-        *(num_rows, starts, lengths, table, block_table.shape[1], spec.scale, scratch.data_ptr(), size),
-        *(spec.softcap or 0.0, window, 0 if sinks is None else vector("sinks", sinks, torch.float32, q_heads)),
+    cpu.attention(
+        q=rows("q", q),
+        out=rows("out", out),
+        q_heads=q_heads,
+        cache=cache,
+        rows=described,
+        rule=rule,
+        scratch=required().Memory(scratch.data_ptr(), size),
     )
     return out
 
 
-def cache_address(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tuple[int, int, int, bool, int, int]:
-    """Addresses, dtype code, layout and size of a cache, for the compiled functions.
+def score_rule(spec: AttentionSpec, sinks: Tensor | None, q_heads: int) -> Any:
+    """A spec and its sinks, `[Hq]` float32, as the compiled functions take them."""
+    return required().ScoreRule(
+        scale=spec.scale,
+        softcap=spec.softcap or 0.0,
+        window=_window(spec),
+        sinks=0 if sinks is None else vector("sinks", sinks, torch.float32, q_heads),
+    )
+
+
+def _window(spec: AttentionSpec) -> int:
+    return min(spec.window or 0, _LONGEST)
+
+
+def ragged_rows(count: int, q_start: Tensor, kv_len: Tensor, block_table: Tensor) -> Any:
+    """The rows of a step of `count` tokens, as the compiled functions take them.
+
+    Raises:
+        ValueError: a shape or dtype does not fit.
+    """
+    num_rows = len(kv_len)
+    if block_table.dim() != 2 or len(block_table) != num_rows or not block_table.is_contiguous():
+        raise ValueError(f"block_table must be [{num_rows}, M] and contiguous, not {tuple(block_table.shape)}")
+    return required().RaggedRows(
+        tokens=count,
+        rows=num_rows,
+        q_start=vector("q_start", q_start, torch.int32, num_rows + 1),
+        kv_len=vector("kv_len", kv_len, torch.int32, num_rows),
+        block_table=vector("block_table", block_table.view(-1), torch.int32, block_table.numel()),
+        table_width=block_table.shape[1],
+    )
+
+
+def cache_of(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> Any:
+    """A cache as the compiled functions take it.
 
     Raises:
         ValueError: a shape or dtype does not fit.
@@ -206,11 +256,20 @@ def cache_address(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> tup
     for name, cache, shape in zip(("k_cache", "v_cache"), (k_cache, v_cache), shapes, strict=True):
         if cache.shape != shape:
             raise ValueError(f"{name} must be {shape} for {heads} heads of {dim}, not {tuple(cache.shape)}")
-    if v_cache.device.type != "cpu" or k_cache.device != v_cache.device:
+    if not v_cache.is_cpu or k_cache.device != v_cache.device:
         raise ValueError(f"k_cache and v_cache must be on the CPU, not {k_cache.device} and {v_cache.device}")
     if k_cache.dtype != v_cache.dtype or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("k_cache and v_cache must be contiguous and of one dtype")
-    return k_cache.data_ptr(), v_cache.data_ptr(), code, packed, *size[:2]
+    return required().Cache(
+        keys=k_cache.data_ptr(),
+        values=v_cache.data_ptr(),
+        element=code,
+        packed=packed,
+        num_blocks=size[0],
+        block_size=size[1],
+        kv_heads=heads,
+        head_dim=dim,
+    )
 
 
 def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
@@ -219,19 +278,18 @@ def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
     Raises:
         ValueError: naming the argument, which is not such a vector.
     """
-    if x.shape != (length,) or x.dtype != dtype or x.device.type != "cpu" or not x.is_contiguous():
+    if x.shape != (length,) or x.dtype != dtype or not x.is_cpu or not x.is_contiguous():
         raise ValueError(f"{name} must be [{length}] {dtype} on the CPU, contiguous, not {tuple(x.shape)} {x.dtype}")
     return x.data_ptr()
 
 
-def _norm_weight(name: str, weight: Tensor | None, dim: int) -> tuple[int, int]:
-    if weight is None:
-        return 0, 0
-    if weight.shape != (dim,) or not weight.is_contiguous():
-        raise ValueError(f"{name} must be [{dim}] and contiguous, not {tuple(weight.shape)}")
-    return weight.data_ptr(), element(name, weight)
-
-
-def _same_shape(name: str, x: Tensor, like: Tensor) -> None:
-    if x.shape != like.shape:
-        raise ValueError(f"{name} must be {tuple(like.shape)}, not {tuple(x.shape)}")
+def _stored(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> Any:
+    count, heads, dim = k.shape
+    if v.shape != k.shape:
+        raise ValueError(f"v must be {tuple(k.shape)}, not {tuple(v.shape)}")
+    return required().KeysAndValues(
+        k=rows("k", k),
+        v=rows("v", v),
+        cache=cache_of(k_cache, v_cache, heads, dim),
+        write_slots=vector("write_slots", write_slots, torch.int64, count),
+    )

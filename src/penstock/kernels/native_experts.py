@@ -8,24 +8,22 @@ Invariant: a token's bits depend on its own row alone: neither on the tokens bes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.activation import gelu, gelu_new, relu, silu_and_mul
 from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
+from penstock.kernels.native import Cpu, required
 from penstock.kernels.native_attention import vector
-from penstock.kernels.native_rows import required, rows
+from penstock.kernels.native_rows import optional_rows, rows
 from penstock.kernels.packed_weight import PackedStack
 from penstock.kernels.scratch import Scratch
 
 __all__ = ["NativeExperts", "expert_layer", "gate_rows", "route"]
 
-_ACTIVATIONS: dict[Callable[..., Tensor], int] = {silu_and_mul: 0, gelu_new: 1, gelu: 2, relu: 3}
+_ACTIVATIONS = {"silu_and_mul": 0, "gelu_new": 1, "gelu": 2, "relu": 3}
 _SCORINGS = {"softmax": 0, "sigmoid": 1}
-_ABSENT = (0, 0, 0)
 _scratch = Scratch()
 
 
@@ -54,26 +52,27 @@ class NativeExperts:
 
     def __init__(
         self,
+        cpu: Cpu,
         stack: ExpertStack,
         spec: RouterSpec,
-        activation: Callable[[Tensor], Tensor],
+        activation: str,
         selection_bias: Tensor | None = None,
     ) -> None:
         """Check and note where everything lies.
 
         Args:
+            cpu: what computes.
             stack: both weights packed.
             spec: how experts are chosen.
-            activation: a function of `kernels.activation`; with `silu_and_mul`, and with no other, there are gates.
+            activation: a name in `kernels.activation`; with `silu_and_mul`, and with no other, there are gates.
             selection_bias: `[E]` float32, or None.
 
         Raises:
-            RuntimeError: this installation has no compiled kernels.
             ValueError: a shape, dtype or kernel does not fit.
         """
         if activation not in _ACTIVATIONS:
-            names = ", ".join(each.__name__ for each in _ACTIVATIONS)
-            raise ValueError(f"activation must be one of {names}, not {activation!r}")
+            raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, not {activation!r}")
+        self._cpu = cpu
         self._held = (stack, selection_bias)
         self._experts, self._hidden = stack.experts, stack.hidden
         self.layer = expert_layer(stack, spec, _ACTIVATIONS[activation], selection_bias)
@@ -105,52 +104,54 @@ class NativeExperts:
         count = len(x)
         _check_shapes((count, self._hidden), x=x, out=out, residual=residual)
         _check_shapes((count, self._experts), router_logits=router_logits)
-        size = self.layer.scratch_bytes(count)
+        size = self._cpu.expert_scratch_bytes(self.layer, count)
         return int(
-            self.layer.run(
+            self._cpu.run_experts(
+                layer=self.layer,
                 rows=count,
                 x=rows("x", x),
                 logits=rows("router_logits", router_logits),
-                residual=_optional_rows("residual", residual),
+                residual=optional_rows("residual", residual),
                 out=rows("out", out),
-                scratch=_scratch.address_of(size),
-                scratch_bytes=size,
+                scratch=required().Memory(_scratch.address_of(size), size),
             )
         )
 
 
-def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(cpu: Cpu, logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`penstock.kernels.experts.route`; the chosen experts are int32.
 
     Raises:
-        RuntimeError: this installation has no compiled kernels.
         ValueError: a shape or dtype that does not fit.
     """
     _check_shapes((len(logits), spec.experts), logits=logits)
     chosen = torch.empty(len(logits), spec.top_k, dtype=torch.int32)
     weights = torch.empty(len(logits), spec.top_k)
-    _router(spec, selection_bias).route(
-        rows=len(logits), logits=rows("logits", logits), chosen=chosen.data_ptr(), weights=weights.data_ptr()
+    cpu.route(
+        router=_router(spec, selection_bias),
+        rows=len(logits),
+        logits=rows("logits", logits),
+        chosen=chosen.data_ptr(),
+        weights=weights.data_ptr(),
     )
     return chosen, weights
 
 
-def gate_rows(x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
+def gate_rows(cpu: Cpu, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
     """`penstock.kernels.experts.gate_rows`.
 
     Raises:
-        RuntimeError: this installation has no compiled kernels.
         ValueError: a shape or dtype that does not fit.
     """
     _check_shapes(tuple(x.shape), x=x, residual=residual)
     _check_shapes((len(x), 1), gate_logits=gate_logits)
     out = torch.empty(x.shape, dtype=x.dtype if residual is None else residual.dtype)
-    required().gate_rows(
+    cpu.gate_rows(
         rows=len(x),
         width=x.shape[1],
         x=rows("x", x),
         logits=rows("gate_logits", gate_logits),
-        residual=_optional_rows("residual", residual),
+        residual=optional_rows("residual", residual),
         out=rows("out", out),
     )
     return out
@@ -178,10 +179,6 @@ def _stack(name: str, weight: StackedWeight) -> Any:
         weight=weight.data.data_ptr(),
         stride=weight.stride,
     )
-
-
-def _optional_rows(name: str, x: Tensor | None) -> tuple[int, int, int]:
-    return _ABSENT if x is None else rows(name, x)
 
 
 def _check_shapes(shape: tuple[int, ...], **tensors: Tensor | None) -> None:

@@ -7,41 +7,34 @@ rounding points only: everything is float32 until the result is rounded, once.
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import native
+from penstock.kernels.native import Cpu, required
 
 __all__ = [
+    "ACTIVATIONS",
     "add_rms_norm",
     "element",
     "gelu",
     "gelu_new",
     "gelu_new_and_mul",
     "layer_norm",
+    "optional_rows",
     "relu",
-    "required",
     "rms_norm",
     "rotate",
     "rotated_width",
+    "rotation",
     "rows",
     "silu_and_mul",
+    "vector_of",
 ]
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
-
-
-def required() -> ModuleType:
-    """The compiled kernels.
-
-    Raises:
-        RuntimeError: this installation has none.
-    """
-    if native.module is None:
-        raise RuntimeError("this installation of penstock has no compiled kernels")
-    return native.module
 
 
 def element(name: str, x: Tensor) -> int:
@@ -50,13 +43,13 @@ def element(name: str, x: Tensor) -> int:
     Raises:
         ValueError: naming the argument: not float32 or bfloat16, or not on the CPU.
     """
-    if x.device.type != "cpu" or x.dtype not in _ELEMENTS:
+    if not x.is_cpu or x.dtype not in _ELEMENTS:
         raise ValueError(f"{name} must be float32 or bfloat16 on the CPU, not {x.dtype} on {x.device}")
     return _ELEMENTS[x.dtype]
 
 
-def rows(name: str, x: Tensor) -> tuple[int, int, int]:
-    """Address, stride and dtype code of `x`, whose first dimension may be strided but the others may not.
+def rows(name: str, x: Tensor) -> Any:
+    """Where the rows of `x` lie, for the compiled functions: the first dimension may be strided, the others may not.
 
     Raises:
         ValueError: naming the argument.
@@ -64,29 +57,53 @@ def rows(name: str, x: Tensor) -> tuple[int, int, int]:
     code = element(name, x)
     if len(x) and not x[0].is_contiguous():
         raise ValueError(f"each row of {name} must be contiguous")
-    return x.data_ptr(), x.stride(0), code
+    return required().Rows(x.data_ptr(), x.stride(0), code)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def optional_rows(name: str, x: Tensor | None) -> Any:
+    """The same; None for None."""
+    return None if x is None else rows(name, x)
+
+
+def vector_of(name: str, x: Tensor | None, width: int) -> Any:
+    """Where a contiguous `[width]` lies, for the compiled functions; None for None.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if x is None:
+        return None
+    if x.shape != (width,) or not x.is_contiguous():
+        raise ValueError(f"{name} must be [{width}] and contiguous, not {tuple(x.shape)}")
+    return required().Vector(x.data_ptr(), element(name, x))
+
+
+def rotation(cos: Tensor, sin: Tensor, rotary_dim: int) -> Any:
+    """Where tables of angles lie, for the compiled functions; `rotated_width` has looked at them."""
+    return required().Rotation(cos=cos.data_ptr(), sin=sin.data_ptr(), num_positions=len(cos), rotary_dim=rotary_dim)
+
+
+def rms_norm(cpu: Cpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`penstock.kernels.norm.rms_norm`: `[..., H]` to `[..., H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(flat.shape, dtype=x.dtype)
-    _norm("rms_norm", flat, None, weight, None, eps, out)
+    _norm(cpu.rms_norm, flat, None, weight, None, eps, out)
     return out.view(x.shape)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm(cpu: Cpu, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """`penstock.kernels.norm.layer_norm`: `[..., H]` to `[..., H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(flat.shape, dtype=x.dtype)
-    _norm("layer_norm", flat, None, weight, bias, eps, out)
+    _norm(cpu.layer_norm, flat, None, weight, bias, eps, out)
     return out.view(x.shape)
 
 
-def add_rms_norm(stream: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+def add_rms_norm(cpu: Cpu, stream: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Add `residual` to `stream` in place, then normalise the sum.
 
     Args:
+        cpu: what computes.
         stream: `[T, H]`; float32 keeps the sums of all layers exact to its own rounding.
         residual: `[T, H]`.
         weight: `[H]`.
@@ -99,44 +116,54 @@ def add_rms_norm(stream: Tensor, residual: Tensor, weight: Tensor, eps: float, d
     if residual.shape != stream.shape:
         raise ValueError(f"residual must be {tuple(stream.shape)} like stream, not {tuple(residual.shape)}")
     out = torch.empty(stream.shape, dtype=dtype)
-    _norm("rms_norm", stream, residual, weight, None, eps, out)
+    _norm(cpu.rms_norm, stream, residual, weight, None, eps, out)
     return out
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def silu_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
     """`penstock.kernels.activation.silu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
-    return _of_gated("silu_and_mul", gate_up)
+    return _of_gated(cpu.silu_and_mul, gate_up)
 
 
-def gelu_new_and_mul(gate_up: Tensor) -> Tensor:
+def gelu_new_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
     """`penstock.kernels.activation.gelu_new_and_mul`: `[T, 2 * F]` to `[T, F]`."""
-    return _of_gated("gelu_new_and_mul", gate_up)
+    return _of_gated(cpu.gelu_new_and_mul, gate_up)
 
 
-def gelu_new(x: Tensor) -> Tensor:
+def gelu_new(cpu: Cpu, x: Tensor) -> Tensor:
     """`penstock.kernels.activation.gelu_new`."""
-    return _of_each("gelu_new", x)
+    return _of_each(cpu.gelu_new, x)
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu(cpu: Cpu, x: Tensor) -> Tensor:
     """`penstock.kernels.activation.gelu`."""
-    return _of_each("gelu", x)
+    return _of_each(cpu.gelu, x)
 
 
-def relu(x: Tensor) -> Tensor:
+def relu(cpu: Cpu, x: Tensor) -> Tensor:
     """`penstock.kernels.activation.relu`."""
-    return _of_each("relu", x)
+    return _of_each(cpu.relu, x)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+ACTIVATIONS: dict[str, Callable[[Cpu, Tensor], Tensor]] = {
+    each.__name__: each for each in (silu_and_mul, gelu_new_and_mul, gelu_new, gelu, relu)
+}
+"""By the names that `kernels.activation` has for them."""
+
+
+def rotate(cpu: Cpu, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`penstock.kernels.rope.rotate`: the first R of each of `[T, heads, D]` by `[T, R/2]` float32."""
     count, heads, dim = x.shape
     rotary_dim = rotated_width(cos, sin, count, dim)
     out = torch.empty(x.shape, dtype=x.dtype)
-    absent = (0, 0, 0)
-    required().rotate_and_store(
-        *(count, heads, 1, dim, *rows("x", x), *rows("out", out), *absent, *absent),
-        *(0, 0, 0, False, 0, 0, 0, 0, count, cos.data_ptr(), sin.data_ptr(), 0, 0, 0, 0, 0.0, rotary_dim),
+    cpu.rotate_and_store(
+        tokens=count,
+        head_dim=dim,
+        queries=required().Queries(x=rows("x", x), out=rows("out", out), heads=heads),
+        stored=None,
+        rotation=rotation(cos, sin, rotary_dim),
+        positions=0,
+        norms=None,
     )
     return out
 
@@ -156,29 +183,38 @@ def rotated_width(cos: Tensor, sin: Tensor, count: int, dim: int) -> int:
     return 2 * cos.shape[1]
 
 
-def _of_gated(kernel: str, gate_up: Tensor) -> Tensor:
+def _of_gated(kernel: Callable[..., None], gate_up: Tensor) -> Tensor:
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up must have an even number of columns, not {gate_up.shape[-1]}")
     out = torch.empty((len(gate_up), gate_up.shape[-1] // 2), dtype=gate_up.dtype)
-    getattr(required(), kernel)(*out.shape, *rows("gate_up", gate_up), *rows("out", out))
+    kernel(rows=len(out), width=out.shape[1], x=rows("gate_up", gate_up), out=rows("out", out))
     return out
 
 
-def _of_each(kernel: str, x: Tensor) -> Tensor:
+def _of_each(kernel: Callable[..., None], x: Tensor) -> Tensor:
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(flat.shape, dtype=x.dtype)
-    getattr(required(), kernel)(*flat.shape, *rows("x", flat), *rows("out", out))
+    kernel(rows=len(flat), width=flat.shape[1], x=rows("x", flat), out=rows("out", out))
     return out.view(x.shape)
 
 
 def _norm(
-    kernel: str, stream: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
+    kernel: Callable[..., None],
+    stream: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor,
 ) -> None:
-    width = stream.shape[-1]
-    for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is not None and (vector.shape != (width,) or not vector.is_contiguous()):
-            raise ValueError(f"{name} must be [{width}] and contiguous, not {tuple(vector.shape)}")
-    added = (0, 0, 0) if residual is None else rows("residual", residual)
-    shift = (0, 0) if bias is None else (bias.data_ptr(), element("bias", bias))
-    scale = (weight.data_ptr(), element("weight", weight))
-    getattr(required(), kernel)(*stream.shape, *rows("stream", stream), *added, *scale, *shift, eps, *rows("out", out))
+    count, width = stream.shape
+    kernel(
+        rows=count,
+        width=width,
+        weight=vector_of("weight", weight, width),
+        bias=vector_of("bias", bias, width),
+        stream=rows("stream", stream),
+        residual=optional_rows("residual", residual),
+        eps=eps,
+        out=rows("out", out),
+    )

@@ -8,11 +8,12 @@ distribution function in the order of the vocabulary. A row's outcome depends on
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.native_rows import required
+from penstock.kernels.native import Cpu, required
 
 __all__ = ["Choices", "Terms", "choose"]
 
@@ -42,6 +43,9 @@ class Terms:
     unused: Tensor = field(init=False)
     """`[S]` float64, in place of the uniform numbers of rows none of which draws."""
 
+    columns: Any = field(init=False)
+    """The same as the compiled function takes it."""
+
     def __post_init__(self) -> None:
         count = len(self.temperature)
         _check_column("temperature", self.temperature, torch.float32, count)
@@ -49,8 +53,18 @@ class Terms:
         _check_column("top_p", self.top_p, torch.float64, count)
         _check_column("min_p", self.min_p, torch.float32, count)
         _check_column("wants_logprob", self.wants_logprob, torch.bool, count)
+        object.__setattr__(self, "columns", self._columns())
         object.__setattr__(self, "random", bool(self.temperature.any()))
         object.__setattr__(self, "unused", torch.zeros(count, dtype=torch.float64))
+
+    def _columns(self) -> Any:
+        return required().SamplingColumns(
+            temperature=self.temperature.data_ptr(),
+            top_k=self.top_k.data_ptr(),
+            top_p=self.top_p.data_ptr(),
+            min_p=self.min_p.data_ptr(),
+            wants_logprob=self.wants_logprob.data_ptr(),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,13 +82,14 @@ class Choices:
     failed: Tensor
 
 
-def choose(logits: Tensor, terms: Terms, uniform: Tensor | None = None) -> Choices:
+def choose(cpu: Cpu, logits: Tensor, terms: Terms, uniform: Tensor | None = None) -> Choices:
     """Choose one token for each row.
 
     Beside a small model's step this costs a tenth of a millisecond or a hundredth: so nothing is looked at here that
     `terms` has looked at before.
 
     Args:
+        cpu: what computes.
         logits: `[S, V]` float32; not changed; rows may be strided.
         terms: of as many rows.
         uniform: `[S]` float64 in [0, 1); needed where any row draws.
@@ -97,11 +112,15 @@ def choose(logits: Tensor, terms: Terms, uniform: Tensor | None = None) -> Choic
     logprobs = torch.empty(count, dtype=torch.float32)
     failed = torch.empty(count, dtype=torch.bool)
     scratch = torch.empty((count, vocabulary), dtype=torch.float32) if terms.random else None
-    required().sample(
-        *(count, vocabulary, logits.data_ptr(), logits.stride(0)),
-        *(terms.temperature.data_ptr(), terms.top_k.data_ptr(), terms.top_p.data_ptr(), terms.min_p.data_ptr()),
-        *(uniform.data_ptr(), terms.wants_logprob.data_ptr()),
-        *(tokens.data_ptr(), logprobs.data_ptr(), failed.data_ptr(), 0 if scratch is None else scratch.data_ptr()),
+    native = required()
+    cpu.sample(
+        rows=count,
+        vocabulary=vocabulary,
+        logits=native.Rows(logits.data_ptr(), logits.stride(0), 0),
+        columns=terms.columns,
+        uniform=uniform.data_ptr(),
+        out=native.SampledColumns(tokens=tokens.data_ptr(), logprobs=logprobs.data_ptr(), failed=failed.data_ptr()),
+        scratch=0 if scratch is None else scratch.data_ptr(),
     )
     return Choices(tokens, logprobs, failed)
 

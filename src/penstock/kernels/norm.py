@@ -8,19 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, native_rows
-
-__all__ = ["layer_norm", "layer_norm_reference", "rms_norm", "rms_norm_reference"]
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm_reference`, by the compiled kernel where it serves; that one rounds once, at the end."""
-    return (native_rows.rms_norm if native.serves(x) else rms_norm_reference)(x, weight, eps)
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`layer_norm_reference`, by the compiled kernel where it serves."""
-    return (native_rows.layer_norm if native.serves(x) else layer_norm_reference)(x, weight, bias, eps)
+__all__ = ["layer_norm_reference", "rms_norm_reference"]
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -23,7 +23,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from penstock.kernels import native
+from penstock.kernels.native import Cpu
 
 __all__ = ["TILES", "OneDnnWeight", "available", "onednn_linear", "pack_onednn"]
 
@@ -62,6 +62,32 @@ class OneDnnWeight:
     def form(self) -> str:
         """The form's name, for people."""
         return "onednn"
+
+    @property
+    def arithmetic(self) -> str:
+        """In what its products are computed."""
+        return "bf16"
+
+    @property
+    def native(self) -> None:
+        """The compiled kernels do not multiply it."""
+        return
+
+    def matmul(
+        self,
+        cpu: Cpu | None,
+        x: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """See `kernels.linear.Weight`: `onednn_linear`, on as many threads as `cpu` has; rounded to bfloat16 first."""
+        out = onednn_linear(x, self, bias, residual, 1 if cpu is None else cpu.threads)
+        return out if out_dtype is None else out.to(out_dtype)
+
+    def rows(self, cpu: Cpu | None, ids: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ARG002 - there are none
+        """See `kernels.linear.Weight`; oneDNN alone knows how its panels lie."""
+        raise ValueError("a weight that oneDNN packed is no table to look rows up in")
 
 
 def available() -> bool:
@@ -145,7 +171,11 @@ def _rows_in_tiles(x: Tensor, residual: Tensor | None, tile: int, panel: Tensor,
 
 
 def onednn_linear(
-    x: Tensor, weight: OneDnnWeight, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: OneDnnWeight,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    threads: int = 1,
 ) -> Tensor:
     """`x @ weight.T + bias + residual`.
 
@@ -154,6 +184,7 @@ def onednn_linear(
         weight: of K inputs.
         bias: `[N]`, bfloat16; or None.
         residual: `[T, N]`, bfloat16, rows may be strided; or None.
+        threads: that share the calls; bits do not depend on it.
 
     Returns:
         `[T, N]` bfloat16, contiguous, owned by the caller.
@@ -163,7 +194,6 @@ def onednn_linear(
     """
     _check_operands(x, weight, bias, residual)
     out = torch.empty(len(x), weight.outputs, dtype=torch.bfloat16)
-    threads = max(1, native.threads())
     _share_out(list(_calls(x, weight, bias, residual, out, threads)), threads)
     return out
 

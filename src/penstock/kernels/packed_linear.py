@@ -1,8 +1,9 @@
-"""Linear on packed weights, and rows of them.
+"""Weights that are packed once: float32, bfloat16, and groups of 32 with 4 or 8 bits; their products, and their rows.
 
-Decides how the product is computed; does not know what the weight belongs to. The compiled kernels compute each output
-element over the inputs in one order, so a row's bits depend neither on the other rows nor on the number of threads.
-Without them the same products come from torch, unpacked at every call: a reference, slow and without that promise.
+Decides how the product is computed; does not know what the weight belongs to, nor how it was made (`packed_weight`).
+The compiled kernels compute each output element over the inputs in one order, so a row's bits depend neither on the
+other rows nor on the number of threads. Without a `cpu` the same products come from torch, unpacked at every call: a
+reference, slow and without that promise.
 
 What is computed, for every kind: sums in float32 (exact integers where weights and activations are integers), plus
 bias, plus residual, rounded once. Activations meet float32 weights as they are, bfloat16 weights as bfloat16, and
@@ -13,18 +14,122 @@ activations are quantised; no other row is touched.
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from penstock.kernels import native
+from penstock.kernels import native, packed_layout
+from penstock.kernels.native import Cpu
+from penstock.kernels.native_rows import optional_rows
 from penstock.kernels.packed_layout import GROUP
-from penstock.kernels.packed_weight import ELEMENTS, SMALLEST, UNPACK, PackedKind, PackedWeight, unpack
 from penstock.kernels.scratch import Scratch
+
+__all__ = [
+    "ELEMENTS",
+    "SMALLEST",
+    "UNPACK",
+    "PackedKind",
+    "PackedWeight",
+    "embedding_rows",
+    "packed_gated_linear",
+    "packed_linear",
+    "packed_linear_reference",
+    "unpack",
+]
 
 OUTLIER = 8.0
 """A group has 16 bits where the square of its largest magnitude is above this many times the row's mean of them."""
 
-__all__ = ["embedding_rows", "gates", "packed_gated_linear", "packed_linear", "packed_linear_reference"]
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+"""The compiled kernels' numbers for dtypes."""
+
+SMALLEST = 2.0**-80
+"""Numbers to be quantised whose largest magnitude is below this are taken for zeros."""
+
+
+class PackedKind(enum.IntEnum):
+    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight."""
+
+    BF16 = 0
+    Q4 = 1
+    Q8 = 2
+    F32 = 3
+
+    @property
+    def arithmetic(self) -> str:
+        """In what products are computed: quantised weights meet activations of 8 bits."""
+        return {PackedKind.F32: "fp32", PackedKind.BF16: "bf16"}.get(self, "int8")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight `[outputs, inputs]` as the kernels read it.
+
+    Attributes:
+        data: uint8 `[bytes]`, laid out as `packed_layout` says.
+        scratch_bytes: what a compiled product needs for each row.
+        native: the weight as the compiled functions take it, or None where there are none.
+    """
+
+    kind: PackedKind
+    outputs: int
+    inputs: int
+    data: Tensor
+    scratch_bytes: int = field(init=False)
+    native: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Say where it lies."""
+        module, address = native.module, self.data.data_ptr()
+        known = None if module is None else module.Weight(self.kind, self.outputs, self.inputs, address)
+        object.__setattr__(self, "native", known)
+        object.__setattr__(self, "scratch_bytes", 0 if module is None else module.scratch_bytes(self.kind, self.inputs))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packed weight."""
+        return self.data.nbytes
+
+    @property
+    def form(self) -> str:
+        """The form's name, for people."""
+        return self.kind.name.lower()
+
+    @property
+    def arithmetic(self) -> str:
+        """In what its products are computed."""
+        return self.kind.arithmetic
+
+    def matmul(
+        self,
+        cpu: Cpu | None,
+        x: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """See `kernels.linear.Weight`: `packed_linear`."""
+        return packed_linear(x, self, bias, residual, out_dtype, cpu=cpu)
+
+    def rows(self, cpu: Cpu | None, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `kernels.linear.Weight`: `embedding_rows`."""
+        return embedding_rows(ids, self, dtype, cpu=cpu)
+
+
+UNPACK = {
+    PackedKind.BF16: packed_layout.unpack_bf16,
+    PackedKind.Q4: packed_layout.unpack_q4,
+    PackedKind.Q8: packed_layout.unpack_q8,
+    PackedKind.F32: packed_layout.unpack_f32,
+}
+
+
+def unpack(weight: PackedWeight) -> Tensor:
+    """The numbers that a packed weight stands for, float32 `[N, K]`."""
+    return UNPACK[weight.kind](weight.data, weight.outputs, weight.inputs)
 
 
 def packed_linear(
@@ -33,6 +138,8 @@ def packed_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    *,
+    cpu: Cpu | None = None,
 ) -> Tensor:
     """`x @ weight.T + bias + residual`.
 
@@ -42,6 +149,7 @@ def packed_linear(
         bias: `[N]`, float32 or bfloat16, contiguous; or None.
         residual: `[T, N]`, float32 or bfloat16, rows may be strided; or None.
         out_dtype: float32 or bfloat16; None is that of `x`.
+        cpu: what computes; None is torch.
 
     Returns:
         `[T, N]`, contiguous, owned by the caller.
@@ -51,24 +159,20 @@ def packed_linear(
     """
     out_dtype = out_dtype or x.dtype
     _check_operands(x, weight, bias, residual, out_dtype)
-    if native.module is None:
+    if cpu is None:
         return packed_linear_reference(x, weight, bias, residual, out_dtype)
     out = torch.empty(len(x), weight.outputs, dtype=out_dtype)
-    _run(x, weight, bias, residual, out, gated=False)
+    _run(cpu, x, weight, bias, residual, out, gated=False)
     return out
 
 
-def gates(weight: PackedWeight) -> bool:
-    """Whether `packed_gated_linear` serves a weight of gates and ups."""
-    return native.available() and weight.outputs % 32 == 0
-
-
-def packed_gated_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+def packed_gated_linear(cpu: Cpu, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """`silu(gate) * up` of the two halves of `x @ weight.T + bias`, which are never rounded nor stored (SwiGLU).
 
     Args:
+        cpu: what computes.
         x: as for `packed_linear`.
-        weight: `[2 * F, K]`, the gate's F rows first; one that `gates`.
+        weight: `[2 * F, K]`, the gate's F rows first; F a multiple of 16.
         bias: `[2 * F]`, as for `packed_linear`.
 
     Returns:
@@ -79,11 +183,12 @@ def packed_gated_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = N
     """
     _check_operands(x, weight, bias, None, x.dtype)
     out = torch.empty(len(x), weight.outputs // 2, dtype=x.dtype)
-    _run(x, weight, bias, None, out, gated=True)
+    _run(cpu, x, weight, bias, None, out, gated=True)
     return out
 
 
 def _run(
+    cpu: Cpu,
     x: Tensor,
     weight: PackedWeight,
     bias: Tensor | None,
@@ -93,28 +198,17 @@ def _run(
     gated: bool,
 ) -> None:
     """The compiled kernel, on operands that were checked."""
-    rows = len(x)
+    module, rows = native.required(), len(x)
     scratch_bytes = rows * weight.scratch_bytes
-    native.module.linear(
-        weight.kind,
-        weight.outputs,
-        weight.inputs,
-        weight.data.data_ptr(),
-        rows,
-        x.data_ptr(),
-        x.stride(0),
-        ELEMENTS[x.dtype],
-        0 if bias is None else bias.data_ptr(),
-        0 if bias is None else ELEMENTS[bias.dtype],
-        0 if residual is None else residual.data_ptr(),
-        0 if residual is None else residual.stride(0),
-        0 if residual is None else ELEMENTS[residual.dtype],
-        out.data_ptr(),
-        out.shape[1],
-        ELEMENTS[out.dtype],
-        gated,
-        _scratch.address_of(scratch_bytes),
-        scratch_bytes,
+    cpu.linear(
+        rows=rows,
+        weight=weight.native,
+        x=module.Rows(x.data_ptr(), x.stride(0), ELEMENTS[x.dtype]),
+        bias=None if bias is None else module.Vector(bias.data_ptr(), ELEMENTS[bias.dtype]),
+        residual=optional_rows("residual", residual),
+        out=module.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype]),
+        gated=gated,
+        scratch=module.Memory(_scratch.address_of(scratch_bytes), scratch_bytes),
     )
 
 
@@ -183,13 +277,16 @@ def _as_multiplied(x: Tensor, kind: PackedKind) -> Tensor:
     return ((numbers * inverse).round() * scale).flatten(1)[:, :inputs]
 
 
-def embedding_rows(ids: Tensor, weight: PackedWeight, out_dtype: torch.dtype = torch.float32) -> Tensor:
+def embedding_rows(
+    ids: Tensor, weight: PackedWeight, out_dtype: torch.dtype = torch.float32, *, cpu: Cpu | None = None
+) -> Tensor:
     """Rows of a packed table as numbers, so that an embedding tied to the head is stored once.
 
     Args:
         ids: `[T]` int64, contiguous.
         weight: the table `[V, H]`.
         out_dtype: float32 or bfloat16.
+        cpu: what gathers them; None is torch.
 
     Returns:
         `[T, H]`, owned by the caller.
@@ -201,20 +298,11 @@ def embedding_rows(ids: Tensor, weight: PackedWeight, out_dtype: torch.dtype = t
         raise ValueError(f"ids must be [T] int64, contiguous; got {list(ids.shape)} {ids.dtype}")
     if out_dtype not in ELEMENTS:
         raise ValueError(f"out_dtype must be float32 or bfloat16; got {out_dtype}")
-    if native.module is None:
+    if cpu is None:
         return _embedding_rows_in_torch(ids, weight).to(out_dtype)
     out = torch.empty((len(ids), weight.inputs), dtype=out_dtype)
-    native.module.lookup(
-        weight.kind,
-        weight.outputs,
-        weight.inputs,
-        weight.data.data_ptr(),
-        len(ids),
-        ids.data_ptr(),
-        out.data_ptr(),
-        weight.inputs,
-        ELEMENTS[out_dtype],
-    )
+    to = native.required().Rows(out.data_ptr(), weight.inputs, ELEMENTS[out_dtype])
+    cpu.lookup(weight=weight.native, count=len(ids), ids=ids.data_ptr(), out=to)
     return out
 
 

@@ -1,30 +1,30 @@
-"""Weights that are packed once: float32, bfloat16, and groups of 32 with 4 or 8 bits.
+"""Packing: from numbers, and from GGUF's blocks, to the weights of `packed_linear`.
 
-Decides how numbers are rounded and which layout they get; does not know what a weight belongs to or how products are
-computed. GGUF's blocks keep their numbers bit by bit.
+Decides how numbers are rounded; does not know what a weight belongs to or how products are computed. GGUF's blocks keep
+their numbers bit by bit. Packed bytes depend neither on who packs them nor on the number of threads: where a function
+takes a `cpu`, that one's threads share the work; without one the caller does it alone.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.kernels import native, packed_layout
+from penstock.kernels.native import Cpu
 from penstock.kernels.packed_layout import GROUP
+from penstock.kernels.packed_linear import ELEMENTS, PackedKind, PackedWeight, unpack
 from penstock.kernels.weight_memory import WeightMemory, whole_lines
 
 __all__ = [
-    "ELEMENTS",
     "MAX_INPUTS",
     "PackedKind",
     "PackedStack",
     "PackedWeight",
-    "SMALLEST",
-    "UNPACK",
     "pack_bf16",
     "pack_f32",
     "pack_q4_0",
@@ -39,47 +39,6 @@ __all__ = [
 MAX_INPUTS = 65536
 """An int8 sum over more inputs could leave 32 bits."""
 
-ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
-"""The compiled kernels' numbers for dtypes."""
-
-SMALLEST = 2.0**-80
-"""Numbers to be quantised whose largest magnitude is below this are taken for zeros."""
-
-
-class PackedKind(enum.IntEnum):
-    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight."""
-
-    BF16 = 0
-    Q4 = 1
-    Q8 = 2
-    F32 = 3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedWeight:
-    """A weight `[outputs, inputs]` as the kernels read it.
-
-    Attributes:
-        data: uint8 `[bytes]`, laid out as `packed_layout` says.
-        scratch_bytes: what a call needs for each row.
-    """
-
-    kind: PackedKind
-    outputs: int
-    inputs: int
-    data: Tensor
-    scratch_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the packed weight."""
-        return self.data.nbytes
-
-    @property
-    def form(self) -> str:
-        """The form's name, for people."""
-        return self.kind.name.lower()
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStack:
@@ -89,7 +48,6 @@ class PackedStack:
         data: uint8 `[experts * stride]`; weight `e` begins at `e * stride` and lies as in a `PackedWeight`.
         stride: bytes from one weight to the next, in whole cache lines.
         weight_bytes: of each weight.
-        scratch_bytes: what a product with one of them needs for each row.
     """
 
     kind: PackedKind
@@ -99,7 +57,6 @@ class PackedStack:
     data: Tensor
     stride: int
     weight_bytes: int
-    scratch_bytes: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -114,18 +71,16 @@ class PackedStack:
     def __getitem__(self, expert: int) -> PackedWeight:
         """One of the weights; it shares the memory of the stack."""
         data = self.data[expert * self.stride :][: self.weight_bytes]
-        return PackedWeight(self.kind, self.outputs, self.inputs, data, self.scratch_bytes)
-
-
-def _packed(kind: PackedKind, outputs: int, inputs: int, data: Tensor) -> PackedWeight:
-    return PackedWeight(
-        kind, outputs, inputs, data, 0 if native.module is None else native.module.scratch_bytes(kind, inputs)
-    )
+        return PackedWeight(self.kind, self.outputs, self.inputs, data)
 
 
 def _room(kind: PackedKind, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
-    count = native.module.packed_bytes(kind, outputs, inputs)
+    count = native.required().packed_bytes(kind, outputs, inputs)
     return torch.empty(count, dtype=torch.uint8) if memory is None else memory.take(count)
+
+
+def _memory_of(data: Tensor) -> Any:
+    return native.required().Memory(data.data_ptr(), len(data))
 
 
 def _kept(data: Tensor, memory: WeightMemory | None) -> Tensor:
@@ -141,12 +96,13 @@ def _check_weight(weight: Tensor) -> None:
         )
 
 
-def pack_bf16(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+def pack_bf16(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | None = None) -> PackedWeight:
     """Pack numbers, rounded to bfloat16.
 
     Args:
         weight: `[N, K]`, float32 or bfloat16.
         memory: where to put the packed bytes, or None for memory of their own.
+        cpu: whose threads pack; None for this one alone.
 
     Raises:
         ValueError: another shape or dtype.
@@ -154,35 +110,36 @@ def pack_bf16(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeigh
     _check_weight(weight)
     if native.module is None:
         data = packed_layout.pack_bf16(weight.bfloat16())
-        return _packed(PackedKind.BF16, *weight.shape, _kept(data, memory))
-    return _pack_numbers(PackedKind.BF16, native.module.pack_bf16, weight, memory)
+        return PackedWeight(PackedKind.BF16, *weight.shape, _kept(data, memory))
+    return _pack_numbers(PackedKind.BF16, weight, memory, cpu)
 
 
-def pack_f32(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+def pack_f32(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | None = None) -> PackedWeight:
     """Pack numbers as they are; see `pack_bf16`."""
     _check_weight(weight)
     if native.module is None:
-        return _packed(PackedKind.F32, *weight.shape, _kept(packed_layout.pack_f32(weight.float()), memory))
-    return _pack_numbers(PackedKind.F32, native.module.pack_f32, weight, memory)
+        return PackedWeight(PackedKind.F32, *weight.shape, _kept(packed_layout.pack_f32(weight.float()), memory))
+    return _pack_numbers(PackedKind.F32, weight, memory, cpu)
 
 
-def _pack_numbers(
-    kind: PackedKind, pack: Callable[..., None], weight: Tensor, memory: WeightMemory | None
-) -> PackedWeight:
+def _pack_numbers(kind: PackedKind, weight: Tensor, memory: WeightMemory | None, cpu: Cpu | None) -> PackedWeight:
     """By a compiled function."""
     outputs, inputs = weight.shape
     weight = weight if weight.stride(1) == 1 and weight.stride(0) >= inputs else weight.contiguous()
     data = _room(kind, outputs, inputs, memory)
-    pack(outputs, inputs, weight.data_ptr(), weight.stride(0), ELEMENTS[weight.dtype], data.data_ptr(), len(data))
-    return _packed(kind, outputs, inputs, data)
+    pack = getattr(cpu or native.open_cpu(), f"pack_{kind.name.lower()}")
+    rows = native.required().Rows(weight.data_ptr(), weight.stride(0), ELEMENTS[weight.dtype])
+    pack(outputs=outputs, inputs=inputs, weight=rows, to=_memory_of(data))
+    return PackedWeight(kind, outputs, inputs, data)
 
 
-def quantize_int8(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+def quantize_int8(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | None = None) -> PackedWeight:
     """Round to int8 with a scale for each group of 32 inputs, whose largest magnitude becomes 127: GGUF's Q8_0.
 
     Args:
         weight: `[N, K]`, float32 or bfloat16.
         memory: where to put the packed bytes, or None for memory of their own.
+        cpu: whose threads pack; None for this one alone.
 
     Raises:
         ValueError: another shape or dtype, or a group whose numbers are not finite or too large for float16.
@@ -195,15 +152,16 @@ def quantize_int8(weight: Tensor, memory: WeightMemory | None = None) -> PackedW
     steps = scales.float()
     codes = (numbers / steps.where(steps > 0, 1.0)).round().clamp(-127, 127).to(torch.int8)
     blocks = torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), dim=2)
-    return _pack_blocks(_FORMATS["Q8_0"], blocks.flatten(), outputs, inputs, memory)
+    return _pack_blocks(_FORMATS["Q8_0"], blocks.flatten(), outputs, inputs, memory, cpu)
 
 
-def quantize_int4(weight: Tensor, memory: WeightMemory | None = None) -> PackedWeight:
+def quantize_int4(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | None = None) -> PackedWeight:
     """Round to 4 bits between the smallest and the largest number of each group of 32 inputs, as GGUF's Q4_1 does.
 
     Args:
         weight: `[N, K]`, float32 or bfloat16.
         memory: where to put the packed bytes, or None for memory of their own.
+        cpu: whose threads pack; None for this one alone.
 
     Raises:
         ValueError: another shape or dtype, or a group whose numbers are not finite or too far apart for float16.
@@ -220,7 +178,7 @@ def quantize_int4(weight: Tensor, memory: WeightMemory | None = None) -> PackedW
     codes = ((numbers - minima.float()) / steps.where(steps > 0, 1.0)).round().clamp(0, 15).to(torch.uint8)
     nibbles = codes[..., :16] | codes[..., 16:] << 4  # [N, G, 16]
     blocks = torch.cat((scales.view(torch.uint8), minima.view(torch.uint8), nibbles), dim=2)
-    return _pack_blocks(_FORMATS["Q4_1"], blocks.flatten(), outputs, inputs, memory)
+    return _pack_blocks(_FORMATS["Q4_1"], blocks.flatten(), outputs, inputs, memory, cpu)
 
 
 def _check_finite(numbers: Tensor) -> None:
@@ -244,7 +202,9 @@ _FORMATS = {
 }
 
 
-def pack_q4_0(blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None) -> PackedWeight:
+def pack_q4_0(
+    blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
+) -> PackedWeight:
     """Pack GGUF's Q4_0 blocks, code for code and scale for scale.
 
     Args:
@@ -252,25 +212,35 @@ def pack_q4_0(blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | 
         outputs: number of rows.
         inputs: numbers in a row, a multiple of 32.
         memory: where to put the packed bytes, or None for memory of their own.
+        cpu: whose threads pack; None for this one alone.
 
     Raises:
         ValueError: the blocks do not fill that shape, or a scale is not a number below 8192.
     """
-    return _pack_blocks(_FORMATS["Q4_0"], blocks, outputs, inputs, memory)
+    return _pack_blocks(_FORMATS["Q4_0"], blocks, outputs, inputs, memory, cpu)
 
 
-def pack_q4_1(blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None) -> PackedWeight:
+def pack_q4_1(
+    blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
+) -> PackedWeight:
     """Pack GGUF's Q4_1 blocks of 20 bytes; see `pack_q4_0`."""
-    return _pack_blocks(_FORMATS["Q4_1"], blocks, outputs, inputs, memory)
+    return _pack_blocks(_FORMATS["Q4_1"], blocks, outputs, inputs, memory, cpu)
 
 
-def pack_q8_0(blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None) -> PackedWeight:
+def pack_q8_0(
+    blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
+) -> PackedWeight:
     """Pack GGUF's Q8_0 blocks of 34 bytes; see `pack_q4_0`."""
-    return _pack_blocks(_FORMATS["Q8_0"], blocks, outputs, inputs, memory)
+    return _pack_blocks(_FORMATS["Q8_0"], blocks, outputs, inputs, memory, cpu)
 
 
 def _pack_blocks(
-    form: _BlockFormat, blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None
+    form: _BlockFormat,
+    blocks: Tensor,
+    outputs: int,
+    inputs: int,
+    memory: WeightMemory | None,
+    cpu: Cpu | None,
 ) -> PackedWeight:
     """As `pack_q4_0`; `inputs` may end within a block."""
     if outputs < 1 or not 1 <= inputs <= MAX_INPUTS:
@@ -283,11 +253,11 @@ def _pack_blocks(
         )
     if native.module is None:
         data = _PACK_IN_TORCH[form.name](blocks.view(outputs, -1, form.bytes))
-        return _packed(form.kind, outputs, inputs, _kept(data, memory))
+        return PackedWeight(form.kind, outputs, inputs, _kept(data, memory))
     data = _room(form.kind, outputs, inputs, memory)
-    pack = getattr(native.module, f"pack_{form.name.lower()}")
-    pack(outputs, inputs, blocks.data_ptr(), blocks.numel(), data.data_ptr(), len(data))
-    return _packed(form.kind, outputs, inputs, data)
+    pack = getattr(cpu or native.open_cpu(), f"pack_{form.name.lower()}")
+    pack(outputs=outputs, inputs=inputs, blocks=_memory_of(blocks.view(-1)), to=_memory_of(data))
+    return PackedWeight(form.kind, outputs, inputs, data)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -320,18 +290,6 @@ def _pack_q8_0_in_torch(blocks: Tensor) -> Tensor:
 _PACK_IN_TORCH = {"Q4_0": _pack_q4_0_in_torch, "Q4_1": _pack_q4_1_in_torch, "Q8_0": _pack_q8_0_in_torch}
 """From blocks `[N, G, bytes]` to the packed bytes."""
 
-UNPACK = {
-    PackedKind.BF16: packed_layout.unpack_bf16,
-    PackedKind.Q4: packed_layout.unpack_q4,
-    PackedKind.Q8: packed_layout.unpack_q8,
-    PackedKind.F32: packed_layout.unpack_f32,
-}
-
-
-def unpack(weight: PackedWeight) -> Tensor:
-    """The numbers that a packed weight stands for, float32 `[N, K]`."""
-    return UNPACK[weight.kind](weight.data, weight.outputs, weight.inputs)
-
 
 def pack_stack(
     experts: int, pack: Callable[[int, WeightMemory | None], PackedWeight], memory: WeightMemory | None = None
@@ -355,9 +313,7 @@ def pack_stack(
     room = WeightMemory(data[stride:])
     for expert in range(1, experts):
         _check_alike(first, pack(expert, room), expert)
-    return PackedStack(
-        first.kind, experts, first.outputs, first.inputs, data, stride, first.nbytes, first.scratch_bytes
-    )
+    return PackedStack(first.kind, experts, first.outputs, first.inputs, data, stride, first.nbytes)
 
 
 def _check_alike(first: PackedWeight, other: PackedWeight, expert: int) -> None:

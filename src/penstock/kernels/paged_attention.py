@@ -17,30 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels import native, native_attention
 from penstock.kernels.attention_spec import AttentionSpec
 
-__all__ = ["paged_attention", "paged_attention_reference", "write_kv", "write_kv_reference"]
-
-
-def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
-    """`write_kv_reference`, by the compiled kernel where it serves."""
-    (native_attention.write_kv if native.serves_heads(k) else write_kv_reference)(k_cache, v_cache, k, v, write_slots)
-
-
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_start: Tensor,
-    kv_len: Tensor,
-    block_table: Tensor,
-    spec: AttentionSpec,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """`paged_attention_reference`, by the compiled kernel where it serves."""
-    compute = native_attention.paged_attention if native.serves_heads(q) else paged_attention_reference
-    return compute(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
+__all__ = ["paged_attention_reference", "write_kv_reference"]
 
 
 def write_kv_reference(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:

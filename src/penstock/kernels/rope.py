@@ -8,14 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, native_rows
-
-__all__ = ["rotate", "rotate_reference"]
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate_reference`, by the compiled kernel where it serves."""
-    return (native_rows.rotate if native.serves_heads(x) else rotate_reference)(x, cos, sin)
+__all__ = ["rotate_reference"]
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
-from penstock.kernels import native
-from penstock.kernels.embedding import embedding
-from penstock.kernels.native_attention import cache_address, vector
+from penstock.kernels.backend import Backend
+from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.native import required
+from penstock.kernels.native_attention import cache_of, ragged_rows, score_rule, vector
 from penstock.kernels.native_experts import expert_layer
-from penstock.kernels.native_rows import element
-from penstock.kernels.packed_weight import ELEMENTS, PackedKind, PackedStack, PackedWeight
+from penstock.kernels.native_rows import rotation, vector_of
+from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, lower
@@ -32,6 +33,7 @@ from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
 from penstock.nn.reference import head_logits
 from penstock.nn.registers import Place, place_registers
+from penstock.nn.rope import RotaryTable
 
 __all__ = ["CompiledExecutor", "why_not_compiled"]
 
@@ -46,20 +48,19 @@ _ACTIVATIONS = {
 """What the compiled executor calls them (native/rows_call.h)."""
 
 
-def why_not_compiled(program: Program, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What keeps the compiled kernels from computing all of a program, in words; None if nothing does."""
-    if not native.available():
-        return "this installation was made without a C++ compiler"
-    if device.type != "cpu" or dtype not in ELEMENTS:
-        return f"compiled kernels compute in float32 and bfloat16 on a CPU, not in {dtype} on {device.type}"
+def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> str | None:
+    """What keeps a backend from computing all of a program in one compiled call, in words; None if nothing does."""
+    if not isinstance(backend, CpuBackend):
+        return f"the backend {backend.name} computes operation by operation"
     for operation in program.operations():
-        if isinstance(operation, Linear) and not isinstance(operation.weight, PackedWeight):
-            return f"{operation} is not multiplied by the compiled kernels"
-        if isinstance(operation, Experts) and not isinstance(operation.stack.gate_up, PackedStack):
-            return f"{operation} is not multiplied by the compiled kernels"
-        if isinstance(operation, AttendOperation) and operation.heads.dim > native.MAX_HEAD_DIM:
-            return f"heads of {operation.heads.dim} are wider than {native.MAX_HEAD_DIM}"
-    return None
+        match operation:
+            case Linear(weight=weight) if weight.native is None:
+                return f"{operation} is not multiplied by the compiled kernels"
+            case Experts(stack=stack) if not stack.is_packed:
+                return f"{operation} is not multiplied by the compiled kernels"
+            case AttendOperation(heads=heads) if reason := backend.why_not(dtype, heads.dim):
+                return reason
+    return backend.why_not(dtype, 0)
 
 
 class CompiledExecutor:
@@ -71,13 +72,15 @@ class CompiledExecutor:
     Args:
         program: what to compute; `why_not_compiled` has nothing against it.
         dtype: of queries, keys and values before they are rotated and stored: bfloat16 or float32.
+        backend: whose kernels and threads compute.
 
     Raises:
         ValueError: a shape or dtype does not fit.
     """
 
-    def __init__(self, program: Program, dtype: torch.dtype) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, backend: CpuBackend) -> None:
         self.program = program
+        self.backend = backend
         self._out_dtype = _hidden_dtype(program.head)
         self._scratch = Scratch()
         self._seen_caches: tuple[Sequence[Tensor], Sequence[Tensor], Any] | None = None
@@ -91,7 +94,7 @@ class CompiledExecutor:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
-        return head_logits(self.program.head, hidden)
+        return head_logits(self.backend, self.program.head, hidden)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`.
@@ -111,9 +114,15 @@ class CompiledExecutor:
         caches = self._caches(attend.keys, attend.values)
         out = torch.empty(stream.shape, dtype=self._out_dtype)
         longest = max(kv_len.tolist(), default=0)  # a step's tensors are small
-        size = self._compiled.scratch_bytes(len(positions), len(kv_len), longest)
+        native, cpu = required(), self.backend.cpu
+        size = self._compiled.scratch_bytes(cpu, len(positions), len(kv_len), longest)
         self._compiled.run(
-            step, caches, stream.data_ptr(), out.data_ptr(), ELEMENTS[out.dtype], self._scratch.address_of(size), size
+            cpu=cpu,
+            step=step,
+            caches=caches,
+            stream=stream.data_ptr(),
+            out=native.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype]),
+            scratch=native.Memory(self._scratch.address_of(size), size),
         )
         return out
 
@@ -121,7 +130,7 @@ class CompiledExecutor:
         """The stream as layers find it: float32, contiguous, ours to use up."""
         stream: Tensor | None = None
         for embed in self.program.embedding:
-            rows = embedding(positions if embed.of_positions else token_ids, embed.table, torch.float32).float()
+            rows = self.backend.embedding(positions if embed.of_positions else token_ids, embed.table, torch.float32)
             rows = rows if embed.scale == 1.0 else rows.mul_(embed.scale)
             stream = rows if stream is None else stream.add_(rows)
         assert stream is not None, "a program begins with an embedding"
@@ -145,44 +154,23 @@ class CompiledExecutor:
         specs = self.program.caches
         if not len(keys) == len(values) == len(specs):
             raise ValueError(f"keys and values must be of {len(specs)} caches, not {len(keys)}, {len(values)}")
-        caches = native.module.Caches()
+        caches = required().Caches()
         for k, v, spec in zip(keys, values, specs, strict=True):
-            address, value_address, kind, packed, num_blocks, block_size = cache_address(
-                k, v, spec.heads, spec.head_dim
-            )
-            caches.add(
-                keys=address,
-                values=value_address,
-                element=kind,
-                packed=packed,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                kv_heads=spec.heads,
-                head_dim=spec.head_dim,
-            )
+            caches.add(cache_of(k, v, spec.heads, spec.head_dim))
         return caches
 
 
 def _hidden_dtype(head: Head) -> torch.dtype:
     """What the head is given: a quantised one rounds by itself, and one in float32 does not; rounding loses more."""
-    weight = head.weight
-    wide = isinstance(weight, PackedWeight) and weight.kind is not PackedKind.BF16
-    return torch.float32 if wide else torch.bfloat16
+    return torch.bfloat16 if head.weight.arithmetic == "bf16" else torch.float32
 
 
 def _look_at_step(positions: Tensor, write_slots: Tensor, q_start: Tensor, kv_len: Tensor, block_table: Tensor) -> Any:
-    count, rows = len(positions), len(kv_len)
-    if block_table.dim() != 2 or len(block_table) != rows or not block_table.is_contiguous():
-        raise ValueError(f"block_table must be [{rows}, M] and contiguous, not {tuple(block_table.shape)}")
-    return native.module.Step(
-        tokens=count,
-        rows=rows,
+    count = len(positions)
+    return required().Step(
+        rows=ragged_rows(count, q_start, kv_len, block_table),
         positions=vector("positions", positions, torch.int64, count),
         write_slots=vector("write_slots", write_slots, torch.int64, count),
-        q_start=vector("q_start", q_start, torch.int32, rows + 1),
-        kv_len=vector("kv_len", kv_len, torch.int32, rows),
-        block_table=vector("block_table", block_table.view(-1), torch.int32, block_table.numel()),
-        table_width=block_table.shape[1],
     )
 
 
@@ -190,7 +178,7 @@ def _compile(program: Program, dtype: torch.dtype) -> Any:
     """The compiled program, which has addresses only: `program` keeps what lies there."""
     layers = [*(lower(layer) for layer in program.layers), lower(program.final)]
     places = place_registers([operation for layer in layers for operation in layer], dtype)
-    compiled = native.module.Program(hidden=program.shape.hidden_size)
+    compiled = required().Program(hidden=program.shape.hidden_size)
     for size in places.area_bytes:
         compiled.area(bytes=size)
     numbers: dict[Place, int] = {}
@@ -241,7 +229,7 @@ class _Builder:
                 )
 
     def _columns(self, index: int, register: Register) -> Any:
-        return native.module.Columns(
+        return required().Columns(
             register=self._resolve(index, register.name), first=register.first, width=register.width
         )
 
@@ -251,63 +239,46 @@ class _Builder:
             kind=_NORMS[norm.kind],
             x=self._columns(index, norm.x),
             out=self._columns(index, norm.out),
-            weight=_vector("the weight of a norm", norm.weight, width),
-            bias=_vector("the bias of a norm", norm.bias, width),
+            weight=vector_of("the weight of a norm", norm.weight, width),
+            bias=vector_of("the bias of a norm", norm.bias, width),
             eps=norm.eps,
             adds=norm.adds,
         )
 
     def _linear(self, index: int, linear: Linear, out: Register, *, gated: bool) -> None:
-        weight = linear.weight
-        assert isinstance(weight, PackedWeight)
         self._compiled.linear(
             x=self._columns(index, linear.x),
             out=self._columns(index, out),
-            kind=int(weight.kind),
-            outputs=weight.outputs,
-            inputs=weight.inputs,
-            weight=weight.data.data_ptr(),
-            bias=_vector("the bias of a projection", linear.bias, weight.outputs),
+            weight=linear.weight.native,
+            bias=vector_of("the bias of a projection", linear.bias, linear.weight.outputs),
             adds=linear.adds,
             gated=gated,
         )
 
     def _attend(self, index: int, attended: Attended) -> None:
-        attend, rope, heads = attended.attend, attended.rope, attended.attend.heads
+        attend, heads, native = attended.attend, attended.attend.heads, required()
         self._compiled.attend(
             cache=attend.cache,
-            q_heads=heads.queries,
-            kv_heads=heads.keys,
-            head_dim=heads.dim,
+            heads=native.Heads(queries=heads.queries, keys=heads.keys, dim=heads.dim),
             q=self._columns(index, attend.q),
             k=None if attend.k is None else self._columns(index, attend.k),
             v=None if attend.v is None else self._columns(index, attend.v),
             rotated=self._columns(index, attended.rotated),
             out=self._columns(index, attend.out),
-            q_norm=_vector("q_norm", attended.q_norm, heads.dim),
-            k_norm=_vector("k_norm", attended.k_norm, heads.dim),
-            eps=attended.eps,
-            cos=0 if rope is None else _table("cos", rope.cos, rope.width),
-            sin=0 if rope is None else _table("sin", rope.sin, rope.width),
-            num_positions=0 if rope is None else len(rope.cos),
-            rotary_dim=0 if rope is None else rope.width,
-            scale=attend.spec.scale,
-            softcap=attend.spec.softcap or 0.0,
-            window=attend.spec.window or 0,
-            sinks=0 if attend.sinks is None else vector("sinks", attend.sinks, torch.float32, heads.queries),
+            norms=native.HeadNorms(
+                q=vector_of("q_norm", attended.q_norm, heads.dim),
+                k=vector_of("k_norm", attended.k_norm, heads.dim),
+                eps=attended.eps,
+            ),
+            rotation=None if attended.rope is None else _rotation(attended.rope),
+            rule=score_rule(attend.spec, attend.sinks, heads.queries),
         )
 
 
-def _vector(name: str, x: Tensor | None, width: int) -> Any:
-    if x is None:
-        return native.module.Vector()
-    if x.shape != (width,) or not x.is_contiguous():
-        raise ValueError(f"{name} must be [{width}] and contiguous, not {tuple(x.shape)}")
-    return native.module.Vector(address=x.data_ptr(), element=element(name, x))
-
-
-def _table(name: str, table: Tensor, rotary_dim: int) -> int:
-    fits = table.dim() == 2 and table.shape[1] == rotary_dim // 2 and table.dtype == torch.float32
-    if not fits or not len(table):  # an empty one has no address, which would mean no rotation
-        raise ValueError(f"{name} must be [P, {rotary_dim // 2}] float32, not {tuple(table.shape)} {table.dtype}")
-    return vector(name, table.view(-1), torch.float32, table.numel())
+def _rotation(rope: RotaryTable) -> Any:
+    for name, table in (("cos", rope.cos), ("sin", rope.sin)):
+        fits = table.dim() == 2 and table.shape[1] == rope.width // 2 and table.dtype == torch.float32
+        if not fits or not len(table):  # an empty one has no address, which would mean no rotation
+            raise ValueError(f"{name} must be [P, {rope.width // 2}] float32, not {tuple(table.shape)} {table.dtype}")
+        vector(name, table.view(-1), torch.float32, table.numel())
+    return rotation(rope.cos, rope.sin, rope.width)

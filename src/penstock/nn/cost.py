@@ -14,7 +14,6 @@ import torch
 from penstock.contract.model import KvCacheSpec, StepCost, StepRow
 from penstock.kernels.experts import bytes_read
 from penstock.kernels.linear import Weight
-from penstock.kernels.packed_weight import PackedKind, PackedStack, PackedWeight
 from penstock.nn.operations import Attend, Embed, Experts, Linear
 from penstock.nn.program import Program
 
@@ -41,7 +40,7 @@ def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> St
                 chosen = spec.top_k * tokens
                 total += StepCost(weight_bytes=bytes_read(stack, spec, tokens))
                 for weights in (stack.gate_up, stack.down):
-                    total += _operations(_arithmetic(weights), 2 * weights.shape[1] * weights.shape[2] * chosen)
+                    total += _operations(stack.arithmetic, 2 * weights.shape[1] * weights.shape[2] * chosen)
             case Attend():
                 total += _attention(operation, program.caches[operation.cache], rows, kv_dtype)
     return total + _product(program.head.weight, samples) if samples else total
@@ -49,7 +48,7 @@ def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> St
 
 def _product(weight: Weight, tokens: int) -> StepCost:
     numbers, _ = _numbers_and_outputs(weight)
-    return StepCost(weight_bytes=weight.nbytes) + _operations(_arithmetic(weight), 2 * numbers * tokens)
+    return StepCost(weight_bytes=weight.nbytes) + _operations(weight.arithmetic, 2 * numbers * tokens)
 
 
 def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> StepCost:
@@ -70,13 +69,4 @@ def _operations(arithmetic: str, count: int) -> StepCost:
 
 
 def _numbers_and_outputs(weight: Weight) -> tuple[int, int]:
-    if isinstance(weight, torch.Tensor):
-        return weight.numel(), len(weight)
     return weight.outputs * weight.inputs, weight.outputs
-
-
-def _arithmetic(weight: Weight | PackedStack) -> str:
-    """In what products are computed: quantised weights meet activations of 8 bits."""
-    if isinstance(weight, PackedWeight | PackedStack):
-        return {PackedKind.F32: "fp32", PackedKind.BF16: "bf16"}.get(weight.kind, "int8")
-    return "fp32" if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32 else "bf16"

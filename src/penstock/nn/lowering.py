@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from penstock.kernels.packed_weight import PackedWeight
 from penstock.nn.operations import (
     Activate,
     Activation,
@@ -108,7 +107,7 @@ def _gates(previous: Lowered | None, activate: Activate) -> bool:
         and activate.kind is Activation.SILU_AND_MUL
         and previous.out == activate.x
         and not previous.adds
-        and isinstance(previous.weight, PackedWeight)
+        and previous.weight.native is not None
         and previous.weight.outputs % 32 == 0  # whole panels of gates
     )
 

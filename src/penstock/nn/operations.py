@@ -263,6 +263,4 @@ def _line(out: Register, text: str, *, adds: bool = False) -> str:
 
 def _weight(weight: Weight) -> str:
     """Shape and form of a weight."""
-    if isinstance(weight, Tensor):
-        return f"W{list(weight.shape)} {str(weight.dtype).removeprefix('torch.')}"
     return f"W[{weight.outputs}, {weight.inputs}] {weight.form}"

@@ -1,6 +1,6 @@
 """Attention of one step over caches in blocks: where everything lies, so that a model may do all of it in one call.
 
-Decides nothing: `kernels.paged_attention` computes, or a compiled program that reads the fields.
+Decides nothing: a backend computes, or a compiled program that reads the fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.paged_attention import paged_attention, write_kv
+from penstock.kernels.backend import Backend
 
 __all__ = ["PagedAttend"]
 
@@ -28,6 +28,7 @@ class PagedAttend:
         q_start: `[R + 1]` int32 on the host; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
         kv_len: `[R]` int32 on the host, positions of each row's sequence, the new ones included.
         block_table: `[R, M]` int32.
+        backend: what writes and attends, one operation at a time.
     """
 
     keys: Sequence[Tensor]
@@ -36,6 +37,7 @@ class PagedAttend:
     q_start: Tensor
     kv_len: Tensor
     block_table: Tensor
+    backend: Backend
 
     def __call__(
         self,
@@ -49,5 +51,5 @@ class PagedAttend:
         """See `Attend`."""
         keys, values = self.keys[cache], self.values[cache]
         if k is not None and v is not None:
-            write_kv(keys, values, k, v, self.write_slots)
-        return paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec, sinks)
+            self.backend.write_kv(keys, values, k, v, self.write_slots)
+        return self.backend.paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec, sinks)

@@ -1,30 +1,18 @@
-"""A program computed operation by operation: the golden that every other executor is compared with.
+"""A program computed operation by operation, by any backend: with torch's, the golden for every other executor.
 
-Decides how operations become calls of `kernels`. Serves wherever torch runs; knows no family, no cache and no batch.
+Decides how operations become calls of a backend. Knows no family, no cache and no batch.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from penstock.contract.model import ModelShape
-from penstock.kernels import activation as activations
-from penstock.kernels import native
-from penstock.kernels.embedding import embedding
-from penstock.kernels.experts import experts
-from penstock.kernels.linear import linear
-from penstock.kernels.native_experts import NativeExperts
-from penstock.kernels.norm import layer_norm, rms_norm
-from penstock.kernels.packed_linear import packed_linear
-from penstock.kernels.packed_weight import PackedStack, PackedWeight
-from penstock.kernels.rope import rotate
+from penstock.kernels.backend import Backend
 from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
     Activate,
-    Activation,
     Embed,
     Experts,
     Linear,
@@ -40,10 +28,6 @@ from penstock.nn.program import OUT, Head, Program
 
 __all__ = ["ReferenceExecutor", "head_logits"]
 
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    each: getattr(activations, each.value) for each in Activation
-}
-
 
 class ReferenceExecutor:
     """A `CausalLM` that walks its program.
@@ -51,11 +35,13 @@ class ReferenceExecutor:
     Args:
         program: what to compute.
         dtype: of activations.
+        backend: what computes each operation.
     """
 
-    def __init__(self, program: Program, dtype: torch.dtype) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, backend: Backend) -> None:
         self.program = program
         self.dtype = dtype
+        self.backend = backend
 
     @property
     def shape(self) -> ModelShape:
@@ -64,46 +50,58 @@ class ReferenceExecutor:
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
-        walk = _Walk(token_ids, positions, attend, self.dtype)
+        walk = _Walk(self.backend, token_ids, positions, attend, self.dtype)
         for operation in self.program.operations():
             walk.compute(operation)
         return walk.result()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
-        return head_logits(self.program.head, hidden)
+        return head_logits(self.backend, self.program.head, hidden)
 
 
 class _Walk:
     """One step: what its registers hold, `[T, width]` each."""
 
-    def __init__(self, token_ids: Tensor, positions: Tensor, attend: Attend, dtype: torch.dtype) -> None:
+    def __init__(
+        self, backend: Backend, token_ids: Tensor, positions: Tensor, attend: Attend, dtype: torch.dtype
+    ) -> None:
+        self._backend = backend
         self._token_ids, self._positions = token_ids, positions
         self._attend = attend
         self._dtype = dtype
         self._registers: dict[str, Tensor] = {}
 
     def compute(self, operation: Operation) -> None:
+        backend = self._backend
         match operation:
             case Embed(out, table, of_positions, scale, adds):
-                rows = embedding(self._positions if of_positions else self._token_ids, table, self._dtype)
+                rows = backend.embedding(self._positions if of_positions else self._token_ids, table, self._dtype)
                 self._write(out, rows if scale == 1.0 else rows * scale, adds=adds)
             case Norm(out, x, kind, weight, bias, eps, adds):
                 wide = self._read(x)
-                normed = rms_norm(wide, weight, eps) if kind is NormKind.RMS else layer_norm(wide, weight, bias, eps)
-                self._write(out, normed, adds=adds)
+                self._write(out, _norm(backend, kind, wide, weight, bias, eps), adds=adds)
             case Linear(out, x, weight, bias, adds):
-                self._registers[out.name] = linear(self._read(x), weight, bias, self._read(out) if adds else None)
+                residual = self._read(out) if adds else None
+                self._registers[out.name] = backend.linear(self._read(x), weight, bias, residual)
             case Activate(out, x, kind):
-                self._write(out, _ACTIVATIONS[kind](self._read(x)))
+                self._write(out, backend.activate(self._read(x), kind.value))
             case NormHeads(x, weight, eps):
                 heads = self._read(x).unflatten(1, (-1, len(weight)))  # [T, heads, D]
-                self._write(x, rms_norm(heads, weight, eps).flatten(1))
+                self._write(x, backend.rms_norm(heads, weight, eps).flatten(1))
             case Rotate(x, head_dim, table):
                 heads = self._read(x).unflatten(1, (-1, head_dim))
-                self._write(x, rotate(heads, *table.rows(self._positions)).flatten(1))
-            case Experts(out, x, logits):
-                self._registers[out.name] = _experts(operation, self._read(x), self._read(logits), self._read(out))
+                self._write(x, backend.rotate(heads, *table.rows(self._positions)).flatten(1))
+            case Experts(out, x, logits, stack, spec, kind, bias):
+                self._registers[out.name] = backend.experts(
+                    self._read(x),
+                    self._read(logits),
+                    stack,
+                    spec,
+                    kind.value,
+                    selection_bias=bias,
+                    residual=self._read(out),
+                )
             case AttendOperation(out, q, k, v, cache, heads, spec, sinks):
                 q, k, v = (
                     None if each is None else self._read(each).unflatten(1, (-1, heads.dim)) for each in (q, k, v)
@@ -127,18 +125,14 @@ class _Walk:
             self._registers[register.name] = value
 
 
-def _experts(operation: Experts, x: Tensor, logits: Tensor, residual: Tensor) -> Tensor:
-    """Compiled where the weights are packed, as other products are; else in torch."""
-    stack, activation, bias = operation.stack, _ACTIVATIONS[operation.activation], operation.selection_bias
-    if isinstance(stack.gate_up, PackedStack) and native.available():
-        return NativeExperts(stack, operation.spec, activation, bias)(x, logits, residual)
-    return experts(x, logits, stack, operation.spec, activation, selection_bias=bias, residual=residual)
+def _norm(backend: Backend, kind: NormKind, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    if kind is NormKind.RMS:
+        return backend.rms_norm(x, weight, eps)
+    assert bias is not None, "a layer norm has a bias"
+    return backend.layer_norm(x, weight, bias, eps)
 
 
-def head_logits(head: Head, hidden: Tensor) -> Tensor:
-    """`[S, H]` to `[S, V]` float32."""
-    if isinstance(head.weight, PackedWeight):  # never rounded: in bfloat16 near-equal logits would tie
-        logits = packed_linear(hidden, head.weight, None, out_dtype=torch.float32)
-    else:
-        logits = linear(hidden, head.weight).float()
+def head_logits(backend: Backend, head: Head, hidden: Tensor) -> Tensor:
+    """`[S, H]` to `[S, V]` float32; rounded before by no form that can do without: near-equal logits would tie."""
+    logits = backend.linear(hidden, head.weight, out_dtype=torch.float32)
     return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)

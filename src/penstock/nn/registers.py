@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.kernels.packed_weight import PackedKind, PackedWeight
 from penstock.nn.lowering import Attended, Gated, Lowered, operands
 from penstock.nn.operations import Linear, Register
 from penstock.nn.program import OUT, STREAM
@@ -138,7 +137,7 @@ def _linear(operation: Lowered) -> Linear | None:
 
 
 def _is_bf16(linear: Linear) -> bool:
-    return isinstance(linear.weight, PackedWeight) and linear.weight.kind is PackedKind.BF16
+    return linear.weight.arithmetic == "bf16"
 
 
 def _share_areas(lives: Sequence[_Life]) -> list[int]:

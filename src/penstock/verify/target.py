@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.ports import Grammars, Runner
-from penstock.exec.device import compute_threads, set_threads
+from penstock.exec.device import compute_threads, open_backend, set_torch_threads
 from penstock.text import ReasoningBudgets, TextModel
 
 __all__ = ["Target"]
@@ -25,7 +25,7 @@ class Target:
         vocab_size: token ids are drawn below it.
         max_positions: length of the context.
         make_runner: a runner with fresh KV memory, for plans of a scheduler with this configuration.
-        set_threads: sets the number of compute threads from the next step on.
+        set_threads: sets the number of compute threads of runners that are made from then on.
         threads: how many there are unless a schedule says otherwise.
         cache_root: names the model in block keys.
         text: its tokenizer and chat template.
@@ -44,17 +44,24 @@ class Target:
     @classmethod
     def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Target:
         """A loaded model; `threads` is the option of that name, 0 for one thread per physical core."""
+        on_threads = loaded
+
+        def use_threads(count: int) -> None:
+            nonlocal on_threads
+            set_torch_threads(count)
+            if loaded.backend.exact:
+                on_threads = loaded.on(open_backend(loaded.device, count, loaded.isa))
 
         def make_runner(config: SchedulerConfig) -> Runner:
-            kv = loaded.kv_store(config.num_blocks, config.block_size)
+            kv = on_threads.kv_store(config.num_blocks, config.block_size)
             kv.fill_with_nan()  # reading a position that was never written then shows in the result
-            return loaded.runner(kv, config.max_num_seqs, config.max_model_len, grammars, ReasoningBudgets(text))
+            return on_threads.runner(kv, config.max_num_seqs, config.max_model_len, grammars, ReasoningBudgets(text))
 
         return cls(
             vocab_size=loaded.shape.vocab_size,
             max_positions=loaded.shape.max_positions,
             make_runner=make_runner,
-            set_threads=set_threads,
+            set_threads=use_threads,
             threads=compute_threads(threads),
             cache_root=loaded.files.digest,
             text=text,

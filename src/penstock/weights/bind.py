@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from penstock.contract.errors import ModelFileError
+from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import StackedWeight
 from penstock.kernels.linear import Weight
+from penstock.kernels.native import Cpu
 from penstock.weights.packing import Packer, Packing
 from penstock.weights.source import StoredBlocks, TensorSource
 
@@ -39,6 +41,7 @@ class Binder:
         file: the model as the operator knows it, for messages.
         progress: told how many numbers each tensor taken has (`tqdm.update` fits).
         packing: in which form the weights of projections and embeddings are kept.
+        cpu: whose threads pack them; None for the caller's alone.
 
     Attributes:
         bytes: memory of all tensors taken so far.
@@ -56,6 +59,7 @@ class Binder:
         file: str,
         progress: Callable[[int], object] = _unseen,
         packing: Packing = Packing.DENSE,
+        cpu: Cpu | None = None,
     ) -> None:
         self._source = source
         self.dtype = dtype
@@ -65,7 +69,7 @@ class Binder:
         self.mixed: list[str] = []
         self._file = file
         self._progress = progress
-        self._packer = Packer(packing, file)
+        self._packer = Packer(packing, file, cpu)
         self._names = source.names()
         self._left = set(self._names)
 
@@ -155,7 +159,8 @@ class Binder:
         """
         self._claim(name, shape)
         numbers = self._stacked([(name, shape)], self.dtype)
-        weight = numbers if self._packer.packing is Packing.DENSE else self._packer.plain(numbers, name)
+        dense = self._packer.packing is Packing.DENSE
+        weight: Weight = DenseWeight(numbers) if dense else self._packer.plain(numbers, name)
         self.bytes += weight.nbytes
         return weight
 
@@ -246,7 +251,7 @@ class Binder:
         packing = self._packer.packing
         if packing is Packing.DENSE:
             self.forms[str(self.dtype).removeprefix("torch.")] = None
-            return self._numbers(parts, transposed, self.dtype)
+            return DenseWeight(self._numbers(parts, transposed, self.dtype))
         first = parts[0][0]
         rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
         if self._stays_blocks([name for name, _ in parts]):

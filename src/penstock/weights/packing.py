@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from penstock.contract.errors import ConfigError, ModelFileError
+from penstock.kernels.native import Cpu
 from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
 from penstock.kernels.packed_weight import (
     PackedStack,
@@ -49,12 +50,12 @@ class Packing(StrEnum):
     """As the file has it: quantised blocks stay as they are, other tensors become bf16, or f32 where a model is."""
 
 
-def _pack_stored(numbers: torch.Tensor, memory: WeightMemory | None) -> PackedWeight:
+def _pack_stored(numbers: torch.Tensor, memory: WeightMemory | None, cpu: Cpu | None) -> PackedWeight:
     """Numbers that are no blocks, in the type that they were read in."""
-    return (pack_f32 if numbers.dtype == torch.float32 else pack_bf16)(numbers, memory)
+    return (pack_f32 if numbers.dtype == torch.float32 else pack_bf16)(numbers, memory, cpu)
 
 
-_WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory | None], PackedWeight]] = {
+_WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory | None, Cpu | None], PackedWeight]] = {
     Packing.F32: pack_f32,
     Packing.BF16: pack_bf16,
     Packing.ONEDNN: pack_bf16,
@@ -69,10 +70,17 @@ _Packed = TypeVar("_Packed", PackedWeight, PackedStack)
 
 
 class Packer:
-    """Packs the weights of one model, in one form. Owned by its binder; what it packed lives as long as it is used."""
+    """Packs the weights of one model, in one form. Owned by its binder; what it packed lives as long as it is used.
 
-    def __init__(self, packing: Packing, file: str) -> None:
+    Args:
+        packing: the form.
+        file: where numbers come from, for messages.
+        cpu: whose threads pack; None for the caller's alone.
+    """
+
+    def __init__(self, packing: Packing, file: str, cpu: Cpu | None = None) -> None:
         self.packing = packing
+        self._cpu = cpu
         self._file = file
         self._memory = WeightMemory()
 
@@ -89,20 +97,20 @@ class Packer:
 
     def head(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """Pack the weight of a head of its own, whose results are wanted in float32; raises as `weight` does."""
-        return self._guarded(lambda: _WEIGHTS[self.packing](numbers, self._memory), name)
+        return self._guarded(lambda: _WEIGHTS[self.packing](numbers, self._memory, self._cpu), name)
 
     def table(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """Pack an embedding table `[V, H]`; raises as `weight` does."""
         packing = Packing.INT8 if self.packing is Packing.INT4 else self.packing
-        return self._guarded(lambda: _WEIGHTS[packing](numbers, self._memory), name)
+        return self._guarded(lambda: _WEIGHTS[packing](numbers, self._memory, self._cpu), name)
 
     def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:
         """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number; raises as `weight`."""
-        return self._guarded(lambda: _BLOCKS[blocks.kind](blocks.data, outputs, inputs, self._memory), name)
+        return self._guarded(lambda: _BLOCKS[blocks.kind](blocks.data, outputs, inputs, self._memory, self._cpu), name)
 
     def plain(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """Pack a weight `[N, K]` whose numbers stay as they are, in the type that they were read in."""
-        return self._guarded(lambda: _pack_stored(numbers, self._memory), name)
+        return self._guarded(lambda: _pack_stored(numbers, self._memory, self._cpu), name)
 
     def stack(
         self,
@@ -125,8 +133,8 @@ class Packer:
         def pack(expert: int, memory: WeightMemory | None) -> PackedWeight:
             weight = weight_of(expert)
             if isinstance(weight, StoredBlocks):
-                return _BLOCKS[weight.kind](weight.data, outputs, inputs, memory)
-            return _WEIGHTS[self.packing](weight, memory)
+                return _BLOCKS[weight.kind](weight.data, outputs, inputs, memory, self._cpu)
+            return _WEIGHTS[self.packing](weight, memory, self._cpu)
 
         return self._guarded(lambda: pack_stack(experts, pack, self._memory), name)
 

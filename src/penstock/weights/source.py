@@ -147,7 +147,7 @@ def read_elements(path: Path, name: str, offset: int, stored: torch.dtype, out: 
     flat = out.view(-1)
     with open_binary(path) as stream:
         stream.seek(offset)
-        if out.dtype == stored and out.device.type == "cpu":
+        if out.dtype == stored and out.is_cpu:
             read_bytes(stream, path, name, flat)
             return
         piece = torch.empty(min(PIECE_ELEMENTS, flat.numel()), dtype=stored)

@@ -1,5 +1,9 @@
-// Which sets this processor runs, best first; the table in use changes only when it is told to.
-#include "dispatch.h"
+// Which instruction sets this processor runs, best first; and what a Cpu owns.
+#include "cpu.h"
+
+#include <unistd.h>
+
+#include <stdexcept>
 
 namespace penstock {
 namespace {
@@ -37,36 +41,33 @@ const Candidate candidates[] = {
     {&portable_kernels, [] { return true; }},
 };
 
-const KernelTable* best() {
+const KernelTable& table_of(const std::string& isa) {
     for (const Candidate& candidate : candidates)
-        if (candidate.runs_here()) return candidate.table;
-    return &portable_kernels;
+        if (candidate.runs_here() && (isa.empty() || isa == candidate.table->isa)) return *candidate.table;
+    throw std::invalid_argument("there are no kernels for " + isa + " here");
 }
 
-const KernelTable*& in_use() {
-    static const KernelTable* table = best();
-    return table;
+int checked(int threads) {
+    if (threads < 1 || threads > kMostThreads) throw std::invalid_argument("threads must be between 1 and 1024");
+    return threads;
 }
 
 }  // namespace
 
-const KernelTable& kernels() { return *in_use(); }
+Cpu::Cpu(const std::string& isa, int threads)
+    : kernels_(table_of(isa)), pool_(new Pool(checked(threads))), owner_(getpid()) {}
+
+// A child that was forked has no workers of its parent's pools, and could not wait for them. It may still use one: the
+// caller then does every task itself.
+Cpu::~Cpu() {
+    if (owner_ == getpid()) delete pool_;
+}
 
 std::vector<std::string> isas() {
     std::vector<std::string> names;
     for (const Candidate& candidate : candidates)
         if (candidate.runs_here()) names.emplace_back(candidate.table->isa);
     return names;
-}
-
-bool use_isa(const std::string& name) {
-    for (const Candidate& candidate : candidates) {
-        if (candidate.runs_here() && name == candidate.table->isa) {
-            in_use() = candidate.table;
-            return true;
-        }
-    }
-    return false;
 }
 
 }  // namespace penstock

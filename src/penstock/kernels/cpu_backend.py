@@ -1,0 +1,164 @@
+"""The backend `cpu`: compiled kernels in float32 and bfloat16, with an instruction set and threads of its own.
+
+Exact: a row's bits depend neither on its neighbours nor on the number of threads. What it has no kernel for it leaves
+to torch, and `why_not` says so by name: heads wider than `MAX_HEAD_DIM`, and experts that are not packed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import native, native_attention, native_rows, native_sampler
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.backend import Choose
+from penstock.kernels.experts import ExpertStack, RouterSpec
+from penstock.kernels.linear import Weight
+from penstock.kernels.native import MAX_HEAD_DIM, Cpu
+from penstock.kernels.native_experts import NativeExperts
+from penstock.kernels.torch_backend import TorchBackend
+
+__all__ = ["DTYPES", "CpuBackend"]
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Of activations, and of plain KV caches."""
+
+_CPU = torch.device("cpu")
+
+
+class CpuBackend:
+    """A `Backend` of compiled kernels. Immutable; its threads end with it.
+
+    Args:
+        isa: one of `native.isas()`, or "" for the best of them.
+        threads: that kernels run on, the caller's included.
+
+    Attributes:
+        cpu: the kernels and threads, for those who call compiled functions themselves.
+
+    Raises:
+        RuntimeError: this installation has no compiled kernels.
+        ValueError: this machine has no such kernels, or `threads` is out of range.
+    """
+
+    name = "cpu"
+    device = _CPU
+    exact = True
+
+    def __init__(self, isa: str = "", threads: int = 1) -> None:
+        self.cpu: Cpu = native.open_cpu(isa, threads)
+        self._choose: Choose = partial(native_sampler.choose, self.cpu)
+        self._torch = TorchBackend(_CPU)
+
+    def __repr__(self) -> str:
+        return f"CpuBackend({self.isa!r}, threads={self.threads})"
+
+    @property
+    def isa(self) -> str:
+        """See `Backend.isa`."""
+        return str(self.cpu.isa)
+
+    @property
+    def threads(self) -> int:
+        """See `Backend.threads`."""
+        return int(self.cpu.threads)
+
+    @property
+    def choose(self) -> Choose:
+        """See `Backend.choose`."""
+        return self._choose
+
+    def why_not(self, dtype: torch.dtype, head_dim: int) -> str | None:
+        """See `Backend.why_not`."""
+        if dtype not in DTYPES:
+            return f"compiled kernels compute in float32 and bfloat16, not in {dtype}"
+        if head_dim > MAX_HEAD_DIM:
+            return f"heads of {head_dim} are wider than {MAX_HEAD_DIM}"
+        return None
+
+    def packs_kv(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+        """See `Backend.packs_kv`."""
+        # An odd head_dim would be filled up, and take more memory than plain keys.
+        return dtype in DTYPES and head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0 and block_size % 16 == 0
+
+    def why_torch(self) -> None:
+        """See `Backend.why_torch`."""
+        return
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """See `Backend.linear`."""
+        return weight.matmul(self.cpu, x, bias, residual, out_dtype)
+
+    def embedding(self, ids: Tensor, table: Weight, dtype: torch.dtype) -> Tensor:
+        """See `Backend.embedding`."""
+        return table.rows(self.cpu, ids, dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Backend.rms_norm`."""
+        return native_rows.rms_norm(self.cpu, x, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """See `Backend.layer_norm`."""
+        return native_rows.layer_norm(self.cpu, x, weight, bias, eps)
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """See `Backend.activate`."""
+        return native_rows.ACTIVATIONS[activation](self.cpu, x)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See `Backend.rotate`."""
+        if x.shape[-1] > MAX_HEAD_DIM:
+            return self._torch.rotate(x, cos, sin)
+        return native_rows.rotate(self.cpu, x, cos, sin)
+
+    def experts(
+        self,
+        x: Tensor,
+        router_logits: Tensor,
+        stack: ExpertStack,
+        spec: RouterSpec,
+        activation: str,
+        *,
+        selection_bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.experts`."""
+        if not stack.is_packed:
+            return self._torch.experts(
+                x, router_logits, stack, spec, activation, selection_bias=selection_bias, residual=residual
+            )
+        return NativeExperts(self.cpu, stack, spec, activation, selection_bias)(x, router_logits, residual)
+
+    def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
+        """See `Backend.write_kv`, for both layouts of a cache."""
+        if k.shape[-1] > MAX_HEAD_DIM:
+            self._torch.write_kv(k_cache, v_cache, k, v, write_slots)
+        else:
+            native_attention.write_kv(self.cpu, k_cache, v_cache, k, v, write_slots)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        q_start: Tensor,
+        kv_len: Tensor,
+        block_table: Tensor,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.paged_attention`, for both layouts of a cache."""
+        if q.shape[-1] > MAX_HEAD_DIM:
+            return self._torch.paged_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
+        return native_attention.paged_attention(
+            self.cpu, q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks
+        )

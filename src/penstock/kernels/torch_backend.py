@@ -1,0 +1,122 @@
+"""The backend `torch`: every operation by its reference, on any device.
+
+Serves where there are no compiled kernels, and is what they are compared with. Library matrix products choose their
+order of summation by shape, so it is exact up to rounding. Its threads are those of torch, which has one number of them
+for the whole process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import experts, norm, paged_attention, rope
+from penstock.kernels.activation import ACTIVATIONS
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec
+from penstock.kernels.linear import Weight
+
+__all__ = ["TorchBackend"]
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBackend:
+    """A `Backend` of references.
+
+    Attributes:
+        reason: why it was chosen, and not compiled kernels; in words.
+    """
+
+    device: torch.device = _HOST
+    reason: str = "torch was asked for"
+    name: str = "torch"
+    exact: bool = False
+    isa: str = "torch"
+    threads: int = 0
+
+    @property
+    def choose(self) -> None:
+        """See `Backend.choose`."""
+        return
+
+    def why_not(self, dtype: torch.dtype, head_dim: int) -> None:  # noqa: ARG002 - any will do
+        """See `Backend.why_not`: it leaves nothing to others."""
+        return
+
+    def packs_kv(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:  # noqa: ARG002 - none is
+        """See `Backend.packs_kv`."""
+        return False
+
+    def why_torch(self) -> str:
+        """See `Backend.why_torch`."""
+        return self.reason
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """See `Backend.linear`."""
+        return weight.matmul(None, x, bias, residual, out_dtype)
+
+    def embedding(self, ids: Tensor, table: Weight, dtype: torch.dtype) -> Tensor:
+        """See `Backend.embedding`."""
+        return table.rows(None, ids, dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Backend.rms_norm`."""
+        return norm.rms_norm_reference(x, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """See `Backend.layer_norm`."""
+        return norm.layer_norm_reference(x, weight, bias, eps)
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """See `Backend.activate`."""
+        return ACTIVATIONS[activation](x)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See `Backend.rotate`."""
+        return rope.rotate_reference(x, cos, sin)
+
+    def experts(
+        self,
+        x: Tensor,
+        router_logits: Tensor,
+        stack: ExpertStack,
+        spec: RouterSpec,
+        activation: str,
+        *,
+        selection_bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.experts`."""
+        function = ACTIVATIONS[activation]
+        return experts.experts(
+            x, router_logits, stack, spec, function, selection_bias=selection_bias, residual=residual
+        )
+
+    def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
+        """See `Backend.write_kv`."""
+        paged_attention.write_kv_reference(k_cache, v_cache, k, v, write_slots)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        q_start: Tensor,
+        kv_len: Tensor,
+        block_table: Tensor,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.paged_attention`."""
+        return paged_attention.paged_attention_reference(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
