@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from test_e2e_golden_paths import Bench, draw_prompts
-from tiny_checkpoints import VARIANTS, load_model, write_checkpoint
+from tiny_checkpoints import VARIANTS, load_model, long_factors_from_the_start, write_checkpoint
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
 from penstock.contract.events import Embedded
@@ -40,7 +40,7 @@ def golden(request, tmp_path_factory):
     directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)
     theirs, model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval(), load_model(directory)
     prompts = draw_prompts(model.shape.vocab_size, LENGTHS)
-    with torch.no_grad():
+    with torch.no_grad(), long_factors_from_the_start(theirs):
         states = [theirs(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
     return model, prompts, states
 

@@ -28,6 +28,7 @@ __all__ = [
     "VARIANTS",
     "forget_references",
     "load_model",
+    "long_factors_from_the_start",
     "reference_greedy",
     "reference_logits",
     "write_checkpoint",
@@ -323,7 +324,7 @@ def reference_greedy(directory: Path, prompt: Sequence[int], count: int) -> list
     """The `count` most likely tokens that follow `prompt`, one by one, by transformers in float32; ends at no token."""
     model, cache, tokens = _reference(directory, torch.float32), None, []
     latest = list(prompt)
-    with torch.no_grad(), _long_factors_from_the_start(model):
+    with torch.no_grad(), long_factors_from_the_start(model):
         for _ in range(count):
             out = model(torch.tensor([latest]), past_key_values=cache, use_cache=True)
             cache = out.past_key_values
@@ -333,9 +334,9 @@ def reference_greedy(directory: Path, prompt: Sequence[int], count: int) -> list
 
 
 @contextmanager
-def _long_factors_from_the_start(model: Any) -> Iterator[None]:
+def long_factors_from_the_start(model: Any) -> Iterator[None]:
     """Keep LongRoPE from changing its factors, and with them all keys, when a sequence outgrows the pretraining's."""
-    rotary, config = getattr(getattr(model, "model", None), "rotary_emb", None), model.config
+    rotary, config = getattr(getattr(model, "model", model), "rotary_emb", None), model.config
     original = getattr(config, "original_max_position_embeddings", None)
     if getattr(rotary, "rope_type", None) != "longrope" or config.max_position_embeddings <= original:
         yield
