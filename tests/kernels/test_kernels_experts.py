@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import compiled_kernels as here
 import gguf
@@ -18,6 +19,7 @@ from penstock.kernels import experts as reference
 from penstock.kernels import native
 from penstock.kernels.activation import ACTIVATIONS, silu_and_mul_reference
 from penstock.kernels.experts import ExpertStack, RouterSpec, bytes_read, experts_read
+from penstock.kernels.native_rows import rows as rows_of
 from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
@@ -563,12 +565,16 @@ def test_scratch_is_not_written_beyond_its_end():
         memory = torch.full((size + 192,), 0xA5, dtype=torch.uint8)
         start = -memory.data_ptr() % 64
         out = torch.empty_like(x)
-        absent = (0, 0, 0)
-        arguments = {"rows": 33, "x": (x.data_ptr(), 70, 0), "logits": (logits.data_ptr(), 8, 0), "residual": absent}
-        address = memory.data_ptr() + start
-        run.layer.run(**arguments, out=(out.data_ptr(), 70, 0), scratch=address, scratch_bytes=size)
+        operands = {
+            "x": rows_of("x", x),
+            "logits": rows_of("logits", logits),
+            "residual": None,
+            "out": rows_of("out", out),
+        }
+        address, run_experts = memory.data_ptr() + start, partial(here.cpu().run_experts, run.layer, 33, **operands)
+        run_experts(scratch=native.module.Memory(address, size))
         assert torch.equal(out, wanted)
         assert (memory[:start] == 0xA5).all()
         assert (memory[start + size :] == 0xA5).all()
         with pytest.raises(ValueError, match="scratch"):
-            run.layer.run(**arguments, out=(out.data_ptr(), 70, 0), scratch=address, scratch_bytes=size - 1)
+            run_experts(scratch=native.module.Memory(address, size - 1))
