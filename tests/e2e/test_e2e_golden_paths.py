@@ -143,8 +143,8 @@ def test_after_forced_preemption(golden):
 def test_with_only_the_blocks_that_a_window_sees(golden):
     """Blocks that were left behind are given back, and overwritten with NaN here."""
     model, prompts, expected = golden
-    if model.program.window is None:
-        pytest.skip("a layer of this model looks back to everything")
+    if model.program.window is None or model.program.window >= len(prompts[-1]) + COUNT:
+        pytest.skip("a layer of this model looks back to all of these sequences")
     options = {"block_size": 4, "tokens": 8, "seqs": 1, "window": model.program.window}
     need = Bench(model, **options).config.most_blocks(model.shape.max_positions)
     assert need < (len(prompts[-1]) + COUNT) // 4

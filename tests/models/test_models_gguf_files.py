@@ -9,6 +9,7 @@ import pytest
 import torch
 from weights_samples import ARCHITECTURES, CONTEXT, EXPERT_INNER, INNER, VOCAB, Tiny, weights, write_gguf
 
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention
 from penstock.nn.reference import ReferenceExecutor
@@ -43,7 +44,7 @@ def theirs(file: Path) -> torch.Tensor:
 def ours(file: Path) -> torch.Tensor:
     source = open_gguf(file, gguf_dialect)
     program = load(source.config, Binder(source, torch.float32, "cpu", str(file)), str(file))
-    model = ReferenceExecutor(program, torch.float32)
+    model = ReferenceExecutor(program, torch.float32, TorchBackend())
     with torch.no_grad():
         hidden = model.forward(torch.tensor(TOKEN_IDS), torch.arange(len(TOKEN_IDS)), DenseAttention())
         return model.logits(hidden)

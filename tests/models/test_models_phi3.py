@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock import app
 from penstock.contract.config import EngineConfig
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention
 from penstock.nn.operations import Rotate
@@ -70,7 +71,9 @@ def cosines(program):
 def test_a_gguf_file_is_the_same_model(tmp_path, variant):
     directory = write_checkpoint(tmp_path, "phi3", variant)
     source = open_gguf(write_gguf(directory), gguf_dialect)
-    model = ReferenceExecutor(load(source.config, Binder(source, torch.float32, "cpu", "m"), "m"), torch.float32)
+    model = ReferenceExecutor(
+        load(source.config, Binder(source, torch.float32, "cpu", "m"), "m"), torch.float32, TorchBackend()
+    )
     tokens = [token % model.shape.vocab_size for token in prompt(40)]
     with torch.no_grad():
         ours = model.logits(model.forward(torch.tensor(tokens), torch.arange(40), DenseAttention()))

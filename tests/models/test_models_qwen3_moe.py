@@ -12,6 +12,7 @@ from tiny_checkpoints import VARIANTS, write_checkpoint
 from penstock.contract.errors import ModelFileError
 from penstock.kernels import native
 from penstock.kernels.packed_weight import PackedStack
+from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention
 from penstock.nn.operations import Experts
@@ -84,6 +85,6 @@ def spoil(stack: torch.Tensor | PackedStack, first: int) -> None:
 
 
 def hidden_of(program: Program) -> torch.Tensor:
-    model = ReferenceExecutor(program, torch.float32)
+    model = ReferenceExecutor(program, torch.float32, TorchBackend())
     with torch.inference_mode():
         return model.forward(torch.arange(60), torch.arange(60), DenseAttention())

@@ -11,9 +11,10 @@ import torch
 
 from penstock.contract.plan import Admit
 from penstock.contract.sampling import SamplingSpec
-from penstock.exec import sampler
 from penstock.exec.batch import SlotTables
 from penstock.exec.sampler import RowSampling, sample
+from penstock.kernels import native
+from penstock.kernels.cpu_backend import CpuBackend
 from penstock.sampling import PARAMETERS, STAGES, SamplingParams
 
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
@@ -41,10 +42,8 @@ BUSY = {
 }
 
 
-@pytest.fixture
-def torch_only(monkeypatch):
-    """Rows that the compiled call could serve go the other way too."""
-    return lambda: monkeypatch.setattr(sampler.native, "available", lambda: False)
+CHOOSE = CpuBackend().choose if native.available() else None
+"""The compiled call; without it, torch draws stage by stage."""
 
 
 def logits_of(rows, vocabulary=VOCABULARY, seed=0):
@@ -56,7 +55,7 @@ def in_ids(spec):
     return spec.put("bad_words", ((7,), (4, 11))) if spec.has("bad_words") else spec
 
 
-def drawn(spec, draws, logits):
+def drawn(spec, draws, logits, choose=CHOOSE):
     """`draws` rows of one sequence, each another choice of it."""
     tables = SlotTables(1, 64, 16)
     tables.admit(Admit(0, "", (*PROMPT, *OUTPUT), (0,), 0, spec, 0, prompt_tokens=len(PROMPT)))
@@ -67,7 +66,7 @@ def drawn(spec, draws, logits):
 
     kinds = [RowSampling.of(spec, choice) for choice in range(draws)]
     at = len(PROMPT) + len(OUTPUT)
-    return sample(logits.expand(draws, -1).contiguous(), kinds, [at] * draws, look)
+    return sample(logits.expand(draws, -1).contiguous(), kinds, [at] * draws, look, choose)
 
 
 @pytest.mark.parametrize("rest", [{"seed": 4, "logprobs": 3}, {"temperature": 0, "logprobs": 3}, BUSY], ids="rgb")
@@ -107,15 +106,14 @@ STAGE_NEUTRAL = {
 
 
 @pytest.mark.parametrize("name", dict(STAGES))
-def test_a_stage_at_its_neutral_value_draws_the_same_tokens(name, torch_only):
+def test_a_stage_at_its_neutral_value_draws_the_same_tokens(name):
     """Put past `SamplingParams`, which would leave it out: the maths itself is neutral."""
     assert dict(STAGES).keys() == STAGE_NEUTRAL.keys()
     plain = SamplingSpec((("logprobs", 3), ("seed", 4)))
     logits = logits_of(1)
     had = drawn(plain, 300, logits)
     assert drawn(plain.put(name, STAGE_NEUTRAL[name]), 300, logits) == had
-    torch_only()
-    assert drawn(plain.put(name, STAGE_NEUTRAL[name]), 300, logits).tokens == had.tokens
+    assert drawn(plain.put(name, STAGE_NEUTRAL[name]), 300, logits, choose=None).tokens == had.tokens
 
 
 # ---- distributions
@@ -191,12 +189,11 @@ def compiles(fields):
     [(each, way) for each in (*FIELDS, *TOGETHER) for way in (True, False) if compiles(each) or not way],
     ids=str,
 )
-def test_20_000_draws_look_as_the_definitions_say(fields, compiled, torch_only):
-    if not compiled:
-        torch_only()
+def test_20_000_draws_look_as_the_definitions_say(fields, compiled):
     logits = logits_of(1)
     expected = reference(logits[0], fields) * DRAWS
-    tokens = drawn(in_ids(SamplingParams(**fields, seed=99).spec()), DRAWS, logits).tokens
+    spec = in_ids(SamplingParams(**fields, seed=99).spec())
+    tokens = drawn(spec, DRAWS, logits, CHOOSE if compiled else None).tokens
     seen = np.bincount(tokens, minlength=VOCABULARY)
     assert seen[expected < 1e-9].sum() == 0
     common, rare = expected >= 5, (expected > 0) & (expected < 5)

@@ -19,7 +19,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: `[..., H]`.
-        weight: `[H]`.
+        weight: `[H]`, in the dtype of `x` or float32.
         eps: keeps rows of zeros finite.
 
     Returns:
@@ -27,7 +27,10 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)  # [..., 1]
-    return (wide * inverse).to(x.dtype) * weight
+    unit = wide * inverse
+    if weight.dtype != x.dtype:  # kept wide because rounding would lose what it says: then one rounding, at the end
+        return (unit * weight.float()).to(x.dtype)
+    return unit.to(x.dtype) * weight
 
 
 def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
