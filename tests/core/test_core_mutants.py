@@ -15,6 +15,7 @@ from penstock.contract.errors import EngineFault, NeverFits
 from penstock.contract.plan import SampledToken
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
+from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq
@@ -197,7 +198,7 @@ def keep_a_promise_of_one_who_left(patch):
 
 def take_the_aborted_ones_token(patch):
     def commit(self, plan, result):
-        flight = self._match_in_flight(plan, result)
+        flight = self._in_flight.match(plan, result)
         lost = tuple(i for i, seq in enumerate(flight.seqs) if seq.state is sequence.SeqState.FINISHED)
         drew = [row for row in result.rows if row.tokens]
         if lost and drew:
@@ -374,7 +375,7 @@ def draft_beyond_the_context(patch):
 
 
 def release_blocks_that_a_plan_in_flight_still_writes(patch):
-    patch(Scheduler, "_horizon", property(lambda self: self._steps + 1))
+    patch(InFlight, "horizon", property(lambda self: self.next_step + 1))
 
 
 def plan_beyond_the_last_token(patch):
