@@ -111,6 +111,10 @@ class InFlight:
         """The eldest step has its result."""
         self._steps.popleft()
 
+    def drop(self) -> None:
+        """Forget every step: none of them will have a result."""
+        self._steps.clear()
+
     def keep(self, seq: Seq) -> None:
         """`seq` leaves while a plan uses it: keep its lease and its slot until `let_go` brings them."""
         self.departed.append(Departed(seq.last_step, seq.lease, seq.slot))

@@ -197,6 +197,18 @@ class Scheduler:
             self._give_back(each.lease, each.slot)
         return tuple(events)
 
+    def drop_in_flight(self) -> None:
+        """Take every plan in flight back: who runs waits again with its tokens, and is computed anew.
+
+        For a runner that was interrupted, and has forgotten every slot (`Runner.reset`).
+        """
+        self._in_flight.drop()
+        for seq in tuple(self._running):
+            self._requeue(seq)
+        for each in self._in_flight.let_go():
+            self._give_back(each.lease, each.slot)
+        self._releases.clear()
+
     def check(self) -> None:
         """Verify every invariant of pool, queue and sequences. For tests and idle moments: costs all that is live.
 
@@ -252,11 +264,14 @@ class Scheduler:
         return tuple(seq.lease.blocks[-need:])
 
     def _preempt(self, seq: Seq) -> None:
+        self._requeue(seq)
+        self._preemptions += 1
+
+    def _requeue(self, seq: Seq) -> None:
         """Back to the queue with its tokens; its full blocks stay findable until somebody needs them."""
         self._leave(seq)
         seq.preempt()
         self._waiting.add(seq)
-        self._preemptions += 1
 
     # ---- planning: those who wait
 
