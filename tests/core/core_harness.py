@@ -113,6 +113,7 @@ class Harness:
         self.eras: dict[str, int] = {}  # sequence -> cache era of its present admission
         self.plans: list[StepPlan] = []
         self.left = 0  # blocks that a sequence had left behind, at the most
+        self.drops = 0  # times that plans in flight were taken back
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
 
     @property
@@ -141,6 +142,16 @@ class Harness:
         self.trace.append(trace.encode_reset())
         self.scheduler.reset_prefix_cache()
         self.era += 1
+        self.check()
+
+    def drop(self) -> None:
+        """What an engine does whose runner was interrupted."""
+        self.flights.clear()
+        self.runner.reset()
+        self.trace.append(trace.encode_drop())
+        self.scheduler.drop_in_flight()
+        require(not self.scheduler.stats.running, "whoever ran waits again")
+        self.drops += 1
         self.check()
 
     def fail(self, seq_id: str) -> None:
@@ -352,11 +363,13 @@ def random_drafter(rng: random.Random) -> FakeDrafter | None:
 
 def run_episode(seed: int, moves: int = 60) -> Harness:
     """One random life of an engine, checked after every call, drained at the end."""
-    rng, ahead = random.Random(seed), random.Random(f"{seed} ahead")
+    rng, ahead, broken = random.Random(seed), random.Random(f"{seed} ahead"), random.Random(f"{seed} broken")
     cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]))
     drafter = random_drafter(ahead)
     harness = Harness(replace(cfg, window=ahead.choice(WINDOWS)), drafter)
     for number in range(moves):
+        if harness.flights and broken.random() < 0.08:
+            harness.drop()
         move = rng.random()
         if move < 0.35:
             req = random_request(rng, number, harness.config.policy)

@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**32)
 
 
 def test_random_episodes_hold_every_law():
-    preemptions = hits = shared = drafted = ahead = left = 0
+    preemptions = hits = shared = drafted = ahead = left = drops = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -36,10 +36,12 @@ def test_random_episodes_hold_every_law():
         drafted += sum(bool(row.drafts) for plan in harness.plans for row in plan.rows)
         ahead += harness.ahead
         left += harness.left
+        drops += harness.drops
     assert min(preemptions, hits, shared, left) > 0, (
         "the episodes reach preemption, hits, shared prefixes and blocks left behind"
     )
     assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
+    assert drops > 0, "they reach steps that are broken off"
 
 
 WORKLOADS = max(20, EPISODES // 10)
@@ -108,6 +110,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def commit(self):
         self.harness.commit()
+
+    @precondition(lambda self: self.harness.flights)
+    @rule()
+    def drop(self):
+        self.harness.drop()
 
     @rule(count=st.integers(1, 8))
     def steps(self, count):

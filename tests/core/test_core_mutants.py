@@ -15,6 +15,7 @@ from penstock.contract.errors import EngineFault, NeverFits
 from penstock.contract.plan import SampledToken
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
+from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq
@@ -197,7 +198,7 @@ def keep_a_promise_of_one_who_left(patch):
 
 def take_the_aborted_ones_token(patch):
     def commit(self, plan, result):
-        flight = self._match_in_flight(plan, result)
+        flight = self._in_flight.match(plan, result)
         lost = tuple(i for i, seq in enumerate(flight.seqs) if seq.state is sequence.SeqState.FINISHED)
         drew = [row for row in result.rows if row.tokens]
         if lost and drew:
@@ -374,7 +375,7 @@ def draft_beyond_the_context(patch):
 
 
 def release_blocks_that_a_plan_in_flight_still_writes(patch):
-    patch(Scheduler, "_horizon", property(lambda self: self._steps + 1))
+    patch(InFlight, "horizon", property(lambda self: self.next_step + 1))
 
 
 def plan_beyond_the_last_token(patch):
@@ -412,7 +413,37 @@ def forget_that_a_block_was_given_back(patch):
     patch(BlockPool, "leave_behind", forgetful)
 
 
+def keep_what_was_planned_when_a_step_is_broken_off(patch):
+    patch(Scheduler, "_requeue", lambda self, seq: None)
+
+
+def tell_a_runner_that_was_reset_of_old_releases(patch):
+    drop = Scheduler.drop_in_flight
+
+    def loyal(self):
+        kept = [*self._releases, *(seq.slot for seq in self._running)]
+        drop(self)
+        self._releases.extend(kept)
+
+    patch(Scheduler, "drop_in_flight", loyal)
+
+
+def seal_what_a_broken_off_step_would_have_computed(patch):
+    requeue = Scheduler._requeue
+
+    def hopeful(self, seq):
+        if seq.scheduled > seq.computed:
+            seq.computed = min(seq.scheduled, len(seq.tokens))
+            self._seal_filled(seq)
+        requeue(self, seq)
+
+    patch(Scheduler, "_requeue", hopeful)
+
+
 MUTANTS = [
+    keep_what_was_planned_when_a_step_is_broken_off,
+    tell_a_runner_that_was_reset_of_old_releases,
+    seal_what_a_broken_off_step_would_have_computed,
     give_a_block_back_too_early,
     forget_that_a_block_was_given_back,
     seal_a_rejected_position,
@@ -478,6 +509,7 @@ def test_a_planted_bug_is_caught(plant, monkeypatch):
 
 
 SILENT_CORRUPTION = [
+    seal_what_a_broken_off_step_would_have_computed,
     note_a_draft_too_many_as_computed,
     release_blocks_that_a_plan_in_flight_still_writes,
     free_a_shared_block,

@@ -126,5 +126,6 @@ def stream(llm: LLM, prompt: ChatPrompt, params: SamplingParams) -> Iterator[str
                 if output.error:
                     yield f"\n(the answer failed: {output.error})"
     except KeyboardInterrupt:
-        llm.abort_request(request_id)
         yield " [stopped]"
+    finally:  # whoever reads may be interrupted too, between two pieces
+        llm.abort_request(request_id)

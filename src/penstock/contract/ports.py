@@ -41,6 +41,10 @@ class Runner(Protocol):
         """
         ...
 
+    def reset(self) -> None:
+        """Forget every slot, and a step that was broken off in the middle, by Ctrl-C say; keys and values stay."""
+        ...
+
 
 @runtime_checkable
 class OverlappingRunner(Protocol):
@@ -60,6 +64,10 @@ class OverlappingRunner(Protocol):
 
         A row of a sequence that failed in an earlier plan fails again. Raises as `Runner.run` does.
         """
+        ...
+
+    def reset(self) -> None:
+        """As `Runner.reset`; plans that were started are forgotten too."""
         ...
 
 

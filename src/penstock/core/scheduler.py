@@ -16,7 +16,6 @@ The same inputs give the same plans. Invariants: see `check`.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
@@ -29,13 +28,13 @@ from penstock.contract.request import SequenceRequest
 from penstock.contract.stats import SchedulerStats
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.in_flight import InFlight
 from penstock.core.invariants import check_sequences
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
-from penstock.core.row_check import mismatch
 from penstock.core.sequence import Seq, SeqState
-from penstock.core.steps import Departed, InFlightStep, PlanBuilder
+from penstock.core.steps import PlanBuilder
 
 __all__ = ["Draftable", "Scheduler"]
 
@@ -67,10 +66,8 @@ class Scheduler:
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
         self._releases: list[int] = []  # slots given back since the last plan
-        self._in_flight: deque[InFlightStep] = deque()
-        self._departed: list[Departed] = []
+        self._in_flight = InFlight(config.depth)
         self._submitted = 0
-        self._steps = 0
         self._preemptions = 0
 
     @property
@@ -86,7 +83,7 @@ class Scheduler:
     @property
     def can_plan_ahead(self) -> bool:
         """Whether one more plan may be made while others are in flight, and is likely to compute something."""
-        if len(self._in_flight) >= self.config.depth:
+        if not self._in_flight.has_room:
             return False
         return any(seq.remaining for seq in self._running) or bool(self._waiting and self._free_slots)
 
@@ -111,7 +108,7 @@ class Scheduler:
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._waiting),
-            steps=self._steps,
+            steps=self._in_flight.next_step,
             preemptions=self._preemptions,
             total_blocks=self._pool.num_blocks,
             free_blocks=self._pool.available,
@@ -173,24 +170,15 @@ class Scheduler:
         Raises:
             EngineFault: `config.depth` plans have not been committed.
         """
-        if len(self._in_flight) >= self.config.depth:
-            raise EngineFault(f"plan {self._in_flight[0].plan.step} has not been committed")
-        builder = PlanBuilder(self._steps, self.config.max_num_batched_tokens)
+        self._in_flight.require_room()
+        builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens)
         self._continue_running(builder)
         stall = self._admit_waiting(builder)
         self._add_drafts(builder, drafts)
-        plan = StepPlan(
-            step=self._steps,
-            releases=tuple(self._releases),
-            admits=tuple(builder.admits),
-            rows=tuple(builder.rows),
-            stalls=() if stall is None else (stall,),
-            waiting=len(self._waiting),
-        )
+        step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
-        self._steps += 1
-        self._in_flight.append(InFlightStep(plan, tuple(builder.seqs), tuple(builder.leases)))
-        return plan
+        self._in_flight.add(step)
+        return step.plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> tuple[SeqEvent, ...]:
         """Take in what a plan brought: new tokens, full blocks, ends. Events come in the order of the plan's rows.
@@ -198,16 +186,28 @@ class Scheduler:
         Raises:
             EngineFault: `result` is not a result of the eldest plan in flight; nothing has changed.
         """
-        step = self._match_in_flight(plan, result)
-        self._in_flight.popleft()
+        step = self._in_flight.match(plan, result)
+        self._in_flight.end_eldest()
         results = {each.slot: each for each in result.rows}
         events: list[SeqEvent] = []
         for row, seq, lease in zip(plan.rows, step.seqs, step.leases, strict=True):
             if seq.holds(lease):  # else it left while the step was being computed
                 self._take_in(row, seq, results.get(row.slot), events)
-        if self._departed:
-            self._let_departed_go()
+        for each in self._in_flight.let_go():
+            self._give_back(each.lease, each.slot)
         return tuple(events)
+
+    def drop_in_flight(self) -> None:
+        """Take every plan in flight back: who runs waits again with its tokens, and is computed anew.
+
+        For a runner that was interrupted, and has forgotten every slot (`Runner.reset`).
+        """
+        self._in_flight.drop()
+        for seq in tuple(self._running):
+            self._requeue(seq)
+        for each in self._in_flight.let_go():
+            self._give_back(each.lease, each.slot)
+        self._releases.clear()
 
     def check(self) -> None:
         """Verify every invariant of pool, queue and sequences. For tests and idle moments: costs all that is live.
@@ -216,13 +216,12 @@ class Scheduler:
             EngineFault: one does not hold.
         """
         self._pool.check()
-        departed = [each.lease for each in self._departed]
-        check_sequences(
-            self.config, self._seqs, self._running, self._waiting, departed, self._pool, self._pending_blocks
-        )
+        departed = self._in_flight.departed
+        leases = [each.lease for each in departed]
+        check_sequences(self.config, self._seqs, self._running, self._waiting, leases, self._pool, self._pending_blocks)
         if not self._in_flight and (departed or any(seq.scheduled != seq.computed for seq in self._running)):
             raise EngineFault("scheduler: not so: what is in flight belongs to a plan in flight")
-        slots = sorted([*self._free_slots, *(s.slot for s in self._running), *(each.slot for each in self._departed)])
+        slots = sorted([*self._free_slots, *(seq.slot for seq in self._running), *(each.slot for each in departed)])
         if slots != list(range(self.config.max_num_seqs)):
             raise EngineFault("scheduler: not so: every slot is free or belongs to one running sequence")
 
@@ -257,7 +256,7 @@ class Scheduler:
             return ()
         while not self._pool.extend(seq.lease, need):
             youngest = self._running[-1]
-            if youngest.last_step >= self._horizon:
+            if self._in_flight.uses(youngest):
                 return None
             self._preempt(youngest)
             if youngest is seq:
@@ -265,11 +264,14 @@ class Scheduler:
         return tuple(seq.lease.blocks[-need:])
 
     def _preempt(self, seq: Seq) -> None:
+        self._requeue(seq)
+        self._preemptions += 1
+
+    def _requeue(self, seq: Seq) -> None:
         """Back to the queue with its tokens; its full blocks stay findable until somebody needs them."""
         self._leave(seq)
         seq.preempt()
         self._waiting.add(seq)
-        self._preemptions += 1
 
     # ---- planning: those who wait
 
@@ -378,21 +380,6 @@ class Scheduler:
 
     # ---- committing
 
-    def _match_in_flight(self, plan: StepPlan, result: StepResult) -> InFlightStep:
-        if not self._in_flight or plan != self._in_flight[0].plan:
-            raise EngineFault(f"plan {plan.step} is not the eldest in flight")
-        flight = self._in_flight[0]
-        if result.step != plan.step:
-            raise EngineFault(f"a result of step {result.step} came for plan {plan.step}")
-        results = {each.slot: each for each in result.rows}
-        if len(results) != len(result.rows) or not results.keys() <= {row.slot for row in plan.rows}:
-            raise EngineFault(f"step {plan.step}: results name slots that have no row, or one twice")
-        for row, seq in zip(plan.rows, flight.seqs, strict=True):
-            fault = mismatch(row, seq, results.get(row.slot))
-            if fault:
-                raise EngineFault(f"step {plan.step}, slot {row.slot}: {fault}")
-        return flight
-
     def _take_in(self, row: Row, seq: Seq, result: RowResult | None, events: list[SeqEvent]) -> None:
         """What one row of a live sequence brought; adds to `events`."""
         if not seq.announced:
@@ -476,28 +463,15 @@ class Scheduler:
         """Give back what running takes: pending blocks, the lease, the slot; the last two once no plan uses them."""
         self._withdraw(seq)
         self._running.remove(seq)
-        if seq.last_step < self._horizon:
-            self._give_back(seq.lease, seq.slot)
+        if self._in_flight.uses(seq):
+            self._in_flight.keep(seq)
         else:
-            self._departed.append(Departed(seq.last_step, seq.lease, seq.slot))
-
-    def _let_departed_go(self) -> None:
-        horizon = self._horizon
-        for each in self._departed:
-            if each.last_step < horizon:
-                self._give_back(each.lease, each.slot)
-        self._departed = [each for each in self._departed if each.last_step >= horizon]
+            self._give_back(seq.lease, seq.slot)
 
     def _give_back(self, lease: Lease, slot: int) -> None:
         self._pool.release(lease)
         heapq.heappush(self._free_slots, slot)
         self._releases.append(slot)
-
-    @property
-    def _horizon(self) -> int:
-        """The first step that can be in flight when blocks are handed out next: what was used before it is free."""
-        eldest = self._in_flight[0].plan.step if self._in_flight else self._steps
-        return max(eldest, self._steps - self.config.depth + 1)
 
     def _withdraw(self, seq: Seq) -> None:
         self._pending_blocks.settle(seq, seq.chain.keys[seq.lease.sealed :])

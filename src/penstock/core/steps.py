@@ -1,4 +1,4 @@
-"""A plan while it is made, and while it is computed.
+"""A plan while it is made.
 
 Decides nothing: the scheduler does. Invariant: rows, sequences and leases of one plan stand in the same order.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from penstock.contract.plan import Admit, Row, StepPlan
+from penstock.contract.plan import Admit, Row, Stall, StepPlan
 from penstock.core.block_pool import Lease
+from penstock.core.in_flight import InFlightStep
 from penstock.core.sequence import Seq
 
-__all__ = ["Departed", "InFlightStep", "PlanBuilder"]
+__all__ = ["PlanBuilder"]
 
 
 @dataclass(slots=True)
@@ -47,20 +48,8 @@ class PlanBuilder:
         self.budget -= count
         self.seqs[index].add_drafts(count)
 
-
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
-    """A plan that is being computed, and whose each of its rows is, under which lease."""
-
-    plan: StepPlan
-    seqs: tuple[Seq, ...]
-    leases: tuple[Lease, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Departed:
-    """What a sequence held that left while a plan in flight has a row of it; `last_step` is the last such plan."""
-
-    last_step: int
-    lease: Lease
-    slot: int
+    def build(self, releases: tuple[int, ...], stall: Stall | None, waiting: int) -> InFlightStep:
+        """The plan, and whose its rows are."""
+        stalls = () if stall is None else (stall,)
+        plan = StepPlan(self.step, releases, tuple(self.admits), tuple(self.rows), stalls, waiting)
+        return InFlightStep(plan, tuple(self.seqs), tuple(self.leases))

@@ -1,9 +1,10 @@
 """The trace: everything that went into a scheduler and every plan that came out, as JSON lines; and its replay.
 
-One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drafts` and `result` are
-inputs; each `plan` is what the scheduler answered, `drafts` being those that the next plan was given. Plans and results
-stand in the order in which they were made and committed. Because a plan is a pure function of the inputs before it,
-feeding the inputs to a fresh scheduler must give every plan again, to the last block id.
+One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drop`, `drafts` and
+`result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next plan was given, `drop` that the
+plans in flight were taken back. Plans and results stand in the order in which they were made and committed. Because
+a plan is a pure function of the inputs before it, feeding the inputs to a fresh scheduler must give every plan again,
+to the last block id.
 
 Decides the file format. Knows no files: it takes and gives lines. Every value survives the round trip exactly.
 """
@@ -34,6 +35,7 @@ __all__ = [
     "ReplayReport",
     "encode_abort",
     "encode_drafts",
+    "encode_drop",
     "encode_header",
     "encode_plan",
     "encode_reset",
@@ -42,7 +44,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 5
+TRACE_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,23 @@ class _Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class _Drop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Drafts:
     drafts: tuple[Draft, ...]
 
 
-_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | StepPlan | StepResult
+_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | _Drop | StepPlan | StepResult
 
 KINDS: dict[str, type[_Record]] = {
     "penstock_trace": _Header,
     "submit": SequenceRequest,
     "abort": _Abort,
     "reset": _Reset,
+    "drop": _Drop,
     "drafts": _Drafts,
     "plan": StepPlan,
     "result": StepResult,
@@ -125,6 +133,11 @@ def encode_abort(seq_id: str, reason: FinishReason = FinishReason.ABORT, message
 def encode_reset() -> str:
     """A call of `Scheduler.reset_prefix_cache`."""
     return _encode("reset", _Reset())
+
+
+def encode_drop() -> str:
+    """A call of `Scheduler.drop_in_flight`."""
+    return _encode("drop", _Drop())
 
 
 def encode_drafts(drafts: tuple[Draft, ...]) -> str:
@@ -194,6 +207,9 @@ class _Replay:
                 self._scheduler.abort(seq_id, reason, message)
             case _Reset():
                 self._scheduler.reset_prefix_cache()
+            case _Drop():
+                self._scheduler.drop_in_flight()
+                self._in_flight.clear()
             case _Drafts(drafts):
                 self._drafts = drafts
             case StepPlan():

@@ -3,7 +3,18 @@
 from penstock.engine.client import LocalClient
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Intake, ResolvedRequest
+from penstock.engine.interrupts import interrupts_held
 from penstock.engine.loop import EngineLoop
 from penstock.engine.recorder import NoRecorder, Recorder
 
-__all__ = ["Engine", "EngineLoop", "Intake", "LocalClient", "NoRecorder", "Recorder", "StepOutputs", "ResolvedRequest"]
+__all__ = [
+    "Engine",
+    "EngineLoop",
+    "Intake",
+    "LocalClient",
+    "NoRecorder",
+    "Recorder",
+    "ResolvedRequest",
+    "StepOutputs",
+    "interrupts_held",
+]

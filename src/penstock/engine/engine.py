@@ -34,6 +34,7 @@ from penstock.core import Scheduler
 from penstock.engine.best_of import BestOfRanker
 from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
+from penstock.engine.interrupts import interrupts_allowed, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
@@ -74,6 +75,9 @@ class _NoRunner:
     def run(self, plan: StepPlan) -> StepResult:
         raise EngineDead(f"step {plan.step} came after the engine was closed")
 
+    def reset(self) -> None:
+        """See `Runner`."""
+
 
 class _OneAtATime:
     """A plain runner as one that overlaps: it computes when its result is asked for. Owned by the engine."""
@@ -92,6 +96,11 @@ class _OneAtATime:
         """See `OverlappingRunner`."""
         assert self._started is not None, "a result was asked for and no plan was started"
         return self._runner.run(self._started)
+
+    def reset(self) -> None:
+        """See `OverlappingRunner`."""
+        self._started = None
+        self._runner.reset()
 
 
 class _NoClock:
@@ -216,22 +225,34 @@ class Engine:
     def step(self) -> StepOutputs:
         """Compute one step and return what it brought; nothing when there is no work.
 
+        Ctrl-C (or whatever else is no `Exception`) breaks off the computation: then the plans in flight are taken
+        back, and the next step computes their rows again. While a step is planned and committed it is held back.
+
         Raises:
             EngineDead: the engine was dead before. A step that kills it returns the failures instead.
         """
         if self._death:
             raise EngineDead(self._death)
+        with interrupts_held():
+            return self._step()
+
+    def _step(self) -> StepOutputs:
         while not self._in_flight or self.scheduler.can_plan_ahead:
             self._in_flight.append(self._plan())
             try:
                 self._runner.start(self._in_flight[-1])
             except Exception:
                 return self._die_in(self._in_flight[-1])
-        plan = self._in_flight.popleft()
+        plan = self._in_flight[0]
         try:
-            result = self._runner.finish()
+            with interrupts_allowed():
+                result = self._runner.finish()
         except Exception:
             return self._die_in(plan)
+        except BaseException:
+            self._take_back()
+            raise
+        self._in_flight.popleft()
         self._steps += 1
         self.meter.ran()
         self._num_computed += plan.num_tokens
@@ -249,6 +270,13 @@ class Engine:
         self._recorder.planned(plan)
         self.meter.planned(plan)
         return plan
+
+    def _take_back(self) -> None:
+        """Forget the plans in flight: nobody knows how far the runner came with them."""
+        self._in_flight.clear()
+        self._runner.reset()
+        self.scheduler.drop_in_flight()
+        self._recorder.dropped()
 
     def _die_in(self, plan: StepPlan) -> StepOutputs:
         """Die of the exception that is being handled."""

@@ -17,6 +17,7 @@ from penstock.contract.request import SequenceRequest
 from penstock.core.trace import (
     encode_abort,
     encode_drafts,
+    encode_drop,
     encode_header,
     encode_plan,
     encode_reset,
@@ -55,6 +56,10 @@ class Recorder:
     def reset(self) -> None:
         """The prefix cache was forgotten."""
         self._write(encode_reset())
+
+    def dropped(self) -> None:
+        """The plans in flight were taken back."""
+        self._write(encode_drop())
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
         """These are given to the next plan."""
@@ -96,6 +101,9 @@ class NoRecorder:
         """See `Recorder`."""
 
     def reset(self) -> None:
+        """See `Recorder`."""
+
+    def dropped(self) -> None:
         """See `Recorder`."""
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:

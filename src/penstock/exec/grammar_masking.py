@@ -145,6 +145,13 @@ class GrammarMasking:
         self._matchers.pop(slot, None)
         self._broken.discard(slot)
 
+    def reset(self) -> None:
+        """Forget every sequence. A mask that is being computed for one of them is let finish, and not used."""
+        self._thinking.clear()
+        self._matchers.clear()
+        self._broken.clear()
+        self._ahead = None
+
     def begin(self, sampling: Sequence[Row]) -> PendingMasks | None:
         """Start to compute the masks of the masked rows among `sampling`; None if there is nobody to watch."""
         rows = [index for index, row in enumerate(sampling) if row.slot in self._matchers]

@@ -57,6 +57,7 @@ class TorchRunner:
         self._model = model
         self._kv = kv
         self._backend = backend
+        self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
         self._masking = GrammarMasking(grammars, budgets, backend.choose)
@@ -79,6 +80,12 @@ class TorchRunner:
             slots.advance(row)
         results = self._compute(plan.rows) if plan.rows else ()
         return StepResult(plan.step, results, self._clock.now() - began)
+
+    def reset(self) -> None:
+        """See `contract.ports.Runner`."""
+        self._slots = SlotTables(self._max_num_seqs, self._max_model_len, self._kv.block_size)
+        self._masking.reset()
+        self._pools = Pools()
 
     def warm_up(self) -> None:
         """Run the paths of a first request once, so that it is not slower than the tenth.

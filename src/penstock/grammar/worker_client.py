@@ -41,8 +41,11 @@ class WorkerClient:
     def judge(self, grammar: Grammar, tight: bool = False) -> Verdict:
         """What the process says (see `worker.judge`); that it is too costly, if it does not say."""
         line = json.dumps({"kind": grammar.kind, "source": grammar.source, "tight": tight}).encode() + b"\n"
-        process = self._running()
-        answer = self._asked(process, line)
+        try:
+            answer = self._asked(self._running(), line)
+        except BaseException:  # Ctrl-C: the next grammar would be told the verdict on this one
+            self.close()
+            raise
         if not answer.endswith(b"\n"):
             self.close()
             return TOO_COSTLY
@@ -71,6 +74,7 @@ class WorkerClient:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # a panic's report; the verdict says what the caller needs
+                start_new_session=True,  # a terminal's Ctrl-C is meant for us
             )
             self._send(self._process, self._hello)
         return self._process

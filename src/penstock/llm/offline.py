@@ -6,7 +6,7 @@ Runs in the caller's thread; nothing happens between calls. One owner: not threa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ from penstock.contract.config import DEFAULT_MODEL, Front
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import ModelCard, StepCost, StepRow
 from penstock.contract.request import EngineRequest, Prompt
-from penstock.engine import StepOutputs
+from penstock.engine import StepOutputs, interrupts_held
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from penstock.llm.chat_request import ChatArguments, ChatRequest, applied, prompt_of, read_chats
 from penstock.llm.embeddings import (
@@ -217,18 +217,17 @@ class LLM:
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         params = sampling_params or SamplingParams()
-        ask = self._ask(given, params)
-        self._queue(ask, params.logprobs is not None)
-        return ask.id
+        [request_id] = self._queue_all([(self._ask(given, params), params.logprobs is not None)])
+        return request_id
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns the requests that moved, as they stand; a finished one for the last time.
 
         Requests of `add_request` that moved during a `generate` are returned here too.
         """
-        moved, self._missed = self._missed, {}
         if self._engine.has_work:
-            moved |= {answer.id: answer.output() for answer in self._fold(self._engine.step())}
+            self._advance(())
+        moved, self._missed = self._missed, {}
         return list(moved.values())
 
     def has_unfinished_requests(self) -> bool:
@@ -237,9 +236,10 @@ class LLM:
 
     def abort_request(self, request_id: str) -> list[RequestOutput]:
         """End a request now; unknown and finished ids are no error."""
-        ended = [answer.output() for answer in self._fold(self._engine.abort(request_id))]
-        for output in ended:  # how it stood before is not returned after its end
-            self._missed.pop(output.request_id, None)
+        with interrupts_held():
+            ended = [answer.output() for answer in self._fold(self._engine.abort(request_id))]
+            for output in ended:  # how it stood before is not returned after its end
+                self._missed.pop(output.request_id, None)
         return ended
 
     def close(self) -> None:
@@ -280,10 +280,8 @@ class LLM:
         try:
             with tqdm(total=len(order), desc=doing, unit="prompt", disable=not use_tqdm) as bar:
                 while len(finished) < len(order):
-                    for answer in self._fold(self._engine.step()):
-                        if answer.id not in order:
-                            self._missed[answer.id] = answer.output()
-                        elif answer.finished:
+                    for answer in self._advance(order):
+                        if answer.finished:
                             finished[answer.id] = answer
                             bar.update()
         except BaseException:  # Ctrl-C above all: nobody is left to take what these would still generate
@@ -291,21 +289,29 @@ class LLM:
             raise
         return [finished[request_id] for request_id in order]
 
+    def _advance(self, order: Container[str]) -> list[Answer]:
+        """Compute one step; the answers of `order` that moved. What other requests said waits for the next `step`."""
+        with interrupts_held():  # what a step said is kept before its caller hears of an interrupt
+            moved = self._fold(self._engine.step())
+            self._missed |= {answer.id: answer.output() for answer in moved if answer.id not in order}
+        return [answer for answer in moved if answer.id in order]
+
     def _queue_all(self, asks: Iterable[tuple[EngineRequest, bool]]) -> dict[str, None]:
         """Queue all or none, each with whether it wants log probabilities; the ids in order."""
         order: dict[str, None] = {}
         try:
             for ask, wants_logprobs in asks:
-                self._queue(ask, wants_logprobs)
                 order[ask.id] = None
-        except Exception:
+                self._queue(ask, wants_logprobs)
+        except BaseException:
             self._abort_all(order)
             raise
         return order
 
     def _abort_all(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            self._fold(self._engine.abort(request_id))
+        with interrupts_held():  # a second Ctrl-C finds all of them ended
+            for request_id in request_ids:
+                self._fold(self._engine.abort(request_id))
 
     def _ask(self, given: Prompt | ChatRequest, params: SamplingParams) -> EngineRequest:
         ask = EngineRequest(
@@ -322,8 +328,9 @@ class LLM:
 
     def _queue(self, ask: EngineRequest, wants_logprobs: bool) -> None:
         submission = self._assembly.intake.resolve(ask)
-        self._engine.submit(submission)
-        self._answers[ask.id] = Answer(submission, wants_logprobs)
+        with interrupts_held():
+            self._engine.submit(submission)
+            self._answers[ask.id] = Answer(submission, wants_logprobs)
 
     def _fold(self, outputs: StepOutputs) -> list[Answer]:
         """Add outputs to their answers; the answers that moved, of which the finished ones are kept no longer."""

@@ -159,6 +159,16 @@ class FakeRunner:
             self._clock.advance(seconds)
         return StepResult(plan.step, tuple(result for result in results if result is not None), seconds)
 
+    def reset(self) -> None:
+        """Forget every slot and plan; what rows in flight would have written is unwritten, whatever was there."""
+        for started in self._in_flight:
+            for row, slot in zip(started.plan.rows, started.slots, strict=True):
+                for position in range(row.start, row.start + row.count):
+                    block = slot.table[position // self._config.block_size]
+                    self._memory[block][position % self._config.block_size] = None
+        self._in_flight.clear()
+        self._slots.clear()
+
     def _admit(self, admit: Admit) -> None:
         size = self._config.block_size
         self._require(0 <= admit.slot < self._config.max_num_seqs, f"slot {admit.slot} does not exist")

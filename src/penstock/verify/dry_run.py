@@ -59,6 +59,9 @@ class _NoModel:
         )
         return StepResult(plan.step, tuple(rows))
 
+    def reset(self) -> None:
+        """It remembers nothing."""
+
 
 def _keep_threads(threads: int) -> None:
     """Nothing is computed, so there are no threads to set."""

@@ -1,0 +1,129 @@
+"""The steps that were planned and are not committed yet, and what they still use.
+
+Decides in which order results are taken, and when the blocks and the slot of a sequence that left are free: once no
+plan in flight has a row of it. Changes neither pool nor sequences. Invariant: steps are committed in the order in which
+they were planned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.contract.errors import EngineFault
+from penstock.contract.plan import StepPlan, StepResult
+from penstock.core.block_pool import Lease
+from penstock.core.row_check import mismatch
+from penstock.core.sequence import Seq
+
+__all__ = ["Departed", "InFlight", "InFlightStep"]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A plan that is being computed, and whose each of its rows is, under which lease."""
+
+    plan: StepPlan
+    seqs: tuple[Seq, ...]
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """What a sequence held that left while a plan in flight has a row of it; `last_step` is the last such plan."""
+
+    last_step: int
+    lease: Lease
+    slot: int
+
+
+class InFlight:
+    """Planned steps, eldest first. Owned by the scheduler.
+
+    Args:
+        depth: plans that may be in flight at once.
+
+    Attributes:
+        next_step: the number of the plan that is made next.
+        departed: what sequences held that left too early to give it back.
+    """
+
+    __slots__ = ("_depth", "_steps", "departed", "next_step")
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._steps: deque[InFlightStep] = deque()
+        self.next_step = 0
+        self.departed: list[Departed] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more plan may be made now."""
+        return len(self._steps) < self._depth
+
+    @property
+    def horizon(self) -> int:
+        """The first step that can be in flight when blocks are handed out next: what was used before it is free."""
+        eldest = self._steps[0].plan.step if self._steps else self.next_step
+        return max(eldest, self.next_step - self._depth + 1)
+
+    def uses(self, seq: Seq) -> bool:
+        """Whether blocks of `seq` that are handed out next could be read or written by a plan that was made before."""
+        return seq.last_step >= self.horizon
+
+    def require_room(self) -> None:
+        """Make sure that one more plan may be made.
+
+        Raises:
+            EngineFault: as many as may be in flight have not been committed.
+        """
+        if not self.has_room:
+            raise EngineFault(f"plan {self._steps[0].plan.step} has not been committed")
+
+    def add(self, step: InFlightStep) -> None:
+        """Note the newest plan."""
+        self._steps.append(step)
+        self.next_step += 1
+
+    def match(self, plan: StepPlan, result: StepResult) -> InFlightStep:
+        """The eldest step, of which `result` is to come.
+
+        Raises:
+            EngineFault: `plan` is not the eldest, or `result` cannot be its.
+        """
+        if not self._steps or plan != self._steps[0].plan:
+            raise EngineFault(f"plan {plan.step} is not the eldest in flight")
+        if result.step != plan.step:
+            raise EngineFault(f"a result of step {result.step} came for plan {plan.step}")
+        results = {each.slot: each for each in result.rows}
+        if len(results) != len(result.rows) or not results.keys() <= {row.slot for row in plan.rows}:
+            raise EngineFault(f"step {plan.step}: results name slots that have no row, or one twice")
+        for row, seq in zip(plan.rows, self._steps[0].seqs, strict=True):
+            fault = mismatch(row, seq, results.get(row.slot))
+            if fault:
+                raise EngineFault(f"step {plan.step}, slot {row.slot}: {fault}")
+        return self._steps[0]
+
+    def end_eldest(self) -> None:
+        """The eldest step has its result."""
+        self._steps.popleft()
+
+    def drop(self) -> None:
+        """Forget every step: none of them will have a result."""
+        self._steps.clear()
+
+    def keep(self, seq: Seq) -> None:
+        """`seq` leaves while a plan uses it: keep its lease and its slot until `let_go` brings them."""
+        self.departed.append(Departed(seq.last_step, seq.lease, seq.slot))
+
+    def let_go(self) -> list[Departed]:
+        """What no plan in flight uses any more of those that left; forgotten here from now on."""
+        if not self.departed:  # the usual case, once a step
+            return []
+        horizon = self.horizon
+        free = [each for each in self.departed if each.last_step < horizon]
+        self.departed = [each for each in self.departed if each.last_step >= horizon]
+        return free
