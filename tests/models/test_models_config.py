@@ -304,6 +304,13 @@ def test_both_spellings_of_rotary_parameters_are_read(config, expected):
     assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128) == expected
 
 
+@pytest.mark.parametrize("config", [{}, {"rope_parameters": {"rope_type": "default"}}, {"rope_theta": None}])
+def test_a_base_that_is_left_out_is_the_familys(config):
+    assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, theta=2e6) == Rope(2e6)
+    stated = ConfigReader({**config, "rope_theta": 1e5}, FILE).rope(head_dim=8, max_positions=128, theta=2e6)
+    assert stated == Rope(1e5)
+
+
 def test_the_length_that_is_served_chooses_the_factors_of_longrope():
     amplitude = math.sqrt(1 + math.log(4) / math.log(32))  # 128 positions of 32 in the pretraining, whatever is served
     short = Rope(1e4, FrequencyFactors((1.0, 1.5, 2.0, 2.5)), amplitude=amplitude)

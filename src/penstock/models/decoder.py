@@ -71,6 +71,7 @@ def read_decoder(
     eps: float = 1e-6,
     windows: tuple[int | None, ...] | None = None,
     partial_rotary: bool = False,
+    rope_theta: float = 10000.0,
 ) -> DecoderConfig:
     """Read the shared keys.
 
@@ -81,9 +82,10 @@ def read_decoder(
         eps: the family's default for `rms_norm_eps`.
         windows: see `DecoderConfig`; None for no window in any layer, which `layer_types` must not contradict.
         partial_rotary: the family honours a `partial_rotary_factor`; others refuse one below 1.
+        rope_theta: the family's default for `rope_theta`.
     """
     shape = _read_shape(reader, head_dim)
-    rope = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary)
+    rope = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary, theta=rope_theta)
     if rope.width(shape.head_dim) > shape.head_dim:
         raise reader.error("head_dim", f"must be even to be rotated in halves, got {shape.head_dim}")
     if windows is None and _SLIDING in _layer_types(reader, shape.num_layers):
