@@ -15,7 +15,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
-from penstock.nn.operations import Attend
+from penstock.nn.operations import Attend, Rotate
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled
 
 FILE = "config.json"
@@ -195,6 +195,15 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_moe", "mlp_only_layers", "1"),
         ("qwen3_moe", "hidden_act", "gelu"),
         ("qwen3_moe", "layer_types", ["full_attention", "sliding_attention"]),
+        ("smollm3", "hidden_act", "gelu"),
+        ("smollm3", "attention_bias", 1),
+        ("smollm3", "mlp_bias", "no"),
+        ("smollm3", "no_rope_layers", [1]),
+        ("smollm3", "no_rope_layers", []),
+        ("smollm3", "no_rope_layers", 4),
+        ("smollm3", "no_rope_layer_interval", 0),
+        ("smollm3", "use_sliding_window", 1),
+        ("smollm3", "layer_types", ["full_attention", "sliding_attention"]),
         ("gpt2", "activation_function", "silu"),
         ("gpt2", "scale_attn_weights", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -400,6 +409,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
+        ("smollm3", {"sliding_window": 99}, (None, None)),
+        ("smollm3", {"use_sliding_window": True, "no_rope_layers": [0, 1]}, (None, None)),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 99}, (None, None)),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 99, "no_rope_layers": [0, 1]}, (99, None)),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 99, "no_rope_layer_interval": 1}, (99, 99)),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 99, "max_window_layers": 2}, (99, 99)),
     ],
 )
@@ -423,7 +437,9 @@ def config_seen(monkeypatch, config):
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"]
+)
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
@@ -485,6 +501,20 @@ def test_a_gemma2_config_may_turn_softcaps_off():
     assert softcap is None
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"no_rope_layer_interval": 3}, {"no_rope_layers": [1, 0, 0, 1, 1, 0, 1]}, {"no_rope_layers": None}]
+)
+def test_smollm3_rotates_the_layers_that_transformers_rotates(changes):
+    from transformers import AutoConfig
+
+    sizes = {**LLAMA_LIKE, "num_hidden_layers": 6, **changes}
+    program = load({"model_type": "smollm3", **sizes}, ZeroTensors(), FILE)
+    rotated = [any(isinstance(each, Rotate) for each in layer) for layer in program.layers]
+    theirs = AutoConfig.for_model("smollm3", **sizes).no_rope_layers[:6]
+    assert 0 < sum(rotated) < 6
+    assert rotated == [bool(one) for one in theirs]
+
+
 def test_what_a_gpt2_config_leaves_out_has_the_default_of_transformers():
     from transformers import GPT2Config as Theirs
 
@@ -510,7 +540,7 @@ KEYS = [
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
     "use_bidirectional_attention",
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
-    *("decoder_sparse_step", "mlp_only_layers"),
+    *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
 ]
 
 

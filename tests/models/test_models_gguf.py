@@ -38,7 +38,17 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("olmo2", "wide_heads_untied"): {},
     ("olmo2", "all_to_one_narrow_heads_linear"): {},
+    ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
+    ("smollm3", "one_to_one_untied_linear_list"): {
+        "num_hidden_layers": 4,
+        "no_rope_layers": None,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
 }
+
+CONVERTED_AS_LLAMA = {"smollm3"}
+"""Families of which llama.cpp converts queries and keys so that the two elements that are rotated together lie so."""
 
 
 def write_gguf(path: Path, directory: Path) -> Path:
@@ -52,7 +62,10 @@ def write_gguf(path: Path, directory: Path) -> Path:
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         shift = 1.0 if family == "gemma2" and name.endswith("norm.weight") else 0.0
-        writer.add_tensor(stored, (tensor + shift).numpy())
+        heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        if family in CONVERTED_AS_LLAMA and ("q_proj" in name or "k_proj" in name):
+            tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        writer.add_tensor(stored, (tensor + shift).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -129,6 +142,8 @@ def test_what_a_gemma2_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
         ("gemma2", "attention.scale", 0.5),
         ("olmo2", "attention.sliding_window", 16),
         ("olmo2", "attn_logit_softcapping", 30.0),
+        ("smollm3", "attention.sliding_window", 16),
+        ("smollm3", "attention.scale", 0.5),
     ],
 )
 def test_what_a_file_says_that_its_family_does_not_do_is_refused_by_key(tmp_path, family, key, value):

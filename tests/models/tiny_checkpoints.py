@@ -255,6 +255,36 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "sliding_window": 33,
         },
     },
+    "smollm3": {
+        "wide_heads_tied_small_window": {
+            **_WIDE_HEADS,
+            **_NO_PADDING,
+            "intermediate_size": 88,
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+        },
+        "one_to_one_untied_linear_list": {
+            **_ONE_TO_ONE,
+            **_NO_PADDING,
+            "intermediate_size": 56,
+            "no_rope_layers": [0, 1, 0, 1],  # one more than there are layers
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_biases_llama3_interval": {
+            **_ALL_TO_ONE,
+            **_NO_PADDING,
+            "intermediate_size": 100,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    },
 }
 
 _UNUSED_EXPERTS = {("qwen3_moe", "wide_heads_tied_unused_experts"): 3}
