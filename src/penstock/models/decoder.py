@@ -208,6 +208,7 @@ class DecoderParts:
         embedding_scale: float = 1.0,
         plus_one: bool = False,
         softcap: float | None = None,
+        logit_scale: float = 1.0,
     ) -> Program:
         """The whole model.
 
@@ -216,18 +217,20 @@ class DecoderParts:
             embedding_scale: what embeddings are multiplied by.
             plus_one: of the last norm; see `rms_norm`.
             softcap: of logits; see `Head`.
+            logit_scale: what logits are multiplied by.
         """
         config, shape = self.config, self.config.shape
         table = self.weights.take_table("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
         layers = tuple(layer(i, f"model.layers.{i}") for i in range(shape.num_layers))
         self.weights.ignore("model.rotary_emb.inv_freq")
         norm = self.norm("model.norm", plus_one=plus_one)
+        head = bind_head(self.weights, "model.embed_tokens", table, shape, tied=config.tied)
         return Program(
             shape=shape,
             embedding=(Embed(self.stream, table, scale=embedding_scale),),
             layers=layers,
             final=norm(self.stream, Register(OUT, shape.hidden_size)),
-            head=Head(bind_head(self.weights, "model.embed_tokens", table, shape, tied=config.tied), softcap),
+            head=Head(head, softcap, logit_scale),
             caches=tuple(KvCacheSpec(shape.num_kv_heads, shape.head_dim, window) for window in config.windows),
         )
 
