@@ -15,7 +15,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
-from penstock.nn.operations import Attend, Rotate
+from penstock.nn.operations import Attend, Norm, Rotate
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled
 
 FILE = "config.json"
@@ -113,7 +113,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gemma2, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
+    assert "gemma2, gpt2, granite, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -204,6 +204,16 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("smollm3", "no_rope_layer_interval", 0),
         ("smollm3", "use_sliding_window", 1),
         ("smollm3", "layer_types", ["full_attention", "sliding_attention"]),
+        ("granite", "hidden_act", "gelu"),
+        ("granite", "attention_bias", 0),
+        ("granite", "mlp_bias", "no"),
+        ("granite", "embedding_multiplier", 0),
+        ("granite", "attention_multiplier", math.inf),
+        ("granite", "residual_multiplier", -0.22),
+        ("granite", "residual_multiplier", "0.22"),
+        ("granite", "logits_scaling", 0.0),
+        ("granite", "logits_scaling", True),
+        ("granite", "layer_types", ["full_attention", "sliding_attention"]),
         ("gpt2", "activation_function", "silu"),
         ("gpt2", "scale_attn_weights", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -438,7 +448,7 @@ def config_seen(monkeypatch, config):
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"]
+    "family", ["gemma2", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"]
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
@@ -466,6 +476,9 @@ class ZeroTensors(NoTensors):
 
     def take_linear(self, parts, *, transposed=False):
         return self.take_fused(parts)
+
+    def take_head(self, name, shape):
+        return torch.zeros(shape)
 
     def take_table(self, name, shape):
         return torch.zeros(shape)
@@ -499,6 +512,20 @@ def test_a_gemma2_config_may_turn_softcaps_off():
     specs, softcap = specs_and_softcap(config_of("gemma2", **off))
     assert specs == [AttentionSpec(0.125, None, 4096), AttentionSpec(0.125)]
     assert softcap is None
+
+
+def test_factors_that_a_granite_config_leaves_out_have_the_default_of_transformers():
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model("granite", **LLAMA_LIKE)
+    program = load(config_of("granite"), ZeroTensors(), FILE)
+    assert theirs.residual_multiplier == 1.0
+    assert {each.scale for each in program.embedding} == {theirs.embedding_multiplier}
+    assert {each.eps for each in program.operations() if isinstance(each, Norm)} == {theirs.rms_norm_eps}
+    assert {each.spec.scale for each in program.operations() if isinstance(each, Attend)} == {
+        theirs.attention_multiplier
+    }
+    assert program.head.scale == 1 / theirs.logits_scaling
 
 
 @pytest.mark.parametrize(
@@ -541,6 +568,7 @@ KEYS = [
     "use_bidirectional_attention",
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
     *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
+    *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
 ]
 
 

@@ -108,6 +108,37 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "odd_heads": {"n_embd": 45, "n_head": 3, "n_layer": 2, "vocab_size": 97},
         "one_head_relu": {"n_embd": 26, "n_head": 1, "n_layer": 3, "vocab_size": 127, "activation_function": "relu"},
     },
+    "granite": {
+        "wide_heads_untied_factors": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.11,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 1.3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+        "one_to_one_tied_linear_whole_factors": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "embedding_multiplier": 3,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 2,
+            "logits_scaling": 8,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_biases_llama3_large_eps": {
+            **_ALL_TO_ONE,
+            "intermediate_size": 100,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rms_norm_eps": 0.3,
+            "attention_multiplier": 0.25,
+            "residual_multiplier": 0.7,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    },
     "llama": {
         "wide_heads_untied": {
             **_WIDE_HEADS,
