@@ -217,6 +217,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
         ("granite", "wide_heads_untied_factors"),
         ("smollm3", "all_to_one_biases_llama3_interval"),
+        ("starcoder2", "wide_heads_tied_small_window"),
     ],
 )
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, packing, cache_dtype):

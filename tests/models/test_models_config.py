@@ -214,6 +214,12 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("granite", "logits_scaling", 0.0),
         ("granite", "logits_scaling", True),
         ("granite", "layer_types", ["full_attention", "sliding_attention"]),
+        ("starcoder2", "hidden_act", "silu"),
+        ("starcoder2", "use_bias", 1),
+        ("starcoder2", "norm_epsilon", -1e-5),
+        ("starcoder2", "norm_epsilon", "1e-5"),
+        ("starcoder2", "sliding_window", 0),
+        ("starcoder2", "head_dim", 7),
         ("gpt2", "activation_function", "silu"),
         ("gpt2", "scale_attn_weights", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -420,6 +426,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
         ("smollm3", {"sliding_window": 99}, (None, None)),
+        ("starcoder2", {}, (None, None)),
+        ("starcoder2", {"sliding_window": 99}, (99, 99)),
+        ("starcoder2", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (99, 99)),
         ("smollm3", {"use_sliding_window": True, "no_rope_layers": [0, 1]}, (None, None)),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 99}, (None, None)),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 99, "no_rope_layers": [0, 1]}, (99, None)),
@@ -448,7 +457,8 @@ def config_seen(monkeypatch, config):
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"]
+    "family",
+    ["gemma2", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"],
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
@@ -457,7 +467,7 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     ours = config_seen(monkeypatch, config)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
     theirs = AutoConfig.for_model(family, **sizes)
-    assert ours.eps == theirs.rms_norm_eps
+    assert ours.eps == (theirs.norm_epsilon if family == "starcoder2" else theirs.rms_norm_eps)
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
     assert ours.rope == Rope(theirs.rope_parameters["rope_theta"])
@@ -568,6 +578,7 @@ KEYS = [
     "use_bidirectional_attention",
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
     *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
+    *("use_bias", "norm_epsilon"),
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
 ]
 

@@ -47,6 +47,8 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "attention_bias": True,
         "mlp_bias": True,
     },
+    ("starcoder2", "wide_heads_tied_small_window"): {"sliding_window": None},
+    ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
 
 CONVERTED_AS_LLAMA = {"granite", "smollm3"}
@@ -84,7 +86,10 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] == "starcoder2":
+        writer.add_layer_norm_eps(config["norm_epsilon"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -120,7 +125,8 @@ def header_only(path: Path, family: str, **keys: Any) -> Path:
     writer = gguf.GGUFWriter(path, family)
     sizes = {"block_count": 2, "context_length": 64, "embedding_length": 48, "feed_forward_length": 32}
     sizes |= {"attention.head_count": 3, "attention.key_length": 20, "attention.value_length": 20}
-    for key, value in (sizes | {"attention.layer_norm_rms_epsilon": 1e-6} | keys).items():
+    epsilon = "attention.layer_norm_epsilon" if family == "starcoder2" else "attention.layer_norm_rms_epsilon"
+    for key, value in (sizes | {epsilon: 1e-6} | keys).items():
         add = {float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}[type(value)]
         add(f"{family}.{key}", value)
     writer.add_tensor("token_embd.weight", torch.zeros(8, 48).numpy())
@@ -167,6 +173,8 @@ def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
         ("olmo2", "attn_logit_softcapping", 30.0),
         ("smollm3", "attention.sliding_window", 16),
         ("smollm3", "attention.scale", 0.5),
+        ("starcoder2", "attention.sliding_window", 16),
+        ("starcoder2", "attention.layer_norm_rms_epsilon", 1e-6),
     ],
 )
 def test_what_a_file_says_that_its_family_does_not_do_is_refused_by_key(tmp_path, family, key, value):

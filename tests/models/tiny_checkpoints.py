@@ -316,6 +316,24 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": _LLAMA3_ROPE,
         },
     },
+    "starcoder2": {
+        "wide_heads_tied_small_window": {**_WIDE_HEADS, "intermediate_size": 88, "sliding_window": 7},
+        "one_to_one_untied_linear_no_biases": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "use_bias": False,
+            "norm_epsilon": 0.3,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_narrow_heads": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "sliding_window": 33,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    },
 }
 
 _UNUSED_EXPERTS = {("qwen3_moe", "wide_heads_tied_unused_experts"): 3}
