@@ -215,6 +215,9 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("qwen3", "wide_heads_tied"),
         ("qwen3", "all_to_one_narrow_heads"),
         *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
+        ("granite", "wide_heads_untied_factors"),
+        ("smollm3", "all_to_one_biases_llama3_interval"),
+        ("starcoder2", "wide_heads_tied_small_window"),
     ],
 )
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, packing, cache_dtype):
@@ -247,6 +250,21 @@ def test_soft_capped_logits_do_not_depend_on_the_rows_beside_them(dtype, packing
         together = model.logits(hidden)
         for row in range(len(hidden)):
             assert torch.equal(model.logits(hidden[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize(("family", "softcap"), [("gemma2", 6.5), ("llama", None)])
+def test_a_head_scales_logits_before_it_caps_them(family, softcap):
+    variant = VARIANTS[family][0]
+    model = copy(model_of(family, variant, Packing.INT8))
+    plain = replace(model.program, head=replace(model.program.head, softcap=None))
+    hidden = whole(model, 37)
+    model.program = plain
+    wanted = model.logits(hidden) * 0.125
+    if softcap is not None:
+        wanted = softcap * torch.tanh(wanted / softcap)
+    model.program = replace(plain, head=replace(plain.head, softcap=softcap, scale=0.125))
+    assert torch.equal(model.logits(hidden), wanted)
+    assert str(model.program).endswith("scale 0.125)" if softcap is None else "scale 0.125, softcap 6.5)")
 
 
 @pytest.mark.parametrize(

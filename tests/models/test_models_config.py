@@ -15,7 +15,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
-from penstock.nn.operations import Attend
+from penstock.nn.operations import Attend, Norm, Rotate
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled
 
 FILE = "config.json"
@@ -113,7 +113,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gemma2, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
+    assert "gemma2, gpt2, granite, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -195,6 +195,31 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_moe", "mlp_only_layers", "1"),
         ("qwen3_moe", "hidden_act", "gelu"),
         ("qwen3_moe", "layer_types", ["full_attention", "sliding_attention"]),
+        ("smollm3", "hidden_act", "gelu"),
+        ("smollm3", "attention_bias", 1),
+        ("smollm3", "mlp_bias", "no"),
+        ("smollm3", "no_rope_layers", [1]),
+        ("smollm3", "no_rope_layers", []),
+        ("smollm3", "no_rope_layers", 4),
+        ("smollm3", "no_rope_layer_interval", 0),
+        ("smollm3", "use_sliding_window", 1),
+        ("smollm3", "layer_types", ["full_attention", "sliding_attention"]),
+        ("granite", "hidden_act", "gelu"),
+        ("granite", "attention_bias", 0),
+        ("granite", "mlp_bias", "no"),
+        ("granite", "embedding_multiplier", 0),
+        ("granite", "attention_multiplier", math.inf),
+        ("granite", "residual_multiplier", -0.22),
+        ("granite", "residual_multiplier", "0.22"),
+        ("granite", "logits_scaling", 0.0),
+        ("granite", "logits_scaling", True),
+        ("granite", "layer_types", ["full_attention", "sliding_attention"]),
+        ("starcoder2", "hidden_act", "silu"),
+        ("starcoder2", "use_bias", 1),
+        ("starcoder2", "norm_epsilon", -1e-5),
+        ("starcoder2", "norm_epsilon", "1e-5"),
+        ("starcoder2", "sliding_window", 0),
+        ("starcoder2", "head_dim", 7),
         ("gpt2", "activation_function", "silu"),
         ("gpt2", "scale_attn_weights", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
@@ -304,6 +329,13 @@ def test_both_spellings_of_rotary_parameters_are_read(config, expected):
     assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128) == expected
 
 
+@pytest.mark.parametrize("config", [{}, {"rope_parameters": {"rope_type": "default"}}, {"rope_theta": None}])
+def test_a_base_that_is_left_out_is_the_familys(config):
+    assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, theta=2e6) == Rope(2e6)
+    stated = ConfigReader({**config, "rope_theta": 1e5}, FILE).rope(head_dim=8, max_positions=128, theta=2e6)
+    assert stated == Rope(1e5)
+
+
 def test_the_length_that_is_served_chooses_the_factors_of_longrope():
     amplitude = math.sqrt(1 + math.log(4) / math.log(32))  # 128 positions of 32 in the pretraining, whatever is served
     short = Rope(1e4, FrequencyFactors((1.0, 1.5, 2.0, 2.5)), amplitude=amplitude)
@@ -393,6 +425,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
+        ("smollm3", {"sliding_window": 99}, (None, None)),
+        ("starcoder2", {}, (None, None)),
+        ("starcoder2", {"sliding_window": 99}, (99, 99)),
+        ("starcoder2", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (99, 99)),
+        ("smollm3", {"use_sliding_window": True, "no_rope_layers": [0, 1]}, (None, None)),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 99}, (None, None)),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 99, "no_rope_layers": [0, 1]}, (99, None)),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 99, "no_rope_layer_interval": 1}, (99, 99)),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 99, "max_window_layers": 2}, (99, 99)),
     ],
 )
@@ -416,7 +456,10 @@ def config_seen(monkeypatch, config):
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family",
+    ["gemma2", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"],
+)
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
 
@@ -424,7 +467,7 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     ours = config_seen(monkeypatch, config)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
     theirs = AutoConfig.for_model(family, **sizes)
-    assert ours.eps == theirs.rms_norm_eps
+    assert ours.eps == (theirs.norm_epsilon if family == "starcoder2" else theirs.rms_norm_eps)
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
     assert ours.rope == Rope(theirs.rope_parameters["rope_theta"])
@@ -443,6 +486,9 @@ class ZeroTensors(NoTensors):
 
     def take_linear(self, parts, *, transposed=False):
         return self.take_fused(parts)
+
+    def take_head(self, name, shape):
+        return torch.zeros(shape)
 
     def take_table(self, name, shape):
         return torch.zeros(shape)
@@ -478,6 +524,34 @@ def test_a_gemma2_config_may_turn_softcaps_off():
     assert softcap is None
 
 
+def test_factors_that_a_granite_config_leaves_out_have_the_default_of_transformers():
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model("granite", **LLAMA_LIKE)
+    program = load(config_of("granite"), ZeroTensors(), FILE)
+    assert theirs.residual_multiplier == 1.0
+    assert {each.scale for each in program.embedding} == {theirs.embedding_multiplier}
+    assert {each.eps for each in program.operations() if isinstance(each, Norm)} == {theirs.rms_norm_eps}
+    assert {each.spec.scale for each in program.operations() if isinstance(each, Attend)} == {
+        theirs.attention_multiplier
+    }
+    assert program.head.scale == 1 / theirs.logits_scaling
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"no_rope_layer_interval": 3}, {"no_rope_layers": [1, 0, 0, 1, 1, 0, 1]}, {"no_rope_layers": None}]
+)
+def test_smollm3_rotates_the_layers_that_transformers_rotates(changes):
+    from transformers import AutoConfig
+
+    sizes = {**LLAMA_LIKE, "num_hidden_layers": 6, **changes}
+    program = load({"model_type": "smollm3", **sizes}, ZeroTensors(), FILE)
+    rotated = [any(isinstance(each, Rotate) for each in layer) for layer in program.layers]
+    theirs = AutoConfig.for_model("smollm3", **sizes).no_rope_layers[:6]
+    assert 0 < sum(rotated) < 6
+    assert rotated == [bool(one) for one in theirs]
+
+
 def test_what_a_gpt2_config_leaves_out_has_the_default_of_transformers():
     from transformers import GPT2Config as Theirs
 
@@ -503,7 +577,9 @@ KEYS = [
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
     "use_bidirectional_attention",
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
-    *("decoder_sparse_step", "mlp_only_layers"),
+    *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
+    *("use_bias", "norm_epsilon"),
+    *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
 ]
 
 

@@ -36,9 +36,23 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "attention_bias": False,
         "tie_word_embeddings": True,
     },
+    ("granite", "wide_heads_untied_factors"): {},
+    ("granite", "all_to_one_biases_llama3_large_eps"): {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ("olmo2", "wide_heads_untied"): {},
     ("olmo2", "all_to_one_narrow_heads_linear"): {},
+    ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
+    ("smollm3", "one_to_one_untied_linear_list"): {
+        "num_hidden_layers": 4,
+        "no_rope_layers": None,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    ("starcoder2", "wide_heads_tied_small_window"): {"sliding_window": None},
+    ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
+
+CONVERTED_AS_LLAMA = {"granite", "smollm3"}
+"""Families of which llama.cpp converts queries and keys so that the two elements that are rotated together lie so."""
 
 
 def write_gguf(path: Path, directory: Path) -> Path:
@@ -52,7 +66,10 @@ def write_gguf(path: Path, directory: Path) -> Path:
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         shift = 1.0 if family == "gemma2" and name.endswith("norm.weight") else 0.0
-        writer.add_tensor(stored, (tensor + shift).numpy())
+        heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        if family in CONVERTED_AS_LLAMA and ("q_proj" in name or "k_proj" in name):
+            tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        writer.add_tensor(stored, (tensor + shift).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -69,13 +86,21 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] == "starcoder2":
+        writer.add_layer_norm_eps(config["norm_epsilon"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if config["model_type"] == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -100,8 +125,10 @@ def header_only(path: Path, family: str, **keys: Any) -> Path:
     writer = gguf.GGUFWriter(path, family)
     sizes = {"block_count": 2, "context_length": 64, "embedding_length": 48, "feed_forward_length": 32}
     sizes |= {"attention.head_count": 3, "attention.key_length": 20, "attention.value_length": 20}
-    for key, value in (sizes | {"attention.layer_norm_rms_epsilon": 1e-6} | keys).items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{family}.{key}", value)
+    epsilon = "attention.layer_norm_epsilon" if family == "starcoder2" else "attention.layer_norm_rms_epsilon"
+    for key, value in (sizes | {epsilon: 1e-6} | keys).items():
+        add = {float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}[type(value)]
+        add(f"{family}.{key}", value)
     writer.add_tensor("token_embd.weight", torch.zeros(8, 48).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -120,15 +147,34 @@ def test_what_a_gemma2_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
     assert largest["query_pre_attn_scalar"] == 16, "Gemma 2 27B scales by hidden size over heads"
 
 
+def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
+    config = open_gguf(header_only(tmp_path / "tiny.gguf", "granite", logit_scale=4.0), gguf_dialect).config
+    assert config["attention_multiplier"] == 20**-0.5
+    assert (config["embedding_multiplier"], config["residual_multiplier"], config["logits_scaling"]) == (1.0, 1.0, 4.0)
+    for key, others in (
+        ("logit_scale", {}),
+        ("attention.sliding_window", {"logit_scale": 4.0, "attention.sliding_window": 16}),
+    ):
+        with pytest.raises(ModelFileError) as caught:
+            open_gguf(header_only(tmp_path / "refused.gguf", "granite", **others), gguf_dialect)
+        assert caught.value.key == f"granite.{key}"
+
+
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
+        ("granite", "rope.scaling.finetuned", False),
+        ("granite", "embedding_scale", 0.0),
         ("gemma2", "attn_logit_softcapping", 0.0),
         ("gemma2", "final_logit_softcapping", -1.0),
         ("gemma2", "attention.sliding_window", 0),
         ("gemma2", "attention.scale", 0.5),
         ("olmo2", "attention.sliding_window", 16),
         ("olmo2", "attn_logit_softcapping", 30.0),
+        ("smollm3", "attention.sliding_window", 16),
+        ("smollm3", "attention.scale", 0.5),
+        ("starcoder2", "attention.sliding_window", 16),
+        ("starcoder2", "attention.layer_norm_rms_epsilon", 1e-6),
     ],
 )
 def test_what_a_file_says_that_its_family_does_not_do_is_refused_by_key(tmp_path, family, key, value):

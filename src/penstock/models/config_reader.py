@@ -155,16 +155,17 @@ class ConfigReader:
                 raise self.error(key, f"{value!r} is not implemented; only {', '.join(repr(one) for one in allowed)}")
         return tuple(values)
 
-    def rope(self, head_dim: int, max_positions: int, *, partial: bool = False) -> Rope:
+    def rope(self, head_dim: int, max_positions: int, *, partial: bool = False, theta: float = 10000.0) -> Rope:
         """The rotary embedding, in the old spelling (`rope_theta`, `rope_scaling`) or the new (`rope_parameters`).
 
         Args:
             head_dim: width of a head.
             max_positions: the longest sequence that the model was made for.
             partial: the family honours a `partial_rotary_factor` below 1.
+            theta: the family's default for `rope_theta`.
         """
         share = self._rotary_share(head_dim, 1.0, partial=partial)
-        plain = Rope(self._theta(), share=share)
+        plain = Rope(self._theta(theta), share=share)
         sections = [key for key in ("rope_parameters", "rope_scaling") if self._config.get(key) not in (None, {})]
         ropes = [self._rope_section(key, plain, head_dim, max_positions, partial=partial) for key in sections]
         if not ropes:
@@ -181,7 +182,7 @@ class ConfigReader:
             raise self.error(key, "is missing")
         return value
 
-    def _theta(self, default: float = 10000.0) -> float:
+    def _theta(self, default: float) -> float:
         return self.number("rope_theta", 1.0, 1e12, default=default)
 
     def _rotary_share(self, head_dim: int, default: float, *, partial: bool) -> float:

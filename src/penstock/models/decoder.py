@@ -1,4 +1,4 @@
-"""What Llama made common: rotary grouped-query attention, gated MLP, RMS norms. Most families are made of it.
+"""What Llama made common: rotary grouped-query attention, gated MLP, a norm before each. Most families are made of it.
 
 Decides how the shared keys of a config are read and bounded, and the names that the shared parts of a checkpoint have.
 Families say where they differ, and put the parts of a layer together. A value that changes the computation and is not
@@ -15,7 +15,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.linear import Weight
 from penstock.models.config_reader import ConfigReader
 from penstock.nn.blocks import Attention, Block, GatedMlp, Normalization, Projection, residual, rms_norm
-from penstock.nn.operations import Activation, Embed, Heads, Operations, Register
+from penstock.nn.operations import Activation, Embed, Heads, NormKind, Operations, Register
 from penstock.nn.program import OUT, STREAM, Head, Program
 from penstock.nn.rope import Rope, RotaryTable
 from penstock.nn.weight_loader import WeightLoader
@@ -53,6 +53,7 @@ class DecoderConfig:
         inner_size: width of the MLP's inside.
         tied: the head is the embedding, unless the checkpoint has a head that differs from it.
         windows: of each layer, how many positions it looks back to, its own included; None for all.
+        norm: the kind of all norms of the stream.
     """
 
     shape: ModelShape
@@ -61,6 +62,7 @@ class DecoderConfig:
     rope: Rope
     tied: bool
     windows: tuple[int | None, ...]
+    norm: NormKind = NormKind.RMS
 
 
 def read_decoder(
@@ -69,8 +71,11 @@ def read_decoder(
     head_dim: int | None = None,
     tied: bool = False,
     eps: float = 1e-6,
+    eps_key: str = "rms_norm_eps",
+    norm: NormKind = NormKind.RMS,
     windows: tuple[int | None, ...] | None = None,
     partial_rotary: bool = False,
+    rope_theta: float = 10000.0,
 ) -> DecoderConfig:
     """Read the shared keys.
 
@@ -78,12 +83,15 @@ def read_decoder(
         reader: the config.
         head_dim: the family's default, where it is not the hidden size divided by the heads.
         tied: the family's default for `tie_word_embeddings`.
-        eps: the family's default for `rms_norm_eps`.
+        eps: the family's default for `eps_key`.
+        eps_key: what the family calls the epsilon of its norms.
+        norm: see `DecoderConfig`.
         windows: see `DecoderConfig`; None for no window in any layer, which `layer_types` must not contradict.
         partial_rotary: the family honours a `partial_rotary_factor`; others refuse one below 1.
+        rope_theta: the family's default for `rope_theta`.
     """
     shape = _read_shape(reader, head_dim)
-    rope = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary)
+    rope = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary, theta=rope_theta)
     if rope.width(shape.head_dim) > shape.head_dim:
         raise reader.error("head_dim", f"must be even to be rotated in halves, got {shape.head_dim}")
     if windows is None and _SLIDING in _layer_types(reader, shape.num_layers):
@@ -91,10 +99,11 @@ def read_decoder(
     return DecoderConfig(
         shape=shape,
         inner_size=reader.integer("intermediate_size", 1, MAX_WIDTH),
-        eps=reader.number("rms_norm_eps", 0.0, 1.0, default=eps),
+        eps=reader.number(eps_key, 0.0, 1.0, default=eps),
         rope=rope,
         tied=reader.boolean("tie_word_embeddings", default=tied),
         windows=(None,) * shape.num_layers if windows is None else windows,
+        norm=norm,
     )
 
 
@@ -135,8 +144,12 @@ class DecoderParts:
         return self._rope
 
     def norm(self, name: str, width: int = 0, *, plus_one: bool = False) -> Normalization:
-        """An RMS norm, of the stream's width unless another is given."""
-        return rms_norm(self.weights, name, width or self.config.shape.hidden_size, self.config.eps, plus_one=plus_one)
+        """A norm of the family's kind, of the stream's width unless another is given; `plus_one` for RMS norms only."""
+        width, eps = width or self.config.shape.hidden_size, self.config.eps
+        if self.config.norm is NormKind.LAYER:
+            assert not plus_one, "layer norms are stored as they are"
+            return Normalization.bind_layer(self.weights, name, width, eps)
+        return rms_norm(self.weights, name, width, eps, plus_one=plus_one)
 
     def attention(
         self,
@@ -206,6 +219,7 @@ class DecoderParts:
         embedding_scale: float = 1.0,
         plus_one: bool = False,
         softcap: float | None = None,
+        logit_scale: float = 1.0,
     ) -> Program:
         """The whole model.
 
@@ -214,18 +228,20 @@ class DecoderParts:
             embedding_scale: what embeddings are multiplied by.
             plus_one: of the last norm; see `rms_norm`.
             softcap: of logits; see `Head`.
+            logit_scale: what logits are multiplied by.
         """
         config, shape = self.config, self.config.shape
         table = self.weights.take_table("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
         layers = tuple(layer(i, f"model.layers.{i}") for i in range(shape.num_layers))
         self.weights.ignore("model.rotary_emb.inv_freq")
         norm = self.norm("model.norm", plus_one=plus_one)
+        head = bind_head(self.weights, "model.embed_tokens", table, shape, tied=config.tied)
         return Program(
             shape=shape,
             embedding=(Embed(self.stream, table, scale=embedding_scale),),
             layers=layers,
             final=norm(self.stream, Register(OUT, shape.hidden_size)),
-            head=Head(bind_head(self.weights, "model.embed_tokens", table, shape, tied=config.tied), softcap),
+            head=Head(head, softcap, logit_scale),
             caches=tuple(KvCacheSpec(shape.num_kv_heads, shape.head_dim, window) for window in config.windows),
         )
 

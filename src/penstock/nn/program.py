@@ -29,10 +29,12 @@ class Head:
     Attributes:
         weight: `[V, H]`.
         softcap: logits become `softcap * tanh(logits / softcap)`; None leaves them.
+        scale: what logits are multiplied by, before they are capped.
     """
 
     weight: Weight
     softcap: float | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,5 +79,6 @@ class Program:
         for index, layer in enumerate(self.layers):
             lines += ["", f"layer {index}", *(f"  {operation}" for operation in layer)]
         lines += ["", *(str(operation) for operation in self.final)]
+        scale = "" if self.head.scale == 1.0 else f", scale {self.head.scale:g}"
         cap = "" if self.head.softcap is None else f", softcap {self.head.softcap:g}"
-        return "\n".join([*lines, f"logits   <- head({OUT}{cap})"])
+        return "\n".join([*lines, f"logits   <- head({OUT}{scale}{cap})"])

@@ -135,4 +135,6 @@ def _norm(backend: Backend, kind: NormKind, x: Tensor, weight: Tensor, bias: Ten
 def head_logits(backend: Backend, head: Head, hidden: Tensor) -> Tensor:
     """`[S, H]` to `[S, V]` float32; rounded before by no form that can do without: near-equal logits would tie."""
     logits = backend.linear(hidden, head.weight, out_dtype=torch.float32)
+    if head.scale != 1.0:
+        logits = logits * head.scale
     return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)

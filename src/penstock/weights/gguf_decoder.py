@@ -42,12 +42,15 @@ DECODER_TENSORS: Mapping[str, str] = {
 """The tensors of a Llama, as `GgufDialect.tensors` has them."""
 
 
-def decoder_settings(keys: GgufKeys, *, partial_rotary: bool = False) -> dict[str, Any]:
+def decoder_settings(
+    keys: GgufKeys, *, partial_rotary: bool = False, layer_norm_key: str | None = None
+) -> dict[str, Any]:
     """The settings that Llama-like families share; windows are not among them.
 
     Args:
         keys: of the file.
         partial_rotary: the family may rotate a part of each head (`rope.dimension_count`); others refuse that.
+        layer_norm_key: of a family with layer norms, what Hugging Face calls their epsilon; None for RMS norms.
     """
     heads, width = heads_and_width(keys)
     kv_heads = keys.size("attention.head_count_kv", heads)
@@ -68,11 +71,14 @@ def decoder_settings(keys: GgufKeys, *, partial_rotary: bool = False) -> dict[st
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
         "rope_theta": keys.real("rope.freq_base", 10000.0),
         "max_position_embeddings": keys.size("context_length"),
         "hidden_act": "silu",
     }
+    if layer_norm_key is None:
+        config["rms_norm_eps"] = keys.real("attention.layer_norm_rms_epsilon")
+    else:
+        config[layer_norm_key] = keys.real("attention.layer_norm_epsilon")
     if rotated < head_dim:
         config["partial_rotary_factor"] = _share(rotated, head_dim)
     scaling = rope_scaling(keys, rotated)

@@ -1,0 +1,81 @@
+"""Granite 3: `model_type` "granite" (IBM Granite team 2024).
+
+The shared decoder with four factors of the config: on embeddings, on scores, on what each half of a layer adds to the
+stream, and under logits.
+
+The stream is kept divided by the third factor m, so that halves add to it as they do in a Llama: embeddings are divided
+by m, and `rms_norm(m s, eps)` is `rms_norm(s, eps / m^2)`. No weight is rounded for it and no operation added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.models.config_reader import ConfigReader
+from penstock.models.decoder import DecoderParts, read_decoder
+from penstock.nn.operations import Operations
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
+
+__all__ = ["GGUF", "load"]
+
+_SMALLEST, _LARGEST = 1e-4, 1e4
+
+
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
+    """Build the model; see `families.load`."""
+    reader.expect("hidden_act", ["silu"], "silu")
+    attention_bias = reader.boolean("attention_bias", default=False)
+    mlp_bias = reader.boolean("mlp_bias", default=False)
+    embedding, scores, added, logits = (
+        reader.number(key, _SMALLEST, _LARGEST, default=1.0)
+        for key in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    )
+    config = read_decoder(reader)
+    parts = DecoderParts(replace(config, eps=config.eps / added**2), weights)
+    spec = AttentionSpec(scores)
+
+    def layer(index: int, name: str) -> Operations:
+        attention = parts.attention(
+            f"{name}.self_attn", index, qkv_bias=attention_bias, output_bias=attention_bias, spec=spec
+        )
+        return parts.pre_norm_layer(name, attention, parts.mlp(f"{name}.mlp", bias=mlp_bias))
+
+    return parts.program(layer, embedding_scale=embedding / added, logit_scale=1.0 / logits)
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    """A factor that a file leaves out is 1, but for that of scores; as llama.cpp has it (`granite.cpp`)."""
+    if keys.has("rope.scaling.finetuned") and keys.get("rope.scaling.finetuned") is not True:
+        raise keys.fail("rope.scaling.finetuned", "says of a Granite that it is not rotated, which is not supported")
+    settings = decoder_settings(keys)
+    return settings | {
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_gate.bias"),
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "attention_multiplier": keys.real("attention.scale", settings["head_dim"] ** -0.5),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "logits_scaling": keys.real("logit_scale"),
+    }
+
+
+_QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
+
+GGUF = GgufDialect(
+    architecture="granite",
+    model_type="granite",
+    tensors=DECODER_TENSORS,
+    metadata=_gguf_settings,
+    arrangements={
+        "blk.{layer}.attn_q.weight": _QUERY,
+        "blk.{layer}.attn_q.bias": _QUERY,
+        "blk.{layer}.attn_k.weight": _KEY,
+        "blk.{layer}.attn_k.bias": _KEY,
+    },
+)
+"""Converted as a Llama is: rows of queries and keys lie in pairs."""
