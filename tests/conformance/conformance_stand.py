@@ -166,10 +166,10 @@ class NotedLoop(EngineLoop):
         super().__init__(*arguments)
         self.aborted: list[str] = []
 
-    def abort(self, ask_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         """As the loop's."""
-        super().abort(ask_id)
-        self.aborted.append(ask_id)
+        super().abort(request_id)
+        self.aborted.append(request_id)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, Output
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, Output, RequestFailed, RequestFinished
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
 from penstock.contract.plan import PromptScores, RowResult, StepPlan, StepResult
@@ -67,9 +67,9 @@ class Stand:
 
     def submit(self, prompt: str = "hello", **fields) -> str:
         """Queue an ask for a text prompt; unless told otherwise it ignores the model's end and is seeded."""
-        return self.submit_ask(ask(f"ask-{next(self.ids)}", self.text, prompt, **fields))
+        return self.submit_request(ask(f"ask-{next(self.ids)}", self.text, prompt, **fields))
 
-    def submit_ask(self, one: EngineRequest) -> str:
+    def submit_request(self, one: EngineRequest) -> str:
         self.engine.submit(self.intake.resolve(one))
         self.outputs[one.id] = []
         return one.id
@@ -78,8 +78,8 @@ class Stand:
         self.collect(self.engine.step())
 
     def collect(self, outputs) -> None:
-        for ask_id, output in outputs:
-            self.outputs[ask_id].append(output)
+        for request_id, output in outputs:
+            self.outputs[request_id].append(output)
 
     def run(self, most_steps: int = 10_000) -> None:
         for _ in range(most_steps):
@@ -96,10 +96,10 @@ class Stand:
         return "".join(self.text.tokenizer.token_bytes(token).decode() for token in tokens if token != END_ID)
 
 
-def ask(ask_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> EngineRequest:
+def ask(request_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> EngineRequest:
     stop = StopRules(**{"max_tokens": 8, "ignore_eos": True, **rules})
     ids = text.tokenizer.encode(prompt)
-    return EngineRequest(ask_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
+    return EngineRequest(request_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
 
 
 class Unhurried:
@@ -173,9 +173,9 @@ def finishes_of(outputs: list[Output]) -> list[ChoiceFinished]:
     return [o for o in outputs if isinstance(o, ChoiceFinished)]
 
 
-def terminal_of(outputs: list[Output]) -> AskFinished | AskFailed:
+def terminal_of(outputs: list[Output]) -> RequestFinished | RequestFailed:
     """The one terminal output, which must be the last."""
-    ends = [o for o in outputs if isinstance(o, AskFinished | AskFailed)]
+    ends = [o for o in outputs if isinstance(o, RequestFinished | RequestFailed)]
     assert len(ends) == 1
     assert outputs[-1] is ends[0]
     return ends[0]

@@ -9,7 +9,7 @@ import pytest
 from engine_stand import ask, build, finishes_of, terminal_of, text_of, tokens_of
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.events import AskFailed, ChoiceDelta, FinishReason, PromptTokens
+from penstock.contract.events import ChoiceDelta, FinishReason, PromptTokens, RequestFailed
 from penstock.contract.sampling import SamplingSpec
 
 PROMPT = "hello"
@@ -18,7 +18,7 @@ PROMPT = "hello"
 def run(n, best_of, *, stop_at=None, **rules):
     stand = build()
     one = ask("a", stand.text, PROMPT, n=n, **rules)
-    stand.submit_ask(replace(one, best_of=best_of))
+    stand.submit_request(replace(one, best_of=best_of))
     if stop_at is None:
         stand.run()
     return stand, stand.outputs["a"]
@@ -76,21 +76,21 @@ def test_an_aborted_request_ends_with_the_best_so_far_and_gives_everything_back(
     assert terminal_of(outputs).usage.completion_tokens > len(tokens_of(outputs)) + len(tokens_of(outputs, 1))
     stand.engine.scheduler.check()
     assert stand.engine.scheduler.stats.free_blocks == stand.config.num_blocks
-    assert not stand.engine._contests
+    assert not stand.engine._rankers
 
 
 def test_a_request_that_fails_fails_alone_and_at_once():
     stand, outputs = run(1, 3, stop_at=0)
     stand.step()
     stand.collect(stand.engine.die("the end"))
-    assert [type(output) for output in outputs] == [AskFailed]
-    assert not stand.engine._contests
+    assert [type(output) for output in outputs] == [RequestFailed]
+    assert not stand.engine._rankers
 
 
 def test_the_prompt_is_told_at_once_and_once():
     stand = build()
     one = ask("a", stand.text, PROMPT, n=1)
-    stand.submit_ask(replace(one, best_of=3, echo=True))
+    stand.submit_request(replace(one, best_of=3, echo=True))
     stand.step()
     assert [type(output) for output in stand.outputs["a"]] == [PromptTokens]
     stand.run()
@@ -101,10 +101,10 @@ def test_candidates_are_judged_by_log_probabilities_that_nobody_else_asked_for()
     stand = build()
     one = ask("a", stand.text, PROMPT, n=1)
     resolve = stand.intake.resolve
-    assert [r.sampling.has("logprobs") for r in resolve(replace(one, best_of=2)).requests] == [True, True]
-    assert not resolve(one).requests[0].sampling.has("logprobs")
+    assert [r.sampling.has("logprobs") for r in resolve(replace(one, best_of=2)).sequences] == [True, True]
+    assert not resolve(one).sequences[0].sampling.has("logprobs")
     asked = replace(one, best_of=2, sampling=SamplingSpec((("logprobs", 3), ("seed", 1))))
-    assert resolve(asked).requests[0].sampling.get("logprobs", 0) == 3
+    assert resolve(asked).sequences[0].sampling.get("logprobs", 0) == 3
 
 
 @pytest.mark.parametrize("best_of", [1, 17])

@@ -23,8 +23,8 @@ class Running:
         self.loop.start()
         self.client = LocalClient(self.stand.intake, self.loop)
 
-    async def answer(self, ask_id: str, prompt: str, **fields) -> list:
-        ask = EngineRequest(ask_id, TextPrompt(prompt), stop=StopRules(max_tokens=4, ignore_eos=True), **fields)
+    async def answer(self, request_id: str, prompt: str, **fields) -> list:
+        ask = EngineRequest(request_id, TextPrompt(prompt), stop=StopRules(max_tokens=4, ignore_eos=True), **fields)
         return [output async for output in self.client.generate(ask)]
 
     def __enter__(self) -> Running:
@@ -77,10 +77,10 @@ async def test_a_reset_prefix_cache_is_found_no_more_and_is_on_record(tmp_path):
     trace = tmp_path / "trace.jsonl"
     with Running(record=trace) as running:
         hits = []
-        for ask_id in ("a", "b", "c"):
-            outputs = await running.answer(ask_id, "hello hello hello")
+        for request_id in ("a", "b", "c"):
+            outputs = await running.answer(request_id, "hello hello hello")
             hits.append(outputs[-1].usage.cached_tokens)
-            if ask_id == "b":
+            if request_id == "b":
                 await running.client.reset_prefix_cache()
             assert text_of(outputs)
     assert hits[0] == hits[2] == 0 < hits[1]

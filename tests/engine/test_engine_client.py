@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
 from penstock.contract.events import (
-    AskFailed,
-    AskFinished,
     ChoiceDelta,
     ChoiceFinished,
     FinishReason,
+    RequestFailed,
+    RequestFinished,
     TokenPiece,
     Usage,
 )
@@ -58,7 +58,7 @@ async def test_many_readers_each_get_their_own_answer():
         answers = await asyncio.gather(*[collect(client, one) for one in asks])
         for prompt, outputs in zip(prompts, answers, strict=True):
             assert tokens_of(outputs) == bench.expected(prompt, 12)
-            assert isinstance(terminal_of(outputs), AskFinished)
+            assert isinstance(terminal_of(outputs), RequestFinished)
         await eventually(lambda: client.health().free_blocks == 40)
 
 
@@ -177,7 +177,7 @@ async def test_a_step_that_raises_reaches_every_reader_and_later_ones(caplog):
             return_exceptions=True,
         )
         for answer in answers:  # an ask that came after the death is refused; one that was running fails
-            assert isinstance(answer, EngineDead) or isinstance(answer[-1], AskFailed)
+            assert isinstance(answer, EngineDead) or isinstance(answer[-1], RequestFailed)
         await eventually(lambda: not client.health().alive)
         with pytest.raises(EngineDead):
             await collect(client, stand.ask("late", bench.text, "hello"))
@@ -189,7 +189,7 @@ async def test_stopping_fails_live_requests_and_refuses_later_ones():
         await eventually(lambda: client.health().steps > 0)
         await asyncio.to_thread(client.close)
         outputs = await task
-        assert isinstance(outputs[-1], AskFailed | AskFinished)
+        assert isinstance(outputs[-1], RequestFailed | RequestFinished)
         with pytest.raises(EngineDead):
             await collect(client, stand.ask("late", bench.text, "hello"))
 
@@ -202,7 +202,7 @@ PIECES = st.lists(
 @given(PIECES, st.lists(st.booleans(), min_size=30, max_size=30))
 def test_merging_keeps_each_choices_text_tokens_and_end(pieces, cuts):
     outputs = [ChoiceDelta(c, t, tuple(TokenPiece(i, b"", 0.0) for i in ids)) for c, t, ids in pieces]
-    outputs += [ChoiceFinished(c, FinishReason.STOP) for c in range(3)] + [AskFinished(Usage())]
+    outputs += [ChoiceFinished(c, FinishReason.STOP) for c in range(3)] + [RequestFinished(Usage())]
     waiting, batch = [], []
     for output, cut in zip(outputs, [*cuts, *[True] * 10], strict=False):
         batch.append(output)

@@ -10,7 +10,7 @@ from test_engine_metrics_collector import timed, values
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
-from penstock.contract.events import AskFinished, ChoiceFinished, Embedding, FinishReason, Usage
+from penstock.contract.events import ChoiceFinished, Embedding, FinishReason, RequestFinished, Usage
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
@@ -30,31 +30,31 @@ def ids(text: str) -> tuple[int, ...]:
     return text_model().tokenizer.encode(text)
 
 
-def ended(stand: Stand, ask_id: str) -> list:
+def ended(stand: Stand, request_id: str) -> list:
     """The outputs of a request but for its timings."""
-    return [(output.usage if isinstance(output, AskFinished) else output) for output in stand.outputs[ask_id]]
+    return [(output.usage if isinstance(output, RequestFinished) else output) for output in stand.outputs[request_id]]
 
 
 @pytest.mark.parametrize("spec", [SPEC, LAST])
 def test_one_vector_then_one_end(spec):
     stand = build(max_num_batched_tokens=8)
     others = [stand.submit("the quick brown fox", max_tokens=6, seed=each) for each in (3, 4)]
-    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("the quick brown fox jumps"), embedding=spec))
+    request_id = stand.submit_request(EngineRequest("a", TextPrompt("the quick brown fox jumps"), embedding=spec))
     stand.run()
     vector = golden_embedding(ids("the quick brown fox jumps"), spec.pooling)
     cached = 16 if spec is LAST else 0
     usage = Usage(prompt_tokens=25, completion_tokens=0, cached_tokens=cached)
-    assert ended(stand, ask_id) == [Embedding(vector), ChoiceFinished(0, FinishReason.STOP), usage]
-    assert all(isinstance(stand.outputs[other][-1], AskFinished) for other in others)
+    assert ended(stand, request_id) == [Embedding(vector), ChoiceFinished(0, FinishReason.STOP), usage]
+    assert all(isinstance(stand.outputs[other][-1], RequestFinished) for other in others)
     assert stand.engine.health().free_blocks == 64
 
 
 def test_it_is_measured_as_a_prompt_and_not_as_an_answer_of_tokens():
     stand = timed(max_num_batched_tokens=8)
-    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("hello there"), embedding=SPEC))
+    request_id = stand.submit_request(EngineRequest("a", TextPrompt("hello there"), embedding=SPEC))
     stand.clock.advance(2.5)
     stand.run()
-    timings = stand.outputs[ask_id][-1].timings
+    timings = stand.outputs[request_id][-1].timings
     assert (timings.queue, timings.prefill, timings.decode) == (2.5, 2.0, 0.0)
     m = stand.engine.measurements()
     assert (m.prompt_tokens, m.cached_tokens, m.generated_tokens) == (11, 0, 0)
@@ -68,7 +68,7 @@ def test_it_is_measured_as_a_prompt_and_not_as_an_answer_of_tokens():
 def test_a_recorded_run_with_embeddings_replays(tmp_path):
     stand = build(record=tmp_path / "trace.jsonl")
     for number, spec in enumerate((SPEC, LAST, LAST)):
-        stand.submit_ask(EngineRequest(str(number), TextPrompt("some words here"), embedding=spec))
+        stand.submit_request(EngineRequest(str(number), TextPrompt("some words here"), embedding=spec))
         stand.submit("some words", max_tokens=3)
     stand.run()
     stand.engine.close()
@@ -78,20 +78,20 @@ def test_a_recorded_run_with_embeddings_replays(tmp_path):
 
 def test_a_failed_row_fails_its_request_alone():
     stand = build()
-    bad = stand.submit_ask(EngineRequest("bad", TextPrompt("hello"), embedding=SPEC))
-    good = stand.submit_ask(EngineRequest("good", TextPrompt("hello"), embedding=SPEC))
+    bad = stand.submit_request(EngineRequest("bad", TextPrompt("hello"), embedding=SPEC))
+    good = stand.submit_request(EngineRequest("good", TextPrompt("hello"), embedding=SPEC))
     stand.runner.fail_sequence("bad/0", "not finite")
     stand.run()
-    assert [type(output).__name__ for output in stand.outputs[bad]] == ["AskFailed"]
+    assert [type(output).__name__ for output in stand.outputs[bad]] == ["RequestFailed"]
     assert isinstance(stand.outputs[good][0], Embedding)
 
 
 def test_an_abort_ends_it_without_a_vector():
     stand = build(max_num_batched_tokens=8)
-    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("the quick brown fox"), embedding=SPEC))
+    request_id = stand.submit_request(EngineRequest("a", TextPrompt("the quick brown fox"), embedding=SPEC))
     stand.step()
-    stand.collect(stand.engine.abort(ask_id))
-    assert ended(stand, ask_id)[0] == ChoiceFinished(0, FinishReason.ABORT)
+    stand.collect(stand.engine.abort(request_id))
+    assert ended(stand, request_id)[0] == ChoiceFinished(0, FinishReason.ABORT)
     stand.run()
     assert stand.engine.health().free_blocks == 64
 
@@ -102,7 +102,7 @@ def intake(hidden_size: int = 12) -> Intake:
 
 
 def test_a_prompt_may_fill_the_context():
-    (request,) = intake().resolve(EngineRequest("a", TokenPrompt((1,) * 128), embedding=SPEC)).requests
+    (request,) = intake().resolve(EngineRequest("a", TokenPrompt((1,) * 128), embedding=SPEC)).sequences
     assert (len(request.prompt), request.stop.max_tokens, request.fresh_prompt) == (128, 0, True)
     with pytest.raises(PromptTooLong):
         intake().resolve(EngineRequest("a", TokenPrompt((1,) * 129), embedding=SPEC))
@@ -110,7 +110,7 @@ def test_a_prompt_may_fill_the_context():
 
 def test_what_is_too_long_is_cut_at_its_end_where_that_is_asked_for():
     ask = EngineRequest("a", TokenPrompt(tuple(range(30)) * 9), embedding=LAST, most_prompt_tokens=35)
-    (request,) = intake().resolve(ask).requests
+    (request,) = intake().resolve(ask).sequences
     assert request.prompt == (*range(30), *range(5))
     assert not request.fresh_prompt
 
@@ -139,8 +139,8 @@ def test_what_means_nothing_beside_a_vector_is_refused_by_name(fields, param):
 
 
 def test_a_conversation_is_embedded_as_its_template_writes_it():
-    submission = intake().resolve(EngineRequest("a", ChatPrompt((Message("user", "hi"),)), embedding=SPEC))
-    assert submission.prompt_text == "hi<|end|>"
+    resolved = intake().resolve(EngineRequest("a", ChatPrompt((Message("user", "hi"),)), embedding=SPEC))
+    assert resolved.prompt_text == "hi<|end|>"
 
 
 async def test_readers_get_their_vectors_through_the_loop():

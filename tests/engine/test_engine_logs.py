@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import engine_stand as stand
 
-from penstock.contract.events import AskFailed
+from penstock.contract.events import RequestFailed
 from penstock.engine.choice import Choice
 
 SECRET = "what somebody said"
@@ -18,7 +18,7 @@ def test_a_failure_outside_the_model_is_logged_without_its_message(monkeypatch, 
     one = bench.submit()
     monkeypatch.setattr(Choice, "push", push)
     bench.run()
-    assert isinstance(bench.outputs[one][-1], AskFailed)
+    assert isinstance(bench.outputs[one][-1], RequestFailed)
     assert SECRET not in caplog.text
     assert one in caplog.text
     assert "ValueError" in caplog.text

@@ -39,16 +39,18 @@ def values(histogram: Histogram) -> tuple[int, float]:
     return sum(histogram.counts), histogram.total
 
 
-def timings_of(stand: Stand, ask_id: str) -> Timings:
-    return terminal_of(stand.outputs[ask_id]).timings
+def timings_of(stand: Stand, request_id: str) -> Timings:
+    return terminal_of(stand.outputs[request_id]).timings
 
 
 def test_every_duration_of_one_ask_is_what_the_clock_says():
     stand = timed()
-    ask_id = stand.submit("hello", max_tokens=4)
+    request_id = stand.submit("hello", max_tokens=4)
     stand.clock.advance(2.5)  # in the queue
     stand.run()
-    assert timings_of(stand, ask_id) == Timings(arrived=0.0, admitted=2.5, first_token=3.5, last_token=6.5, ended=6.5)
+    assert timings_of(stand, request_id) == Timings(
+        arrived=0.0, admitted=2.5, first_token=3.5, last_token=6.5, ended=6.5
+    )
     m = stand.engine.measurements()
     assert values(m.queue_time) == (1, 2.5)
     assert values(m.prefill_time) == (1, 1.0)
@@ -74,9 +76,9 @@ def test_every_duration_of_one_ask_is_what_the_clock_says():
 
 def test_a_chunked_prompt_spends_a_step_a_chunk_in_prefill():
     stand = timed(max_num_batched_tokens=8)
-    ask_id = stand.submit("a" * 20, max_tokens=1)
+    request_id = stand.submit("a" * 20, max_tokens=1)
     stand.run()
-    assert timings_of(stand, ask_id).prefill == 3.0
+    assert timings_of(stand, request_id).prefill == 3.0
     m = stand.engine.measurements()
     assert m.step_tokens.counts[STEP_TOKENS.index(8.0)] == 3  # 8, 8 and 4 positions
     assert values(m.time_per_output_token) == (0, 0.0)  # one token has no gap
@@ -96,14 +98,14 @@ def test_cached_prompt_tokens_are_counted_apart():
 
 def test_choices_are_sequences_of_one_request():
     stand = timed()
-    ask_id = stand.submit("hello", n=3, max_tokens=2)
+    request_id = stand.submit("hello", n=3, max_tokens=2)
     stand.run()
     m = stand.engine.measurements()
     assert dict(m.finished)["length"] == 3
     assert values(m.request_choices) == (1, 3)
     assert values(m.request_longest_choice) == (1, 2)
     assert m.generated_tokens == 6
-    timings = timings_of(stand, ask_id)
+    timings = timings_of(stand, request_id)
     assert timings.arrived == 0.0
     assert timings.last_token == timings.ended == stand.clock.now()
 
@@ -125,13 +127,13 @@ def test_an_abort_in_the_queue_waited_until_its_end_and_is_no_latency():
 
 def test_tokens_of_aborted_sequences_are_waste():
     stand = timed()
-    ask_id = stand.submit("hello", max_tokens=8)
+    request_id = stand.submit("hello", max_tokens=8)
     for _ in range(3):
         stand.step()
-    stand.collect(stand.engine.abort(ask_id))
+    stand.collect(stand.engine.abort(request_id))
     m = stand.engine.measurements()
     assert (m.generated_tokens, m.wasted_tokens) == (3, 3)
-    assert timings_of(stand, ask_id).decode == 2.0
+    assert timings_of(stand, request_id).decode == 2.0
 
 
 def test_preemptions_are_counted_for_the_engine_and_for_the_sequence():
@@ -148,28 +150,28 @@ def test_preemptions_are_counted_for_the_engine_and_for_the_sequence():
 def test_a_stop_string_ends_the_measuring_too():
     stand = timed()
     text = stand.spelled(stand.expected("hello", 8))
-    ask_id = stand.submit("hello", max_tokens=8, strings=(text[2],))
+    request_id = stand.submit("hello", max_tokens=8, strings=(text[2],))
     stand.run()
     m = stand.engine.measurements()
     assert dict(m.finished)["stop"] == 1
-    generated = terminal_of(stand.outputs[ask_id]).usage.completion_tokens
+    generated = terminal_of(stand.outputs[request_id]).usage.completion_tokens
     assert values(m.request_generation_tokens) == (1, generated)
 
 
 def test_requests_that_die_with_the_engine_are_errors():
     stand = timed()
-    ask_id = stand.submit("hello", n=2, max_tokens=8)
+    request_id = stand.submit("hello", n=2, max_tokens=8)
     stand.step()
     stand.collect(stand.engine.die("power cut"))
     assert dict(stand.engine.measurements().finished)["error"] == 2
-    assert timings_of(stand, ask_id).ended == 1.0
+    assert timings_of(stand, request_id).ended == 1.0
 
 
 def test_an_engine_without_a_clock_measures_counts_and_no_time():
     stand = build()
-    ask_id = stand.submit("hello", max_tokens=3)
+    request_id = stand.submit("hello", max_tokens=3)
     stand.run()
-    assert timings_of(stand, ask_id).total == 0.0
+    assert timings_of(stand, request_id).total == 0.0
     assert stand.engine.measurements().generated_tokens == 3
 
 
@@ -204,7 +206,7 @@ def test_lengths_are_counted_in_ones_twos_and_fives():
 
 def test_two_engines_measure_apart():
     one, other = timed(), timed()
-    one.submit_ask(ask("same-id", one.text, "hello"))
+    one.submit_request(ask("same-id", one.text, "hello"))
     one.run()
     assert one.engine.measurements().generated_tokens == 8
     assert other.engine.measurements().generated_tokens == 0
@@ -221,16 +223,16 @@ def test_whatever_happens_the_account_adds_up(asked, num_blocks, random):
     stand = timed(num_blocks=num_blocks, max_num_seqs=4)
     submitted: dict[str, int] = {}
     for length, n, max_tokens, doomed in asked:
-        ask_id = stand.submit("hello there you"[:length], n=n, max_tokens=max_tokens)
-        submitted[ask_id] = n
+        request_id = stand.submit("hello there you"[:length], n=n, max_tokens=max_tokens)
+        submitted[request_id] = n
         for _ in range(random.randrange(4)):
             if stand.engine.has_work:
                 stand.step()
         if doomed:
-            stand.collect(stand.engine.abort(ask_id))
+            stand.collect(stand.engine.abort(request_id))
     stand.run()
     m = stand.engine.measurements()
-    ends = [terminal_of(stand.outputs[ask_id]) for ask_id in submitted]
+    ends = [terminal_of(stand.outputs[request_id]) for request_id in submitted]
     assert sum(count for _, count in m.finished) == sum(submitted.values())
     assert m.generated_tokens == sum(end.usage.completion_tokens for end in ends)
     assert m.cached_tokens <= m.prompt_tokens

@@ -20,16 +20,16 @@ def answered(*, echo=False, scores=False, n=1, prompt=PROMPT, others=0, **schedu
         stand.submit(PROMPT, max_tokens=30)
     spec = SamplingSpec((("prompt_logprobs", 1), ("seed", 7))) if scores else SamplingSpec((("seed", 7),))
     rules = StopRules(max_tokens=5, ignore_eos=True)
-    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt(prompt), n=n, sampling=spec, stop=rules, echo=echo))
-    return stand, ask_id
+    request_id = stand.submit_request(EngineRequest("a", TextPrompt(prompt), n=n, sampling=spec, stop=rules, echo=echo))
+    return stand, request_id
 
 
 @pytest.mark.parametrize("others", [0, 3])  # who compute the same prompt earlier: nothing of it may be skipped
 @pytest.mark.parametrize("n", [1, 3])
 def test_scores_of_every_token_come_once_and_before_every_choice(n, others):
-    stand, ask_id = answered(scores=True, n=n, others=others)
+    stand, request_id = answered(scores=True, n=n, others=others)
     stand.run()
-    first, *rest = stand.outputs[ask_id]
+    first, *rest = stand.outputs[request_id]
     assert isinstance(first, PromptTokens)
     assert first.text == PROMPT == "".join(piece.text for piece in first.tokens)
     assert math.isnan(first.tokens[0].logprob)
@@ -43,34 +43,34 @@ def test_scores_of_every_token_come_once_and_before_every_choice(n, others):
 
 
 def test_scores_survive_preemption():
-    stand, ask_id = answered(scores=True, others=3, num_blocks=20)
+    stand, request_id = answered(scores=True, others=3, num_blocks=20)
     stand.run()
     assert stand.engine.scheduler.stats.preemptions > 0
-    assert len(stand.outputs[ask_id][0].tokens) == len(PROMPT)
+    assert len(stand.outputs[request_id][0].tokens) == len(PROMPT)
 
 
 def test_an_echo_without_scores_waits_for_nothing():
-    stand, ask_id = answered(echo=True)
+    stand, request_id = answered(echo=True)
     stand.step()
-    assert [type(output) for output in stand.outputs[ask_id]] == [PromptTokens]
-    assert all(math.isnan(piece.logprob) for piece in stand.outputs[ask_id][0].tokens)
+    assert [type(output) for output in stand.outputs[request_id]] == [PromptTokens]
+    assert all(math.isnan(piece.logprob) for piece in stand.outputs[request_id][0].tokens)
 
 
 def test_without_echo_or_scores_there_is_no_prompt():
-    stand, ask_id = answered()
+    stand, request_id = answered()
     stand.run()
-    assert not any(isinstance(output, PromptTokens) for output in stand.outputs[ask_id])
+    assert not any(isinstance(output, PromptTokens) for output in stand.outputs[request_id])
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score():
-    stand, ask_id = answered(scores=True, prompt="a")
+    stand, request_id = answered(scores=True, prompt="a")
     stand.run()
-    assert len(stand.outputs[ask_id][0].tokens) == 1
+    assert len(stand.outputs[request_id][0].tokens) == 1
 
 
 def test_an_abort_before_the_prompt_is_scored_ends_every_choice_once():
-    stand, ask_id = answered(scores=True, n=2)
+    stand, request_id = answered(scores=True, n=2)
     stand.step()
-    stand.collect(stand.engine.abort(ask_id))
-    ends = [output for output in stand.outputs[ask_id] if isinstance(output, ChoiceFinished)]
+    stand.collect(stand.engine.abort(request_id))
+    ends = [output for output in stand.outputs[request_id] if isinstance(output, ChoiceFinished)]
     assert [(end.choice, end.reason) for end in ends] == [(0, FinishReason.ABORT), (1, FinishReason.ABORT)]

@@ -8,7 +8,7 @@ import pytest
 from engine_stand import finishes_of, terminal_of, text_of, tokens_of
 
 from penstock.contract.errors import EngineDead, InvalidParameter
-from penstock.contract.events import AskFailed, AskFinished, FinishReason
+from penstock.contract.events import FinishReason, RequestFailed, RequestFinished
 from penstock.core.trace import replay
 
 
@@ -133,7 +133,7 @@ def test_abort_ends_every_choice_once_and_frees_the_blocks_at_once():
         bench.step()
     bench.collect(bench.engine.abort(gone))
     assert [f.reason for f in finishes_of(bench.outputs[gone])] == [FinishReason.ABORT] * 3
-    assert isinstance(terminal_of(bench.outputs[gone]), AskFinished)
+    assert isinstance(terminal_of(bench.outputs[gone]), RequestFinished)
     assert bench.engine.abort(gone) == []
     bench.run()
     assert tokens_of(bench.outputs[stays]) == bench.expected("second", 12)
@@ -148,7 +148,7 @@ def test_a_row_that_fails_ends_its_request_alone():
     bench.runner.fail_sequence(f"{bad}/1", "logits are not finite")
     bench.run()
     end = terminal_of(bench.outputs[bad])
-    assert isinstance(end, AskFailed)
+    assert isinstance(end, RequestFailed)
     assert end.message == "logits are not finite"
     assert tokens_of(bench.outputs[good]) == bench.expected("good", 30)
     assert bench.engine.health().alive
@@ -159,10 +159,10 @@ def test_text_that_cannot_be_produced_ends_its_request_alone(monkeypatch, caplog
     bench = stand.build()
     bad, good = bench.submit("bad", max_tokens=30), bench.submit("good", max_tokens=30)
     bench.step()
-    choice = next(c for a, c in bench.engine._owners.values() if a.submission.id == bad)
+    choice = next(c for a, c in bench.engine._owners.values() if a.id == bad)
     monkeypatch.setattr(choice, "push", lambda *_: 1 / 0)
     bench.run()
-    assert isinstance(terminal_of(bench.outputs[bad]), AskFailed)
+    assert isinstance(terminal_of(bench.outputs[bad]), RequestFailed)
     assert tokens_of(bench.outputs[good]) == bench.expected("good", 30)
     assert bench.engine.health().free_blocks == bench.config.num_blocks
 
@@ -173,7 +173,7 @@ def test_a_step_that_raises_ends_everything_and_turns_health_red():
     bench.runner.crash_at(3)
     bench.run()
     for one in asks:
-        assert isinstance(terminal_of(bench.outputs[one]), AskFailed)
+        assert isinstance(terminal_of(bench.outputs[one]), RequestFailed)
     health = bench.engine.health()
     assert not health.alive
     assert "step 3" in health.reason
@@ -186,7 +186,7 @@ def test_a_step_that_raises_ends_everything_and_turns_health_red():
 def test_a_refused_request_leaves_nothing_behind():
     bench = stand.build()
     first = stand.ask("same", bench.text, "one")
-    bench.submit_ask(first)
+    bench.submit_request(first)
     with pytest.raises(InvalidParameter):
         bench.engine.submit(bench.intake.resolve(stand.ask("same", bench.text, "two", n=3)))
     assert bench.engine.scheduler.num_waiting == 1

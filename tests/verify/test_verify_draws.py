@@ -125,11 +125,11 @@ def test_what_a_model_refuses_is_left_out_and_nothing_else():
 
 def test_choices_of_an_ask_differ_in_their_index_alone():
     requests = draw()
-    by_ask: dict[str, list] = {}
+    by_request: dict[str, list] = {}
     for request in requests:
-        by_ask.setdefault(request.id.split("/")[0], []).append(request)
-    assert max(map(len, by_ask.values())) == 3
-    for choices in by_ask.values():
+        by_request.setdefault(request.id.split("/")[0], []).append(request)
+    assert max(map(len, by_request.values())) == 3
+    for choices in by_request.values():
         alike = {replace(r, id="", choice=0, fresh_prompt=False, sampling=_unscored(r.sampling)) for r in choices}
         assert len(alike) == 1
 
