@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import engine_stand as stand
+import engine_harness as harness
 
 from penstock.contract.events import RequestFailed
 from penstock.engine.choice import Choice
@@ -14,7 +14,7 @@ def test_a_failure_outside_the_model_is_logged_without_its_message(monkeypatch, 
     def push(self, *_):
         raise ValueError(SECRET)
 
-    bench = stand.build()
+    bench = harness.build()
     one = bench.submit()
     monkeypatch.setattr(Choice, "push", push)
     bench.run()

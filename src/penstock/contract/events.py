@@ -150,7 +150,7 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The vector that an embedding request gets: float32, little-endian; comes once, before the end of its only choice."""
+    """The vector of an embedding request: float32, little-endian; comes once, before the end of its only choice."""
 
     vector: bytes
 
@@ -172,7 +172,7 @@ class ChoiceDelta:
 
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
     released. Joined over a choice, texts and tokens are the whole completion; where the request has it parsed
-    (`ReplyRules`), texts, reasoning and calls are the whole, and the tokens come as they are generated, beside any of the three.
+    (`ReplyRules`), texts, reasoning and calls are the whole, and tokens come beside any of them, as they are generated.
 
     Attributes:
         reasoning_tokens: how many more of the choice's tokens so far, from the first on, are now known to be reasoning,

@@ -1,4 +1,4 @@
-"""An engine on a stand: the real scheduler, text and engine around the paged-memory fake runner. No tensors."""
+"""A harness: the real scheduler, text and engine around the paged-memory fake runner. No tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def text_model() -> TextModel:
     """A tokenizer of single letters, so that texts are easy to foresee."""
     return open_text(
         GgufVocabulary(
-            file="stand.gguf",
+            file="harness.gguf",
             model="gpt2",
             pre="gpt-2",
             tokens=VOCABULARY,
@@ -52,7 +52,7 @@ def text_model() -> TextModel:
 
 
 @dataclass
-class Stand:
+class Harness:
     """The parts, for tests to reach into."""
 
     engine: Engine
@@ -66,8 +66,8 @@ class Stand:
     ids: itertools.count = field(default_factory=itertools.count)
 
     def submit(self, prompt: str = "hello", **fields) -> str:
-        """Queue an ask for a text prompt; unless told otherwise it ignores the model's end and is seeded."""
-        return self.submit_request(ask(f"ask-{next(self.ids)}", self.text, prompt, **fields))
+        """Queue a request for a text prompt; unless told otherwise it ignores the model's end and is seeded."""
+        return self.submit_request(request_of(f"request-{next(self.ids)}", self.text, prompt, **fields))
 
     def submit_request(self, one: EngineRequest) -> str:
         self.engine.submit(self.intake.resolve(one))
@@ -96,7 +96,7 @@ class Stand:
         return "".join(self.text.tokenizer.token_bytes(token).decode() for token in tokens if token != END_ID)
 
 
-def ask(request_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> EngineRequest:
+def request_of(request_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> EngineRequest:
     stop = StopRules(**{"max_tokens": 8, "ignore_eos": True, **rules})
     ids = text.tokenizer.encode(prompt)
     return EngineRequest(request_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
@@ -143,7 +143,7 @@ def build(
     num_blocks: int = 64,
     block_size: int = 4,
     **scheduler,
-) -> Stand:
+) -> Harness:
     """The parts, joined; `around` may put another runner around the fake one."""
     config = SchedulerConfig(
         num_blocks=num_blocks,
@@ -155,9 +155,9 @@ def build(
     recorder = Recorder(record, config) if record else NoRecorder()
     driven = around(runner) if around else Unhurried(runner, pause) if pause else runner
     engine = Engine(Scheduler(config), driven, text, recorder)
-    card = ModelCard("stand", 0, config.max_model_len, len(VOCABULARY), True)
+    card = ModelCard("harness", 0, config.max_model_len, len(VOCABULARY), True)
     intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy)
-    return Stand(engine, intake, runner, text, clock, config, card)
+    return Harness(engine, intake, runner, text, clock, config, card)
 
 
 def text_of(outputs: list[Output], choice: int = 0) -> str:
