@@ -62,7 +62,7 @@ def scripted_run():
 
 def test_every_gauge_and_counter_is_what_the_run_did():
     harness = scripted_run()
-    harness.engine.meter.rejected()
+    harness.engine.metrics.rejected()
     found = samples(scrape(create_app(Shown(harness), CARD, DEFAULT_LIMITS)).text)
     plain = {
         name: value for (name, labels), value in found.items() if not labels and not name.endswith(("_sum", "_count"))

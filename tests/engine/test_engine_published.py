@@ -64,5 +64,5 @@ def test_nothing_is_kept_of_what_has_ended():
         bench.step()
         bench.collect(bench.engine.abort(ids[0]))
         bench.run()
-    assert not bench.engine.meter._seqs
-    assert len(bench.engine.meter._slots) <= bench.config.max_num_seqs
+    assert not bench.engine.metrics._seqs
+    assert len(bench.engine.metrics._slots) <= bench.config.max_num_seqs

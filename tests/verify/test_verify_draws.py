@@ -36,7 +36,7 @@ def schedules(requests, count=7, seed=0, served=None, dry=DRY_RUN):
         served or EngineConfig(),
         vocab=VOCAB,
         threads=4,
-        cache_root=b"root",
+        model_digest=b"root",
         dry_run=dry,
     )
 
@@ -157,7 +157,7 @@ def test_a_schedule_runs_every_request_once_and_can_hold_each(seed):
         assert sorted(arrived, key=lambda request: request.id) == sorted(requests, key=lambda request: request.id)
         steps = [arrival.step for arrival in schedule.arrivals]
         assert steps == sorted(steps)
-        assert schedule.config.cache_root == b"root"
+        assert schedule.config.model_digest == b"root"
         scheduler = Scheduler(schedule.config)
         for request in (*arrived, *(stranger.arrival.request for stranger in schedule.strangers)):
             scheduler.submit(request)

@@ -91,7 +91,7 @@ class PromptScored:
     seq_id: str
     start: int
     logprobs: tuple[float, ...]
-    tops: tuple[TopLogprobs, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
     ranks: tuple[int, ...]
 
 

@@ -42,7 +42,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 5
+TRACE_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class Engine:
 
     Attributes:
         scheduler: the decisions; open to anybody who wants to look at `scheduler.stats` between steps.
-        meter: what is measured.
+        metrics: what is measured.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.meter = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
+        self.metrics = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
         self._runner = runner if isinstance(runner, OverlappingRunner) else _OneAtATime(runner)
         if scheduler.config.depth > self._runner.depth:
             raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
@@ -164,7 +164,7 @@ class Engine:
     def measurements(self) -> Measurements:
         """What was measured until now."""
         config = self.scheduler.config
-        return self.meter.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
+        return self.metrics.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
 
     def submit(self, resolved: ResolvedRequest) -> None:
         """Queue every choice of a request, or none.
@@ -193,7 +193,7 @@ class Engine:
         if resolved.answered < len(choices):
             self._rankers[resolved.id] = BestOfRanker(resolved.answered)
         self._requests[resolved.id] = request
-        self.meter.submitted(resolved.sequences)
+        self.metrics.submitted(resolved.sequences)
         for sequence, choice in zip(resolved.sequences, choices, strict=True):
             self._owners[sequence.id] = (request, choice)
 
@@ -235,7 +235,7 @@ class Engine:
         except Exception:
             return self._die_in(plan)
         self._steps += 1
-        self.meter.ran()
+        self.metrics.ran()
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
         return self._commit(plan, result)
@@ -249,7 +249,7 @@ class Engine:
             self._recorder.drafted(drafts)
         plan = self.scheduler.plan(drafts)
         self._recorder.planned(plan)
-        self.meter.planned(plan)
+        self.metrics.planned(plan)
         return plan
 
     def _die_in(self, plan: StepPlan) -> StepOutputs:
@@ -262,7 +262,7 @@ class Engine:
         self._death = reason
         ends: dict[str, Timings] = {}
         for seq_id, (request, _) in self._owners.items():
-            ends[request.id] = self.meter.ended(seq_id, FinishReason.ERROR)
+            ends[request.id] = self.metrics.ended(seq_id, FinishReason.ERROR)
         outputs: StepOutputs = [
             (request_id, RequestFailed(reason, request.usage(), ends[request_id]))
             for request_id, request in self._requests.items()
@@ -312,7 +312,7 @@ class Engine:
                 case PromptScored():
                     return self._scored(request, event)
                 case Embedded():
-                    self.meter.embedded(event.seq_id)
+                    self.metrics.embedded(event.seq_id)
                     return [(request.id, Embedding(event.vector))]
                 case Finished():
                     return self._after_prompt(request, self._finished(request, choice, event))
@@ -339,12 +339,12 @@ class Engine:
         return [(request.id, output) for output in (echo.output(), *echo.held)]
 
     def _note_admission(self, request: _LiveRequest, choice: Choice, event: Admitted) -> None:
-        self.meter.admitted(event.seq_id, event.cached)
+        self.metrics.admitted(event.seq_id, event.cached)
         if choice.index == 0:  # the other choices find what choice 0 computed: that is not the caller's cache hit
             request.cached = event.cached
 
     def _generated(self, request: _LiveRequest, choice: Choice, event: Generated) -> StepOutputs:
-        self.meter.generated(event.seq_id)
+        self.metrics.generated(event.seq_id)
         delta = choice.push(event.token, event.logprob, event.top, event.rank)
         outputs: StepOutputs = [] if delta.empty else [(request.id, delta)]
         if not choice.ended:
@@ -372,7 +372,7 @@ class Engine:
     def _close(self, seq_id: str, finished: ChoiceFinished) -> StepOutputs:
         request, _ = self._owners.pop(seq_id)
         request.open -= 1
-        timings = self.meter.ended(seq_id, finished.reason)
+        timings = self.metrics.ended(seq_id, finished.reason)
         outputs: StepOutputs = [(request.id, finished)]
         if not request.open:
             del self._requests[request.id]
@@ -384,7 +384,7 @@ class Engine:
         for sequence in request.resolved.sequences:
             if self._owners.pop(sequence.id, None) is not None:
                 self._drop(sequence.id)
-                timings = self.meter.ended(sequence.id, FinishReason.ERROR)
+                timings = self.metrics.ended(sequence.id, FinishReason.ERROR)
         del self._requests[request.id]
         return [(request.id, RequestFailed(message, request.usage(), timings))]
 

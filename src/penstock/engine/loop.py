@@ -204,7 +204,7 @@ class EngineLoop:
                 f"{scheduler.num_waiting_tokens} tokens are waiting already; the queue takes {self._max_queued_tokens}."
             )
         if message:
-            self._engine.meter.rejected()
+            self._engine.metrics.rejected()
             raise Overloaded(message, retry_after=self._retry_after.seconds_for(waiting))
 
     def _publish(self, outputs: StepOutputs) -> None:

@@ -44,7 +44,7 @@ class PromptEcho:
     def take(self, event: PromptScored) -> None:
         """Some scores; those of a position that is computed again are the same again."""
         prompt = self._resolved.prompt
-        scored = zip(event.logprobs, event.tops, event.ranks, strict=True)
+        scored = zip(event.logprobs, event.top_logprobs, event.ranks, strict=True)
         for at, (logprob, top, rank) in enumerate(scored, start=event.start):
             self._scores[at] = token_piece(self._tokenizer, prompt[at], logprob, top, rank)
 
