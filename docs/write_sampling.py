@@ -21,7 +21,7 @@ def page() -> str:
     parts += _section("What can be chosen, in the order in which it is applied", STAGES, shaping)
     parts += _section("Details of these", "", (each for each in rest if each.home is Home.SPEC))
     parts += _section("When an answer ends", "", (each for each in rest if each.home is Home.STOP_RULES))
-    parts += _section("How many answers, of what form", "", (each for each in rest if each.home is Home.ASK))
+    parts += _section("How many answers, of what form", "", (each for each in rest if each.home is Home.REQUEST))
     return "".join(parts)
 
 

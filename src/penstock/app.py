@@ -349,7 +349,7 @@ def _join(
         max_model_len=card.max_model_len,
         policy=config.scheduling_policy,
         prefix_caching=config.prefix_caching,
-        cache_root=loaded.files.digest,
+        model_digest=loaded.files.digest,
         window=loaded.program.window,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()

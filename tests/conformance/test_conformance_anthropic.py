@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import anthropic
 import openai
 import pytest
-from conformance_stand import MODEL, PARIS
+from conformance_harness import MODEL, PARIS
 
 pytestmark = pytest.mark.model
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from conformance_stand import MODEL
+from conformance_harness import MODEL
 
 pytestmark = pytest.mark.model
 

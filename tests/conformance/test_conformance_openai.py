@@ -10,7 +10,7 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
-from conformance_stand import (
+from conformance_harness import (
     ASK_WEATHER,
     MODEL,
     NAMED,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from conformance_stand import MODEL, wait_until
+from conformance_harness import MODEL, wait_until
 
 pytestmark = pytest.mark.model
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conformance_stand import (
+from conformance_harness import (
     ASK_WEATHER,
     MODEL,
     NAMED,
@@ -31,7 +31,7 @@ from conformance_stand import (
     whole_chat,
     whole_text,
 )
-from engine_stand import build, finishes_of, terminal_of
+from engine_harness import build, finishes_of, terminal_of
 from sse_reader import read_events
 from tiny_checkpoints import load_model, write_checkpoint
 
@@ -171,7 +171,7 @@ def test_trap_05_usage_comes_although_every_choice_has_ended_or_the_answer_fails
         assert done == "[DONE]"
     with gated() as server, send(server, "/v1/completions", **asked | {"max_tokens": 9}, ignore_eos=True) as reading:
         wait_until(lambda: bool(server.gate.plans))
-        server.stand.runner.fail_sequence(_when_decoding(server), "the logits are not finite")
+        server.harness.runner.fail_sequence(_when_decoding(server), "the logits are not finite")
         server.gate.open()
         wire = b""
         while piece := has_come(reading, PATIENCE):
@@ -323,16 +323,16 @@ def test_trap_12_a_prompt_that_is_cached_whole_still_computes_its_last_token(def
 
 
 def test_trap_13_cached_tokens_are_counted_once_whatever_preemptions_find():
-    stand = build(num_blocks=20, max_num_batched_tokens=16)
+    harness = build(num_blocks=20, max_num_batched_tokens=16)
     prompt = "abcdefghijklmnopqrstuvwx"
-    stand.submit(prompt, max_tokens=1)
-    stand.run()
-    stand.submit("zyxwvutsrq", max_tokens=60, seed=1)
-    again = stand.submit(prompt, max_tokens=44, seed=2)
-    stand.run()
-    health, measured = stand.engine.health(), stand.engine.measurements()
+    harness.submit(prompt, max_tokens=1)
+    harness.run()
+    harness.submit("zyxwvutsrq", max_tokens=60, seed=1)
+    again = harness.submit(prompt, max_tokens=44, seed=2)
+    harness.run()
+    health, measured = harness.engine.health(), harness.engine.measurements()
     assert health.preemptions > 0
-    assert terminal_of(stand.outputs[again]).usage.cached_tokens == 20
+    assert terminal_of(harness.outputs[again]).usage.cached_tokens == 20
     assert measured.cached_tokens == 20
     assert measured.prompt_tokens == 24 + 10 + 24
     assert measured.hit_tokens > 20  # what the recomputation found is told there, and there alone
@@ -450,7 +450,7 @@ def test_trap_17_stream_options_without_a_stream_are_refused(chat, complete, str
 
 def test_trap_18_a_head_that_cannot_fit_neither_blocks_smaller_ones_for_ever_nor_is_passed_for_ever():
     gates: list[Gate] = []
-    stand = build(
+    harness = build(
         around=lambda runner: gates.append(Gate(runner)) or gates[0],
         num_blocks=16,
         max_num_seqs=8,
@@ -458,15 +458,15 @@ def test_trap_18_a_head_that_cannot_fit_neither_blocks_smaller_ones_for_ever_nor
         max_num_batched_tokens=32,
     )
     gates[0].open()
-    stand.submit("abcdefghijkl", max_tokens=30, seed=1)  # goes on for a while, and leaves no room for the head
-    stand.step()
-    head = stand.submit("z" * 52, max_tokens=8, seed=2)
+    harness.submit("abcdefghijkl", max_tokens=30, seed=1)  # goes on for a while, and leaves no room for the head
+    harness.step()
+    head = harness.submit("z" * 52, max_tokens=8, seed=2)
     for count in range(200):
-        if finishes_of(stand.outputs[head]):
+        if finishes_of(harness.outputs[head]):
             break
-        stand.submit("ab", max_tokens=3, seed=3 + count)  # a small one more in every step
-        stand.step()
-    assert finishes_of(stand.outputs[head]), "the head was passed for ever"
+        harness.submit("ab", max_tokens=3, seed=3 + count)  # a small one more in every step
+        harness.step()
+    assert finishes_of(harness.outputs[head]), "the head was passed for ever"
     admitted = [admit.seq_id.split("/")[0] for plan in gates[0].plans for admit in plan.admits]
     assert admitted.index(head) == 1 + 3  # who runs, and then as many as may pass
-    stand.run()
+    harness.run()

@@ -319,7 +319,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         policy=rng.choice(["fcfs", "priority"]),
         prefix_caching=rng.random() < 0.9,
         max_bypasses=rng.choice([0, 1, 3, 16]),
-        cache_root=b"model",
+        model_digest=b"model",
     )
 
 

@@ -325,10 +325,10 @@ def test_salts_do_not_share(salt, cached):
     assert harness.admitted["b"] == cached
 
 
-def test_cache_roots_do_not_share():
+def test_models_do_not_share_blocks():
     keys = []
     for root in (b"model-a", b"model-b"):
-        harness = Harness(config(cache_root=root))
+        harness = Harness(config(model_digest=root))
         harness.submit(request("a", range(9)))
         keys.append(harness.scheduler._seqs["a"].chain.keys)
     assert set(keys[0]).isdisjoint(keys[1])

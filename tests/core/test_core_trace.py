@@ -69,7 +69,7 @@ def test_results_survive_the_round_trip(value):
 @given(configs, st.binary(max_size=8), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_configurations_survive_the_round_trip(value, root, caching):
-    value = dataclasses.replace(value, cache_root=root, prefix_caching=caching)
+    value = dataclasses.replace(value, model_digest=root, prefix_caching=caching)
     assert decode(trace.encode_header(value)).config == value
 
 

@@ -6,37 +6,37 @@ import math
 from dataclasses import replace
 
 import pytest
-from engine_stand import ask, build, finishes_of, terminal_of, text_of, tokens_of
+from engine_harness import build, finishes_of, request_of, terminal_of, text_of, tokens_of
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.events import AskFailed, ChoiceDelta, FinishReason, PromptTokens
+from penstock.contract.events import ChoiceDelta, FinishReason, PromptTokens, RequestFailed
 from penstock.contract.sampling import SamplingSpec
 
 PROMPT = "hello"
 
 
 def run(n, best_of, *, stop_at=None, **rules):
-    stand = build()
-    one = ask("a", stand.text, PROMPT, n=n, **rules)
-    stand.submit_ask(replace(one, best_of=best_of))
+    harness = build()
+    one = request_of("a", harness.text, PROMPT, n=n, **rules)
+    harness.submit_request(replace(one, best_of=best_of))
     if stop_at is None:
-        stand.run()
-    return stand, stand.outputs["a"]
+        harness.run()
+    return harness, harness.outputs["a"]
 
 
-def of_each(stand, count, tokens=8):
+def of_each(harness, count, tokens=8):
     """What each candidate comes to, and its log probability per token: minus one over one plus each token."""
-    whole = [stand.expected(PROMPT, tokens, choice=choice) for choice in range(count)]
+    whole = [harness.expected(PROMPT, tokens, choice=choice) for choice in range(count)]
     return sorted(whole, key=lambda them: -sum(-1 / (1 + token) for token in them) / len(them))
 
 
 @pytest.mark.parametrize(("n", "best_of"), [(1, 4), (2, 5), (3, 16)])
 def test_the_n_with_the_highest_log_probability_per_token_are_answered_best_first(n, best_of):
-    stand, outputs = run(n, best_of)
-    expected = of_each(stand, best_of)[:n]
+    harness, outputs = run(n, best_of)
+    expected = of_each(harness, best_of)[:n]
     assert len(set(expected)) == n
     assert [tokens_of(outputs, choice) for choice in range(n)] == expected
-    assert [text_of(outputs, choice) for choice in range(n)] == [stand.spelled(them) for them in expected]
+    assert [text_of(outputs, choice) for choice in range(n)] == [harness.spelled(them) for them in expected]
     assert [(end.choice, end.reason) for end in finishes_of(outputs)] == [(c, FinishReason.LENGTH) for c in range(n)]
 
 
@@ -52,7 +52,7 @@ def test_lengths_do_not_count_only_the_mean_does():
     plain = build()
     plain.submit(PROMPT, n=12, strings=tuple(stop[:4]))
     plain.run()
-    whole = [tokens_of(plain.outputs["ask-0"], choice) for choice in range(12)]
+    whole = [tokens_of(plain.outputs["request-0"], choice) for choice in range(12)]
     means = [sum(-1 / (1 + token) for token in them) / len(them) if them else -math.inf for them in whole]
     assert len({len(them) for them in whole}) > 1
     assert tokens_of(outputs) == whole[means.index(max(means))]
@@ -64,52 +64,52 @@ def test_as_many_as_n_are_answered_as_if_nothing_had_been_said(best_of):
     plain = build()
     plain.submit(PROMPT, n=2)
     plain.run()
-    assert outputs == plain.outputs["ask-0"]
+    assert outputs == plain.outputs["request-0"]
 
 
 def test_an_aborted_request_ends_with_the_best_so_far_and_gives_everything_back():
-    stand, outputs = run(2, 4, stop_at=3)
+    harness, outputs = run(2, 4, stop_at=3)
     for _ in range(3):
-        stand.step()
-    stand.collect(stand.engine.abort("a"))
+        harness.step()
+    harness.collect(harness.engine.abort("a"))
     assert [(end.choice, end.reason) for end in finishes_of(outputs)] == [(c, FinishReason.ABORT) for c in range(2)]
     assert terminal_of(outputs).usage.completion_tokens > len(tokens_of(outputs)) + len(tokens_of(outputs, 1))
-    stand.engine.scheduler.check()
-    assert stand.engine.scheduler.stats.free_blocks == stand.config.num_blocks
-    assert not stand.engine._contests
+    harness.engine.scheduler.check()
+    assert harness.engine.scheduler.stats.free_blocks == harness.config.num_blocks
+    assert not harness.engine._rankers
 
 
 def test_a_request_that_fails_fails_alone_and_at_once():
-    stand, outputs = run(1, 3, stop_at=0)
-    stand.step()
-    stand.collect(stand.engine.die("the end"))
-    assert [type(output) for output in outputs] == [AskFailed]
-    assert not stand.engine._contests
+    harness, outputs = run(1, 3, stop_at=0)
+    harness.step()
+    harness.collect(harness.engine.die("the end"))
+    assert [type(output) for output in outputs] == [RequestFailed]
+    assert not harness.engine._rankers
 
 
 def test_the_prompt_is_told_at_once_and_once():
-    stand = build()
-    one = ask("a", stand.text, PROMPT, n=1)
-    stand.submit_ask(replace(one, best_of=3, echo=True))
-    stand.step()
-    assert [type(output) for output in stand.outputs["a"]] == [PromptTokens]
-    stand.run()
-    assert tokens_of(stand.outputs["a"]) == of_each(stand, 3)[0]
+    harness = build()
+    one = request_of("a", harness.text, PROMPT, n=1)
+    harness.submit_request(replace(one, best_of=3, echo=True))
+    harness.step()
+    assert [type(output) for output in harness.outputs["a"]] == [PromptTokens]
+    harness.run()
+    assert tokens_of(harness.outputs["a"]) == of_each(harness, 3)[0]
 
 
 def test_candidates_are_judged_by_log_probabilities_that_nobody_else_asked_for():
-    stand = build()
-    one = ask("a", stand.text, PROMPT, n=1)
-    resolve = stand.intake.resolve
-    assert [r.sampling.has("logprobs") for r in resolve(replace(one, best_of=2)).requests] == [True, True]
-    assert not resolve(one).requests[0].sampling.has("logprobs")
+    harness = build()
+    one = request_of("a", harness.text, PROMPT, n=1)
+    resolve = harness.intake.resolve
+    assert [r.sampling.has("logprobs") for r in resolve(replace(one, best_of=2)).sequences] == [True, True]
+    assert not resolve(one).sequences[0].sampling.has("logprobs")
     asked = replace(one, best_of=2, sampling=SamplingSpec((("logprobs", 3), ("seed", 1))))
-    assert resolve(asked).requests[0].sampling.get("logprobs", 0) == 3
+    assert resolve(asked).sequences[0].sampling.get("logprobs", 0) == 3
 
 
 @pytest.mark.parametrize("best_of", [1, 17])
 def test_fewer_than_n_and_more_than_the_limit_are_refused(best_of):
-    stand = build()
-    one = ask("a", stand.text, PROMPT, n=2)
+    harness = build()
+    one = request_of("a", harness.text, PROMPT, n=2)
     with pytest.raises(InvalidParameter, match="best_of"):
-        stand.intake.resolve(replace(one, best_of=best_of))
+        harness.intake.resolve(replace(one, best_of=best_of))

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from engine_stand import build, text_of
+from engine_harness import build, text_of
 
 from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
@@ -15,24 +15,24 @@ from penstock.engine import EngineLoop, LocalClient
 
 
 class Running:
-    """A stand whose engine runs in its thread."""
+    """A harness whose engine runs in its thread."""
 
     def __init__(self, max_queued: int = 1000, max_queued_tokens: int = 10_000, **options) -> None:
-        self.stand = build(**options)
-        self.loop = EngineLoop(self.stand.engine, self.stand.clock, max_queued, max_queued_tokens)
+        self.harness = build(**options)
+        self.loop = EngineLoop(self.harness.engine, self.harness.clock, max_queued, max_queued_tokens)
         self.loop.start()
-        self.client = LocalClient(self.stand.intake, self.loop)
+        self.client = LocalClient(self.harness.intake, self.loop)
 
-    async def answer(self, ask_id: str, prompt: str, **fields) -> list:
-        ask = EngineRequest(ask_id, TextPrompt(prompt), stop=StopRules(max_tokens=4, ignore_eos=True), **fields)
-        return [output async for output in self.client.generate(ask)]
+    async def answer(self, request_id: str, prompt: str, **fields) -> list:
+        request = EngineRequest(request_id, TextPrompt(prompt), stop=StopRules(max_tokens=4, ignore_eos=True), **fields)
+        return [output async for output in self.client.generate(request)]
 
     def __enter__(self) -> Running:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
-        self.stand.engine.close()
+        self.harness.engine.close()
 
 
 class Gated:
@@ -61,8 +61,8 @@ async def test_a_heartbeat_comes_back_from_the_engines_thread_and_not_from_a_dea
 
 async def test_a_heartbeat_waits_for_the_step_before_it():
     with Running() as running:
-        gated = Gated(running.stand.engine._runner)
-        running.stand.engine._runner = gated
+        gated = Gated(running.harness.engine._runner)
+        running.harness.engine._runner = gated
         answering = asyncio.create_task(running.answer("a", "hello there"))
         await asyncio.to_thread(gated.entered.wait, 5)
         beating = asyncio.create_task(running.client.heartbeat())
@@ -77,10 +77,10 @@ async def test_a_reset_prefix_cache_is_found_no_more_and_is_on_record(tmp_path):
     trace = tmp_path / "trace.jsonl"
     with Running(record=trace) as running:
         hits = []
-        for ask_id in ("a", "b", "c"):
-            outputs = await running.answer(ask_id, "hello hello hello")
+        for request_id in ("a", "b", "c"):
+            outputs = await running.answer(request_id, "hello hello hello")
             hits.append(outputs[-1].usage.cached_tokens)
-            if ask_id == "b":
+            if request_id == "b":
                 await running.client.reset_prefix_cache()
             assert text_of(outputs)
     assert hits[0] == hits[2] == 0 < hits[1]
@@ -90,8 +90,8 @@ async def test_a_reset_prefix_cache_is_found_no_more_and_is_on_record(tmp_path):
 
 async def test_tokens_waiting_are_bounded_but_one_long_prompt_is_always_taken():
     with Running(pause=0.05, max_queued_tokens=20, max_num_seqs=1, max_num_batched_tokens=16) as running:
-        asks = [asyncio.create_task(running.answer(f"a{index}", "hello hello")) for index in range(4)]
-        ended = await asyncio.gather(*asks, return_exceptions=True)
+        requests = [asyncio.create_task(running.answer(f"a{index}", "hello hello")) for index in range(4)]
+        ended = await asyncio.gather(*requests, return_exceptions=True)
         refused = [each for each in ended if isinstance(each, Overloaded)]
         assert 1 <= len(refused) < 4
         assert all("tokens are waiting" in each.message and each.retry_after >= 1 for each in refused)

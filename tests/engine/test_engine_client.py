@@ -5,19 +5,19 @@ import threading
 import time
 from contextlib import asynccontextmanager
 
-import engine_stand as stand
+import engine_harness as harness
 import pytest
-from engine_stand import finishes_of, terminal_of, text_of, tokens_of
+from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
 from penstock.contract.events import (
-    AskFailed,
-    AskFinished,
     ChoiceDelta,
     ChoiceFinished,
     FinishReason,
+    RequestFailed,
+    RequestFinished,
     TokenPiece,
     Usage,
 )
@@ -29,7 +29,7 @@ from penstock.engine.retry_after import RetryAfterEstimator
 
 @asynccontextmanager
 async def serving(max_queued=1000, pause=0.002, **config):
-    bench = stand.build(pause=pause, **config)
+    bench = harness.build(pause=pause, **config)
     loop = EngineLoop(bench.engine, bench.clock, max_queued)
     loop.start()
     client = LocalClient(bench.intake, loop)
@@ -54,11 +54,11 @@ async def eventually(condition, seconds=1.0):
 async def test_many_readers_each_get_their_own_answer():
     async with serving(num_blocks=40) as (bench, client):
         prompts = [f"prompt {'z' * (i % 9)} {i % 5}".replace("0", "a") for i in range(40)]
-        asks = [stand.ask(f"a{i}", bench.text, p, max_tokens=12) for i, p in enumerate(prompts)]
-        answers = await asyncio.gather(*[collect(client, one) for one in asks])
+        requests = [harness.request_of(f"a{i}", bench.text, p, max_tokens=12) for i, p in enumerate(prompts)]
+        answers = await asyncio.gather(*[collect(client, one) for one in requests])
         for prompt, outputs in zip(prompts, answers, strict=True):
             assert tokens_of(outputs) == bench.expected(prompt, 12)
-            assert isinstance(terminal_of(outputs), AskFinished)
+            assert isinstance(terminal_of(outputs), RequestFinished)
         await eventually(lambda: client.health().free_blocks == 40)
 
 
@@ -67,11 +67,13 @@ async def test_readers_on_two_event_loops_are_served_at_once():
         answers = []
 
         def other_loop():
-            answers.append(asyncio.run(collect(client, stand.ask("other", bench.text, "other", max_tokens=20))))
+            answers.append(
+                asyncio.run(collect(client, harness.request_of("other", bench.text, "other", max_tokens=20)))
+            )
 
         thread = threading.Thread(target=other_loop)
         thread.start()
-        here = await collect(client, stand.ask("here", bench.text, "here", max_tokens=20))
+        here = await collect(client, harness.request_of("here", bench.text, "here", max_tokens=20))
         await asyncio.to_thread(thread.join)
         assert tokens_of(here) == bench.expected("here", 20)
         assert tokens_of(answers[0]) == bench.expected("other", 20)
@@ -86,9 +88,12 @@ async def test_a_reader_that_leaves_gives_its_blocks_back():
                 break
             await stream.aclose()
 
-        stays = asyncio.create_task(collect(client, stand.ask("stays", bench.text, "stays", max_tokens=100)))
+        stays = asyncio.create_task(collect(client, harness.request_of("stays", bench.text, "stays", max_tokens=100)))
         await asyncio.gather(
-            *[leave(stand.ask(f"l{i}", bench.text, f"leaves {'q' * i}", n=2, max_tokens=110)) for i in range(5)]
+            *[
+                leave(harness.request_of(f"l{i}", bench.text, f"leaves {'q' * i}", n=2, max_tokens=110))
+                for i in range(5)
+            ]
         )
         assert tokens_of(await stays) == bench.expected("stays", 100)
         await eventually(lambda: client.health().free_blocks == bench.config.num_blocks)
@@ -97,7 +102,7 @@ async def test_a_reader_that_leaves_gives_its_blocks_back():
 
 async def test_a_cancelled_task_aborts_its_ask():
     async with serving() as (bench, client):
-        task = asyncio.create_task(collect(client, stand.ask("a", bench.text, "hello", max_tokens=120)))
+        task = asyncio.create_task(collect(client, harness.request_of("a", bench.text, "hello", max_tokens=120)))
         await eventually(lambda: client.health().steps > 0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -107,8 +112,10 @@ async def test_a_cancelled_task_aborts_its_ask():
 
 async def test_abort_by_id_ends_the_stream_with_its_reason():
     async with serving(max_num_seqs=1) as (bench, client):
-        blocker = asyncio.create_task(collect(client, stand.ask("run", bench.text, "hello", max_tokens=120)))
-        queued = asyncio.create_task(collect(client, stand.ask("wait", bench.text, "hello again", max_tokens=120)))
+        blocker = asyncio.create_task(collect(client, harness.request_of("run", bench.text, "hello", max_tokens=120)))
+        queued = asyncio.create_task(
+            collect(client, harness.request_of("wait", bench.text, "hello again", max_tokens=120))
+        )
         await eventually(lambda: client.health().waiting == 1)
         await client.abort("wait")
         await client.abort("nobody")
@@ -119,13 +126,13 @@ async def test_abort_by_id_ends_the_stream_with_its_reason():
 
 async def test_a_request_aborted_while_its_prompt_is_read_ends_like_any_other():
     async with serving() as (bench, client):
-        one = stand.ask("early", bench.text, "hello", max_tokens=120)
+        one = harness.request_of("early", bench.text, "hello", max_tokens=120)
         resolve, reading, may_go_on = bench.intake.resolve, threading.Event(), threading.Event()
 
-        def slowly(ask):
+        def slowly(request):
             reading.set()
             assert may_go_on.wait(5)
-            return resolve(ask)
+            return resolve(request)
 
         bench.intake.resolve = slowly
         answer = asyncio.create_task(collect(client, one))
@@ -140,7 +147,7 @@ async def test_a_request_aborted_while_its_prompt_is_read_ends_like_any_other():
 
 async def test_a_slow_reader_gets_everything_in_few_pieces():
     async with serving() as (bench, client):
-        stream = client.generate(stand.ask("slow", bench.text, "hello", max_tokens=100))
+        stream = client.generate(harness.request_of("slow", bench.text, "hello", max_tokens=100))
         outputs = [await anext(stream)]
         await eventually(lambda: client.health().steps >= 100)
         outputs += [output async for output in stream]
@@ -150,10 +157,10 @@ async def test_a_slow_reader_gets_everything_in_few_pieces():
 
 async def test_a_full_queue_is_refused_with_a_time_to_come_back():
     async with serving(max_queued=2, max_num_seqs=1) as (bench, client):
-        first = asyncio.create_task(collect(client, stand.ask("a0", bench.text, "hello", max_tokens=100)))
+        first = asyncio.create_task(collect(client, harness.request_of("a0", bench.text, "hello", max_tokens=100)))
         await eventually(lambda: client.health().steps > 0)
         with pytest.raises(Overloaded) as caught:
-            await collect(client, stand.ask("big", bench.text, "hello", n=3))
+            await collect(client, harness.request_of("big", bench.text, "hello", n=3))
         assert 1 <= caught.value.retry_after <= 120
         await first
 
@@ -162,10 +169,10 @@ async def test_refusals_reach_the_one_who_asked():
     async with serving() as (bench, client):
         with pytest.raises(InvalidParameter):
             await collect(client, EngineRequest("a", TokenPrompt((999,))))
-        running = asyncio.create_task(collect(client, stand.ask("twin", bench.text, "hello", max_tokens=100)))
+        running = asyncio.create_task(collect(client, harness.request_of("twin", bench.text, "hello", max_tokens=100)))
         await eventually(lambda: client.health().running == 1)
         with pytest.raises(InvalidParameter):
-            await collect(client, stand.ask("twin", bench.text, "hello"))
+            await collect(client, harness.request_of("twin", bench.text, "hello"))
         assert tokens_of(await running) == bench.expected("hello", 100)
 
 
@@ -173,25 +180,28 @@ async def test_a_step_that_raises_reaches_every_reader_and_later_ones(caplog):
     async with serving() as (bench, client):
         bench.runner.crash_at(2)
         answers = await asyncio.gather(
-            *[collect(client, stand.ask(f"a{i}", bench.text, f"hello {'b' * i}", max_tokens=50)) for i in range(4)],
+            *[
+                collect(client, harness.request_of(f"a{i}", bench.text, f"hello {'b' * i}", max_tokens=50))
+                for i in range(4)
+            ],
             return_exceptions=True,
         )
-        for answer in answers:  # an ask that came after the death is refused; one that was running fails
-            assert isinstance(answer, EngineDead) or isinstance(answer[-1], AskFailed)
+        for answer in answers:  # a request that came after the death is refused; one that was running fails
+            assert isinstance(answer, EngineDead) or isinstance(answer[-1], RequestFailed)
         await eventually(lambda: not client.health().alive)
         with pytest.raises(EngineDead):
-            await collect(client, stand.ask("late", bench.text, "hello"))
+            await collect(client, harness.request_of("late", bench.text, "hello"))
 
 
 async def test_stopping_fails_live_requests_and_refuses_later_ones():
     async with serving() as (bench, client):
-        task = asyncio.create_task(collect(client, stand.ask("a", bench.text, "hello", n=8, max_tokens=120)))
+        task = asyncio.create_task(collect(client, harness.request_of("a", bench.text, "hello", n=8, max_tokens=120)))
         await eventually(lambda: client.health().steps > 0)
         await asyncio.to_thread(client.close)
         outputs = await task
-        assert isinstance(outputs[-1], AskFailed | AskFinished)
+        assert isinstance(outputs[-1], RequestFailed | RequestFinished)
         with pytest.raises(EngineDead):
-            await collect(client, stand.ask("late", bench.text, "hello"))
+            await collect(client, harness.request_of("late", bench.text, "hello"))
 
 
 PIECES = st.lists(
@@ -202,7 +212,7 @@ PIECES = st.lists(
 @given(PIECES, st.lists(st.booleans(), min_size=30, max_size=30))
 def test_merging_keeps_each_choices_text_tokens_and_end(pieces, cuts):
     outputs = [ChoiceDelta(c, t, tuple(TokenPiece(i, b"", 0.0) for i in ids)) for c, t, ids in pieces]
-    outputs += [ChoiceFinished(c, FinishReason.STOP) for c in range(3)] + [AskFinished(Usage())]
+    outputs += [ChoiceFinished(c, FinishReason.STOP) for c in range(3)] + [RequestFinished(Usage())]
     waiting, batch = [], []
     for output, cut in zip(outputs, [*cuts, *[True] * 10], strict=False):
         batch.append(output)
@@ -218,7 +228,7 @@ def test_merging_keeps_each_choices_text_tokens_and_end(pieces, cuts):
 
 
 def test_the_pace_tells_a_time_within_bounds():
-    clock = stand.SimClock()
+    clock = harness.SimClock()
     pace = RetryAfterEstimator(clock)
     assert pace.seconds_for(100) == 1
     for _ in range(10):

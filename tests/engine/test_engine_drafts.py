@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import engine_stand as stand
+import engine_harness as harness
 import pytest
-from engine_stand import finishes_of, terminal_of, tokens_of
+from engine_harness import finishes_of, terminal_of, tokens_of
 
 from penstock.contract.errors import ConfigError
 from penstock.core.trace import replay
@@ -16,7 +16,7 @@ PROMPT = "hello"
 class Foreseeing:
     """Knows what comes next, and says some of it wrong."""
 
-    def __init__(self, bench: stand.Stand, right: bool, count: int = 3) -> None:
+    def __init__(self, bench: harness.Harness, right: bool, count: int = 3) -> None:
         self._bench, self._right, self._count = bench, right, count
         self.asked: list[int] = []
 
@@ -27,14 +27,14 @@ class Foreseeing:
         return coming if self._right else tuple((token + 1) % 8 for token in coming)
 
 
-def drafting(right: bool, **options) -> stand.Stand:
-    bench = stand.build(**options)
+def drafting(right: bool, **options) -> harness.Harness:
+    bench = harness.build(**options)
     old = bench.engine
     bench.engine = Engine(old.scheduler, bench.runner, bench.text, old._recorder, drafter=Foreseeing(bench, right))
     return bench
 
 
-def run(bench: stand.Stand, **rules) -> tuple[list, int]:
+def run(bench: harness.Harness, **rules) -> tuple[list, int]:
     one = bench.submit(PROMPT, **rules)
     bench.run()
     return bench.outputs[one], bench.engine.health().steps
@@ -42,7 +42,7 @@ def run(bench: stand.Stand, **rules) -> tuple[list, int]:
 
 @pytest.mark.parametrize(("right", "steps"), [(True, 6), (False, 21)])
 def test_drafts_change_the_number_of_steps_and_nothing_else(right, steps, tmp_path):
-    plain, _ = run(stand.build(), max_tokens=21)
+    plain, _ = run(harness.build(), max_tokens=21)
     bench = drafting(right, record=tmp_path / "trace")
     outputs, taken = run(bench, max_tokens=21)
     assert tokens_of(outputs) == tokens_of(plain) == bench.expected(PROMPT, 21)
@@ -58,7 +58,7 @@ def test_a_stop_string_among_right_drafts_ends_the_choice_there():
     bench = drafting(True)
     stop = bench.spelled(bench.expected(PROMPT, 9))[5:8]
     outputs, _ = run(bench, max_tokens=30, strings=(stop,))
-    plain, _ = run(stand.build(), max_tokens=30, strings=(stop,))
+    plain, _ = run(harness.build(), max_tokens=30, strings=(stop,))
     assert tokens_of(outputs) == tokens_of(plain)
     assert terminal_of(outputs).usage == terminal_of(plain).usage
     assert bench.engine.health().free_blocks == bench.config.num_blocks
@@ -66,8 +66,8 @@ def test_a_stop_string_among_right_drafts_ends_the_choice_there():
 
 @pytest.mark.parametrize("rules", [{"max_tokens": 21}, {"max_tokens": 50, "ignore_eos": False}])
 def test_a_runner_that_overlaps_is_given_the_next_plan_early(rules, tmp_path):
-    plain, _ = run(stand.build(), **rules)
-    bench = stand.build(depth=2, record=tmp_path / "trace")
+    plain, _ = run(harness.build(), **rules)
+    bench = harness.build(depth=2, record=tmp_path / "trace")
     outputs, _ = run(bench, **rules)
     assert tokens_of(outputs) == tokens_of(plain)
     assert terminal_of(outputs).usage == terminal_of(plain).usage
@@ -81,14 +81,14 @@ def test_a_runner_that_overlaps_is_given_the_next_plan_early(rules, tmp_path):
 
 
 def test_many_asks_on_an_overlapping_runner_are_answered_as_alone():
-    bench = stand.build(depth=2, num_blocks=24)
+    bench = harness.build(depth=2, num_blocks=24)
     prompts = [f"prompt number {'x' * i}" for i in range(12)]
-    asks = {prompt: bench.submit(prompt, max_tokens=15) for prompt in prompts}
+    requests = {prompt: bench.submit(prompt, max_tokens=15) for prompt in prompts}
     for _ in range(5):
         bench.step()
-    bench.collect(bench.engine.abort(asks.pop(prompts[0])))
+    bench.collect(bench.engine.abort(requests.pop(prompts[0])))
     bench.run()
-    for prompt, one in asks.items():
+    for prompt, one in requests.items():
         assert tokens_of(bench.outputs[one]) == bench.expected(prompt, 15)
     assert bench.engine.health().free_blocks == 24
     bench.engine.scheduler.check()
@@ -96,7 +96,7 @@ def test_many_asks_on_an_overlapping_runner_are_answered_as_alone():
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_step_that_raises_while_another_is_in_flight_ends_the_engine(step):
-    bench = stand.build(depth=2)
+    bench = harness.build(depth=2)
     one = bench.submit(PROMPT)
     bench.runner.crash_at(step)
     bench.run()
@@ -105,7 +105,7 @@ def test_a_step_that_raises_while_another_is_in_flight_ends_the_engine(step):
 
 
 def test_more_plans_than_the_runner_takes_are_refused():
-    bench = stand.build(depth=2)
+    bench = harness.build(depth=2)
 
     class Plain:
         def run(self, plan):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from engine_stand import Stand, build, text_model
+from engine_harness import Harness, build, text_model
 from test_engine_metrics_collector import timed, values
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
-from penstock.contract.events import AskFinished, ChoiceFinished, Embedding, FinishReason, Usage
+from penstock.contract.events import ChoiceFinished, Embedding, FinishReason, RequestFinished, Usage
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
@@ -30,33 +30,33 @@ def ids(text: str) -> tuple[int, ...]:
     return text_model().tokenizer.encode(text)
 
 
-def ended(stand: Stand, ask_id: str) -> list:
+def ended(harness: Harness, request_id: str) -> list:
     """The outputs of a request but for its timings."""
-    return [(output.usage if isinstance(output, AskFinished) else output) for output in stand.outputs[ask_id]]
+    return [(output.usage if isinstance(output, RequestFinished) else output) for output in harness.outputs[request_id]]
 
 
 @pytest.mark.parametrize("spec", [SPEC, LAST])
 def test_one_vector_then_one_end(spec):
-    stand = build(max_num_batched_tokens=8)
-    others = [stand.submit("the quick brown fox", max_tokens=6, seed=each) for each in (3, 4)]
-    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("the quick brown fox jumps"), embedding=spec))
-    stand.run()
+    harness = build(max_num_batched_tokens=8)
+    others = [harness.submit("the quick brown fox", max_tokens=6, seed=each) for each in (3, 4)]
+    request_id = harness.submit_request(EngineRequest("a", TextPrompt("the quick brown fox jumps"), embedding=spec))
+    harness.run()
     vector = golden_embedding(ids("the quick brown fox jumps"), spec.pooling)
     cached = 16 if spec is LAST else 0
     usage = Usage(prompt_tokens=25, completion_tokens=0, cached_tokens=cached)
-    assert ended(stand, ask_id) == [Embedding(vector), ChoiceFinished(0, FinishReason.STOP), usage]
-    assert all(isinstance(stand.outputs[other][-1], AskFinished) for other in others)
-    assert stand.engine.health().free_blocks == 64
+    assert ended(harness, request_id) == [Embedding(vector), ChoiceFinished(0, FinishReason.STOP), usage]
+    assert all(isinstance(harness.outputs[other][-1], RequestFinished) for other in others)
+    assert harness.engine.health().free_blocks == 64
 
 
 def test_it_is_measured_as_a_prompt_and_not_as_an_answer_of_tokens():
-    stand = timed(max_num_batched_tokens=8)
-    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("hello there"), embedding=SPEC))
-    stand.clock.advance(2.5)
-    stand.run()
-    timings = stand.outputs[ask_id][-1].timings
+    harness = timed(max_num_batched_tokens=8)
+    request_id = harness.submit_request(EngineRequest("a", TextPrompt("hello there"), embedding=SPEC))
+    harness.clock.advance(2.5)
+    harness.run()
+    timings = harness.outputs[request_id][-1].timings
     assert (timings.queue, timings.prefill, timings.decode) == (2.5, 2.0, 0.0)
-    m = stand.engine.measurements()
+    m = harness.engine.measurements()
     assert (m.prompt_tokens, m.cached_tokens, m.generated_tokens) == (11, 0, 0)
     assert dict(m.finished)["stop"] == 1
     assert values(m.queue_time) == (1, 2.5)
@@ -66,53 +66,53 @@ def test_it_is_measured_as_a_prompt_and_not_as_an_answer_of_tokens():
 
 
 def test_a_recorded_run_with_embeddings_replays(tmp_path):
-    stand = build(record=tmp_path / "trace.jsonl")
+    harness = build(record=tmp_path / "trace.jsonl")
     for number, spec in enumerate((SPEC, LAST, LAST)):
-        stand.submit_ask(EngineRequest(str(number), TextPrompt("some words here"), embedding=spec))
-        stand.submit("some words", max_tokens=3)
-    stand.run()
-    stand.engine.close()
+        harness.submit_request(EngineRequest(str(number), TextPrompt("some words here"), embedding=spec))
+        harness.submit("some words", max_tokens=3)
+    harness.run()
+    harness.engine.close()
     report = replay((tmp_path / "trace.jsonl").read_text(encoding="utf-8").splitlines(keepends=True))
     assert report.same, report.explain()
 
 
 def test_a_failed_row_fails_its_request_alone():
-    stand = build()
-    bad = stand.submit_ask(EngineRequest("bad", TextPrompt("hello"), embedding=SPEC))
-    good = stand.submit_ask(EngineRequest("good", TextPrompt("hello"), embedding=SPEC))
-    stand.runner.fail_sequence("bad/0", "not finite")
-    stand.run()
-    assert [type(output).__name__ for output in stand.outputs[bad]] == ["AskFailed"]
-    assert isinstance(stand.outputs[good][0], Embedding)
+    harness = build()
+    bad = harness.submit_request(EngineRequest("bad", TextPrompt("hello"), embedding=SPEC))
+    good = harness.submit_request(EngineRequest("good", TextPrompt("hello"), embedding=SPEC))
+    harness.runner.fail_sequence("bad/0", "not finite")
+    harness.run()
+    assert [type(output).__name__ for output in harness.outputs[bad]] == ["RequestFailed"]
+    assert isinstance(harness.outputs[good][0], Embedding)
 
 
 def test_an_abort_ends_it_without_a_vector():
-    stand = build(max_num_batched_tokens=8)
-    ask_id = stand.submit_ask(EngineRequest("a", TextPrompt("the quick brown fox"), embedding=SPEC))
-    stand.step()
-    stand.collect(stand.engine.abort(ask_id))
-    assert ended(stand, ask_id)[0] == ChoiceFinished(0, FinishReason.ABORT)
-    stand.run()
-    assert stand.engine.health().free_blocks == 64
+    harness = build(max_num_batched_tokens=8)
+    request_id = harness.submit_request(EngineRequest("a", TextPrompt("the quick brown fox"), embedding=SPEC))
+    harness.step()
+    harness.collect(harness.engine.abort(request_id))
+    assert ended(harness, request_id)[0] == ChoiceFinished(0, FinishReason.ABORT)
+    harness.run()
+    assert harness.engine.health().free_blocks == 64
 
 
 def intake(hidden_size: int = 12) -> Intake:
-    card = ModelCard("stand", 0, 128, 33, True, hidden_size)
+    card = ModelCard("harness", 0, 128, 33, True, hidden_size)
     return Intake(text_model(), card, DEFAULT_LIMITS, SimClock(), lambda: 7, "fcfs")
 
 
 def test_a_prompt_may_fill_the_context():
-    (request,) = intake().resolve(EngineRequest("a", TokenPrompt((1,) * 128), embedding=SPEC)).requests
+    (request,) = intake().resolve(EngineRequest("a", TokenPrompt((1,) * 128), embedding=SPEC)).sequences
     assert (len(request.prompt), request.stop.max_tokens, request.fresh_prompt) == (128, 0, True)
     with pytest.raises(PromptTooLong):
         intake().resolve(EngineRequest("a", TokenPrompt((1,) * 129), embedding=SPEC))
 
 
 def test_what_is_too_long_is_cut_at_its_end_where_that_is_asked_for():
-    ask = EngineRequest("a", TokenPrompt(tuple(range(30)) * 9), embedding=LAST, most_prompt_tokens=35)
-    (request,) = intake().resolve(ask).requests
-    assert request.prompt == (*range(30), *range(5))
-    assert not request.fresh_prompt
+    request = EngineRequest("a", TokenPrompt(tuple(range(30)) * 9), embedding=LAST, most_prompt_tokens=35)
+    (sequence,) = intake().resolve(request).sequences
+    assert sequence.prompt == (*range(30), *range(5))
+    assert not sequence.fresh_prompt
 
 
 @pytest.mark.parametrize(
@@ -139,20 +139,20 @@ def test_what_means_nothing_beside_a_vector_is_refused_by_name(fields, param):
 
 
 def test_a_conversation_is_embedded_as_its_template_writes_it():
-    submission = intake().resolve(EngineRequest("a", ChatPrompt((Message("user", "hi"),)), embedding=SPEC))
-    assert submission.prompt_text == "hi<|end|>"
+    resolved = intake().resolve(EngineRequest("a", ChatPrompt((Message("user", "hi"),)), embedding=SPEC))
+    assert resolved.prompt_text == "hi<|end|>"
 
 
 async def test_readers_get_their_vectors_through_the_loop():
-    stand = build(pause=0.001, num_blocks=40)
-    loop = EngineLoop(stand.engine, stand.clock, 1000)
+    harness = build(pause=0.001, num_blocks=40)
+    loop = EngineLoop(harness.engine, harness.clock, 1000)
     loop.start()
-    client = LocalClient(stand.intake, loop)
+    client = LocalClient(harness.intake, loop)
     texts = [f"a text {'z' * (i % 9)}" for i in range(30)]
 
     async def vector(number: int, text: str) -> bytes:
-        ask = EngineRequest(str(number), TextPrompt(text), embedding=SPEC if number % 2 else LAST)
-        outputs = [output async for output in client.generate(ask)]
+        request = EngineRequest(str(number), TextPrompt(text), embedding=SPEC if number % 2 else LAST)
+        outputs = [output async for output in client.generate(request)]
         return outputs[0].vector
 
     try:

@@ -1,6 +1,6 @@
 """The door: what is resolved, and what is refused by name."""
 
-import engine_stand as stand
+import engine_harness as harness
 import pytest
 
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
@@ -8,9 +8,9 @@ from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRu
 from penstock.contract.sampling import SamplingSpec
 
 
-def refusal(ask: EngineRequest) -> RequestError:
+def refusal(request: EngineRequest) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        stand.build().intake.resolve(ask)
+        harness.build().intake.resolve(request)
     return caught.value
 
 
@@ -18,7 +18,7 @@ def refusal(ask: EngineRequest) -> RequestError:
     ("fields", "param"),
     [
         ({"prompt": TokenPrompt(())}, "prompt"),
-        ({"prompt": TokenPrompt((0, len(stand.VOCABULARY)))}, "prompt"),
+        ({"prompt": TokenPrompt((0, len(harness.VOCABULARY)))}, "prompt"),
         ({"prompt": TokenPrompt((-1,))}, "prompt"),
         ({"prompt": ChatPrompt(())}, "messages"),
         ({"prompt": TextPrompt("x" * 100_000)}, "prompt"),
@@ -27,7 +27,7 @@ def refusal(ask: EngineRequest) -> RequestError:
         ({"priority": 1}, "priority"),
         ({"cache_salt": "s" * 129}, "cache_salt"),
         ({"stop": StopRules(strings=("a", "b", "c", "d", "e"))}, "stop"),
-        ({"stop": StopRules(token_ids=(len(stand.VOCABULARY),))}, "stop_token_ids"),
+        ({"stop": StopRules(token_ids=(len(harness.VOCABULARY),))}, "stop_token_ids"),
         ({"stop": StopRules(strings=("a" * 257,))}, "stop"),
         ({"stop": StopRules(strings=("",))}, "stop"),
         ({"stop": StopRules(token_ids=(1,) * 65)}, "stop_token_ids"),
@@ -50,55 +50,55 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers():
 
 
 def test_a_prompt_one_below_the_context_gets_one_token():
-    submission = stand.build().intake.resolve(
+    resolved = harness.build().intake.resolve(
         EngineRequest("a", TokenPrompt((1,) * 127), stop=StopRules(max_tokens=50))
     )
-    assert submission.requests[0].stop.max_tokens == 1
+    assert resolved.sequences[0].stop.max_tokens == 1
 
 
 def test_no_max_tokens_means_the_rest_of_the_context():
-    submission = stand.build().intake.resolve(EngineRequest("a", TokenPrompt((1,) * 28)))
-    assert submission.requests[0].stop.max_tokens == 100
+    resolved = harness.build().intake.resolve(EngineRequest("a", TokenPrompt((1,) * 28)))
+    assert resolved.sequences[0].stop.max_tokens == 100
 
 
 def test_the_models_end_joins_the_callers_stop_ids_unless_it_is_ignored():
-    intake = stand.build().intake
-    rules = intake.resolve(EngineRequest("a", TextPrompt("hi"), stop=StopRules(token_ids=(3,)))).requests[0].stop
-    assert rules.token_ids == (3, stand.END_ID)
+    intake = harness.build().intake
+    rules = intake.resolve(EngineRequest("a", TextPrompt("hi"), stop=StopRules(token_ids=(3,)))).sequences[0].stop
+    assert rules.token_ids == (3, harness.END_ID)
     rules = (
         intake.resolve(EngineRequest("a", TextPrompt("hi"), stop=StopRules(token_ids=(3,), ignore_eos=True)))
-        .requests[0]
+        .sequences[0]
         .stop
     )
     assert rules.token_ids == (3,)
 
 
 def test_random_sampling_gets_a_seed_and_greedy_none():
-    intake = stand.build().intake
-    assert intake.resolve(EngineRequest("a", TextPrompt("hi"))).requests[0].sampling.get("seed", -1) == 7
+    intake = harness.build().intake
+    assert intake.resolve(EngineRequest("a", TextPrompt("hi"))).sequences[0].sampling.get("seed", -1) == 7
     greedy = SamplingSpec((("temperature", 0.0),))
-    assert not intake.resolve(EngineRequest("a", TextPrompt("hi"), sampling=greedy)).requests[0].sampling.has("seed")
+    assert not intake.resolve(EngineRequest("a", TextPrompt("hi"), sampling=greedy)).sequences[0].sampling.has("seed")
     own = SamplingSpec((("seed", 99),))
-    assert intake.resolve(EngineRequest("a", TextPrompt("hi"), sampling=own)).requests[0].sampling == own
+    assert intake.resolve(EngineRequest("a", TextPrompt("hi"), sampling=own)).sequences[0].sampling == own
 
 
 def test_an_empty_text_starts_from_the_models_end_where_there_is_no_beginning():
-    submission = stand.build().intake.resolve(EngineRequest("a", TextPrompt("")))
-    assert submission.requests[0].prompt == (stand.END_ID,)
+    resolved = harness.build().intake.resolve(EngineRequest("a", TextPrompt("")))
+    assert resolved.sequences[0].prompt == (harness.END_ID,)
 
 
 def test_a_conversation_is_rendered_and_its_text_kept():
-    submission = stand.build().intake.resolve(EngineRequest("a", ChatPrompt((Message("user", "hi there"),))))
-    assert submission.prompt_text == "hi there" + stand.END
-    assert submission.requests[0].prompt[-1] == stand.END_ID
+    resolved = harness.build().intake.resolve(EngineRequest("a", ChatPrompt((Message("user", "hi there"),))))
+    assert resolved.prompt_text == "hi there" + harness.END
+    assert resolved.sequences[0].prompt[-1] == harness.END_ID
 
 
 def test_choices_differ_in_id_and_index_only():
-    requests = stand.build().intake.resolve(EngineRequest("a", TextPrompt("hi"), n=3)).requests
+    requests = harness.build().intake.resolve(EngineRequest("a", TextPrompt("hi"), n=3)).sequences
     assert [(r.id, r.choice) for r in requests] == [("a/0", 0), ("a/1", 1), ("a/2", 2)]
     assert len({r.prompt for r in requests}) == 1
 
 
 def test_lone_surrogates_are_refused():
     with pytest.raises(InvalidParameter):
-        stand.build().intake.resolve(EngineRequest("a", TextPrompt("\ud800")))
+        harness.build().intake.resolve(EngineRequest("a", TextPrompt("\ud800")))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 
-import engine_stand as stand
+import engine_harness as harness
 import pytest
-from engine_stand import tokens_of
+from engine_harness import tokens_of
 
 from penstock.core.trace import replay
 from penstock.engine import interrupts_held
@@ -44,7 +44,7 @@ class Interrupted:
 def test_a_step_that_is_broken_off_is_computed_again(depth, error, tmp_path):
     trace = tmp_path / "trace.jsonl"
     steps = ["before", "", "after", "after", "", "", "before", "", "", "", "after"]
-    bench = stand.build(
+    bench = harness.build(
         record=trace, depth=depth, num_blocks=24, around=lambda runner: Interrupted(runner, list(steps), error)
     )
     prompts = [f"prompt {'x' * i}" for i in range(6)]

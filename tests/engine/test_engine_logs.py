@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import engine_stand as stand
+import engine_harness as harness
 
-from penstock.contract.events import AskFailed
+from penstock.contract.events import RequestFailed
 from penstock.engine.choice import Choice
 
 SECRET = "what somebody said"
@@ -14,11 +14,11 @@ def test_a_failure_outside_the_model_is_logged_without_its_message(monkeypatch, 
     def push(self, *_):
         raise ValueError(SECRET)
 
-    bench = stand.build()
+    bench = harness.build()
     one = bench.submit()
     monkeypatch.setattr(Choice, "push", push)
     bench.run()
-    assert isinstance(bench.outputs[one][-1], AskFailed)
+    assert isinstance(bench.outputs[one][-1], RequestFailed)
     assert SECRET not in caplog.text
     assert one in caplog.text
     assert "ValueError" in caplog.text

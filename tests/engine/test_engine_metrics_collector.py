@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_stand import VOCABULARY, Stand, ask, build, terminal_of
+from engine_harness import VOCABULARY, Harness, build, request_of, terminal_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,37 +19,39 @@ from penstock.sim.fake_runner import FakeRunner
 class Ticking:
     """A runner whose every step takes a second of simulated time."""
 
-    def __init__(self, stand: Stand) -> None:
-        self._clock = stand.clock
-        self._runner = FakeRunner(stand.config, vocab_size=len(VOCABULARY), clock=SimClock())
+    def __init__(self, harness: Harness) -> None:
+        self._clock = harness.clock
+        self._runner = FakeRunner(harness.config, vocab_size=len(VOCABULARY), clock=SimClock())
 
     def run(self, plan: StepPlan) -> StepResult:
         self._clock.advance(1.0)
         return self._runner.run(plan)
 
 
-def timed(**options) -> Stand:
-    """A stand whose engine has the clock, a second a step."""
-    stand = build(**options)
-    stand.engine = Engine(stand.engine.scheduler, Ticking(stand), stand.text, clock=stand.clock)
-    return stand
+def timed(**options) -> Harness:
+    """A harness whose engine has the clock, a second a step."""
+    harness = build(**options)
+    harness.engine = Engine(harness.engine.scheduler, Ticking(harness), harness.text, clock=harness.clock)
+    return harness
 
 
 def values(histogram: Histogram) -> tuple[int, float]:
     return sum(histogram.counts), histogram.total
 
 
-def timings_of(stand: Stand, ask_id: str) -> Timings:
-    return terminal_of(stand.outputs[ask_id]).timings
+def timings_of(harness: Harness, request_id: str) -> Timings:
+    return terminal_of(harness.outputs[request_id]).timings
 
 
 def test_every_duration_of_one_ask_is_what_the_clock_says():
-    stand = timed()
-    ask_id = stand.submit("hello", max_tokens=4)
-    stand.clock.advance(2.5)  # in the queue
-    stand.run()
-    assert timings_of(stand, ask_id) == Timings(arrived=0.0, admitted=2.5, first_token=3.5, last_token=6.5, ended=6.5)
-    m = stand.engine.measurements()
+    harness = timed()
+    request_id = harness.submit("hello", max_tokens=4)
+    harness.clock.advance(2.5)  # in the queue
+    harness.run()
+    assert timings_of(harness, request_id) == Timings(
+        arrived=0.0, admitted=2.5, first_token=3.5, last_token=6.5, ended=6.5
+    )
+    m = harness.engine.measurements()
     assert values(m.queue_time) == (1, 2.5)
     assert values(m.prefill_time) == (1, 1.0)
     assert values(m.time_to_first_token) == (1, 3.5)
@@ -73,111 +75,111 @@ def test_every_duration_of_one_ask_is_what_the_clock_says():
 
 
 def test_a_chunked_prompt_spends_a_step_a_chunk_in_prefill():
-    stand = timed(max_num_batched_tokens=8)
-    ask_id = stand.submit("a" * 20, max_tokens=1)
-    stand.run()
-    assert timings_of(stand, ask_id).prefill == 3.0
-    m = stand.engine.measurements()
+    harness = timed(max_num_batched_tokens=8)
+    request_id = harness.submit("a" * 20, max_tokens=1)
+    harness.run()
+    assert timings_of(harness, request_id).prefill == 3.0
+    m = harness.engine.measurements()
     assert m.step_tokens.counts[STEP_TOKENS.index(8.0)] == 3  # 8, 8 and 4 positions
     assert values(m.time_per_output_token) == (0, 0.0)  # one token has no gap
 
 
 def test_cached_prompt_tokens_are_counted_apart():
-    stand = timed()
-    stand.submit("abcdefghij", max_tokens=1)
-    stand.run()
-    stand.submit("abcdefghij", max_tokens=1)
-    stand.run()
-    m = stand.engine.measurements()
+    harness = timed()
+    harness.submit("abcdefghij", max_tokens=1)
+    harness.run()
+    harness.submit("abcdefghij", max_tokens=1)
+    harness.run()
+    m = harness.engine.measurements()
     assert (m.prompt_tokens, m.cached_tokens) == (20, 8)
     assert (m.query_tokens, m.hit_tokens) == (20, 8)
     assert values(m.request_computed_tokens) == (2, 12)
 
 
 def test_choices_are_sequences_of_one_request():
-    stand = timed()
-    ask_id = stand.submit("hello", n=3, max_tokens=2)
-    stand.run()
-    m = stand.engine.measurements()
+    harness = timed()
+    request_id = harness.submit("hello", n=3, max_tokens=2)
+    harness.run()
+    m = harness.engine.measurements()
     assert dict(m.finished)["length"] == 3
     assert values(m.request_choices) == (1, 3)
     assert values(m.request_longest_choice) == (1, 2)
     assert m.generated_tokens == 6
-    timings = timings_of(stand, ask_id)
+    timings = timings_of(harness, request_id)
     assert timings.arrived == 0.0
-    assert timings.last_token == timings.ended == stand.clock.now()
+    assert timings.last_token == timings.ended == harness.clock.now()
 
 
 def test_an_abort_in_the_queue_waited_until_its_end_and_is_no_latency():
-    stand = timed(max_num_seqs=1)
-    stand.submit("first", max_tokens=4)
-    waiting = stand.submit("second")
-    stand.step()
-    stand.clock.advance(0.5)
-    stand.collect(stand.engine.abort(waiting))
-    timings = timings_of(stand, waiting)
+    harness = timed(max_num_seqs=1)
+    harness.submit("first", max_tokens=4)
+    waiting = harness.submit("second")
+    harness.step()
+    harness.clock.advance(0.5)
+    harness.collect(harness.engine.abort(waiting))
+    timings = timings_of(harness, waiting)
     assert (timings.queue, timings.prefill, timings.decode, timings.total) == (1.5, 0.0, 0.0, 1.5)
-    m = stand.engine.measurements()
+    m = harness.engine.measurements()
     assert dict(m.finished)["abort"] == 1
     assert values(m.e2e_latency) == (0, 0.0)
     assert (m.running, m.waiting) == (1, 0)
 
 
 def test_tokens_of_aborted_sequences_are_waste():
-    stand = timed()
-    ask_id = stand.submit("hello", max_tokens=8)
+    harness = timed()
+    request_id = harness.submit("hello", max_tokens=8)
     for _ in range(3):
-        stand.step()
-    stand.collect(stand.engine.abort(ask_id))
-    m = stand.engine.measurements()
+        harness.step()
+    harness.collect(harness.engine.abort(request_id))
+    m = harness.engine.measurements()
     assert (m.generated_tokens, m.wasted_tokens) == (3, 3)
-    assert timings_of(stand, ask_id).decode == 2.0
+    assert timings_of(harness, request_id).decode == 2.0
 
 
 def test_preemptions_are_counted_for_the_engine_and_for_the_sequence():
-    stand = timed(num_blocks=8, max_num_batched_tokens=16)
+    harness = timed(num_blocks=8, max_num_batched_tokens=16)
     for letter in "abc":
-        stand.submit(letter * 6, max_tokens=14)
-    stand.run()
-    m = stand.engine.measurements()
+        harness.submit(letter * 6, max_tokens=14)
+    harness.run()
+    m = harness.engine.measurements()
     assert m.preemptions > 0
     assert values(m.request_preemptions) == (3, m.preemptions)
     assert values(m.time_to_first_token)[0] == 3
 
 
 def test_a_stop_string_ends_the_measuring_too():
-    stand = timed()
-    text = stand.spelled(stand.expected("hello", 8))
-    ask_id = stand.submit("hello", max_tokens=8, strings=(text[2],))
-    stand.run()
-    m = stand.engine.measurements()
+    harness = timed()
+    text = harness.spelled(harness.expected("hello", 8))
+    request_id = harness.submit("hello", max_tokens=8, strings=(text[2],))
+    harness.run()
+    m = harness.engine.measurements()
     assert dict(m.finished)["stop"] == 1
-    generated = terminal_of(stand.outputs[ask_id]).usage.completion_tokens
+    generated = terminal_of(harness.outputs[request_id]).usage.completion_tokens
     assert values(m.request_generation_tokens) == (1, generated)
 
 
 def test_requests_that_die_with_the_engine_are_errors():
-    stand = timed()
-    ask_id = stand.submit("hello", n=2, max_tokens=8)
-    stand.step()
-    stand.collect(stand.engine.die("power cut"))
-    assert dict(stand.engine.measurements().finished)["error"] == 2
-    assert timings_of(stand, ask_id).ended == 1.0
+    harness = timed()
+    request_id = harness.submit("hello", n=2, max_tokens=8)
+    harness.step()
+    harness.collect(harness.engine.die("power cut"))
+    assert dict(harness.engine.measurements().finished)["error"] == 2
+    assert timings_of(harness, request_id).ended == 1.0
 
 
 def test_an_engine_without_a_clock_measures_counts_and_no_time():
-    stand = build()
-    ask_id = stand.submit("hello", max_tokens=3)
-    stand.run()
-    assert timings_of(stand, ask_id).total == 0.0
-    assert stand.engine.measurements().generated_tokens == 3
+    harness = build()
+    request_id = harness.submit("hello", max_tokens=3)
+    harness.run()
+    assert timings_of(harness, request_id).total == 0.0
+    assert harness.engine.measurements().generated_tokens == 3
 
 
 def test_unchanged_histograms_are_not_copied_again():
-    stand = timed()
-    stand.submit("hello", max_tokens=1)
-    stand.run()
-    assert stand.engine.measurements().e2e_latency is stand.engine.measurements().e2e_latency
+    harness = timed()
+    harness.submit("hello", max_tokens=1)
+    harness.run()
+    assert harness.engine.measurements().e2e_latency is harness.engine.measurements().e2e_latency
 
 
 def test_two_requests_joined_reach_from_the_first_arrival_to_the_last_end():
@@ -204,7 +206,7 @@ def test_lengths_are_counted_in_ones_twos_and_fives():
 
 def test_two_engines_measure_apart():
     one, other = timed(), timed()
-    one.submit_ask(ask("same-id", one.text, "hello"))
+    one.submit_request(request_of("same-id", one.text, "hello"))
     one.run()
     assert one.engine.measurements().generated_tokens == 8
     assert other.engine.measurements().generated_tokens == 0
@@ -217,20 +219,20 @@ def test_two_engines_measure_apart():
     st.randoms(use_true_random=False),
 )
 def test_whatever_happens_the_account_adds_up(asked, num_blocks, random):
-    """Random asks in a small pool, some aborted on the way: every sequence and token is counted once, in order."""
-    stand = timed(num_blocks=num_blocks, max_num_seqs=4)
+    """Random requests in a small pool, some aborted on the way: every sequence and token is counted once, in order."""
+    harness = timed(num_blocks=num_blocks, max_num_seqs=4)
     submitted: dict[str, int] = {}
     for length, n, max_tokens, doomed in asked:
-        ask_id = stand.submit("hello there you"[:length], n=n, max_tokens=max_tokens)
-        submitted[ask_id] = n
+        request_id = harness.submit("hello there you"[:length], n=n, max_tokens=max_tokens)
+        submitted[request_id] = n
         for _ in range(random.randrange(4)):
-            if stand.engine.has_work:
-                stand.step()
+            if harness.engine.has_work:
+                harness.step()
         if doomed:
-            stand.collect(stand.engine.abort(ask_id))
-    stand.run()
-    m = stand.engine.measurements()
-    ends = [terminal_of(stand.outputs[ask_id]) for ask_id in submitted]
+            harness.collect(harness.engine.abort(request_id))
+    harness.run()
+    m = harness.engine.measurements()
+    ends = [terminal_of(harness.outputs[request_id]) for request_id in submitted]
     assert sum(count for _, count in m.finished) == sum(submitted.values())
     assert m.generated_tokens == sum(end.usage.completion_tokens for end in ends)
     assert m.cached_tokens <= m.prompt_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
-from engine_stand import build
+from engine_harness import build
 from prometheus_client.parser import text_string_to_metric_families
 from test_engine_metrics_collector import timed
 
@@ -21,9 +21,9 @@ MODEL = {"model_name": "acme/tiny-1", "engine": "0"}
 class Shown:
     """As much of a client as a scrape needs."""
 
-    def __init__(self, stand) -> None:
-        self.measurements = stand.engine.measurements
-        self.health = stand.engine.health
+    def __init__(self, harness) -> None:
+        self.measurements = harness.engine.measurements
+        self.health = harness.engine.health
 
 
 def scrape(app, accept: str = "") -> httpx.Response:
@@ -44,30 +44,30 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def scripted_run():
-    """Three asks: one answered after 2.5 s in the queue, one that finds 8 tokens of its prompt, one aborted."""
-    stand = timed(max_num_seqs=2)
-    stand.submit("abcdefghij", max_tokens=4)
-    stand.clock.advance(2.5)
-    stand.run()  # 4 steps: instants 2.5, then tokens at 3.5, 4.5, 5.5, 6.5
-    stand.submit("abcdefghij", n=2, max_tokens=2)
-    stand.run()  # 2 steps: tokens at 7.5 and 8.5
-    doomed = stand.submit("zyxwv", max_tokens=9)
-    waiting = stand.submit("q", n=2, max_tokens=9)
-    stand.step()
-    stand.step()
-    stand.collect(stand.engine.abort(doomed))
-    assert waiting in stand.outputs
-    return stand
+    """Three requests: one answered after 2.5 s in the queue, one that finds 8 tokens of its prompt, one aborted."""
+    harness = timed(max_num_seqs=2)
+    harness.submit("abcdefghij", max_tokens=4)
+    harness.clock.advance(2.5)
+    harness.run()  # 4 steps: instants 2.5, then tokens at 3.5, 4.5, 5.5, 6.5
+    harness.submit("abcdefghij", n=2, max_tokens=2)
+    harness.run()  # 2 steps: tokens at 7.5 and 8.5
+    doomed = harness.submit("zyxwv", max_tokens=9)
+    waiting = harness.submit("q", n=2, max_tokens=9)
+    harness.step()
+    harness.step()
+    harness.collect(harness.engine.abort(doomed))
+    assert waiting in harness.outputs
+    return harness
 
 
 def test_every_gauge_and_counter_is_what_the_run_did():
-    stand = scripted_run()
-    stand.engine.meter.rejected()
-    found = samples(scrape(create_app(Shown(stand), CARD, DEFAULT_LIMITS)).text)
+    harness = scripted_run()
+    harness.engine.metrics.rejected()
+    found = samples(scrape(create_app(Shown(harness), CARD, DEFAULT_LIMITS)).text)
     plain = {
         name: value for (name, labels), value in found.items() if not labels and not name.endswith(("_sum", "_count"))
     }
-    held = stand.engine.health()
+    held = harness.engine.health()
     assert plain == {
         "vllm:num_requests_running": 1,
         "vllm:num_requests_waiting": 1,
@@ -144,7 +144,7 @@ def test_every_metric_has_help_and_a_type_of_its_own():
 
 def test_two_applications_in_one_process_share_nothing():
     busy, idle = scripted_run(), build()
-    apps = [create_app(Shown(stand), CARD, DEFAULT_LIMITS) for stand in (busy, idle)]
+    apps = [create_app(Shown(harness), CARD, DEFAULT_LIMITS) for harness in (busy, idle)]
     for app in apps:
         scrape(app)
     first, second = (samples(scrape(app).text) for app in apps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from engine_stand import finishes_of, terminal_of, text_of, tokens_of
+from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +44,7 @@ LOOKED = ["<think>", *"hm\n", "</think>", *"\n\nI look. ", "[TOOL_CALLS]", *f"[{
 def text_model():
     return open_text(
         GgufVocabulary(
-            file="stand.gguf",
+            file="harness.gguf",
             model="gpt2",
             pre="gpt-2",
             tokens=VOCABULARY,
@@ -97,9 +97,7 @@ def answer(
     card = ModelCard("m", 0, 1024, len(VOCABULARY), True)
     intake = Intake(TEXT, card, DEFAULT_LIMITS, SimClock(), lambda: 1, "fcfs", AnyGrammar())
     prompt = ChatPrompt((Message("user", "x"),), tools=tools, template_variables=variables)
-    engine.submit(
-        intake.resolve(EngineRequest("ask", prompt, n=n, stop=StopRules(**stop), reply=rules, grammar=grammar))
-    )
+    engine.submit(intake.resolve(EngineRequest("a", prompt, n=n, stop=StopRules(**stop), reply=rules, grammar=grammar)))
     outputs: list[Output] = []
     while engine.has_work:
         outputs += [output for _, output in engine.step()]

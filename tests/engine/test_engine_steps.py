@@ -3,17 +3,17 @@
 import gc
 import weakref
 
-import engine_stand as stand
+import engine_harness as harness
 import pytest
-from engine_stand import finishes_of, terminal_of, text_of, tokens_of
+from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 
 from penstock.contract.errors import EngineDead, InvalidParameter
-from penstock.contract.events import AskFailed, AskFinished, FinishReason
+from penstock.contract.events import FinishReason, RequestFailed, RequestFinished
 from penstock.core.trace import replay
 
 
 def test_tokens_are_those_of_the_model_and_text_is_their_decoding():
-    bench = stand.build()
+    bench = harness.build()
     one = bench.submit("hello", max_tokens=20)
     bench.run()
     outputs = bench.outputs[one]
@@ -25,29 +25,29 @@ def test_tokens_are_those_of_the_model_and_text_is_their_decoding():
 
 
 def test_requests_that_share_batches_do_not_change_each_other():
-    bench = stand.build(num_blocks=24)  # too few for all at once: preemption and queueing happen
+    bench = harness.build(num_blocks=24)  # too few for all at once: preemption and queueing happen
     prompts = [f"prompt number {'x' * i}" for i in range(12)]
-    asks = {prompt: bench.submit(prompt, max_tokens=15) for prompt in prompts}
+    requests = {prompt: bench.submit(prompt, max_tokens=15) for prompt in prompts}
     bench.run()
-    for prompt, one in asks.items():
+    for prompt, one in requests.items():
         assert tokens_of(bench.outputs[one]) == bench.expected(prompt, 15)
     assert bench.engine.health().free_blocks == 24
 
 
 def test_the_models_own_end_stops_and_is_not_reported_as_a_callers_stop():
-    bench = stand.build()
+    bench = harness.build()
     expected = bench.expected("go", 120)
-    assert stand.END_ID in expected
+    assert harness.END_ID in expected
     one = bench.submit("go", max_tokens=120, ignore_eos=False)
     bench.run()
     [finish] = finishes_of(bench.outputs[one])
     assert (finish.reason, finish.stop) == (FinishReason.STOP, None)
-    assert tokens_of(bench.outputs[one]) == expected[: expected.index(stand.END_ID) + 1]
-    assert stand.END not in text_of(bench.outputs[one])
+    assert tokens_of(bench.outputs[one]) == expected[: expected.index(harness.END_ID) + 1]
+    assert harness.END not in text_of(bench.outputs[one])
 
 
 def test_a_stop_token_of_the_caller_is_reported():
-    bench = stand.build()
+    bench = harness.build()
     third = bench.expected("go", 3)[2]
     one = bench.submit("go", token_ids=(third,), max_tokens=50)
     bench.run()
@@ -62,7 +62,7 @@ def stop_text(bench, prompt="go", start=4, length=3):
 
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_cuts_text_and_tokens(include):
-    bench = stand.build()
+    bench = harness.build()
     text, stop = stop_text(bench)
     one = bench.submit("go", max_tokens=40, strings=(stop,), include_stop_string=include)
     bench.run()
@@ -77,7 +77,7 @@ def test_a_stop_string_cuts_text_and_tokens(include):
 
 
 def test_text_that_might_become_a_stop_string_is_held_back_and_then_released_with_its_tokens():
-    bench = stand.build()
+    bench = harness.build()
     _, stop = stop_text(bench)
     almost = stop + "\u00e9"  # never comes
     one = bench.submit("go", max_tokens=8, strings=(almost,))
@@ -87,7 +87,7 @@ def test_text_that_might_become_a_stop_string_is_held_back_and_then_released_wit
 
 
 def test_a_stop_string_before_min_tokens_does_not_stop():
-    bench = stand.build()
+    bench = harness.build()
     text, stop = stop_text(bench, start=1)
     one = bench.submit("go", max_tokens=30, min_tokens=25, strings=(stop,))
     bench.run()
@@ -96,7 +96,7 @@ def test_a_stop_string_before_min_tokens_does_not_stop():
 
 
 def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop_not_a_length():
-    bench = stand.build()
+    bench = harness.build()
     _, stop = stop_text(bench, start=5, length=3)
     count = next(n for n in range(1, 41) if stop in bench.spelled(bench.expected("go", n)))
     one = bench.submit("go", max_tokens=count, strings=(stop,))
@@ -106,7 +106,7 @@ def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop_not_a_lengt
 
 
 def test_choices_each_finish_once_and_the_prompt_is_counted_once():
-    bench = stand.build()
+    bench = harness.build()
     one = bench.submit("a long shared prompt", n=4, max_tokens=6)
     bench.run()
     outputs = bench.outputs[one]
@@ -118,7 +118,7 @@ def test_choices_each_finish_once_and_the_prompt_is_counted_once():
 
 
 def test_cached_tokens_are_reported_for_the_second_equal_prompt():
-    bench = stand.build()
+    bench = harness.build()
     bench.submit("a long shared prompt")
     bench.run()
     again = bench.submit("a long shared prompt")
@@ -127,13 +127,13 @@ def test_cached_tokens_are_reported_for_the_second_equal_prompt():
 
 
 def test_abort_ends_every_choice_once_and_frees_the_blocks_at_once():
-    bench = stand.build()
+    bench = harness.build()
     gone, stays = bench.submit("first", n=3, max_tokens=50), bench.submit("second", max_tokens=12)
     for _ in range(4):
         bench.step()
     bench.collect(bench.engine.abort(gone))
     assert [f.reason for f in finishes_of(bench.outputs[gone])] == [FinishReason.ABORT] * 3
-    assert isinstance(terminal_of(bench.outputs[gone]), AskFinished)
+    assert isinstance(terminal_of(bench.outputs[gone]), RequestFinished)
     assert bench.engine.abort(gone) == []
     bench.run()
     assert tokens_of(bench.outputs[stays]) == bench.expected("second", 12)
@@ -142,13 +142,13 @@ def test_abort_ends_every_choice_once_and_frees_the_blocks_at_once():
 
 
 def test_a_row_that_fails_ends_its_request_alone():
-    bench = stand.build()
+    bench = harness.build()
     bad, good = bench.submit("bad", n=2, max_tokens=30), bench.submit("good", max_tokens=30)
     bench.step()
     bench.runner.fail_sequence(f"{bad}/1", "logits are not finite")
     bench.run()
     end = terminal_of(bench.outputs[bad])
-    assert isinstance(end, AskFailed)
+    assert isinstance(end, RequestFailed)
     assert end.message == "logits are not finite"
     assert tokens_of(bench.outputs[good]) == bench.expected("good", 30)
     assert bench.engine.health().alive
@@ -156,24 +156,24 @@ def test_a_row_that_fails_ends_its_request_alone():
 
 
 def test_text_that_cannot_be_produced_ends_its_request_alone(monkeypatch, caplog):
-    bench = stand.build()
+    bench = harness.build()
     bad, good = bench.submit("bad", max_tokens=30), bench.submit("good", max_tokens=30)
     bench.step()
-    choice = next(c for a, c in bench.engine._owners.values() if a.submission.id == bad)
+    choice = next(c for a, c in bench.engine._owners.values() if a.id == bad)
     monkeypatch.setattr(choice, "push", lambda *_: 1 / 0)
     bench.run()
-    assert isinstance(terminal_of(bench.outputs[bad]), AskFailed)
+    assert isinstance(terminal_of(bench.outputs[bad]), RequestFailed)
     assert tokens_of(bench.outputs[good]) == bench.expected("good", 30)
     assert bench.engine.health().free_blocks == bench.config.num_blocks
 
 
 def test_a_step_that_raises_ends_everything_and_turns_health_red():
-    bench = stand.build()
-    asks = [bench.submit(f"prompt {i}", n=2, max_tokens=30) for i in range(3)]
+    bench = harness.build()
+    requests = [bench.submit(f"prompt {i}", n=2, max_tokens=30) for i in range(3)]
     bench.runner.crash_at(3)
     bench.run()
-    for one in asks:
-        assert isinstance(terminal_of(bench.outputs[one]), AskFailed)
+    for one in requests:
+        assert isinstance(terminal_of(bench.outputs[one]), RequestFailed)
     health = bench.engine.health()
     assert not health.alive
     assert "step 3" in health.reason
@@ -184,11 +184,11 @@ def test_a_step_that_raises_ends_everything_and_turns_health_red():
 
 
 def test_a_refused_request_leaves_nothing_behind():
-    bench = stand.build()
-    first = stand.ask("same", bench.text, "one")
-    bench.submit_ask(first)
+    bench = harness.build()
+    first = harness.request_of("same", bench.text, "one")
+    bench.submit_request(first)
     with pytest.raises(InvalidParameter):
-        bench.engine.submit(bench.intake.resolve(stand.ask("same", bench.text, "two", n=3)))
+        bench.engine.submit(bench.intake.resolve(harness.request_of("same", bench.text, "two", n=3)))
     assert bench.engine.scheduler.num_waiting == 1
     bench.run()
     assert tokens_of(bench.outputs["same"]) == bench.expected("one", 8)
@@ -196,14 +196,14 @@ def test_a_refused_request_leaves_nothing_behind():
 
 def test_a_recorded_run_replays_to_the_same_plans(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    bench = stand.build(record=trace, num_blocks=20)
+    bench = harness.build(record=trace, num_blocks=20)
     for index in range(6):
         bench.submit("shared prefix " + "y" * index, n=2, max_tokens=10)
         bench.step()
     _, stop = stop_text(bench)
     bench.submit("go", max_tokens=40, strings=(stop,))
     bench.step()
-    bench.collect(bench.engine.abort("ask-1"))
+    bench.collect(bench.engine.abort("request-1"))
     bench.run()
     bench.engine.close()
     report = replay(trace.read_text().splitlines())
@@ -212,7 +212,7 @@ def test_a_recorded_run_replays_to_the_same_plans(tmp_path):
 
 
 def test_a_closed_engine_lets_go_of_its_runner():
-    bench = stand.build()
+    bench = harness.build()
     one = bench.submit("hello")
     bench.step()
     runner = weakref.ref(bench.runner)
@@ -226,7 +226,7 @@ def test_a_closed_engine_lets_go_of_its_runner():
 
 
 def test_health_counts_what_was_computed_generated_and_found_in_the_cache():
-    bench = stand.build()
+    bench = harness.build()
     assert bench.engine.health().slots == bench.config.max_num_seqs
     for _ in range(2):
         bench.submit("a" * 40, max_tokens=8)

@@ -10,7 +10,7 @@ import json
 import sys
 
 import pytest
-from engine_stand import build
+from engine_harness import build
 
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard

@@ -11,7 +11,7 @@ from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.vocabulary import Vocabulary
 from penstock.grammar.worker_client import WorkerClient
 
-VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(32, 127)) + (b"<eos>",), (95,), (95,))
+VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(32, 127)), b"<eos>"), (95,), (95,))
 FINE = Grammar(GrammarKind.REGEX, "[a-z]+")
 WRONG = Grammar(GrammarKind.REGEX, "[a-z")
 
@@ -27,9 +27,10 @@ def test_a_verdict_that_was_interrupted_is_not_given_to_the_next_grammar(worker,
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(select, "select", interrupted)
-        worker.judge(WRONG)
+        with pytest.raises(KeyboardInterrupt):
+            worker.judge(WRONG)
     assert worker.judge(FINE).error == ""
     assert worker.judge(WRONG).error != ""
 

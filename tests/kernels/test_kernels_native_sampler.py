@@ -13,7 +13,7 @@ from penstock.kernels import native
 if not native.available():
     pytest.skip("this installation has no compiled kernels", allow_module_level=True)
 
-from penstock.kernels.native_sampler import Terms
+from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -49,7 +49,7 @@ def columns(rows, uniform=None, logprobs=False, **values):
 
 
 def choose_by(logits, uniform, **columns):
-    return here.choose(logits, Terms(**columns), uniform)
+    return here.choose(logits, SamplingMetadata(**columns), uniform)
 
 
 def sums_by_reference(logits, **values):
@@ -219,8 +219,8 @@ def test_values_out_of_range_are_refused(name, value):
 def test_terms_that_do_not_fit_the_logits_are_refused():
     given = columns(2, temperature=0.0)
     del given["uniform"]
-    with pytest.raises(ValueError, match="terms are of 2 rows, and logits of 3"):
-        here.choose(logits_of(3, 10), Terms(**given))
+    with pytest.raises(ValueError, match="metadata has 2 rows, and logits have 3"):
+        here.choose(logits_of(3, 10), SamplingMetadata(**given))
     given["temperature"][1] = 0.5
     with pytest.raises(ValueError, match="uniform must be given"):
-        here.choose(logits_of(2, 10), Terms(**given))
+        here.choose(logits_of(2, 10), SamplingMetadata(**given))

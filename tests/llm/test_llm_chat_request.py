@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.events import AskFinished, ChoiceDelta, ChoiceFinished, FinishReason, Usage
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, RequestFinished, Usage
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
@@ -107,14 +107,14 @@ def test_a_form_and_a_call_that_must_be_made_contradict_each_other():
 
 
 def test_an_answer_comes_apart_and_can_be_sent_back():
-    submission = ResolvedRequest("id", (SequenceRequest("id/0", (1,)),), "", answered=1)
-    answer = Answer(submission, wants_logprobs=False)
+    resolved = ResolvedRequest("id", (SequenceRequest("id/0", (1,)),), "", answered=1)
+    answer = Answer(resolved, wants_logprobs=False)
     answer.add(ChoiceDelta(0, "", (), reasoning="hm"))
     answer.add(ChoiceDelta(0, "I ", ()))
     assert answer.output().outputs[0].tool_calls == ()
     answer.add(ChoiceDelta(0, "look.", (), calls=(CallPiece(0, "c", "now", ""), CallPiece(0, "", "", "{}"))))
     answer.add(ChoiceFinished(0, FinishReason.TOOL_CALLS))
-    answer.add(AskFinished(Usage()))
+    answer.add(RequestFinished(Usage()))
     output = answer.output().outputs[0]
     assert (output.text, output.reasoning, output.tool_calls) == ("I look.", "hm", (ToolCall("c", "now", "{}"),))
     assert output.finish_reason == "tool_calls"

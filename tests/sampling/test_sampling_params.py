@@ -39,9 +39,9 @@ def test_every_parameter_has_its_field_with_the_same_default_and_no_field_is_wit
 
 def test_every_parameter_lands_in_a_field_that_its_value_of_the_contract_has():
     stop_fields = {field.name for field in dataclasses.fields(StopRules)}
-    ask_fields = {field.name for field in dataclasses.fields(EngineRequest)}
+    request_fields = {field.name for field in dataclasses.fields(EngineRequest)}
     for parameter in PARAMETERS:
-        homes = {Home.STOP_RULES: stop_fields, Home.ASK: ask_fields, Home.SPEC: {parameter.name}}
+        homes = {Home.STOP_RULES: stop_fields, Home.REQUEST: request_fields, Home.SPEC: {parameter.name}}
         assert parameter.field in homes[parameter.home]
     assert {p.field for p in PARAMETERS if p.home is Home.STOP_RULES} == stop_fields
 

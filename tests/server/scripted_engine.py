@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 from penstock.contract.errors import EngineDead, InvalidParameter
 from penstock.contract.events import (
-    AskFailed,
-    AskFinished,
     ChoiceDelta,
     ChoiceFinished,
     Embedding,
     FinishReason,
     Output,
+    RequestFailed,
+    RequestFinished,
     TokenPiece,
     Usage,
 )
@@ -63,12 +63,12 @@ def length(choice: int = 0) -> ChoiceFinished:
     return ChoiceFinished(choice, FinishReason.LENGTH)
 
 
-def finished(prompt: int = 5, completion: int = 2, cached: int = 0) -> AskFinished:
-    return AskFinished(Usage(prompt, completion, cached))
+def finished(prompt: int = 5, completion: int = 2, cached: int = 0) -> RequestFinished:
+    return RequestFinished(Usage(prompt, completion, cached))
 
 
-def failed(message: str = "The logits are not finite.") -> AskFailed:
-    return AskFailed(message, Usage(5, 1, 0))
+def failed(message: str = "The logits are not finite.") -> RequestFailed:
+    return RequestFailed(message, Usage(5, 1, 0))
 
 
 def always(*steps: Step) -> Script:
@@ -136,7 +136,7 @@ class ScriptedEngine:
         ended = False
         try:
             for step in self.script(request):
-                ended = isinstance(step, AskFinished | AskFailed | Exception)
+                ended = isinstance(step, RequestFinished | RequestFailed | Exception)
                 match step:
                     case Wait():
                         await asyncio.sleep(step.seconds)
@@ -154,8 +154,8 @@ class ScriptedEngine:
             if not ended:
                 self.left.append(request.id)
 
-    async def abort(self, ask_id: str) -> None:
-        self.left.append(ask_id)
+    async def abort(self, request_id: str) -> None:
+        self.left.append(request_id)
 
     def health(self) -> Health:
         return self.state

@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine, Until, Wait, always, failed, finishe
 from conftest import CARD, LIMITS, running
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import EngineDead, Overloaded, PromptTooLong
-from penstock.contract.events import AskFinished, ChoiceFinished, FinishReason, Usage
+from penstock.contract.events import ChoiceFinished, FinishReason, RequestFinished, Usage
 from penstock.contract.request import TextPrompt, TokenPrompt
 from penstock.server.http.access import Access
 
@@ -261,7 +261,7 @@ def test_one_failure_fails_the_answer_and_ends_the_others(served, error, status)
 
 
 def test_an_aborted_request_has_no_answer(served):
-    served.engine.script = always(ChoiceFinished(0, FinishReason.ABORT), AskFinished(Usage(5)))
+    served.engine.script = always(ChoiceFinished(0, FinishReason.ABORT), RequestFinished(Usage(5)))
     answer = embed(served)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "aborted")
 

@@ -23,7 +23,7 @@ from scripted_engine import ScriptedEngine, Wait, always, delta, failed, stop
 from conftest import CARD, LIMITS
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError, EngineDead
-from penstock.contract.events import AskFinished, Usage
+from penstock.contract.events import RequestFinished, Usage
 from penstock.contract.measurements import Timings
 from penstock.contract.request import EngineRequest, TextPrompt
 from penstock.server import create_app
@@ -37,7 +37,7 @@ from penstock.server.http.run import Server
 
 SECRET = "the prompt that nobody may read"
 LIFE = Timings(arrived=10.0, admitted=10.5, first_token=11.0, last_token=13.0, ended=13.0)
-TIMED = always(delta("Hel"), delta("lo"), stop(), AskFinished(Usage(9, 2, 4), LIFE))
+TIMED = always(delta("Hel"), delta("lo"), stop(), RequestFinished(Usage(9, 2, 4), LIFE))
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 import requests
-from conformance_stand import UNHURRIED, gated
+from conformance_harness import UNHURRIED, gated
 from scripted_engine import HELLO, ScriptedEngine, delta, finished, stop
 
 from conftest import CARD, running

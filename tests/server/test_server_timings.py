@@ -9,11 +9,11 @@ import pytest
 from scripted_engine import always, delta, finished, length, stop
 
 from penstock.api_fields.timings import timings_object
-from penstock.contract.events import AskFinished, Usage
+from penstock.contract.events import RequestFinished, Usage
 from penstock.contract.measurements import Timings
 
 LIFE = Timings(arrived=100.0, admitted=100.25, first_token=100.75, last_token=102.75, ended=102.8)
-TIMED = always(delta("Hel"), delta("lo"), stop(), AskFinished(Usage(13, 5, 8), LIFE))
+TIMED = always(delta("Hel"), delta("lo"), stop(), RequestFinished(Usage(13, 5, 8), LIFE))
 EXPECTED = {
     "queue_ms": 250.0,
     "cache_n": 8,
@@ -71,7 +71,7 @@ def test_usage_and_timings_share_the_last_chunk(served, endpoint):
 def test_prompts_of_one_request_are_timed_together(served):
     lives = iter((Timings(1.0, 2.0, 3.0, 4.0, 4.0), Timings(1.0, 1.5, 3.5, 6.5, 7.0)))
     usages = iter((Usage(4, 3, 0), Usage(6, 4, 1)))
-    served.engine.script = lambda request: (delta("x"), length(), AskFinished(next(usages), next(lives)))
+    served.engine.script = lambda request: (delta("x"), length(), RequestFinished(next(usages), next(lives)))
     timings = served.complete(prompt=["a", "b"], timings=True).json()["timings"]
     assert (timings["queue_ms"], timings["prompt_ms"], timings["predicted_ms"]) == (500.0, 1500.0, 3500.0)
     assert (timings["prompt_n"], timings["predicted_n"], timings["total_ms"]) == (9, 7, 6000.0)

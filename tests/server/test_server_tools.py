@@ -13,7 +13,7 @@ from sse_reader import read_events
 
 from penstock.api_fields.tools import enforced_schema, read_tools
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.events import AskFinished, ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece, Usage
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, RequestFinished, TokenPiece, Usage
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
@@ -42,7 +42,7 @@ TWO_CALLS = always(
     calls(CallPiece(0, "call_a", "weather", ""), CallPiece(0, "", "", '{"city": '), CallPiece(0, "", "", '"Rome"}')),
     calls(CallPiece(1, "call_b", "now", ""), CallPiece(1, "", "", "{}")),
     called(),
-    AskFinished(Usage(5, 9, 0, 3)),
+    RequestFinished(Usage(5, 9, 0, 3)),
 )
 
 

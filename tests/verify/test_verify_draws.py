@@ -36,7 +36,7 @@ def schedules(requests, count=7, seed=0, served=None, dry=DRY_RUN):
         served or EngineConfig(),
         vocab=VOCAB,
         threads=4,
-        cache_root=b"root",
+        model_digest=b"root",
         dry_run=dry,
     )
 
@@ -125,11 +125,11 @@ def test_what_a_model_refuses_is_left_out_and_nothing_else():
 
 def test_choices_of_an_ask_differ_in_their_index_alone():
     requests = draw()
-    by_ask: dict[str, list] = {}
+    by_request: dict[str, list] = {}
     for request in requests:
-        by_ask.setdefault(request.id.split("/")[0], []).append(request)
-    assert max(map(len, by_ask.values())) == 3
-    for choices in by_ask.values():
+        by_request.setdefault(request.id.split("/")[0], []).append(request)
+    assert max(map(len, by_request.values())) == 3
+    for choices in by_request.values():
         alike = {replace(r, id="", choice=0, fresh_prompt=False, sampling=_unscored(r.sampling)) for r in choices}
         assert len(alike) == 1
 
@@ -157,7 +157,7 @@ def test_a_schedule_runs_every_request_once_and_can_hold_each(seed):
         assert sorted(arrived, key=lambda request: request.id) == sorted(requests, key=lambda request: request.id)
         steps = [arrival.step for arrival in schedule.arrivals]
         assert steps == sorted(steps)
-        assert schedule.config.cache_root == b"root"
+        assert schedule.config.model_digest == b"root"
         scheduler = Scheduler(schedule.config)
         for request in (*arrived, *(stranger.arrival.request for stranger in schedule.strangers)):
             scheduler.submit(request)

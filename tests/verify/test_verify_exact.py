@@ -67,7 +67,7 @@ def test_a_used_up_budget_closes_the_reasoning_in_every_schedule():
     for request in requests:
         letters = [TEXT.tokenizer.token_bytes(token) for token in alone[request.id].tokens]
         assert b"".join(letters[request.thinking.tokens :]).startswith(b"</think>")
-    knobs = {"threads": 1, "cache_root": b"toy", "dry_run": partial(dry_run, target=target)}
+    knobs = {"threads": 1, "model_digest": b"toy", "dry_run": partial(dry_run, target=target)}
     schedules = draw_schedules(4, 1, requests, EngineConfig(), vocab=VOCAB, **knobs)
     runs = [run_schedule(target, schedule, lambda: None) for schedule in schedules]
     assert any(run.preemptions for run in runs)
@@ -161,7 +161,7 @@ def test_threads_are_put_back_after_a_failure():
 def test_a_schedule_is_followed_to_the_letter():
     """Its record shows the order and the steps of arrival, the strangers' ends, and both runs."""
     requests = draw_requests(10, 1, VOCAB, longest_prompt=30, new_tokens=8)
-    drawn = draw_schedules(7, 1, requests, EngineConfig(), vocab=VOCAB, threads=1, cache_root=b"", dry_run=DRY_RUN)
+    drawn = draw_schedules(7, 1, requests, EngineConfig(), vocab=VOCAB, threads=1, model_digest=b"", dry_run=DRY_RUN)
     aborted = 0
     for schedule in drawn:
         finished = []
@@ -183,7 +183,7 @@ def test_a_schedule_is_followed_to_the_letter():
 
 def test_requests_that_come_later_are_submitted_later():
     requests = draw_requests(10, 1, VOCAB, longest_prompt=30, new_tokens=8)
-    drawn = draw_schedules(7, 1, requests, EngineConfig(), vocab=VOCAB, threads=1, cache_root=b"", dry_run=DRY_RUN)
+    drawn = draw_schedules(7, 1, requests, EngineConfig(), vocab=VOCAB, threads=1, model_digest=b"", dry_run=DRY_RUN)
     spread = [schedule for schedule in drawn if schedule.arrivals[-1].step > 5]
     assert spread
     for schedule in spread:

@@ -118,13 +118,13 @@ def _rotate_chunks_one_off(batch: Callable[..., Any], took_effect: Callable[[], 
 
 
 def _add_the_row_to_the_number(choose: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
-    def faulty(cpu: Any, logits: Any, terms: Any, uniform: Any = None) -> Any:
+    def faulty(cpu: Any, logits: Any, metadata: Any, uniform: Any = None) -> Any:
         import torch
 
         if uniform is not None and len(uniform) > 1:
             took_effect()
             uniform = (uniform + 0.137 * torch.arange(len(uniform), dtype=uniform.dtype)) % 1.0
-        return choose(cpu, logits, terms, uniform)
+        return choose(cpu, logits, metadata, uniform)
 
     return faulty
 
@@ -132,13 +132,13 @@ def _add_the_row_to_the_number(choose: Callable[..., Any], took_effect: Callable
 def _keep_the_batch_s_parameters(choose: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
     kept: dict[int, Any] = {}
 
-    def faulty(cpu: Any, logits: Any, terms: Any, uniform: Any = None) -> Any:
+    def faulty(cpu: Any, logits: Any, metadata: Any, uniform: Any = None) -> Any:
         stale = kept.get(len(logits))
         if len(kept) > 8:
             kept.clear()
-        kept[len(logits)] = terms
-        if len(logits) < 2 or stale is None or stale is terms or stale.random != terms.random:
-            return choose(cpu, logits, terms, uniform)
+        kept[len(logits)] = metadata
+        if len(logits) < 2 or stale is None or stale is metadata or stale.random != metadata.random:
+            return choose(cpu, logits, metadata, uniform)
         took_effect()
         return choose(cpu, logits, stale, uniform)
 

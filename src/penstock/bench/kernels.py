@@ -33,7 +33,7 @@ from penstock.kernels.native_attention import (
     packed_values_shape,
     rotate_and_write,
 )
-from penstock.kernels.native_sampler import Terms
+from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import embedding_rows, packed_gated_linear, packed_linear
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int4, quantize_int8
@@ -377,7 +377,7 @@ def _sampler_cases(backend: CpuBackend) -> Iterator[Case]:
     for form, temperature in (("greedy", 0.0), ("temperature, top_p", 0.8)):
         for rows in (1, 8, 32):
             logits = torch.randn(rows, VOCABULARY) * 3
-            terms = Terms(
+            metadata = SamplingMetadata(
                 temperature=torch.full((rows,), temperature),
                 top_k=torch.zeros(rows, dtype=torch.int32),
                 top_p=torch.full((rows,), 0.95, dtype=torch.float64),
@@ -385,7 +385,7 @@ def _sampler_cases(backend: CpuBackend) -> Iterator[Case]:
                 wants_logprob=torch.zeros(rows, dtype=torch.bool),
             )
             uniform = torch.rand(rows, dtype=torch.float64)
-            yield Case("sampler", form, rows, logits.nbytes, 0, "", partial(backend.choose, logits, terms, uniform))
+            yield Case("sampler", form, rows, logits.nbytes, 0, "", partial(backend.choose, logits, metadata, uniform))
 
 
 def _decoder_cases(backend: CpuBackend) -> Iterator[Case]:

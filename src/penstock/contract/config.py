@@ -109,7 +109,7 @@ class SchedulerConfig:
         policy: `fcfs` (arrival order) or `priority` (lower number first, then arrival).
         prefix_caching: whether full blocks are kept and found again.
         max_bypasses: admissions that may pass a waiting head which does not fit, before all wait for it.
-        cache_root: bytes that name the model; KV blocks are never shared between different roots.
+        model_digest: names the model in block keys, so that models never share KV blocks.
         depth: plans that may be in flight at once; at most the runner's (`contract.ports.OverlappingRunner`).
         window: positions that any layer looks back to, its own included; None where a layer looks back to all. Blocks
             before it are given back.
@@ -123,7 +123,7 @@ class SchedulerConfig:
     policy: str = "fcfs"
     prefix_caching: bool = True
     max_bypasses: int = 16
-    cache_root: bytes = b""
+    model_digest: bytes = b""
     depth: int = 1
     window: int | None = None
 

@@ -1,7 +1,7 @@
 """What comes out: of the scheduler, in ids (`SeqEvent`), and of the engine, in text (`Output`).
 
-Law: every accepted sequence yields exactly one `Finished`, and nothing after it. Every ask yields one `ChoiceFinished`
-for each of its choices and then one `AskFinished`, or one `AskFailed` and nothing more.
+Invariant: every accepted sequence yields exactly one `Finished`, and nothing after it. Every request yields one
+`ChoiceFinished` for each of its choices and then one `RequestFinished`, or one `RequestFailed` and nothing more.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from penstock.contract.tools import CallPiece
 
 __all__ = [
     "Admitted",
-    "AskFailed",
-    "AskFinished",
     "ChoiceDelta",
     "ChoiceFinished",
     "Embedded",
@@ -27,6 +25,8 @@ __all__ = [
     "Output",
     "PromptScored",
     "PromptTokens",
+    "RequestFailed",
+    "RequestFinished",
     "SeqEvent",
     "TokenPiece",
     "Usage",
@@ -45,7 +45,7 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
     """As `STOP`, and the model chose to call tools."""
     ABORT = "abort"
-    """The caller went away or asked for it."""
+    """The caller went away or aborted it."""
     ERROR = "error"
     """A failure that belongs to this sequence alone."""
 
@@ -60,7 +60,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The sequence has one more token; `rank` is 0 where its log probability was not asked for."""
+    """The sequence has one more token; `rank` is 0 where its log probability was not requested."""
 
     seq_id: str
     token: int
@@ -86,12 +86,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """What the model thought of prompt tokens, in place `start` and on; told again if it is computed again."""
+    """The model's scores of prompt tokens, from position `start`; comes again for positions that are computed again."""
 
     seq_id: str
     start: int
     logprobs: tuple[float, ...]
-    tops: tuple[TopLogprobs, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
     ranks: tuple[int, ...]
 
 
@@ -108,12 +108,12 @@ SeqEvent = Admitted | PromptScored | Generated | Embedded | Finished
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not asked for).
+    """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not requested).
 
     Attributes:
-        top: the likeliest tokens in its place, likeliest first, as many as were asked for.
+        top: the top tokens at its position, most likely first, as many as were requested.
         rank: its place among all tokens by likelihood, from 1; of equally likely ones the lower id comes first. 0 when
-            not asked for.
+            not requested.
         start: how many characters stand before it in the text that it is part of: its choice's, or the prompt's. One of
             several tokens that write a character begins where that does. 0 in alternatives.
     """
@@ -137,7 +137,7 @@ class TokenPiece:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The prompt that all choices continue; comes once, before them, where it was asked for.
+    """The prompt that all choices continue; comes once, before them, where the request wants it.
 
     Attributes:
         text: the prompt as text.
@@ -150,14 +150,14 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The vector that the ask asked for: float32, little-endian; comes once, before the end of its only choice."""
+    """The vector of an embedding request: float32, little-endian; comes once, before the end of its only choice."""
 
     vector: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one ask: the prompt once, the completions of all choices together."""
+    """Token counts of one request: the prompt once, the completions of all choices together."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -171,8 +171,8 @@ class ChoiceDelta:
     """More of one choice: text that is final (nothing of it is held back or will be cut), and the tokens behind it.
 
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
-    released. Joined over a choice, texts and tokens are the whole completion; where the ask has it taken apart
-    (`ReplyRules`), texts, reasoning and calls are, and the tokens come as they are generated, beside any of them.
+    released. Joined over a choice, texts and tokens are the whole completion; where the request has it parsed
+    (`ReplyRules`), texts, reasoning and calls are the whole, and tokens come beside any of them, as they are generated.
 
     Attributes:
         reasoning_tokens: how many more of the choice's tokens so far, from the first on, are now known to be reasoning,
@@ -225,20 +225,20 @@ class ChoiceFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class AskFinished:
-    """Every choice of the ask is complete; the stream ends here."""
+class RequestFinished:
+    """Every choice of the request is complete; the stream ends here."""
 
     usage: Usage
     timings: Timings = UNTIMED
 
 
 @dataclass(frozen=True, slots=True)
-class AskFailed:
-    """The ask ended by a failure of ours; `message` is safe to show. The stream ends here."""
+class RequestFailed:
+    """The request ended by a failure of ours; `message` is safe to show. The stream ends here."""
 
     message: str
     usage: Usage
     timings: Timings = UNTIMED
 
 
-Output = PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | AskFinished | AskFailed
+Output = PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | RequestFinished | RequestFailed

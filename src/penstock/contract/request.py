@@ -1,4 +1,4 @@
-"""What a caller asks of the engine, in text (`EngineRequest`), and what the scheduler is given (`SequenceRequest`).
+"""What a caller wants of the engine, in text (`EngineRequest`), and what the scheduler is given (`SequenceRequest`).
 
 An `EngineRequest` becomes one `SequenceRequest` per choice once the engine has rendered, tokenised and resolved it.
 Neither ever changes afterwards.
@@ -15,11 +15,11 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReplyRules, Tool, ToolCall
 
 __all__ = [
-    "EngineRequest",
     "ChatPrompt",
-    "SequenceRequest",
+    "EngineRequest",
     "Message",
     "Prompt",
+    "SequenceRequest",
     "StopRules",
     "TemplateValue",
     "TextPrompt",
@@ -122,16 +122,16 @@ class EngineRequest:
     Attributes:
         id: unique among live requests; chosen by the caller's side, used for abort and logs.
         n: how many choices to answer.
-        best_of: how many to generate from the one prompt, of which the `n` best are answered; None for just these.
+        best_of: how many choices to generate, of which the `n` best are answered; None generates `n`.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
         cache_salt: prompts share cached KV only with prompts of the same salt.
-        echo: the outputs begin with the prompt (`PromptTokens`), as they also do where its log probabilities are asked.
+        echo: the outputs begin with the prompt (`PromptTokens`); with `prompt_logprobs` they always do.
         reply: how the answer to a conversation is taken apart into text, reasoning and calls.
         grammar: the form that each choice must have; None for free text.
-        embedding: the vector that is asked for; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
-            and `grammar` are as they are by default. None for text.
+        embedding: what vector to answer with; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
+            and `grammar` keep their defaults. None for text.
         thinking_token_budget: most tokens of reasoning before the answer; None for no bound of its own.
-        most_prompt_tokens: what the prompt has beyond so many tokens is left off its end; 0 leaves nothing off.
+        most_prompt_tokens: a longer prompt is cut to its first so many tokens; 0 cuts nothing.
     """
 
     id: str
@@ -161,13 +161,13 @@ class SequenceRequest:
     """One sequence to generate, or to embed, fully resolved: what the scheduler is given.
 
     Attributes:
-        id: unique among live sequences (`<ask id>/<choice>`).
+        id: unique among live sequences (`<request id>/<choice>`).
         prompt: token ids, at least one.
-        choice: index of this choice in its ask; part of the randomness key.
+        choice: index of this choice in its request; part of the randomness key.
         sampling: passed on to the runner unread; carries an explicit seed whenever sampling is random.
         stop: resolved rules: `max_tokens` >= 1 and `token_ids` already holding the model's end-of-sequence ids unless
             `ignore_eos`. Of a sequence that is embedded `max_tokens` is 0.
-        fresh_prompt: every position is computed, whatever is cached: what the model thought of them is wanted.
+        fresh_prompt: every position is computed, whatever is cached: the scores or states of all of them are wanted.
         arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
         embedding: the vector that is wanted in place of tokens: the sequence ends when its prompt is computed, and with
             `Pooling.MEAN` every position of it must be (`fresh_prompt`). None where tokens are wanted.

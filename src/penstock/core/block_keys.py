@@ -16,10 +16,10 @@ __all__ = ["KeyChain", "block_key", "root_key"]
 KEY_BYTES = 32
 
 
-def root_key(cache_root: bytes, salt: str) -> bytes:
+def root_key(model_digest: bytes, salt: str) -> bytes:
     """The parent of every first block: sequences of another model or another salt start from another root."""
     named = salt.encode("utf-8", "surrogatepass")
-    message = struct.pack("<Q", len(cache_root)) + cache_root + struct.pack("<Q", len(named)) + named
+    message = struct.pack("<Q", len(model_digest)) + model_digest + struct.pack("<Q", len(named)) + named
     return hashlib.blake2b(message, digest_size=KEY_BYTES, person=b"penstock root").digest()
 
 

@@ -130,7 +130,7 @@ class Scheduler:
         if request.id in self._seqs:
             raise InvalidParameter("id", f"a live sequence has the id {request.id!r} already")
         limit = token_limit(request, self.config)
-        chain = KeyChain(root_key(self.config.cache_root, request.cache_salt), self.config.block_size)
+        chain = KeyChain(root_key(self.config.model_digest, request.cache_salt), self.config.block_size)
         seq = Seq(request, self._rank(request, self._submitted), limit, chain)
         self._name_blocks(seq)
         self._submitted += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from penstock.contract.events import AskFinished, ChoiceDelta, ChoiceFinished, Output, TokenPiece
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, Output, RequestFinished, TokenPiece
 
 __all__ = ["BestOfRanker", "mean_logprob"]
 
@@ -33,7 +33,7 @@ class BestOfRanker:
             case ChoiceFinished(choice):
                 self._ends[choice] = output
                 return []
-            case AskFinished():
+            case RequestFinished():
                 return [*self._best(), output]
         return [output]
 

@@ -1,8 +1,9 @@
 """The engine as a plain object that is stepped: it joins scheduler, runner and text, in whichever thread calls it.
 
 One `step` is: plan, record, run, commit, and turn token ids into text. With a runner that overlaps, the next plan is
-made and started before the result of this one is waited for. A failure that belongs to one ask (its logits, its text)
-ends that ask alone; a runner that raises leaves the engine dead, and says so. Not thread-safe: one owner.
+made and started before waiting for the result of this one. A failure that belongs to one request (its logits, its
+text) ends that request alone; a runner that raises leaves the engine dead, and the engine says so. Not thread-safe: one
+owner.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from collections import deque
 from penstock.contract.errors import ConfigError, EngineDead, RequestError
 from penstock.contract.events import (
     Admitted,
-    AskFailed,
-    AskFinished,
     ChoiceFinished,
     Embedded,
     Embedding,
@@ -24,6 +23,8 @@ from penstock.contract.events import (
     Generated,
     Output,
     PromptScored,
+    RequestFailed,
+    RequestFinished,
     SeqEvent,
     Usage,
 )
@@ -43,18 +44,19 @@ from penstock.text import TextModel
 __all__ = ["Engine", "StepOutputs"]
 
 StepOutputs = list[tuple[str, Output]]
-"""What a step has to say: (ask id, output) in the order in which it happened."""
+"""The outputs of a step: (request id, output), in the order in which they happened."""
 
 log = logging.getLogger(__name__)
 
 
-class _LiveAsk:
-    """An ask whose choices are not all finished. Owned by the engine."""
+class _LiveRequest:
+    """A request whose choices are not all finished. Owned by the engine."""
 
-    __slots__ = ("cached", "choices", "echo", "open", "submission")
+    __slots__ = ("cached", "choices", "echo", "id", "open", "resolved")
 
-    def __init__(self, submission: ResolvedRequest, choices: list[Choice]) -> None:
-        self.submission = submission
+    def __init__(self, resolved: ResolvedRequest, choices: list[Choice]) -> None:
+        self.id = resolved.id
+        self.resolved = resolved
         self.choices = choices
         self.open = len(choices)
         self.cached = 0
@@ -62,7 +64,7 @@ class _LiveAsk:
 
     def usage(self) -> Usage:
         return Usage(
-            prompt_tokens=self.submission.prompt_tokens,
+            prompt_tokens=self.resolved.prompt_tokens,
             completion_tokens=sum(choice.generated for choice in self.choices),
             cached_tokens=self.cached,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
@@ -80,7 +82,7 @@ class _NoRunner:
 
 
 class _OneAtATime:
-    """A plain runner as one that overlaps: it computes when its result is asked for. Owned by the engine."""
+    """A plain runner as one that overlaps: it computes when somebody wants its result. Owned by the engine."""
 
     depth = 1
 
@@ -94,7 +96,7 @@ class _OneAtATime:
 
     def finish(self) -> StepResult:
         """See `OverlappingRunner`."""
-        assert self._started is not None, "a result was asked for and no plan was started"
+        assert self._started is not None, "finish() without a started plan"
         return self._runner.run(self._started)
 
     def reset(self) -> None:
@@ -104,14 +106,14 @@ class _OneAtATime:
 
 
 class _NoClock:
-    """What an engine has that is not asked to measure time."""
+    """The clock of an engine that measures no time."""
 
     def now(self) -> float:
         return 0.0
 
 
 class Engine:
-    """Generates and embeds for many asks at once, one step at a time.
+    """Generates and embeds for many requests at once, one step at a time.
 
     Args:
         clock: the one that arrival times come from; without it every duration is measured as 0.
@@ -121,8 +123,8 @@ class Engine:
         ConfigError: the scheduler would make more plans at once than the runner takes.
 
     Attributes:
-        scheduler: the decisions; open to learners, who may look at `scheduler.stats` between steps.
-        meter: what is measured.
+        scheduler: the decisions; open to anybody who wants to look at `scheduler.stats` between steps.
+        metrics: what is measured.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.meter = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
+        self.metrics = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
         self._runner = runner if isinstance(runner, OverlappingRunner) else _OneAtATime(runner)
         if scheduler.config.depth > self._runner.depth:
             raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
@@ -143,9 +145,9 @@ class Engine:
         self._drafter = drafter
         self._text = text
         self._recorder = recorder or NoRecorder()
-        self._asks: dict[str, _LiveAsk] = {}
-        self._owners: dict[str, tuple[_LiveAsk, Choice]] = {}
-        self._contests: dict[str, BestOfRanker] = {}
+        self._requests: dict[str, _LiveRequest] = {}
+        self._owners: dict[str, tuple[_LiveRequest, Choice]] = {}
+        self._rankers: dict[str, BestOfRanker] = {}
         self._steps = 0
         self._num_computed = 0  # positions
         self._num_generated = 0  # tokens
@@ -171,10 +173,10 @@ class Engine:
     def measurements(self) -> Measurements:
         """What was measured until now."""
         config = self.scheduler.config
-        return self.meter.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
+        return self.metrics.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
 
-    def submit(self, submission: ResolvedRequest) -> None:
-        """Queue every choice of an ask, or none.
+    def submit(self, resolved: ResolvedRequest) -> None:
+        """Queue every choice of a request, or none.
 
         Raises:
             RequestError: it can never be served; nothing was queued.
@@ -184,38 +186,38 @@ class Engine:
             raise EngineDead(self._death)
         queued: list[str] = []
         try:
-            for request in submission.requests:
-                self.scheduler.submit(request)
-                self._recorder.submitted(request)
-                queued.append(request.id)
+            for sequence in resolved.sequences:
+                self.scheduler.submit(sequence)
+                self._recorder.submitted(sequence)
+                queued.append(sequence.id)
         except RequestError:
             for seq_id in queued:
                 self._drop(seq_id)
             raise
-        tokenizer, reader = self._text.tokenizer, submission.reader
-        choices = [Choice(r.choice, r.stop, tokenizer, reader, r.id, r.prompt) for r in submission.requests]
-        ask = _LiveAsk(submission, choices)
-        if PromptEcho.wanted(submission):
-            ask.echo = PromptEcho(submission, self._text.tokenizer)
-        if submission.answered < len(choices):
-            self._contests[submission.id] = BestOfRanker(submission.answered)
-        self._asks[submission.id] = ask
-        self.meter.submitted(submission.requests)
-        for request, choice in zip(submission.requests, choices, strict=True):
-            self._owners[request.id] = (ask, choice)
+        tokenizer, reader = self._text.tokenizer, resolved.reader
+        choices = [Choice(s.choice, s.stop, tokenizer, reader, s.id, s.prompt) for s in resolved.sequences]
+        request = _LiveRequest(resolved, choices)
+        if PromptEcho.wanted(resolved):
+            request.echo = PromptEcho(resolved, self._text.tokenizer)
+        if resolved.answered < len(choices):
+            self._rankers[resolved.id] = BestOfRanker(resolved.answered)
+        self._requests[resolved.id] = request
+        self.metrics.submitted(resolved.sequences)
+        for sequence, choice in zip(resolved.sequences, choices, strict=True):
+            self._owners[sequence.id] = (request, choice)
 
-    def abort(self, ask_id: str) -> StepOutputs:
-        """End an ask now; unknown ids are no error. Its blocks are free before the next step."""
-        ask = self._asks.get(ask_id)
-        if ask is None:
+    def abort(self, request_id: str) -> StepOutputs:
+        """End a request now; unknown ids are no error. Its blocks are free before the next step."""
+        request = self._requests.get(request_id)
+        if request is None:
             return []
         outputs: StepOutputs = []
-        for request in ask.submission.requests:
-            if request.id in self._owners:
-                self._drop(request.id)
-                outputs += self._close(request.id, ChoiceFinished(request.choice, FinishReason.ABORT))
-        held = ask.echo.held if ask.echo is not None else []
-        return self._told([*((ask_id, output) for output in held), *outputs])
+        for sequence in request.resolved.sequences:
+            if sequence.id in self._owners:
+                self._drop(sequence.id)
+                outputs += self._close(sequence.id, ChoiceFinished(sequence.choice, FinishReason.ABORT))
+        held = request.echo.held if request.echo is not None else []
+        return self._filter_outputs([*((request_id, output) for output in held), *outputs])
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV; what runs goes on with its own."""
@@ -254,7 +256,7 @@ class Engine:
             raise
         self._in_flight.popleft()
         self._steps += 1
-        self.meter.ran()
+        self.metrics.ran()
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
         return self._commit(plan, result)
@@ -268,7 +270,7 @@ class Engine:
             self._recorder.drafted(drafts)
         plan = self.scheduler.plan(drafts)
         self._recorder.planned(plan)
-        self.meter.planned(plan)
+        self.metrics.planned(plan)
         return plan
 
     def _take_back(self) -> None:
@@ -284,17 +286,18 @@ class Engine:
         return self.die(f"the engine failed in step {plan.step}")
 
     def die(self, reason: str) -> StepOutputs:
-        """Serve nothing any more; every live ask fails with `reason`."""
+        """Serve nothing any more; every live request fails with `reason`."""
         self._death = reason
         ends: dict[str, Timings] = {}
-        for seq_id, (ask, _) in self._owners.items():
-            ends[ask.submission.id] = self.meter.ended(seq_id, FinishReason.ERROR)
+        for seq_id, (request, _) in self._owners.items():
+            ends[request.id] = self.metrics.ended(seq_id, FinishReason.ERROR)
         outputs: StepOutputs = [
-            (ask_id, AskFailed(reason, ask.usage(), ends[ask_id])) for ask_id, ask in self._asks.items()
+            (request_id, RequestFailed(reason, request.usage(), ends[request_id]))
+            for request_id, request in self._requests.items()
         ]
-        self._asks.clear()
+        self._requests.clear()
         self._owners.clear()
-        return self._told(outputs)
+        return self._filter_outputs(outputs)
 
     def close(self) -> None:
         """Fail what is live, end the recording, and let go of the runner: weights and KV cache go with it."""
@@ -307,82 +310,82 @@ class Engine:
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):
             outputs += self._translate(event)
-        return self._told(outputs)
+        return self._filter_outputs(outputs)
 
-    def _told(self, outputs: StepOutputs) -> StepOutputs:
-        """`outputs` less those of choices that must wait for others to be judged."""
-        if not self._contests:
+    def _filter_outputs(self, outputs: StepOutputs) -> StepOutputs:
+        """Withhold the outputs of a request with `best_of` until its choices are ranked."""
+        if not self._rankers:
             return outputs
-        told: StepOutputs = []
-        for ask_id, output in outputs:
-            contest = self._contests.get(ask_id)
-            told += [(ask_id, output)] if contest is None else [(ask_id, each) for each in contest.take(output)]
-            if isinstance(output, AskFinished | AskFailed):
-                self._contests.pop(ask_id, None)
-        return told
+        kept: StepOutputs = []
+        for request_id, output in outputs:
+            ranker = self._rankers.get(request_id)
+            kept += [(request_id, output)] if ranker is None else [(request_id, each) for each in ranker.take(output)]
+            if isinstance(output, RequestFinished | RequestFailed):
+                self._rankers.pop(request_id, None)
+        return kept
 
     def _translate(self, event: SeqEvent) -> StepOutputs:
         owner = self._owners.get(event.seq_id)
         if owner is None:  # its choice ended earlier in this very step, by a stop string
             return []
-        ask, choice = owner
+        request, choice = owner
         try:
             match event:
                 case Generated():  # nearly every event
-                    generated = self._generated(ask, choice, event)
-                    return generated if ask.echo is None else self._after_prompt(ask, generated)
+                    generated = self._generated(request, choice, event)
+                    return generated if request.echo is None else self._after_prompt(request, generated)
                 case Admitted():
-                    self._note_admission(ask, choice, event)
-                    return self._after_prompt(ask, [])
+                    self._note_admission(request, choice, event)
+                    return self._after_prompt(request, [])
                 case PromptScored():
-                    return self._scored(ask, event)
+                    return self._scored(request, event)
                 case Embedded():
-                    self.meter.embedded(event.seq_id)
-                    return [(ask.submission.id, Embedding(event.vector))]
+                    self.metrics.embedded(event.seq_id)
+                    return [(request.id, Embedding(event.vector))]
                 case Finished():
-                    return self._after_prompt(ask, self._finished(ask, choice, event))
+                    return self._after_prompt(request, self._finished(request, choice, event))
         except Exception as error:
             # Not its message: that may hold the text of a prompt or an answer.
             frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("ask %s failed outside the model: %s at\n%s", ask.submission.id, type(error).__name__, frames)
-            return self._fail(ask, "the text of this request could not be produced")
+            log.error("request %s failed outside the model: %s at\n%s", request.id, type(error).__name__, frames)
+            return self._fail(request, "the text of this request could not be produced")
 
-    def _scored(self, ask: _LiveAsk, event: PromptScored) -> StepOutputs:
-        if ask.echo is not None:  # else it is computed, and told, once more
-            ask.echo.take(event)
-        return self._after_prompt(ask, [])
+    def _scored(self, request: _LiveRequest, event: PromptScored) -> StepOutputs:
+        if request.echo is not None:  # else the scores came already and were computed again after a preemption
+            request.echo.take(event)
+        return self._after_prompt(request, [])
 
-    def _after_prompt(self, ask: _LiveAsk, outputs: StepOutputs) -> StepOutputs:
+    def _after_prompt(self, request: _LiveRequest, outputs: StepOutputs) -> StepOutputs:
         """`outputs` with the prompt in front if it is due now, or nothing while it is still awaited."""
-        echo = ask.echo
-        if echo is None or (outputs and isinstance(outputs[-1][1], AskFailed)):
+        echo = request.echo
+        if echo is None or (outputs and isinstance(outputs[-1][1], RequestFailed)):
             return outputs
         echo.held += [output for _, output in outputs]
         if not echo.complete:
             return []
-        ask.echo = None
-        return [(ask.submission.id, output) for output in (echo.output(), *echo.held)]
+        request.echo = None
+        return [(request.id, output) for output in (echo.output(), *echo.held)]
 
-    def _note_admission(self, ask: _LiveAsk, choice: Choice, event: Admitted) -> None:
-        self.meter.admitted(event.seq_id, event.cached)
+    def _note_admission(self, request: _LiveRequest, choice: Choice, event: Admitted) -> None:
+        self.metrics.admitted(event.seq_id, event.cached)
         if choice.index == 0:  # the other choices find what choice 0 computed: that is not the caller's cache hit
-            ask.cached = event.cached
+            request.cached = event.cached
 
-    def _generated(self, ask: _LiveAsk, choice: Choice, event: Generated) -> StepOutputs:
-        self.meter.generated(event.seq_id)
+    def _generated(self, request: _LiveRequest, choice: Choice, event: Generated) -> StepOutputs:
+        self.metrics.generated(event.seq_id)
         delta = choice.push(event.token, event.logprob, event.top, event.rank)
-        outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
+        outputs: StepOutputs = [] if delta.empty else [(request.id, delta)]
         if not choice.ended:
             return outputs
         self._drop(event.seq_id)
         finished = ChoiceFinished(choice.index, choice.reason(FinishReason.STOP), choice.matched)
         return outputs + self._close(event.seq_id, finished)
 
-    def _finished(self, ask: _LiveAsk, choice: Choice, event: Finished) -> StepOutputs:
+    def _finished(self, request: _LiveRequest, choice: Choice, event: Finished) -> StepOutputs:
         if event.reason is FinishReason.ERROR:
-            return self._fail(ask, event.message)
+            return self._fail(request, event.message)
         delta = choice.finish()
-        outputs: StepOutputs = [] if delta.empty else [(ask.submission.id, delta)]
+        outputs: StepOutputs = [] if delta.empty else [(request.id, delta)]
         if choice.matched is not None:
             finished = ChoiceFinished(choice.index, choice.reason(FinishReason.STOP), choice.matched)
         else:
@@ -391,29 +394,29 @@ class Engine:
         return outputs + self._close(event.seq_id, finished)
 
     def _visible_stop(self, stop_token: int) -> int | None:
-        """The stop token as told to the caller: only an id that he asked for, not the model's own end of sequence."""
+        """The stop token that the caller sees: only an id of the request's own, not the model's end of sequence."""
         return None if stop_token < 0 or stop_token in self._text.eos_token_ids else stop_token
 
     def _close(self, seq_id: str, finished: ChoiceFinished) -> StepOutputs:
-        ask, _ = self._owners.pop(seq_id)
-        ask.open -= 1
-        timings = self.meter.ended(seq_id, finished.reason)
-        outputs: StepOutputs = [(ask.submission.id, finished)]
-        if not ask.open:
-            del self._asks[ask.submission.id]
-            outputs.append((ask.submission.id, AskFinished(ask.usage(), timings)))
+        request, _ = self._owners.pop(seq_id)
+        request.open -= 1
+        timings = self.metrics.ended(seq_id, finished.reason)
+        outputs: StepOutputs = [(request.id, finished)]
+        if not request.open:
+            del self._requests[request.id]
+            outputs.append((request.id, RequestFinished(request.usage(), timings)))
         return outputs
 
-    def _fail(self, ask: _LiveAsk, message: str) -> StepOutputs:
+    def _fail(self, request: _LiveRequest, message: str) -> StepOutputs:
         timings = UNTIMED
-        for request in ask.submission.requests:
-            if self._owners.pop(request.id, None) is not None:
-                self._drop(request.id)
-                timings = self.meter.ended(request.id, FinishReason.ERROR)
-        del self._asks[ask.submission.id]
-        return [(ask.submission.id, AskFailed(message, ask.usage(), timings))]
+        for sequence in request.resolved.sequences:
+            if self._owners.pop(sequence.id, None) is not None:
+                self._drop(sequence.id)
+                timings = self.metrics.ended(sequence.id, FinishReason.ERROR)
+        del self._requests[request.id]
+        return [(request.id, RequestFailed(message, request.usage(), timings))]
 
     def _drop(self, seq_id: str) -> None:
-        """End a sequence in the scheduler; what it says of that is known already."""
+        """End a sequence in the scheduler, which returns no event for an abort."""
         self.scheduler.abort(seq_id)
         self._recorder.aborted(seq_id)

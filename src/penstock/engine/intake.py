@@ -45,16 +45,21 @@ class ResolvedRequest:
     """
 
     id: str
-    requests: tuple[SequenceRequest, ...]
+    sequences: tuple[SequenceRequest, ...]
     prompt_text: str
     answered: int
     echo: bool = False
     reader: ReplyReader | None = None
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """The token ids of the prompt, which all choices share."""
+        return self.sequences[0].prompt
+
+    @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompt has; the choices share it."""
-        return len(self.requests[0].prompt)
+        """How many tokens the prompt has."""
+        return len(self.prompt)
 
 
 class Intake:
@@ -115,16 +120,16 @@ class Intake:
             grammar=request.grammar,
             thinking=self._thinking_budget(request, prompt, prompt_text, reader),
         )
-        requests = tuple(
+        sequences = tuple(
             replace(template, id=f"{request.id}/{choice}", choice=choice) for choice in range(request.candidates)
         )
         if sampling.has("prompt_logprobs"):  # scoring the shared prompt once, in one choice, is enough
             others = sampling.without("prompt_logprobs")
-            requests = (
-                replace(requests[0], fresh_prompt=True),
-                *(replace(sequence, sampling=others) for sequence in requests[1:]),
+            sequences = (
+                replace(sequences[0], fresh_prompt=True),
+                *(replace(sequence, sampling=others) for sequence in sequences[1:]),
             )
-        return ResolvedRequest(request.id, requests, prompt_text, request.n, request.echo, reader)
+        return ResolvedRequest(request.id, sequences, prompt_text, request.n, request.echo, reader)
 
     def _resolve_embedding(
         self, request: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str

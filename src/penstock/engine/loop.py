@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.contract.errors import EngineDead, Overloaded, PenstockError
-from penstock.contract.events import AskFailed, AskFinished, Output
+from penstock.contract.events import Output, RequestFailed, RequestFinished
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Clock, Health
 from penstock.engine.engine import Engine, StepOutputs
@@ -56,13 +56,13 @@ class EngineCall:
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    submission: ResolvedRequest
+    resolved: ResolvedRequest
     reader: Reader
 
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    ask_id: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class EngineLoop:
     """Runs an engine in a thread of its own.
 
     Args:
-        max_queued: sequences that may wait for admission; asks beyond are refused as `Overloaded`.
-        max_queued_tokens: the same for their tokens in all; the first in an empty queue is taken whatever its length.
+        max_queued: sequences that may wait for admission; requests beyond are refused as `Overloaded`.
+        max_queued_tokens: the same for their tokens in all; an empty queue takes a request of any length.
     """
 
     def __init__(self, engine: Engine, clock: Clock, max_queued: int, max_queued_tokens: int = sys.maxsize) -> None:
@@ -100,22 +100,22 @@ class EngineLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End every ask, then the thread; returns when it has ended. Safe to call twice."""
+        """End every request, then the thread; returns when it has ended. Safe to call twice."""
         self._inbox.put(_Stop())
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, submission: ResolvedRequest, reader: Reader) -> None:
+    def submit(self, resolved: ResolvedRequest, reader: Reader) -> None:
         """Hand over a request; its outputs, or its refusal, arrive in the reader's queue."""
         with self._door:  # held for one append, never for a step
             if not self._ended:
-                self._inbox.put(_Submit(submission, reader))
+                self._inbox.put(_Submit(resolved, reader))
                 return
         reader.refuse(EngineDead(self._health.reason))
 
-    def abort(self, ask_id: str) -> None:
-        """End an ask soon: before the next step begins."""
-        self._inbox.put(_Abort(ask_id))
+    def abort(self, request_id: str) -> None:
+        """End a request soon: before the next step begins."""
+        self._inbox.put(_Abort(request_id))
 
     def run_between_steps(self, call: EngineCall) -> None:
         """Have the engine's thread make a call before the next step; its future says when it is done, or why not."""
@@ -164,23 +164,23 @@ class EngineLoop:
 
     def _receive(self, message: _Message) -> None:
         match message:
-            case _Submit(submission, reader):
-                self._accept(submission, reader)
-            case _Abort(ask_id):
-                self._publish(self._engine.abort(ask_id))
+            case _Submit(resolved, reader):
+                self._accept(resolved, reader)
+            case _Abort(request_id):
+                self._publish(self._engine.abort(request_id))
             case EngineCall():
                 self._run_call(message)
             case _Stop():
                 self._stopping = True
 
-    def _accept(self, submission: ResolvedRequest, reader: Reader) -> None:
+    def _accept(self, resolved: ResolvedRequest, reader: Reader) -> None:
         try:
-            self._refuse_overload(submission)
-            self._engine.submit(submission)
+            self._refuse_overload(resolved)
+            self._engine.submit(resolved)
         except PenstockError as error:
             reader.refuse(error)
             return
-        self._readers[submission.id] = reader
+        self._readers[resolved.id] = reader
 
     def _run_call(self, call: EngineCall) -> None:
         if not self._health.alive:
@@ -193,31 +193,31 @@ class EngineLoop:
             raise
         call.settle(None)
 
-    def _refuse_overload(self, submission: ResolvedRequest) -> None:
+    def _refuse_overload(self, resolved: ResolvedRequest) -> None:
         scheduler = self._engine.scheduler
         waiting = scheduler.num_waiting
         message = ""
-        if waiting + len(submission.requests) > self._max_queued:
+        if waiting + len(resolved.sequences) > self._max_queued:
             message = f"{waiting} sequences are waiting already; the queue takes {self._max_queued}."
-        elif waiting and scheduler.num_waiting_tokens + _tokens(submission) > self._max_queued_tokens:
+        elif waiting and scheduler.num_waiting_tokens + _tokens(resolved) > self._max_queued_tokens:
             message = (
                 f"{scheduler.num_waiting_tokens} tokens are waiting already; the queue takes {self._max_queued_tokens}."
             )
         if message:
-            self._engine.meter.rejected()
+            self._engine.metrics.rejected()
             raise Overloaded(message, retry_after=self._retry_after.seconds_for(waiting))
 
     def _publish(self, outputs: StepOutputs) -> None:
-        """Send a step's outputs: one call to each event loop, whatever the number of asks."""
-        by_ask: dict[str, list[Output]] = defaultdict(list)
-        for ask_id, output in outputs:
-            by_ask[ask_id].append(output)
+        """Send a step's outputs: one call to each event loop, whatever the number of requests."""
+        by_request: dict[str, list[Output]] = defaultdict(list)
+        for request_id, output in outputs:
+            by_request[request_id].append(output)
         by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = defaultdict(list)
-        for ask_id, its_outputs in by_ask.items():
-            reader = self._readers[ask_id]
+        for request_id, its_outputs in by_request.items():
+            reader = self._readers[request_id]
             by_loop[reader.event_loop].append((reader.queue, its_outputs))
-            if isinstance(its_outputs[-1], AskFinished | AskFailed):
-                del self._readers[ask_id]
+            if isinstance(its_outputs[-1], RequestFinished | RequestFailed):
+                del self._readers[request_id]
                 self._retry_after.finished_one()
         for event_loop, deliveries in by_loop.items():
             _call(event_loop, _deliver, deliveries)
@@ -237,8 +237,8 @@ class EngineLoop:
 _Delivery = tuple[OutputQueue, list[Output]]
 
 
-def _tokens(submission: ResolvedRequest) -> int:
-    return submission.prompt_tokens * len(submission.requests)
+def _tokens(resolved: ResolvedRequest) -> int:
+    return resolved.prompt_tokens * len(resolved.sequences)
 
 
 def _settle(done: asyncio.Future[None], error: PenstockError | None) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable
 
 from penstock.contract.errors import PenstockError
-from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, Output
+from penstock.contract.events import ChoiceDelta, Output, RequestFailed, RequestFinished
 
 __all__ = ["OutputQueue", "merge"]
 
@@ -52,7 +52,9 @@ class OutputQueue:
     def put(self, outputs: Iterable[Output]) -> None:
         """Add outputs; the terminal one closes the queue."""
         merge(self._waiting, outputs)
-        self.closed = self.closed or bool(self._waiting and isinstance(self._waiting[-1], AskFinished | AskFailed))
+        self.closed = self.closed or bool(
+            self._waiting and isinstance(self._waiting[-1], RequestFinished | RequestFailed)
+        )
         self._wake()
 
     def fail(self, error: PenstockError) -> None:

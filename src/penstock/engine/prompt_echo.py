@@ -43,14 +43,14 @@ class PromptEcho:
 
     def take(self, event: PromptScored) -> None:
         """Some scores; those of a position that is computed again are the same again."""
-        prompt = self._resolved.requests[0].prompt
-        scored = zip(event.logprobs, event.tops, event.ranks, strict=True)
+        prompt = self._resolved.prompt
+        scored = zip(event.logprobs, event.top_logprobs, event.ranks, strict=True)
         for at, (logprob, top, rank) in enumerate(scored, start=event.start):
             self._scores[at] = token_piece(self._tokenizer, prompt[at], logprob, top, rank)
 
     def output(self) -> PromptTokens:
         """The prompt; only once it is complete."""
-        read, prompt = self._tokenizer.token_bytes, self._resolved.requests[0].prompt
+        read, prompt = self._tokenizer.token_bytes, self._resolved.prompt
         unscored = (TokenPiece(token, read(token), math.nan) for token in prompt)
         text = self._resolved.prompt_text or self._decoded(prompt)
         tokens = (self._scores.get(at, piece) for at, piece in enumerate(unscored))
@@ -73,4 +73,4 @@ class PromptEcho:
 
 
 def _is_scored(resolved: ResolvedRequest) -> bool:
-    return resolved.requests[0].sampling.has("prompt_logprobs")
+    return resolved.sequences[0].sampling.has("prompt_logprobs")

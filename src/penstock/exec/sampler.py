@@ -23,7 +23,7 @@ from torch import Tensor
 from penstock.contract.plan import TopLogprobs
 from penstock.contract.sampling import SamplingSpec
 from penstock.kernels.backend import Choose
-from penstock.kernels.native_sampler import Terms
+from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
@@ -182,10 +182,10 @@ def _sample_compiled(
     choose: Choose, logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int]
 ) -> Sampled:
     """`sample`, for rows whose stages are `_COMPILED`."""
-    terms, drawn = _terms(tuple(samplings)), None
-    if terms.random:
+    metadata, drawn = _metadata(tuple(samplings)), None
+    if metadata.random:
         drawn = torch.tensor(_uniforms(samplings, positions), dtype=torch.float64)
-    chosen = choose(logits, terms, drawn)
+    chosen = choose(logits, metadata, drawn)
     sampled = Sampled.unscored(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
     _score(sampled, logits, samplings, [row for row, sampling in enumerate(samplings) if sampling.wants_logprob])
     return sampled
@@ -201,13 +201,13 @@ def _ways(samplings: tuple[RowSampling, ...]) -> tuple[list[int], list[int]]:
 
 
 @lru_cache(maxsize=16)
-def _terms(samplings: tuple[RowSampling, ...]) -> Terms:
+def _metadata(samplings: tuple[RowSampling, ...]) -> SamplingMetadata:
     values = [{"temperature": 0.0} if sampling.greedy else dict(sampling.stages) for sampling in samplings]
     columns = {
         name: torch.tensor([given.get(name, neutral) for given in values], dtype=dtype)
         for name, (dtype, neutral) in _COLUMNS.items()
     }
-    return Terms(
+    return SamplingMetadata(
         **columns, wants_logprob=torch.tensor([sampling.wants_logprob for sampling in samplings], dtype=torch.bool)
     )
 
@@ -348,7 +348,7 @@ def top_tokens(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[
     width = min(max(counts) + 1, logits.shape[-1])  # one more: it shows whether the last one was chosen among equals
     values, ids = logits.topk(width, dim=-1)
     found = logprobs.gather(-1, ids).tolist()
-    tops: list[TopLogprobs] = []
+    top_logprobs: list[TopLogprobs] = []
     for row, (count, of, at, theirs) in enumerate(zip(counts, values.tolist(), ids.tolist(), found, strict=True)):
         if 0 < count < width and of[count] == of[count - 1] > -torch.inf:
             order = logits[row].argsort(descending=True, stable=True)[:count]
@@ -356,8 +356,8 @@ def top_tokens(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[
         else:
             ordered = sorted(zip(of, at, theirs, strict=True), key=_likelier)[:count]
             pairs = [(token, logprob) for _, token, logprob in ordered]
-        tops.append(tuple(pair for pair in pairs if pair[1] > -torch.inf))
-    return tops
+        top_logprobs.append(tuple(pair for pair in pairs if pair[1] > -torch.inf))
+    return top_logprobs
 
 
 def _likelier(entry: tuple[float, int, float]) -> tuple[float, int]:

@@ -16,11 +16,11 @@ from torch import Tensor
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
-from penstock.kernels.native_sampler import Choices, Terms
+from penstock.kernels.native_sampler import Choices, SamplingMetadata
 
 __all__ = ["Backend", "Choose"]
 
-Choose = Callable[[Tensor, Terms, Tensor | None], Choices]
+Choose = Callable[[Tensor, SamplingMetadata, Tensor | None], Choices]
 """Chooses a token for each row of logits; see `native_sampler.choose`."""
 
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from penstock.kernels.native import Cpu, required
 
-__all__ = ["Choices", "Terms", "choose"]
+__all__ = ["Choices", "SamplingMetadata", "choose"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Terms:
-    """How each of `S` rows chooses, whatever it chooses from: looked at once and used for many steps, never changed.
+class SamplingMetadata:
+    """How each of `S` rows samples: checked once, used for many steps, never changed.
 
     Attributes:
-        temperature: `[S]` float32; 0 takes the likeliest token, the lowest id where several are.
+        temperature: `[S]` float32; 0 takes the top token, among equals the lowest id.
         top_k: `[S]` int32; 0 takes all.
         top_p: `[S]` float64, above 0; 1 takes all.
         min_p: `[S]` float32; 0 takes all.
@@ -39,12 +39,11 @@ class Terms:
     min_p: Tensor
     wants_logprob: Tensor
     random: bool = field(init=False)
-    """Whether any row draws."""
+    """Whether any row draws at random."""
     unused: Tensor = field(init=False)
-    """`[S]` float64, in place of the uniform numbers of rows none of which draws."""
-
+    """`[S]` float64, passed as the uniform numbers where no row draws."""
     columns: Any = field(init=False)
-    """The same as the compiled function takes it."""
+    """The columns as the compiled function takes them."""
 
     def __post_init__(self) -> None:
         count = len(self.temperature)
@@ -69,11 +68,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """What came of `S` rows.
+    """The results of `S` rows.
 
     Attributes:
-        tokens: `[S]` int64; of no meaning where the row failed.
-        logprobs: `[S]` float32 under the raw distribution, 0 where it was not asked for.
+        tokens: `[S]` int64; without meaning where the row failed.
+        logprobs: `[S]` float32 under the raw distribution, 0 where `wants_logprob` is false.
         failed: `[S]` bool: NaN or +inf among the logits, or nothing but -inf.
     """
 
@@ -82,16 +81,16 @@ class Choices:
     failed: Tensor
 
 
-def choose(cpu: Cpu, logits: Tensor, terms: Terms, uniform: Tensor | None = None) -> Choices:
+def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor | None = None) -> Choices:
     """Choose one token for each row.
 
-    Beside a small model's step this costs a tenth of a millisecond or a hundredth: so nothing is looked at here that
-    `terms` has looked at before.
+    The call takes 0.01 to 0.1 ms, which shows beside a small model's step: so nothing that `metadata` has checked is
+    checked again.
 
     Args:
         cpu: what computes.
         logits: `[S, V]` float32; not changed; rows may be strided.
-        terms: of as many rows.
+        metadata: one entry a row of `logits`.
         uniform: `[S]` float64 in [0, 1); needed where any row draws.
 
     Raises:
@@ -100,24 +99,24 @@ def choose(cpu: Cpu, logits: Tensor, terms: Terms, uniform: Tensor | None = None
     count, vocabulary = logits.shape
     if logits.dtype != torch.float32 or (vocabulary > 1 and logits.stride(1) != 1):
         raise ValueError(f"logits must be [S, V] float32 with contiguous rows, not {logits.dtype}")
-    if len(terms.temperature) != count:
-        raise ValueError(f"terms are of {len(terms.temperature)} rows, and logits of {count}")
+    if len(metadata.temperature) != count:
+        raise ValueError(f"metadata has {len(metadata.temperature)} rows, and logits have {count}")
     if uniform is None:
-        if terms.random:
+        if metadata.random:
             raise ValueError("uniform must be given where a row draws")
-        uniform = terms.unused
+        uniform = metadata.unused
     else:
         _check_column("uniform", uniform, torch.float64, count)
     tokens = torch.empty(count, dtype=torch.int64)
     logprobs = torch.empty(count, dtype=torch.float32)
     failed = torch.empty(count, dtype=torch.bool)
-    scratch = torch.empty((count, vocabulary), dtype=torch.float32) if terms.random else None
+    scratch = torch.empty((count, vocabulary), dtype=torch.float32) if metadata.random else None
     native = required()
     cpu.sample(
         rows=count,
         vocabulary=vocabulary,
         logits=native.Rows(logits.data_ptr(), logits.stride(0), 0),
-        columns=terms.columns,
+        columns=metadata.columns,
         uniform=uniform.data_ptr(),
         out=native.SampledColumns(tokens=tokens.data_ptr(), logprobs=logprobs.data_ptr(), failed=failed.data_ptr()),
         scratch=0 if scratch is None else scratch.data_ptr(),

@@ -117,7 +117,7 @@ class BeamSearch:
     def __init__(self, intake: Intake, prompt: Prompt, params: BeamSearchParams) -> None:
         rules = StopRules(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
         sampling = SamplingParams(temperature=GREEDY).spec()
-        [request] = intake.resolve(EngineRequest("beam-search", prompt, sampling=sampling, stop=rules)).requests
+        [request] = intake.resolve(EngineRequest("beam-search", prompt, sampling=sampling, stop=rules)).sequences
         self._intake = intake
         self._params = params
         self._prompt = request.prompt

@@ -161,11 +161,11 @@ class LLM:
         """
         spec = embedding_spec(pooling, normalize, dimensions)
         most = kept_tokens(truncate_prompt_tokens, self.card.max_model_len)
-        asked = [
+        requests = [
             EngineRequest(str(next(self._ids)), one, embedding=spec, most_prompt_tokens=most)
             for one in as_prompts(prompts)
         ]
-        order = self._queue_all((ask, False) for ask in asked)
+        order = self._queue_all((request, False) for request in requests)
         return [answer.embedding() for answer in self._finish_all(order, "Embedding", use_tqdm)]
 
     def score(
@@ -217,7 +217,7 @@ class LLM:
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         params = sampling_params or SamplingParams()
-        [request_id] = self._queue_all([(self._ask(given, params), params.logprobs is not None)])
+        [request_id] = self._queue_all([(self._request(given, params), params.logprobs is not None)])
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -270,7 +270,7 @@ class LLM:
     ) -> list[RequestOutput]:
         params = _one_for_each(sampling_params, len(asked))
         order = self._queue_all(
-            (self._ask(*each), each[1].logprobs is not None) for each in zip(asked, params, strict=True)
+            (self._request(*each), each[1].logprobs is not None) for each in zip(asked, params, strict=True)
         )
         return [answer.output() for answer in self._finish_all(order, "Generating", use_tqdm)]
 
@@ -296,13 +296,13 @@ class LLM:
             self._missed |= {answer.id: answer.output() for answer in moved if answer.id not in order}
         return [answer for answer in moved if answer.id in order]
 
-    def _queue_all(self, asks: Iterable[tuple[EngineRequest, bool]]) -> dict[str, None]:
+    def _queue_all(self, requests: Iterable[tuple[EngineRequest, bool]]) -> dict[str, None]:
         """Queue all or none, each with whether it wants log probabilities; the ids in order."""
         order: dict[str, None] = {}
         try:
-            for ask, wants_logprobs in asks:
-                order[ask.id] = None
-                self._queue(ask, wants_logprobs)
+            for request, wants_logprobs in requests:
+                order[request.id] = None
+                self._queue(request, wants_logprobs)
         except BaseException:
             self._abort_all(order)
             raise
@@ -313,8 +313,8 @@ class LLM:
             for request_id in request_ids:
                 self._fold(self._engine.abort(request_id))
 
-    def _ask(self, given: Prompt | ChatRequest, params: SamplingParams) -> EngineRequest:
-        ask = EngineRequest(
+    def _request(self, given: Prompt | ChatRequest, params: SamplingParams) -> EngineRequest:
+        request = EngineRequest(
             str(next(self._ids)),
             prompt_of(given),
             n=params.n,
@@ -324,23 +324,23 @@ class LLM:
             best_of=params.best_of,
             thinking_token_budget=params.thinking_token_budget,
         )
-        return applied(given, ask)
+        return applied(given, request)
 
-    def _queue(self, ask: EngineRequest, wants_logprobs: bool) -> None:
-        submission = self._assembly.intake.resolve(ask)
+    def _queue(self, request: EngineRequest, wants_logprobs: bool) -> None:
+        resolved = self._assembly.intake.resolve(request)
         with interrupts_held():
-            self._engine.submit(submission)
-            self._answers[ask.id] = Answer(submission, wants_logprobs)
+            self._engine.submit(resolved)
+            self._answers[request.id] = Answer(resolved, wants_logprobs)
 
     def _fold(self, outputs: StepOutputs) -> list[Answer]:
         """Add outputs to their answers; the answers that moved, of which the finished ones are kept no longer."""
         moved: dict[str, Answer] = {}
-        for ask_id, output in outputs:
-            moved[ask_id] = self._answers[ask_id]
-            moved[ask_id].add(output)
-        for ask_id, answer in moved.items():
+        for request_id, output in outputs:
+            moved[request_id] = self._answers[request_id]
+            moved[request_id].add(output)
+        for request_id, answer in moved.items():
             if answer.finished:
-                del self._answers[ask_id]
+                del self._answers[request_id]
         return list(moved.values())
 
 

@@ -8,14 +8,14 @@ from typing import Any
 from penstock.contract.embedding import vector_floats
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import (
-    AskFailed,
-    AskFinished,
     ChoiceDelta,
     ChoiceFinished,
     Embedding,
     FinishReason,
     Output,
     PromptTokens,
+    RequestFailed,
+    RequestFinished,
     TokenPiece,
     Usage,
 )
@@ -114,10 +114,10 @@ class _GrowingChoice:
 class Answer:
     """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by the call that waits for it."""
 
-    def __init__(self, submission: ResolvedRequest, wants_logprobs: bool = False) -> None:
-        self._submission = submission
+    def __init__(self, resolved: ResolvedRequest, wants_logprobs: bool = False) -> None:
+        self._resolved = resolved
         self._wants_logprobs = wants_logprobs
-        self._choices = [_GrowingChoice() for _ in range(submission.answered)]
+        self._choices = [_GrowingChoice() for _ in range(resolved.answered)]
         self._usage = Usage()
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._vector: bytes | None = None
@@ -127,7 +127,7 @@ class Answer:
     @property
     def id(self) -> str:
         """The request's id."""
-        return self._submission.id
+        return self._resolved.id
 
     def add(self, output: Output) -> None:
         """Take the next output."""
@@ -141,10 +141,10 @@ class Answer:
             case ChoiceFinished(choice, reason, stop):
                 self._choices[choice].finish_reason = reason.value
                 self._choices[choice].stop_reason = stop
-            case AskFinished(usage):
+            case RequestFinished(usage):
                 self._usage = usage
                 self.finished = True
-            case AskFailed(message, usage):
+            case RequestFailed(message, usage):
                 self._fail(message, usage)
 
     def _fail(self, message: str, usage: Usage) -> None:
@@ -167,11 +167,10 @@ class Answer:
 
     def output(self) -> RequestOutput:
         """The request as it stands."""
-        request = self._submission.requests[0]
         return RequestOutput(
-            request_id=self._submission.id,
-            prompt=self._submission.prompt_text or None,
-            prompt_token_ids=list(request.prompt),
+            request_id=self._resolved.id,
+            prompt=self._resolved.prompt_text or None,
+            prompt_token_ids=list(self._resolved.prompt),
             outputs=[self._completion(index) for index in range(len(self._choices))],
             finished=self.finished,
             num_cached_tokens=self._usage.cached_tokens,
@@ -190,7 +189,7 @@ class Answer:
         return EmbeddingRequestOutput(
             request_id=self.id,
             outputs=EmbeddingOutput(vector_floats(self._vector)),
-            prompt_token_ids=list(self._submission.requests[0].prompt),
+            prompt_token_ids=list(self._resolved.prompt),
             num_cached_tokens=self._usage.cached_tokens,
         )
 

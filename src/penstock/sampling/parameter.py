@@ -28,7 +28,7 @@ __all__ = ["Home", "Parameter", "RowStage", "Stage"]
 class Home(StrEnum):
     """Which value of the contract carries the parameter."""
 
-    ASK = "ask"
+    REQUEST = "request"
     """`EngineRequest` itself: it says how many sequences there are, or what form they have."""
     SPEC = "spec"
     """`SamplingSpec`: the runner reads it."""

@@ -68,7 +68,7 @@ def verify(
         served,
         vocab=vocab,
         threads=target.threads,
-        cache_root=target.cache_root,
+        model_digest=target.model_digest,
         dry_run=partial(dry_run, target=target),
     )
     advance = _counter(on_progress, len(requests) * (1 + sum(schedule.runs for schedule in schedules)))

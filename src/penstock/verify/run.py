@@ -144,7 +144,7 @@ class _Live:
         return self._choice.ended
 
     def score(self, event: PromptScored) -> None:
-        scores = zip(event.logprobs, event.tops, event.ranks, strict=True)
+        scores = zip(event.logprobs, event.top_logprobs, event.ranks, strict=True)
         self._prompt |= {at: (at, *entry) for at, entry in enumerate(scores, start=event.start)}
 
     def push(self, event: Generated) -> None:
@@ -251,7 +251,7 @@ def run_alone(target: Target, request: SequenceRequest) -> Outcome:
         max_num_batched_tokens=len(request.prompt),
         max_model_len=tokens,
         prefix_caching=False,
-        cache_root=target.cache_root,
+        model_digest=target.model_digest,
     )
     drive = _Drive(target, config)
     drive.submit(request)

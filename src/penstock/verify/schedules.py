@@ -114,7 +114,7 @@ def draw_schedules(
     *,
     vocab: Vocab,
     threads: int,
-    cache_root: bytes,
+    model_digest: bytes,
     dry_run: Callable[[Schedule], Seen],
 ) -> tuple[Schedule, ...]:
     """Schedule 0 with the sizes of `served`, and drawn ones after it.
@@ -126,7 +126,7 @@ def draw_schedules(
         served: the operator's options.
         vocab: for the prompts of strangers.
         threads: the operator's number; drawn schedules use others too.
-        cache_root: names the model in block keys.
+        model_digest: names the model in block keys.
         dry_run: runs a schedule without the model. A schedule is drawn up to 16 times, until it preempts and batches
             plain requests as often as its traits ask for; then the best of them is taken.
     """
@@ -135,7 +135,7 @@ def draw_schedules(
         draw = Random(f"schedule/{seed}/{index}")  # noqa: S311 - a workload, not a secret
         traits = _deal(index, served)
         attempts = (
-            replace(drawn, config=replace(drawn.config, cache_root=cache_root))
+            replace(drawn, config=replace(drawn.config, model_digest=model_digest))
             for drawn in (
                 _draw_schedule(draw, index, traits, requests, served, vocab, threads) for _ in range(_ATTEMPTS)
             )

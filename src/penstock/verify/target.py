@@ -27,7 +27,7 @@ class Target:
         make_runner: a runner with fresh KV memory, for plans of a scheduler with this configuration.
         set_threads: sets the number of compute threads of runners that are made from then on.
         threads: how many there are unless a schedule says otherwise.
-        cache_root: names the model in block keys.
+        model_digest: names the model in block keys.
         text: its tokenizer and chat template.
         grammars: compiles grammars; None if no request is to have one.
     """
@@ -37,7 +37,7 @@ class Target:
     make_runner: Callable[[SchedulerConfig], Runner]
     set_threads: Callable[[int], object]
     threads: int
-    cache_root: bytes
+    model_digest: bytes
     text: TextModel
     grammars: Grammars | None = None
 
@@ -63,7 +63,7 @@ class Target:
             make_runner=make_runner,
             set_threads=use_threads,
             threads=compute_threads(threads),
-            cache_root=loaded.files.digest,
+            model_digest=loaded.files.digest,
             text=text,
             grammars=grammars,
         )

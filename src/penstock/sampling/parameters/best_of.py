@@ -17,7 +17,7 @@ PARAMETER = Parameter(
     default=None,
     neutral=None,
     nullable=True,
-    home=Home.ASK,
+    home=Home.REQUEST,
     field="best_of",
     doc="Generate this many completions, at least n, and answer the n of them whose tokens have the highest mean log"
     " probability, best first; all count as usage. Not together with streaming.",

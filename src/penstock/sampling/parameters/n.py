@@ -14,7 +14,7 @@ PARAMETER = Parameter(
     default=1,
     neutral=1,
     nullable=False,
-    home=Home.ASK,
+    home=Home.REQUEST,
     field="n",
     doc="How many completions to generate from the one prompt; each draws its own random numbers.",
 )

@@ -102,7 +102,7 @@ PARAMETER = Parameter(
     default=None,
     neutral=None,
     nullable=True,
-    home=Home.ASK,
+    home=Home.REQUEST,
     field="grammar",
     doc="The form that the answer must have: an object with one of json (a JSON schema), regex, choice (a list of "
     "strings), grammar (Lark or GBNF) and json_object (true).",

@@ -13,7 +13,7 @@ PARAMETER = Parameter(
     default=None,
     neutral=None,
     nullable=True,
-    home=Home.ASK,
+    home=Home.REQUEST,
     field="thinking_token_budget",
     doc="Most tokens of reasoning: after so many the closing tag is written, and the model answers. For models that "
     "think; null for no bound of its own.",

@@ -14,14 +14,14 @@ from itertools import chain, repeat
 
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import (
-    AskFailed,
-    AskFinished,
     ChoiceDelta,
     ChoiceFinished,
     Embedding,
     FinishReason,
     Output,
     PromptTokens,
+    RequestFailed,
+    RequestFinished,
     Usage,
 )
 from penstock.contract.measurements import UNTIMED, Timings
@@ -94,10 +94,10 @@ class OutputStream:
                 return [_echo(output, first + choice, request) for choice in range(request.n if request.echo else 0)]
             case Embedding(vector):
                 self.vectors[index] = vector
-            case AskFinished():
+            case RequestFinished():
                 self._unfinished -= 1
                 self._add(output.usage, output.timings)
-            case AskFailed():
+            case RequestFailed():
                 self._add(output.usage, output.timings)
                 raise EngineFault(output.message)
         return ()

@@ -146,12 +146,12 @@ class CompletionFormatter:
         return {"index": delta.choice, "text": delta.text, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs_object(self, delta: ChoiceDelta) -> JsonObject:
-        tops = [_top_object(token) for token in delta.tokens]
+        top = [_top_object(token) for token in delta.tokens]
         return {
             "text_offset": [token.start for token in delta.tokens],
             "token_logprobs": [_token_logprob(token) for token in delta.tokens],
             "tokens": [token.text for token in delta.tokens],
-            "top_logprobs": tops if any(token.top for token in delta.tokens) else None,
+            "top_logprobs": top if any(token.top for token in delta.tokens) else None,
         }
 
 

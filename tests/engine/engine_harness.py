@@ -1,4 +1,4 @@
-"""An engine on a stand: the real scheduler, text and engine around the paged-memory fake runner. No tensors."""
+"""A harness: the real scheduler, text and engine around the paged-memory fake runner. No tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.events import AskFailed, AskFinished, ChoiceDelta, ChoiceFinished, Output
+from penstock.contract.events import ChoiceDelta, ChoiceFinished, Output, RequestFailed, RequestFinished
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
 from penstock.contract.plan import PromptScores, RowResult, StepPlan, StepResult
@@ -34,7 +34,7 @@ def text_model() -> TextModel:
     """A tokenizer of single letters, so that texts are easy to foresee."""
     return open_text(
         GgufVocabulary(
-            file="stand.gguf",
+            file="harness.gguf",
             model="gpt2",
             pre="gpt-2",
             tokens=VOCABULARY,
@@ -52,7 +52,7 @@ def text_model() -> TextModel:
 
 
 @dataclass
-class Stand:
+class Harness:
     """The parts, for tests to reach into."""
 
     engine: Engine
@@ -66,10 +66,10 @@ class Stand:
     ids: itertools.count = field(default_factory=itertools.count)
 
     def submit(self, prompt: str = "hello", **fields) -> str:
-        """Queue an ask for a text prompt; unless told otherwise it ignores the model's end and is seeded."""
-        return self.submit_ask(ask(f"ask-{next(self.ids)}", self.text, prompt, **fields))
+        """Queue a request for a text prompt; unless told otherwise it ignores the model's end and is seeded."""
+        return self.submit_request(request_of(f"request-{next(self.ids)}", self.text, prompt, **fields))
 
-    def submit_ask(self, one: EngineRequest) -> str:
+    def submit_request(self, one: EngineRequest) -> str:
         self.engine.submit(self.intake.resolve(one))
         self.outputs[one.id] = []
         return one.id
@@ -78,8 +78,8 @@ class Stand:
         self.collect(self.engine.step())
 
     def collect(self, outputs) -> None:
-        for ask_id, output in outputs:
-            self.outputs[ask_id].append(output)
+        for request_id, output in outputs:
+            self.outputs[request_id].append(output)
 
     def run(self, most_steps: int = 10_000) -> None:
         for _ in range(most_steps):
@@ -96,10 +96,10 @@ class Stand:
         return "".join(self.text.tokenizer.token_bytes(token).decode() for token in tokens if token != END_ID)
 
 
-def ask(ask_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> EngineRequest:
+def request_of(request_id: str, text: TextModel, prompt: str, *, n: int = 1, seed: int = 7, **rules) -> EngineRequest:
     stop = StopRules(**{"max_tokens": 8, "ignore_eos": True, **rules})
     ids = text.tokenizer.encode(prompt)
-    return EngineRequest(ask_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
+    return EngineRequest(request_id, TokenPrompt(ids), n=n, sampling=SamplingSpec((("seed", seed),)), stop=stop)
 
 
 class Unhurried:
@@ -143,7 +143,7 @@ def build(
     num_blocks: int = 64,
     block_size: int = 4,
     **scheduler,
-) -> Stand:
+) -> Harness:
     """The parts, joined; `around` may put another runner around the fake one."""
     config = SchedulerConfig(
         num_blocks=num_blocks,
@@ -155,9 +155,9 @@ def build(
     recorder = Recorder(record, config) if record else NoRecorder()
     driven = around(runner) if around else Unhurried(runner, pause) if pause else runner
     engine = Engine(Scheduler(config), driven, text, recorder)
-    card = ModelCard("stand", 0, config.max_model_len, len(VOCABULARY), True)
+    card = ModelCard("harness", 0, config.max_model_len, len(VOCABULARY), True)
     intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy)
-    return Stand(engine, intake, runner, text, clock, config, card)
+    return Harness(engine, intake, runner, text, clock, config, card)
 
 
 def text_of(outputs: list[Output], choice: int = 0) -> str:
@@ -173,9 +173,9 @@ def finishes_of(outputs: list[Output]) -> list[ChoiceFinished]:
     return [o for o in outputs if isinstance(o, ChoiceFinished)]
 
 
-def terminal_of(outputs: list[Output]) -> AskFinished | AskFailed:
+def terminal_of(outputs: list[Output]) -> RequestFinished | RequestFailed:
     """The one terminal output, which must be the last."""
-    ends = [o for o in outputs if isinstance(o, AskFinished | AskFailed)]
+    ends = [o for o in outputs if isinstance(o, RequestFinished | RequestFailed)]
     assert len(ends) == 1
     assert outputs[-1] is ends[0]
     return ends[0]

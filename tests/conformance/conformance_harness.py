@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from engine_stand import Scoring, Stand, build
+from engine_harness import Harness, Scoring, build
 
 from penstock.contract.config import DEFAULT_MODEL, ServerConfig
 from penstock.contract.limits import DEFAULT_LIMITS, ServerLimits
@@ -166,10 +166,10 @@ class NotedLoop(EngineLoop):
         super().__init__(*arguments)
         self.aborted: list[str] = []
 
-    def abort(self, ask_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         """As the loop's."""
-        super().abort(ask_id)
-        self.aborted.append(ask_id)
+        super().abort(request_id)
+        self.aborted.append(request_id)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class GatedServer:
     """A real HTTP server, the real engine and scheduler, and a fake runner behind a gate."""
 
     url: str
-    stand: Stand
+    harness: Harness
     gate: Gate
     loop: NotedLoop
 
@@ -214,19 +214,19 @@ class Ticks:
 
 @contextmanager
 def gated(max_queued: int = 64, **scheduler: Any) -> Iterator[GatedServer]:
-    """Serve a stand; at the end everything in it is idle and every block is back."""
+    """Serve a harness; at the end everything in it is idle and every block is back."""
     gates: list[Gate] = []
 
     def around(runner: FakeRunner) -> Gate:
         gates.append(Gate(Scoring(runner)))
         return gates[0]
 
-    stand = build(around=around, **scheduler)
-    loop = NotedLoop(stand.engine, Ticks(), max_queued)
+    harness = build(around=around, **scheduler)
+    loop = NotedLoop(harness.engine, Ticks(), max_queued)
     loop.start()
     try:
-        with listening(LocalClient(stand.intake, loop), stand.card) as url:
-            yield GatedServer(url, stand, gates[0], loop)
+        with listening(LocalClient(harness.intake, loop), harness.card) as url:
+            yield GatedServer(url, harness, gates[0], loop)
             gates[0].open()
             wait_until(lambda: not loop.health().running and not loop.health().waiting)
             assert loop.health().free_blocks == loop.health().total_blocks
