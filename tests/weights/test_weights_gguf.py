@@ -427,7 +427,9 @@ def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelFileError, match=r"general.architecture: 'mamba' cannot be read; gemma2, gpt2, llama"):
+    with pytest.raises(
+        ModelFileError, match=r"general.architecture: 'mamba' cannot be read; gemma2, gpt2, granite, llama"
+    ):
         open_gguf(tmp_path / "t.gguf", gguf_dialect)
 
 
