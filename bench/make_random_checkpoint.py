@@ -1,174 +1,147 @@
 """Writes a random model as a Hugging Face directory: weights that mean nothing in the sizes that speed depends on.
 
-    python bench/make_random_checkpoint.py DIRECTORY [--family llama --layers 22 --hidden 2048 ...]
+    python bench/make_random_checkpoint.py DIRECTORY [--family gemma2 --layers 18 --hidden 2048 --set head_dim=256 ...]
+    python bench/make_random_checkpoint.py DIRECTORY --config FILE.json
     penstock bench batch DIRECTORY
 
-The defaults are the sizes of TinyLlama, 1.1 billion weights, or of the smallest GPT-2, 124 million. Numbers are normal
-with a deviation of 0.02, from a seed, in bfloat16, one file a layer. The tokenizer knows single bytes only: a
-vocabulary must hold these 256 and two marks.
+A family is any `model_type` that transformers builds. What no option says is as in transformers' default of the
+family, but a Llama has the sizes of TinyLlama, 1.1 billion weights; `--set` says anything else that `config.json` may
+hold, and `--config` begins with a file in place of the default. Matrices are normal numbers with a deviation of 0.02,
+from a seed, in bfloat16, named as transformers names them in files; no more than one file of them is in memory. The
+tokenizer knows single bytes only: a vocabulary must hold these 256 and two marks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
 
-__all__ = ["GPT2Sizes", "Sizes", "main", "write_checkpoint"]
+__all__ = ["configure", "main", "shapes_of", "write_checkpoint"]
 
 BYTES, BEGIN, END = 256, "<s>", "</s>"
+FILE_BYTES = 1 << 29
+SIZES = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "inner": "intermediate_size",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_inner": "moe_intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+"""Options, and what `config.json` calls them in most families."""
+
+TINY_LLAMA = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "intermediate_size": 5632,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-5,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {"llama": TINY_LLAMA}
+SPELLED: dict[str, dict[str, str]] = {"gpt2": {"intermediate_size": "n_inner"}}
+"""Families that call a size otherwise, where transformers does not say so itself."""
+UNDECLARED: dict[str, set[str]] = {"qwen3_moe": {"head_dim"}}
+"""What a family reads where it is given, without a default of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes of a Llama."""
+def configure(family: str, settings: Mapping[str, Any]) -> PreTrainedConfig:
+    """The config of a family with some settings.
 
-    hidden: int = 2048
-    layers: int = 22
-    heads: int = 32
-    kv_heads: int = 4
-    inner: int = 5632
-    vocabulary: int = 32000
-    positions: int = 2048
-
-    def __post_init__(self) -> None:
-        if self.hidden % self.heads or self.heads % self.kv_heads:
-            raise SystemExit(f"heads ({self.heads}) must divide hidden ({self.hidden}), and kv-heads the heads")
-        _check_vocabulary(self.vocabulary)
-
-    @property
-    def kv_width(self) -> int:
-        """Width of keys, and of values, of all heads."""
-        return self.hidden // self.heads * self.kv_heads
-
-    def config(self) -> dict[str, object]:
-        """What `config.json` says."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "intermediate_size": self.inner,
-            "vocab_size": self.vocabulary,
-            "max_position_embeddings": self.positions,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-            "bos_token_id": BYTES,
-            "eos_token_id": BYTES + 1,
-            "torch_dtype": "bfloat16",
-        }
-
-    def shards(self) -> Iterator[dict[str, tuple[int, ...]]]:
-        """Names and shapes of tensors, file by file."""
-        yield {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
-        for layer in range(self.layers):
-            name = f"model.layers.{layer}"
-            yield {
-                f"{name}.input_layernorm.weight": (self.hidden,),
-                f"{name}.self_attn.q_proj.weight": (self.hidden, self.hidden),
-                f"{name}.self_attn.k_proj.weight": (self.kv_width, self.hidden),
-                f"{name}.self_attn.v_proj.weight": (self.kv_width, self.hidden),
-                f"{name}.self_attn.o_proj.weight": (self.hidden, self.hidden),
-                f"{name}.post_attention_layernorm.weight": (self.hidden,),
-                f"{name}.mlp.gate_proj.weight": (self.inner, self.hidden),
-                f"{name}.mlp.up_proj.weight": (self.inner, self.hidden),
-                f"{name}.mlp.down_proj.weight": (self.hidden, self.inner),
-            }
-        yield {"model.norm.weight": (self.hidden,), "lm_head.weight": (self.vocabulary, self.hidden)}
+    Raises:
+        SystemExit: they make no model.
+    """
+    default = AutoConfig.for_model(family)
+    known = default.to_dict().keys() | UNDECLARED.get(family, set())
+    spelled = default.attribute_map | SPELLED.get(family, {})
+    given = {spelled.get(name, name): value for name, value in settings.items()}
+    for name in given:
+        if name not in known:
+            raise SystemExit(f"a {family} must not be given {name}")
+    marks = {"bos_token_id": BYTES, "eos_token_id": BYTES + 1, "pad_token_id": None, "dtype": "bfloat16"}
+    try:
+        config = AutoConfig.for_model(family, **DEFAULTS.get(family, {}) | given | marks)
+    except (StrictDataclassError, ValueError) as error:
+        raise SystemExit(f"sizes must fit each other: {error}") from error
+    if config.vocab_size < BYTES + 2:
+        raise SystemExit(f"the vocabulary must be at least {BYTES + 2}, for every byte and two marks")
+    return config
 
 
-@dataclass(frozen=True, slots=True)
-class GPT2Sizes:
-    """The sizes of a GPT-2, whose head is its embedding."""
+def shapes_of(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Names, as files have them, and shapes of all tensors; of tied ones the first.
 
-    hidden: int = 768
-    layers: int = 12
-    heads: int = 12
-    inner: int = 3072
-    vocabulary: int = 50257
-    positions: int = 1024
-
-    def __post_init__(self) -> None:
-        if self.hidden % self.heads:
-            raise SystemExit(f"heads ({self.heads}) must divide hidden ({self.hidden})")
-        _check_vocabulary(self.vocabulary)
-
-    def config(self) -> dict[str, object]:
-        """What `config.json` says."""
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "activation_function": "gelu_new",
-            "n_embd": self.hidden,
-            "n_layer": self.layers,
-            "n_head": self.heads,
-            "n_inner": self.inner,
-            "n_positions": self.positions,
-            "vocab_size": self.vocabulary,
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": True,
-            "bos_token_id": BYTES,
-            "eos_token_id": BYTES + 1,
-            "torch_dtype": "bfloat16",
-        }
-
-    def shards(self) -> Iterator[dict[str, tuple[int, ...]]]:
-        """Names and shapes of tensors, file by file; projections have their inputs first."""
-        tables = {"wte.weight": (self.vocabulary, self.hidden), "wpe.weight": (self.positions, self.hidden)}
-        yield {f"transformer.{name}": shape for name, shape in tables.items()}
-        for layer in range(self.layers):
-            name = f"transformer.h.{layer}"
-            shapes: dict[str, tuple[int, ...]] = {}
-            for norm in ("ln_1", "ln_2"):
-                shapes |= {f"{name}.{norm}.{part}": (self.hidden,) for part in ("weight", "bias")}
-            for projection, inputs, outputs in (
-                ("attn.c_attn", self.hidden, 3 * self.hidden),
-                ("attn.c_proj", self.hidden, self.hidden),
-                ("mlp.c_fc", self.hidden, self.inner),
-                ("mlp.c_proj", self.inner, self.hidden),
-            ):
-                shapes |= {f"{name}.{projection}.weight": (inputs, outputs), f"{name}.{projection}.bias": (outputs,)}
-            yield shapes
-        yield {f"transformer.ln_f.{part}": (self.hidden,) for part in ("weight", "bias")}
+    Raises:
+        SystemExit: the sizes make no model.
+    """
+    with torch.device("meta"):
+        try:
+            model = AutoModelForCausalLM.from_config(config)
+        except ValueError as error:
+            raise SystemExit(f"sizes must make a model: {error}") from error
+    config.architectures = [type(model).__name__]
+    held = {id(tensor): (name, tensor) for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    tensors = revert_weight_conversion(model, {name: tensor.detach() for name, tensor in held.values()})
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-FAMILIES: dict[str, type[Sizes | GPT2Sizes]] = {"llama": Sizes, "gpt2": GPT2Sizes}
-
-
-def _check_vocabulary(size: int) -> None:
-    if size < BYTES + 2:
-        raise SystemExit(f"vocabulary must be at least {BYTES + 2}, for every byte and two marks")
-
-
-def write_checkpoint(directory: Path, sizes: Sizes | GPT2Sizes, seed: int = 0) -> None:
+def write_checkpoint(directory: Path, config: PreTrainedConfig, seed: int = 0) -> None:
     """Write everything that a loader looks for into `directory`, which is made."""
+    shapes = shapes_of(config)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(sizes.config(), indent=2) + "\n", encoding="utf-8")
+    config.save_pretrained(directory)
     _write_tokenizer(directory)
     randomness = torch.Generator().manual_seed(seed)
-    shards = list(sizes.shards())
+    files = list(_files(shapes))
     places: dict[str, str] = {}
-    total = 0
-    for number, shapes in enumerate(tqdm(shards, desc="Writing", unit="file", disable=None), start=1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {key: _random(key, shape, randomness) for key, shape in shapes.items()}
-        save_file(tensors, directory / name, metadata={"format": "pt"})
-        places |= dict.fromkeys(tensors, name)
-        total += sum(tensor.nbytes for tensor in tensors.values())
+    total = 2 * sum(map(_count, shapes.values()))
+    with tqdm(total=total, desc="Writing", unit="B", unit_scale=True, disable=None) as bar:
+        for number, names in enumerate(files, start=1):
+            file = f"model-{number:05}-of-{len(files):05}.safetensors"
+            tensors = {}
+            for name in names:
+                tensors[name] = _random(name, shapes[name], randomness)
+                bar.update(tensors[name].nbytes)
+            save_file(tensors, directory / file, metadata={"format": "pt"})
+            places |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _files(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
+    """Names in order, cut where a file would hold more than `FILE_BYTES`."""
+    names: list[str] = []
+    held = 0
+    for name, shape in shapes.items():
+        size = 2 * _count(shape)
+        if names and held + size > FILE_BYTES:
+            yield names
+            names, held = [], 0
+        names.append(name)
+        held += size
+    yield names
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
 
 
 def _random(name: str, shape: tuple[int, ...], randomness: torch.Generator) -> Tensor:
@@ -189,21 +162,41 @@ def _write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
 
 
+def _setting(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE`, the value as JSON, or a word."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
 def main() -> None:
     """Write a checkpoint in the sizes of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--family", choices=FAMILIES, default="llama")
+    parser.add_argument("--family", help='a `model_type`; default: that of --config, or "llama"')
+    parser.add_argument("--config", type=Path, help="a `config.json` to begin with")
     parser.add_argument("--seed", type=int, default=0)
-    for name in Sizes.__slots__:
-        known = [f"{getattr(of(), name)} of a {family}" for family, of in FAMILIES.items() if name in of.__slots__]
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"default: {', '.join(known)}")
+    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", dest="settings")
+    for option, name in SIZES.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", type=int, help=f"`{name}`")
     options = vars(parser.parse_args())
-    directory, family, seed = options.pop("directory"), options.pop("family"), options.pop("seed")
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in given.keys() - set(FAMILIES[family].__slots__):
-        raise SystemExit(f"a {family} must not be given --{name.replace('_', '-')}")
-    write_checkpoint(directory, FAMILIES[family](**given), seed)
+    base = {} if options["config"] is None else json.loads(options["config"].read_text(encoding="utf-8"))
+    family = options["family"] or base.get("model_type", "llama")
+    if family not in _families():
+        raise SystemExit(f"--family must be a `model_type` of a causal model that transformers knows, not {family!r}")
+    for written in ("model_type", "architectures", "transformers_version", "torch_dtype"):
+        base.pop(written, None)
+    sizes = {name: options[option] for option, name in SIZES.items() if options[option] is not None}
+    config = configure(family, base | sizes | dict(options["settings"]))
+    write_checkpoint(options["directory"], config, options["seed"])
+
+
+def _families() -> set[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ PENSTOCK_INLINE f32x16 sigmoid_weighted(f32x16 x, f32x16 exponent) {
     return div(x, add(broadcast(1.0f), exp(sub(zero(), exponent))));
 }
 
+PENSTOCK_INLINE f32x16 silu(f32x16 x) { return sigmoid_weighted(x, x); }
+
 // of(gate) * up of rows [gate | up]; rounded once, at the end.
 template <class Of>
 PENSTOCK_INLINE void each_gated(const ActivationCall& call, Pool& pool, const Of& of) {
@@ -30,7 +32,7 @@ PENSTOCK_INLINE void each_gated(const ActivationCall& call, Pool& pool, const Of
 
 // silu(gate) * up (SwiGLU: Shazeer 2020, section 2)
 inline void silu_and_mul(const ActivationCall& call, Pool& pool) {
-    each_gated(call, pool, [](f32x16 gate) { return sigmoid_weighted(gate, gate); });
+    each_gated(call, pool, [](f32x16 gate) { return silu(gate); });
 }
 
 template <class Of>

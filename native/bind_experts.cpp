@@ -32,10 +32,8 @@ void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, u
 
 void make_layer(ExpertLayer* place, const Router& router, int activation, const WeightStack& gate_up,
                 const WeightStack& down) {
-    require(activation >= 0 && activation <= static_cast<int>(Activation::relu),
-            "activation must be 0 (silu_and_mul), 1 (gelu_new), 2 (gelu) or 3 (relu)");
-    const auto chosen = static_cast<Activation>(activation);
-    const int64_t parts = chosen == Activation::silu_and_mul ? 2 : 1;
+    const Activation chosen = activation_of(activation);
+    const int64_t parts = gates(chosen) ? 2 : 1;
     require(gate_up.inputs == down.outputs, "gate_up must have as many inputs as down has outputs");
     require(gate_up.outputs == parts * down.inputs,
             "gate_up must have as many outputs as down has inputs, or twice as many where gates weigh the rest");

@@ -1,5 +1,6 @@
 // The linear kernels, look-ups and packing as Python functions.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <cstdint>
 #include <stdexcept>
@@ -31,13 +32,13 @@ LookupKernel lookup_kernel(const KernelTable& table, Kind kind) {
 }
 
 void linear(const Cpu& cpu, int64_t rows, const Weight& weight, const Rows& x, const Vector* bias, const Rows* residual,
-            const Rows& out, bool gated, const Memory& scratch) {
+            const Rows& out, std::optional<int> gate, const Memory& scratch) {
     const auto [kind, outputs, inputs, data] = weight;
     require(rows >= 0 && rows < kMostRows, "rows must be between 0 and 2^31 - 1");
     if (rows == 0) return;
     const LinearCall call{rows,          outputs,           inputs, reading(&x),    data,
-                          one_row(bias), reading(residual), out,    scratch.data(), gated};
-    require(!gated || (outputs % (2 * kPanel) == 0 && residual == nullptr),
+                          one_row(bias), reading(residual), out,    scratch.data(), gate_of(gate)};
+    require(!gate || (outputs % (2 * kPanel) == 0 && residual == nullptr),
             "outputs of a gated product must be a multiple of 32, without a residual");
     check_rows(call.x, rows, inputs, "x must be given, with rows at least `inputs` apart");
     check_rows(call.out, rows, call.columns(), "out must be given, with rows at least its columns apart");
@@ -97,8 +98,8 @@ void pack_blocks(const Cpu& cpu, int64_t outputs, int64_t inputs, const Memory& 
 
 void bind_linear(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     using namespace penstock;
-    cpu.def("linear", &linear, "rows"_a, "weight"_a, "x"_a, "bias"_a.none(), "residual"_a.none(), "out"_a, "gated"_a,
-            "scratch"_a, "out = x times a packed weight + bias + residual, or of it silu(first half) * second half.");
+    cpu.def("linear", &linear, "rows"_a, "weight"_a, "x"_a, "bias"_a.none(), "residual"_a.none(), "out"_a, "gate"_a.none(),
+            "scratch"_a, "out = x times a packed weight + bias + residual, or of it gate(first half) * second half.");
     cpu.def("lookup", &lookup, "weight"_a, "count"_a, "ids"_a, "out"_a, "Rows of a packed weight as numbers.");
     const auto numbers = [&cpu](const char* name, auto pack, const char* doc) {
         cpu.def(name, pack, "outputs"_a, "inputs"_a, "weight"_a, "to"_a, doc);

@@ -3,6 +3,7 @@
 // Every operation is checked when it is added, and everything of a step that a kernel would trust before the first of
 // them runs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -34,14 +35,6 @@ Norm norm_kind_of(int kind) {
     require(kind >= 0 && kind <= static_cast<int>(Norm::layer), "a norm must be 0 (RMS) or 1 (layer norm)");
     return static_cast<Norm>(kind);
 }
-
-Activation activation_of(int kind) {
-    require(kind >= 0 && kind <= static_cast<int>(Activation::gelu_new_and_mul),
-            "activation must be 0 (silu_and_mul), 1 (gelu_new), 2 (gelu), 3 (relu) or 4 (gelu_new_and_mul)");
-    return static_cast<Activation>(kind);
-}
-
-bool gates(Activation kind) { return kind == Activation::silu_and_mul || kind == Activation::gelu_new_and_mul; }
 
 void check_columns(const Program& program, const Columns& columns) {
     require(columns.in >= 0 && size_t(columns.in) < program.registers.size(), "an operand names no register");
@@ -85,14 +78,15 @@ void add_norm(Program& program, int kind, const Columns& x, const Columns& out, 
 }
 
 void add_linear(Program& program, const Columns& x, const Columns& out, const Weight& weight, const Vector* bias,
-                bool adds, bool gated) {
+                bool adds, std::optional<int> gate) {
     check_columns(program, x);
     check_columns(program, out);
     const auto [kind, outputs, inputs, data] = weight;
-    require(x.width == inputs && out.width == (gated ? outputs / 2 : outputs),
+    require(x.width == inputs && out.width == (gate ? outputs / 2 : outputs),
             "a weight does not have the sizes of its operands");
-    require(!gated || (!adds && outputs % (2 * kPanel) == 0), "gates want whole panels, and add to nothing");
-    program.operations.push_back(LinearOperation{x, out, kind, outputs, inputs, data, one_row(bias), adds, gated});
+    require(!gate || (!adds && outputs % (2 * kPanel) == 0), "gates want whole panels, and add to nothing");
+    program.operations.push_back(LinearOperation{x, out, kind, outputs, inputs, data, one_row(bias), adds,
+                                                 gate_of(gate)});
 }
 
 void add_activation(Program& program, int kind, const Columns& x, const Columns& out) {
@@ -238,7 +232,7 @@ void bind_program(nb::module_& module) {
         .def("register", &add_register, "width"_a, "element"_a, "area"_a, "A register in an area; gives its number.")
         .def("begin_layer", &begin_layer, "What is added from now on belongs to the next layer.")
         .def("norm", &add_norm, "kind"_a, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "eps"_a, "adds"_a)
-        .def("linear", &add_linear, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "adds"_a, "gated"_a)
+        .def("linear", &add_linear, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "adds"_a, "gate"_a.none())
         .def("activation", &add_activation, "kind"_a, "x"_a, "out"_a)
         .def("attend", &add_attend, "cache"_a, "heads"_a, "q"_a, "k"_a.none(), "v"_a.none(), "rotated"_a, "out"_a,
              "norms"_a, "rotation"_a.none(), "rule"_a)

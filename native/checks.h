@@ -37,6 +37,19 @@ inline Kind kind_of(int kind) {
     return static_cast<Kind>(kind);
 }
 
+inline Activation activation_of(int kind) {
+    require(kind >= 0 && kind <= static_cast<int>(Activation::gelu_new_and_mul),
+            "activation must be 0 (silu_and_mul), 1 (gelu_new), 2 (gelu), 3 (relu) or 4 (gelu_new_and_mul)");
+    return static_cast<Activation>(kind);
+}
+
+// That of a gated product, where it is one.
+inline std::optional<Activation> gate_of(std::optional<int> kind) {
+    if (!kind) return std::nullopt;
+    require(gates(activation_of(*kind)), "a gate must be 0 (silu_and_mul) or 4 (gelu_new_and_mul)");
+    return activation_of(*kind);
+}
+
 inline void check_sizes(int64_t outputs, int64_t inputs) {
     require(outputs >= 1 && outputs < int64_t{1} << 31, "outputs must be between 1 and 2^31 - 1");
     require(inputs >= 1 && inputs <= kMostInputs, "inputs must be between 1 and 65536");

@@ -118,7 +118,7 @@ private:
     void project(const LinearOperation& by) const {
         const Rows out = rows(by.out);
         const LinearCall call{shard_.tokens, by.outputs, by.inputs, read(rows(by.x)), by.weight, by.bias,
-                              by.adds ? read(out) : ConstRows{}, out, kernel_scratch_, by.gated, prefetcher_};
+                              by.adds ? read(out) : ConstRows{}, out, kernel_scratch_, by.gate, prefetcher_};
         linear_kernel(kernels_, by.kind)(call, pool_);
     }
 

@@ -19,7 +19,7 @@ constexpr int64_t kMostPairsApart = 512;  // what experts say to their tokens, a
 
 // Whether the kernel that multiplies by gates and ups also weighs the one by the other.
 bool gates_in_place(const ExpertLayer& layer) {
-    return layer.activation == Activation::silu_and_mul && layer.inner() % kPanel == 0;
+    return gates(layer.activation) && layer.inner() % kPanel == 0;
 }
 
 // Rows that are multiplied before the next ones may take their place.
@@ -122,15 +122,15 @@ struct Run {
         return {to, hidden, call.x.element};
     }
 
-    void multiply(const WeightStack& stack, const Share& of, const ConstRows& x, const Rows& out, bool gated, int64_t place,
-                  Pool& pool) const {
+    void multiply(const WeightStack& stack, const Share& of, const ConstRows& x, const Rows& out,
+                  std::optional<Activation> gate, int64_t place, Pool& pool) const {
         const ExpertLayer& layer = call.layer;
         const int64_t stride = std::max(scratch_stride(layer.gate_up.kind, layer.gate_up.inputs),
                                         scratch_stride(layer.down.kind, layer.down.inputs));
         const LinearCall product{of.count, stack.outputs, stack.inputs,
                                  x,        stack.of(of.expert), {},
                                  {},       out,           call.scratch + at.linear + place * stride,
-                                 gated,    call.prefetcher};
+                                 gate,     call.prefetcher};
         linear_kernel(kernels, stack.kind)(product, pool);
     }
 
@@ -141,16 +141,16 @@ struct Run {
         const Element element = layer.down.kind == Kind::bf16 ? Element::bf16 : Element::f32;  // as it is multiplied
         const Rows inner{area<uint8_t>(at.inner) + place * row_bytes(layer.inner(), element), layer.inner(), element};
         if (gates_in_place(layer)) {
-            multiply(layer.gate_up, of, x, inner, true, place, pool);
+            multiply(layer.gate_up, of, x, inner, layer.activation, place, pool);
         } else {
             const int64_t width = layer.gate_up.outputs;
             const Rows wide{area<float>(at.wide) + place * width, width, Element::f32};
-            multiply(layer.gate_up, of, x, wide, false, place, pool);
+            multiply(layer.gate_up, of, x, wide, {}, place, pool);
             const ConstRows made{wide.data, width, wide.element};
             activation_kernel(kernels, layer.activation)({of.count, layer.inner(), made, inner}, pool);
         }
         const Rows said{area<float>(at.said) + place * layer.hidden(), layer.hidden(), Element::f32};
-        multiply(layer.down, of, {inner.data, inner.stride, element}, said, false, place, pool);
+        multiply(layer.down, of, {inner.data, inner.stride, element}, said, {}, place, pool);
     }
 
     void add(const Share& of, int64_t place, Pool& pool) const {

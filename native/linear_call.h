@@ -3,12 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace penstock {
 
 class KvPrefetcher;
 
 enum class Element : int32_t { f32 = 0, bf16 = 1 };
+enum class Activation : int32_t { silu_and_mul = 0, gelu_new = 1, gelu = 2, relu = 3, gelu_new_and_mul = 4 };
+
+// Whether half of what goes in weighs the other half.
+constexpr bool gates(Activation kind) {
+    return kind == Activation::silu_and_mul || kind == Activation::gelu_new_and_mul;
+}
 
 // Rows of floats; `stride` counts elements from one row to the next. `data` is null where there is none (no bias, ...).
 struct ConstRows {
@@ -28,9 +35,9 @@ struct Rows {
 // Sums are in fp32; bias, then residual, are added to the finished sum; then it is rounded to the element of `out`.
 // `residual` and `out` may be the same memory.
 //
-// A gated call takes the first half of the outputs for gates and the second for what they weigh (SwiGLU):
+// A gated call takes the first half of the outputs for gates and the second for what they weigh (SwiGLU, GeGLU):
 //
-//     out[rows, outputs / 2] = silu(first half) * second half
+//     out[rows, outputs / 2] = activation(first half) * second half
 //
 // of finished sums with their bias. Then outputs is a multiple of 32, and there is no residual.
 struct LinearCall {
@@ -43,10 +50,11 @@ struct LinearCall {
     ConstRows residual;
     Rows out;
     uint8_t* scratch;  // rows * scratch_stride() bytes on a cache line; undefined before and after
-    bool gated;
+    std::optional<Activation> gate;  // of a gated call; one that gates
     KvPrefetcher* prefetcher = nullptr;  // memory to ask for meanwhile, in a call by one thread; or none
 
-    int64_t columns() const { return gated ? outputs / 2 : outputs; }  // of out
+    bool gated() const { return gate.has_value(); }
+    int64_t columns() const { return gated() ? outputs / 2 : outputs; }  // of out
 };
 
 // out[i, :] = row ids[i] of a packed weight [outputs, inputs]

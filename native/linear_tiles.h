@@ -42,7 +42,7 @@ PENSTOCK_INLINE void store_elements(const Rows& to, int64_t row, int64_t column,
 // at what they weigh.
 template <int P>
 PENSTOCK_INLINE const uint8_t* panel_at(const LinearCall& call, int64_t panel, int p, int64_t bytes) {
-    if (P > 1 && call.gated && p >= P / 2) panel += call.outputs / 2 / kPanel - P / 2;
+    if (P > 1 && call.gated() && p >= P / 2) panel += call.outputs / 2 / kPanel - P / 2;
     return call.weight + (panel + p) * bytes;
 }
 
@@ -59,7 +59,7 @@ struct WeightsAhead {
     int64_t early;
 
     PENSTOCK_INLINE WeightsAhead(const LinearCall& call, int64_t panel_bytes)
-        : early(P == 1 ? 8192 : (call.gated ? P / 2 : P) * panel_bytes) {}
+        : early(P == 1 ? 8192 : (call.gated() ? P / 2 : P) * panel_bytes) {}
 
     PENSTOCK_INLINE void ask(const uint8_t* at) const {
         if constexpr (kQuick) {
@@ -96,8 +96,9 @@ PENSTOCK_NOINLINE inline void finish(const LinearCall& call, int64_t row, int ro
 }
 
 // The same of a gated call, where the tile's second half of panels meets the first.
-PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
-                                           const float* sums) {
+template <class Activate>
+PENSTOCK_INLINE void finish_gates(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
+                                  const float* sums, const Activate& activate) {
     const int half = panels / 2;
     for (int r = 0; r < rows; r++) {
         for (int p = 0; p < half; p++) {
@@ -105,9 +106,17 @@ PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, 
             const float* gates = sums + (r * panels + p) * kLanes;
             const f32x16 gate = add_vector(load(gates), call.bias, 0, column, kPanel);
             const f32x16 up = add_vector(load(gates + half * kLanes), call.bias, 0, call.columns() + column, kPanel);
-            store_elements(call.out, row + r, column, kPanel, mul(sigmoid_weighted(gate, gate), up));
+            store_elements(call.out, row + r, column, kPanel, mul(activate(gate), up));
         }
     }
+}
+
+PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
+                                           const float* sums) {
+    if (call.gate == Activation::gelu_new_and_mul) {
+        return finish_gates(call, row, rows, panel, panels, sums, [](f32x16 gate) { return gelu_by_tanh(gate); });
+    }
+    finish_gates(call, row, rows, panel, panels, sums, [](f32x16 gate) { return silu(gate); });
 }
 
 // The sums of a tile on their way out of registers.
@@ -124,7 +133,7 @@ struct alignas(64) TileSums {
     PENSTOCK_INLINE float* at(int r, int p) { return sums + (r * P + p) * kLanes; }
 
     PENSTOCK_INLINE void finish_tile(const LinearCall& call, int64_t row, int64_t panel) const {
-        (P > 1 && call.gated ? finish_gated : finish)(call, row, R, panel, P, sums);
+        (P > 1 && call.gated() ? finish_gated : finish)(call, row, R, panel, P, sums);
     }
 };
 
@@ -190,7 +199,7 @@ void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
     pool.run(int(panel_tasks * row_tasks), [&](int task) {
         const int64_t panel = task % panel_tasks * panels_each, row = task / panel_tasks * rows_each;
         const int64_t last_row = smaller(row + rows_each, call.rows), last_panel = smaller(panel + panels_each, panels);
-        (call.gated ? walk_gated_tiles<Kernel> : walk_tiles<Kernel>)(kernel, row, last_row, panel, last_panel);
+        (call.gated() ? walk_gated_tiles<Kernel> : walk_tiles<Kernel>)(kernel, row, last_row, panel, last_panel);
     });
 }
 

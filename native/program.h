@@ -51,7 +51,7 @@ struct LinearOperation {
     const uint8_t* weight;  // packed
     ConstRows bias;         // or absent
     bool adds;              // to what `out` holds
-    bool gated;             // out = silu(first half) * second half
+    std::optional<Activation> gate;  // out = gate(first half) * second half; or absent
 };
 
 struct ActivationOperation {

@@ -9,7 +9,6 @@
 namespace penstock {
 
 enum class Norm : int32_t { rms = 0, layer = 1 };
-enum class Activation : int32_t { silu_and_mul = 0, gelu_new = 1, gelu = 2, relu = 3, gelu_new_and_mul = 4 };
 
 // out = norm(stream + residual) * weight + bias + addend. Where there is a residual, `stream + residual` is written back
 // to `stream`, rounded to its element, before it is normed; then `out` must be memory of its own. `addend` may be `out`,

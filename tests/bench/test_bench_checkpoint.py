@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from penstock.contract.model import StepRow
 from penstock.llm.offline import LLM
@@ -18,8 +19,12 @@ SCRIPT = Path(__file__).parents[2] / "bench" / "make_random_checkpoint.py"
 SMALL_SIZES = ["--hidden", "64", "--layers", "2", "--heads", "4", "--inner", "96", "--vocabulary", "300"]
 SMALL = [*SMALL_SIZES, "--kv-heads", "2"]
 SMALL_GPT2 = [*SMALL_SIZES, "--family", "gpt2"]
+SMALL_GEMMA2 = [*SMALL, "--family", "gemma2", "--head-dim", "16", "--set", "query_pre_attn_scalar=16"]
+SMALL_MOE = [*SMALL, "--family", "qwen3_moe", "--head-dim", "16", "--experts", "5", "--experts-per-token", "2"]
+SMALL_MOE += ["--expert-inner", "24"]
 OPS_A_TOKEN = 2 * 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 96 * 3)
 OPS_A_TOKEN_OF_GPT2 = 2 * 2 * (64 * 64 * 4 + 64 * 96 * 2)
+OPS_A_TOKEN_OF_MOE = 2 * 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 5 + 2 * 64 * 24 * 3)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,15 @@ def make(script, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("small", "ops"), [(SMALL, OPS_A_TOKEN), (SMALL_GPT2, OPS_A_TOKEN_OF_GPT2)])
+@pytest.mark.parametrize(
+    ("small", "ops"),
+    [
+        (SMALL, OPS_A_TOKEN),
+        (SMALL_GPT2, OPS_A_TOKEN_OF_GPT2),
+        (SMALL_GEMMA2, OPS_A_TOKEN),
+        (SMALL_MOE, OPS_A_TOKEN_OF_MOE),
+    ],
+)
 def test_a_small_checkpoint_is_loaded_whole_and_greedy_tokens_are_those_of_transformers(make, tmp_path, small, ops):
     make(tmp_path / "random", *small)
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -64,10 +77,31 @@ def test_a_small_checkpoint_is_loaded_whole_and_greedy_tokens_are_those_of_trans
 
 
 def test_the_defaults_have_as_many_weights_as_the_models_named(script):
-    count = sum(torch.Size(shape).numel() for shard in script.Sizes().shards() for shape in shard.values())
-    assert count == 1_100_048_384  # as published for TinyLlama-1.1B
-    count = sum(torch.Size(shape).numel() for shard in script.GPT2Sizes().shards() for shape in shard.values())
-    assert count == 124_439_808  # of GPT-2 small in Hugging Face's release
+    def count(family):
+        return sum(torch.Size(shape).numel() for shape in script.shapes_of(script.configure(family, {})).values())
+
+    assert count("llama") == 1_100_048_384  # as published for TinyLlama-1.1B
+    assert count("gpt2") == 124_439_808  # of GPT-2 small in Hugging Face's release
+
+
+def test_a_config_of_a_file_is_where_options_begin(make, tmp_path):
+    make(tmp_path / "first", *SMALL_MOE)
+    make(tmp_path / "again", "--config", str(tmp_path / "first" / "config.json"), "--experts", "6", "--layers", "1")
+    first, again = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "again"))
+    assert first | {"num_local_experts": 6, "num_hidden_layers": 1} == again
+    places = json.loads((tmp_path / "again" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert sum(".experts." in name for name in places) == 6 * 3
+
+
+def test_files_hold_so_much_at_most_and_every_tensor_once(script, make, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "FILE_BYTES", 50_000)
+    make(tmp_path, *SMALL)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    held = [load_file(file) for file in files]
+    assert all(len(tensors) == 1 or sum(each.nbytes for each in tensors.values()) <= 50_000 for tensors in held)
+    places = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert places == {name: file.name for file, tensors in zip(files, held, strict=True) for name in tensors}
+    assert len(files) > 2
 
 
 def test_the_same_seed_writes_the_same_files(make, tmp_path):
@@ -80,7 +114,16 @@ def test_the_same_seed_writes_the_same_files(make, tmp_path):
     assert a != c
 
 
-@pytest.mark.parametrize("wrong", [["--heads", "3"], ["--vocabulary", "100"], [*SMALL_GPT2, "--kv-heads", "2"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--heads", "3"],
+        ["--vocabulary", "100"],
+        ["--family", "no such"],
+        [*SMALL_GPT2, "--kv-heads", "2"],
+        ["--set", "hidden_sise=3"],
+    ],
+)
 def test_sizes_that_make_no_model_are_refused(make, tmp_path, wrong):
     with pytest.raises(SystemExit, match="must"):
         make(tmp_path / "random", *wrong)

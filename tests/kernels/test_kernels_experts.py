@@ -239,13 +239,14 @@ def tolerance(form):
 @pytest.mark.parametrize(
     ("count", "k", "hidden", "inner"), [(4, 1, 33, 17), (8, 2, 64, 48), (16, 4, 96, 40), (8, 3, 130, 16)]
 )
-def test_compiled_experts_are_the_reference(compiled, form, count, k, hidden, inner):
+@pytest.mark.parametrize("activation", ["silu_and_mul", "gelu_new_and_mul"])
+def test_compiled_experts_are_the_reference(compiled, form, count, k, hidden, inner, activation):
     stack, spec = stack_of(form, count, hidden, inner), spec_of(count, k)
     for rows in ROWS:
         x, logits = random(rows, stack.hidden, seed=rows), random(rows, count, seed=rows + 1)
         residual = random(rows, stack.hidden, seed=rows + 2)
-        ours = here.NativeExperts(stack, spec, "silu_and_mul")(x, logits, residual)
-        theirs = reference.experts(x, logits, stack, spec, silu_and_mul_reference, residual=residual)
+        ours = here.NativeExperts(stack, spec, activation)(x, logits, residual)
+        theirs = reference.experts(x, logits, stack, spec, ACTIVATIONS[activation], residual=residual)
         torch.testing.assert_close(ours, theirs, rtol=tolerance(form), atol=tolerance(form))
 
 

@@ -30,7 +30,7 @@ from penstock.models import gguf_dialect, load
 from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.dense import DenseAttention
-from penstock.nn.lowering import lower
+from penstock.nn.lowering import Gated, lower
 from penstock.nn.operations import Activation, Attend, Embed, Heads, Linear, NormKind, Operation, Register, Rotate
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import OUT, STREAM, Head, Program
@@ -160,6 +160,18 @@ def unpacked(program: Program) -> Program:
 
 def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return float((ours.float() - exact).square().mean() / exact.square().mean())
+
+
+def test_gates_of_whole_panels_are_joined_with_their_projection():
+    def joined(family: str, variant: str) -> list[Activation]:
+        layer = lower(program_of(family, variant, Packing.BF16).layers[0])
+        return [each.activation for each in layer if isinstance(each, Gated)]
+
+    assert joined("gemma2", "wide_heads_tied_small_window") == [Activation.GELU_NEW_AND_MUL]
+    assert joined("gemma2", "one_to_one_untied_uncapped") == [], "56 gates are no whole panels"
+    assert joined("gpt2", "tied") == []
+    wide = program_of("gemma2", "wide_heads_tied_small_window", Packing.DENSE)
+    assert not any(isinstance(each, Gated) for each in lower(wide.layers[0])), "plain weights have no panels"
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

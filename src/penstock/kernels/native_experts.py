@@ -16,13 +16,12 @@ from torch import Tensor
 from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
 from penstock.kernels.native import Cpu, required
 from penstock.kernels.native_attention import vector
-from penstock.kernels.native_rows import optional_rows, rows
+from penstock.kernels.native_rows import ACTIVATION_CODES, optional_rows, rows
 from penstock.kernels.packed_weight import PackedStack
 from penstock.kernels.scratch import Scratch
 
 __all__ = ["NativeExperts", "expert_layer", "gate_rows", "route"]
 
-_ACTIVATIONS = {"silu_and_mul": 0, "gelu_new": 1, "gelu": 2, "relu": 3}
 _SCORINGS = {"softmax": 0, "sigmoid": 1}
 _scratch = Scratch()
 
@@ -64,18 +63,18 @@ class NativeExperts:
             cpu: what computes.
             stack: both weights packed.
             spec: how experts are chosen.
-            activation: a name in `kernels.activation`; with `silu_and_mul`, and with no other, there are gates.
+            activation: a name in `kernels.activation`; with one that ends in `_and_mul` there are gates.
             selection_bias: `[E]` float32, or None.
 
         Raises:
             ValueError: a shape, dtype or kernel does not fit.
         """
-        if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, not {activation!r}")
+        if activation not in ACTIVATION_CODES:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATION_CODES)}, not {activation!r}")
         self._cpu = cpu
         self._held = (stack, selection_bias)
         self._experts, self._hidden = stack.experts, stack.hidden
-        self.layer = expert_layer(stack, spec, _ACTIVATIONS[activation], selection_bias)
+        self.layer = expert_layer(stack, spec, ACTIVATION_CODES[activation], selection_bias)
 
     def __call__(self, x: Tensor, router_logits: Tensor, residual: Tensor | None = None) -> Tensor:
         """`penstock.kernels.experts.experts`.

@@ -17,6 +17,7 @@ from penstock.kernels.native import Cpu, required
 
 __all__ = [
     "ACTIVATIONS",
+    "ACTIVATION_CODES",
     "add_rms_norm",
     "element",
     "gelu",
@@ -33,6 +34,9 @@ __all__ = [
     "silu_and_mul",
     "vector_of",
 ]
+
+ACTIVATION_CODES = {"silu_and_mul": 0, "gelu_new": 1, "gelu": 2, "relu": 3, "gelu_new_and_mul": 4}
+"""What the compiled functions call those of `kernels.activation` (`native/linear_call.h`)."""
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 

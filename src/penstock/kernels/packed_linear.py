@@ -23,7 +23,7 @@ from torch import Tensor
 
 from penstock.kernels import native, packed_layout
 from penstock.kernels.native import Cpu
-from penstock.kernels.native_rows import optional_rows
+from penstock.kernels.native_rows import ACTIVATION_CODES, optional_rows
 from penstock.kernels.packed_layout import GROUP
 from penstock.kernels.scratch import Scratch
 
@@ -162,18 +162,21 @@ def packed_linear(
     if cpu is None:
         return packed_linear_reference(x, weight, bias, residual, out_dtype)
     out = torch.empty(len(x), weight.outputs, dtype=out_dtype)
-    _run(cpu, x, weight, bias, residual, out, gated=False)
+    _run(cpu, x, weight, bias, residual, out, gate=None)
     return out
 
 
-def packed_gated_linear(cpu: Cpu, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """`silu(gate) * up` of the two halves of `x @ weight.T + bias`, which are never rounded nor stored (SwiGLU).
+def packed_gated_linear(
+    cpu: Cpu, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, activation: str = "silu_and_mul"
+) -> Tensor:
+    """An activation's `of(gate) * up` of the two halves of `x @ weight.T + bias`, which are never rounded nor stored.
 
     Args:
         cpu: what computes.
         x: as for `packed_linear`.
         weight: `[2 * F, K]`, the gate's F rows first; F a multiple of 16.
         bias: `[2 * F]`, as for `packed_linear`.
+        activation: `silu_and_mul` (SwiGLU) or `gelu_new_and_mul` (GeGLU), as in `kernels.activation`.
 
     Returns:
         `[T, F]` in the dtype of `x`, contiguous, owned by the caller.
@@ -183,7 +186,7 @@ def packed_gated_linear(cpu: Cpu, x: Tensor, weight: PackedWeight, bias: Tensor 
     """
     _check_operands(x, weight, bias, None, x.dtype)
     out = torch.empty(len(x), weight.outputs // 2, dtype=x.dtype)
-    _run(cpu, x, weight, bias, None, out, gated=True)
+    _run(cpu, x, weight, bias, None, out, gate=ACTIVATION_CODES[activation])
     return out
 
 
@@ -195,7 +198,7 @@ def _run(
     residual: Tensor | None,
     out: Tensor,
     *,
-    gated: bool,
+    gate: int | None,
 ) -> None:
     """The compiled kernel, on operands that were checked."""
     module, rows = native.required(), len(x)
@@ -207,7 +210,7 @@ def _run(
         bias=None if bias is None else module.Vector(bias.data_ptr(), ELEMENTS[bias.dtype]),
         residual=optional_rows("residual", residual),
         out=module.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype]),
-        gated=gated,
+        gate=gate,
         scratch=module.Memory(_scratch.address_of(scratch_bytes), scratch_bytes),
     )
 

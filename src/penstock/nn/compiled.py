@@ -22,12 +22,12 @@ from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.native import required
 from penstock.kernels.native_attention import cache_of, ragged_rows, score_rule, vector
 from penstock.kernels.native_experts import expert_layer
-from penstock.kernels.native_rows import rotation, vector_of
+from penstock.kernels.native_rows import ACTIVATION_CODES, rotation, vector_of
 from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, lower
-from penstock.nn.operations import Activate, Activation, Experts, Linear, Norm, NormKind, Register
+from penstock.nn.operations import Activate, Experts, Linear, Norm, NormKind, Register
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
@@ -38,14 +38,6 @@ from penstock.nn.rope import RotaryTable
 __all__ = ["CompiledExecutor", "why_not_compiled"]
 
 _NORMS = {NormKind.RMS: 0, NormKind.LAYER: 1}
-_ACTIVATIONS = {
-    Activation.SILU_AND_MUL: 0,
-    Activation.GELU_NEW: 1,
-    Activation.GELU: 2,
-    Activation.RELU: 3,
-    Activation.GELU_NEW_AND_MUL: 4,
-}
-"""What the compiled executor calls them (native/rows_call.h)."""
 
 
 def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> str | None:
@@ -207,12 +199,12 @@ class _Builder:
             case Norm():
                 self._norm(index, operation)
             case Linear():
-                self._linear(index, operation, operation.out, gated=False)
+                self._linear(index, operation, operation.out, None)
             case Gated():
-                self._linear(index, operation.linear, operation.out, gated=True)
+                self._linear(index, operation.linear, operation.out, ACTIVATION_CODES[operation.activation])
             case Activate():
                 self._compiled.activation(
-                    kind=_ACTIVATIONS[operation.kind],
+                    kind=ACTIVATION_CODES[operation.kind],
                     x=self._columns(index, operation.x),
                     out=self._columns(index, operation.out),
                 )
@@ -224,7 +216,10 @@ class _Builder:
                     logits=self._columns(index, operation.logits),
                     out=self._columns(index, operation.out),
                     layer=expert_layer(
-                        operation.stack, operation.spec, _ACTIVATIONS[operation.activation], operation.selection_bias
+                        operation.stack,
+                        operation.spec,
+                        ACTIVATION_CODES[operation.activation],
+                        operation.selection_bias,
                     ),
                 )
 
@@ -245,14 +240,14 @@ class _Builder:
             adds=norm.adds,
         )
 
-    def _linear(self, index: int, linear: Linear, out: Register, *, gated: bool) -> None:
+    def _linear(self, index: int, linear: Linear, out: Register, gate: int | None) -> None:
         self._compiled.linear(
             x=self._columns(index, linear.x),
             out=self._columns(index, out),
             weight=linear.weight.native,
             bias=vector_of("the bias of a projection", linear.bias, linear.weight.outputs),
             adds=linear.adds,
-            gated=gated,
+            gate=gate,
         )
 
     def _attend(self, index: int, attended: Attended) -> None:

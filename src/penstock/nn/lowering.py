@@ -30,10 +30,11 @@ __all__ = ["Attended", "Gated", "Lowered", "lower", "operands"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gated:
-    """`out = silu(first half) * second half` of what `linear` computes, which is never stored."""
+    """A gating `activation` of what `linear` computes, which is never stored."""
 
     out: Register
     linear: Linear
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +76,7 @@ def lower(operations: Operations) -> list[Lowered]:
                 lowered.append(_attended(operation, before))
                 before = []
             case Activate() if _gates(lowered[-1] if lowered else None, operation):
-                lowered.append(Gated(operation.out, lowered.pop()))
+                lowered.append(Gated(operation.out, lowered.pop(), operation.kind))
             case Norm() | Linear() | Activate() | Experts():
                 lowered.append(operation)
             case _:
@@ -104,7 +105,7 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
 def _gates(previous: Lowered | None, activate: Activate) -> bool:
     return (
         isinstance(previous, Linear)
-        and activate.kind is Activation.SILU_AND_MUL
+        and activate.kind.gated
         and previous.out == activate.x
         and not previous.adds
         and previous.weight.native is not None
