@@ -174,7 +174,7 @@ def form_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
 def form_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str]]:
     """Bytes and cost of each form of the weights."""
     rows = {each["name"]: each for each in record["rows"]}
-    yield "weights", "bytes of weights", "divergence", "same likeliest token"
+    yield "weights", "bytes of weights", "divergence", "same top token"
     yield "---", "---", "---", "---"
     for title, _, name in FORMS:
         row = rows[name]

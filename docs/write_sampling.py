@@ -74,7 +74,7 @@ def _cell(text: str) -> str:
 
 
 STAGES = """\
-Each changes the distribution that the ones before it left. At temperature 0 the likeliest token is taken, and what
+Each changes the distribution that the ones before it left. At temperature 0 the most likely token is taken, and what
 matters to a random choice alone is passed over.
 
 """

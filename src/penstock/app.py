@@ -42,7 +42,7 @@ from penstock.exec.device import (
     resolve_device,
     resolve_dtype,
     resolve_linear_kernels,
-    resolve_packing,
+    resolve_weight_format,
     set_torch_threads,
 )
 from penstock.exec.kv_store import (
@@ -53,7 +53,7 @@ from penstock.exec.kv_store import (
     resolve_kv_dtype,
 )
 from penstock.exec.runner import TorchRunner
-from penstock.exec.start_report import computing_line, forms_of_weights, mixed_line, onednn_line, wide_heads_line
+from penstock.exec.start_report import computing_line, mixed_line, onednn_line, weight_formats, wide_heads_line
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
@@ -65,7 +65,7 @@ from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.locate import default_cache_dir
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
 
@@ -133,7 +133,7 @@ class LoadedModel:
         dtype: of activations.
         kv_dtype: of the KV stores made for it.
         weight_bytes: memory of its weights.
-        weight_forms: how they are kept, in words.
+        weight_formats: how they are kept, in words.
     """
 
     files: ModelFiles
@@ -143,7 +143,7 @@ class LoadedModel:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     weight_bytes: int
-    weight_forms: str = ""
+    weight_formats: str = ""
 
     @property
     def shape(self) -> ModelShape:
@@ -281,18 +281,18 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     device, threads = resolve_device(config.device), compute_threads(config.threads)
     backend = open_backend(device, threads, os.environ.get("PENSTOCK_ISA", ""))
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, backend.exact))
-    packing = resolve_packing(config.quantization, files.stored_dtype, dtype, device, backend.isa)
-    packing = resolve_linear_kernels(config.linear_kernels, packing, files.num_weights)
+    weight_format = resolve_weight_format(config.quantization, files.stored_dtype, dtype, device, backend.isa)
+    weight_format = resolve_linear_kernels(config.linear_kernels, weight_format, files.num_weights)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, backend)
-    set_torch_threads(threads, packed=packing is not Packing.DENSE)
+    set_torch_threads(threads, packed=weight_format is not WeightFormat.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     announce(computing_line(backend, dtype, threads))
-    if packing is Packing.ONEDNN:
+    if weight_format is WeightFormat.ONEDNN:
         announce(onednn_line(config.linear_kernels))
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         cpu = backend.cpu if isinstance(backend, CpuBackend) else None
-        binder = Binder(files.source, dtype, device, str(files.path), seen, packing, cpu)
+        binder = Binder(files.source, dtype, device, str(files.path), seen, weight_format, cpu)
         program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
     give_back()
     model = executor(program, dtype, backend)
@@ -301,8 +301,8 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     head_dim = max(cache.head_dim for cache in program.caches)
     if backend.why_not(dtype, head_dim) is not None:
         announce(wide_heads_line(head_dim))
-    forms = forms_of_weights(binder.forms, files.stored_dtype, dtype)
-    return LoadedModel(files, program, model, backend, dtype, kv_dtype, binder.bytes, forms)
+    formats = weight_formats(binder.formats, files.stored_dtype, dtype)
+    return LoadedModel(files, program, model, backend, dtype, kv_dtype, binder.bytes, formats)
 
 
 def executor(program: Program, dtype: torch.dtype, backend: Backend) -> CausalLM:
@@ -327,8 +327,8 @@ def _build_runner(
     runner.warm_up()
     kv_bytes = num_blocks * block_bytes(caches, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")
-    forms = loaded.weight_forms
-    return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len, kept_in, forms)
+    formats = loaded.weight_formats
+    return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len, kept_in, formats)
 
 
 def _join(

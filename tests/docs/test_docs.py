@@ -167,7 +167,7 @@ def test_a_page_with_other_figures_than_its_record_is_found_and_mended(tmp_path,
     assert writer.main(["--check"]) == 1
     assert capsys.readouterr().out == "page.md is not what the records say: run docs/write_figures.py\n"
     assert writer.main([]) == writer.main(["--check"]) == 0
-    rows = ["| weights | bytes of weights | divergence | same likeliest token |", "| --- | --- | --- | --- |"]
+    rows = ["| weights | bytes of weights | divergence | same top token |", "| --- | --- | --- | --- |"]
     rows += [f"| {title} | 2 MB | 0.2500 | 50.0 % |" for title, _, _ in writer.FORMS]
     assert page.read_text() == around.format("".join(f"{each}\n" for each in rows))
     page.write_text("<!-- figures: cost-of-forms -->\n<!-- end of figures -->\n")

@@ -1,4 +1,4 @@
-"""The door: what is resolved, and what is refused by name."""
+"""The intake: what is resolved, and what is refused by name."""
 
 import engine_harness as harness
 import pytest

@@ -10,7 +10,7 @@ import torch
 from penstock.contract.errors import ConfigError
 from penstock.exec import device as room
 from penstock.kernels import native
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -162,25 +162,25 @@ def test_the_kv_budget_is_as_told_or_a_quarter_of_what_is_free():
 
 
 @pytest.mark.parametrize(
-    ("option", "stored", "dtype", "isa", "packing"),
+    ("option", "stored", "dtype", "isa", "fmt"),
     [
-        ("none", "bfloat16", torch.bfloat16, "avx2", Packing.BF16),
-        ("none", "quantised", torch.bfloat16, "avx2", Packing.BF16),
-        ("none", "bfloat16", torch.float32, "avx2", Packing.F32),
-        ("none", "bfloat16", torch.float32, "torch", Packing.DENSE),
-        ("none", "bfloat16", torch.bfloat16, "torch", Packing.DENSE),
-        ("file", "quantised", torch.bfloat16, "avx2", Packing.STORED),
-        ("auto", "quantised", torch.bfloat16, "avx2", Packing.STORED),
-        ("auto", "quantised", torch.float32, "avx2", Packing.F32),
-        ("file", "quantised", torch.float32, "avx2", Packing.STORED),
-        ("auto", "quantised", torch.bfloat16, "torch", Packing.DENSE),
-        ("auto", "bfloat16", torch.bfloat16, "avx2", Packing.BF16),
-        ("int8", "bfloat16", torch.float32, "avx2", Packing.INT8),
-        ("int4", "float32", torch.bfloat16, "portable", Packing.INT4),
+        ("none", "bfloat16", torch.bfloat16, "avx2", WeightFormat.BF16),
+        ("none", "quantised", torch.bfloat16, "avx2", WeightFormat.BF16),
+        ("none", "bfloat16", torch.float32, "avx2", WeightFormat.F32),
+        ("none", "bfloat16", torch.float32, "torch", WeightFormat.DENSE),
+        ("none", "bfloat16", torch.bfloat16, "torch", WeightFormat.DENSE),
+        ("file", "quantised", torch.bfloat16, "avx2", WeightFormat.STORED),
+        ("auto", "quantised", torch.bfloat16, "avx2", WeightFormat.STORED),
+        ("auto", "quantised", torch.float32, "avx2", WeightFormat.F32),
+        ("file", "quantised", torch.float32, "avx2", WeightFormat.STORED),
+        ("auto", "quantised", torch.bfloat16, "torch", WeightFormat.DENSE),
+        ("auto", "bfloat16", torch.bfloat16, "avx2", WeightFormat.BF16),
+        ("int8", "bfloat16", torch.float32, "avx2", WeightFormat.INT8),
+        ("int4", "float32", torch.bfloat16, "portable", WeightFormat.INT4),
     ],
 )
-def test_the_form_of_weights_follows_the_option_and_the_kernels(option, stored, dtype, isa, packing):
-    assert room.resolve_packing(option, stored, dtype, CPU, isa) is packing
+def test_the_weight_format_follows_the_option_and_the_kernels(option, stored, dtype, isa, fmt):
+    assert room.resolve_weight_format(option, stored, dtype, CPU, isa) is fmt
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_form_of_weights_follows_the_option_and_the_kernels(option, stored, 
 )
 def test_a_form_that_nothing_can_compute_is_refused_by_its_option(option, stored, device, isa):
     with pytest.raises(ConfigError, match="quantization"):
-        room.resolve_packing(option, stored, torch.bfloat16, torch.device(device), isa)
+        room.resolve_weight_format(option, stored, torch.bfloat16, torch.device(device), isa)
 
 
 AMX = "flags\t\t: fpu avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8\n"
@@ -198,50 +198,50 @@ LARGE, SMALL = 1_000_000_000, 999_999_999
 
 
 @pytest.mark.parametrize(
-    ("option", "packing", "weights", "flags", "expected"),
+    ("option", "fmt", "weights", "flags", "expected"),
     [
-        ("auto", Packing.BF16, LARGE, AMX, Packing.ONEDNN),
-        ("auto", Packing.BF16, SMALL, AMX, Packing.BF16),
-        ("auto", Packing.BF16, LARGE, NO_AMX, Packing.BF16),
-        ("auto", Packing.STORED, LARGE, AMX, Packing.STORED),
-        ("auto", Packing.INT8, LARGE, AMX, Packing.INT8),
-        ("auto", Packing.F32, LARGE, AMX, Packing.F32),
-        ("auto", Packing.DENSE, LARGE, AMX, Packing.DENSE),
-        ("native", Packing.BF16, LARGE, AMX, Packing.BF16),
-        ("native", Packing.INT4, LARGE, AMX, Packing.INT4),
-        ("native", Packing.F32, LARGE, AMX, Packing.F32),
-        ("onednn", Packing.BF16, SMALL, NO_AMX, Packing.ONEDNN),
+        ("auto", WeightFormat.BF16, LARGE, AMX, WeightFormat.ONEDNN),
+        ("auto", WeightFormat.BF16, SMALL, AMX, WeightFormat.BF16),
+        ("auto", WeightFormat.BF16, LARGE, NO_AMX, WeightFormat.BF16),
+        ("auto", WeightFormat.STORED, LARGE, AMX, WeightFormat.STORED),
+        ("auto", WeightFormat.INT8, LARGE, AMX, WeightFormat.INT8),
+        ("auto", WeightFormat.F32, LARGE, AMX, WeightFormat.F32),
+        ("auto", WeightFormat.DENSE, LARGE, AMX, WeightFormat.DENSE),
+        ("native", WeightFormat.BF16, LARGE, AMX, WeightFormat.BF16),
+        ("native", WeightFormat.INT4, LARGE, AMX, WeightFormat.INT4),
+        ("native", WeightFormat.F32, LARGE, AMX, WeightFormat.F32),
+        ("onednn", WeightFormat.BF16, SMALL, NO_AMX, WeightFormat.ONEDNN),
     ],
 )
 def test_onednn_multiplies_where_it_is_asked_to_or_has_amx_and_enough_to_do(
-    monkeypatch, tmp_path, option, packing, weights, flags, expected
+    monkeypatch, tmp_path, option, fmt, weights, flags, expected
 ):
     monkeypatch.setattr(room.onednn_linear, "available", lambda: True)
     (tmp_path / "cpuinfo").write_text(flags)
-    assert room.resolve_linear_kernels(option, packing, weights, tmp_path / "cpuinfo") is expected
+    assert room.resolve_linear_kernels(option, fmt, weights, tmp_path / "cpuinfo") is expected
     monkeypatch.setattr(room.onednn_linear, "available", lambda: False)
     if option != "onednn":
-        without = Packing.BF16 if expected is Packing.ONEDNN else expected
-        assert room.resolve_linear_kernels(option, packing, weights, tmp_path / "cpuinfo") is without
+        without = WeightFormat.BF16 if expected is WeightFormat.ONEDNN else expected
+        assert room.resolve_linear_kernels(option, fmt, weights, tmp_path / "cpuinfo") is without
 
 
 @pytest.mark.parametrize(
-    ("option", "packing", "there", "words"),
+    ("option", "fmt", "there", "words"),
     [
-        ("onednn", Packing.STORED, True, "here weights are stored"),
-        ("onednn", Packing.INT4, True, "here weights are int4"),
-        ("onednn", Packing.F32, True, "here weights are f32"),
-        ("onednn", Packing.DENSE, True, "here weights are dense"),
-        ("onednn", Packing.BF16, False, "use native"),
-        ("native", Packing.DENSE, True, "torch computes all products"),
+        ("onednn", WeightFormat.STORED, True, "here weights are stored"),
+        ("onednn", WeightFormat.INT4, True, "here weights are int4"),
+        ("onednn", WeightFormat.F32, True, "here weights are f32"),
+        ("onednn", WeightFormat.DENSE, True, "here weights are dense"),
+        ("onednn", WeightFormat.BF16, False, "use native"),
+        ("native", WeightFormat.DENSE, True, "torch computes all products"),
     ],
 )
-def test_linear_kernels_that_do_not_serve_the_weights_are_refused(monkeypatch, option, packing, there, words):
+def test_linear_kernels_that_do_not_serve_the_weights_are_refused(monkeypatch, option, fmt, there, words):
     monkeypatch.setattr(room.onednn_linear, "available", lambda: there)
     with pytest.raises(ConfigError, match=f"linear_kernels.*{words}"):
-        room.resolve_linear_kernels(option, packing, LARGE)
+        room.resolve_linear_kernels(option, fmt, LARGE)
 
 
 def test_linear_kernels_are_chosen_alike_where_linux_says_nothing(tmp_path):
     nowhere = tmp_path / "cpuinfo"
-    assert room.resolve_linear_kernels("auto", Packing.BF16, LARGE, nowhere) is Packing.BF16
+    assert room.resolve_linear_kernels("auto", WeightFormat.BF16, LARGE, nowhere) is WeightFormat.BF16

@@ -41,7 +41,7 @@ def test_heads_too_wide_for_the_compiled_attention_are_said_and_what_they_cost()
 
 
 @pytest.mark.parametrize(
-    ("forms", "stored", "dtype", "words"),
+    ("formats", "stored", "dtype", "words"),
     [
         (["Q8_0", "Q4_1"], "quantised", BF16, "Q4_1, Q8_0 as in the file"),
         (["Q8_0", "bfloat16"], "quantised", BF16, "Q8_0 as in the file; bfloat16"),
@@ -56,8 +56,8 @@ def test_heads_too_wide_for_the_compiled_attention_are_said_and_what_they_cost()
         ),
     ],
 )
-def test_the_form_of_the_weights_is_said(forms, stored, dtype, words):
-    assert room.forms_of_weights(forms, stored, dtype) == words
+def test_the_form_of_the_weights_is_said(formats, stored, dtype, words):
+    assert room.weight_formats(formats, stored, dtype) == words
 
 
 def test_fused_weights_that_were_rounded_are_counted_and_the_first_named():

@@ -38,14 +38,14 @@ from penstock.nn.reference import ReferenceExecutor
 from penstock.nn.rope import Rope, RotaryTable
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 
 FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
-PACKINGS = [Packing.BF16, Packing.INT8, Packing.INT4]
-FORMS = [(torch.bfloat16, packing) for packing in PACKINGS]
-FORMS += [(torch.float32, Packing.F32), (torch.float32, Packing.INT8)]
+WEIGHT_FORMATS = [WeightFormat.BF16, WeightFormat.INT8, WeightFormat.INT4]
+FORMS = [(torch.bfloat16, fmt) for fmt in WEIGHT_FORMATS]
+FORMS += [(torch.float32, WeightFormat.F32), (torch.float32, WeightFormat.INT8)]
 CPU = torch.device("cpu")
 LENGTHS = (37, 5, 300, 1, 18)
 
@@ -68,23 +68,23 @@ KEPT: list[TemporaryDirectory] = []
 
 
 @cache
-def program_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> Program:
+def program_of(family: str, variant: str, fmt: WeightFormat, dtype: torch.dtype = torch.bfloat16) -> Program:
     directory = checkpoint(family, variant)
     files = open_model(directory, gguf_dialect)
-    return load(files.config, Binder(files.source, dtype, "cpu", str(directory), packing=packing), "m")
+    return load(files.config, Binder(files.source, dtype, "cpu", str(directory), weight_format=fmt), "m")
 
 
 @cache
-def model_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16) -> CompiledExecutor:
-    program = program_of(family, variant, packing, dtype)
+def model_of(family: str, variant: str, fmt: WeightFormat, dtype: torch.dtype = torch.bfloat16) -> CompiledExecutor:
+    program = program_of(family, variant, fmt, dtype)
     assert why_not_compiled(program, dtype, here.backend()) is None
     return CompiledExecutor(program, dtype, here.backend())
 
 
 @cache
-def one_by_one_of(family: str, variant: str, packing: Packing, dtype: torch.dtype = torch.bfloat16):
+def one_by_one_of(family: str, variant: str, fmt: WeightFormat, dtype: torch.dtype = torch.bfloat16):
     """The same program by the same kernels, operation by operation."""
-    return ReferenceExecutor(program_of(family, variant, packing, dtype), dtype, here.backend())
+    return ReferenceExecutor(program_of(family, variant, fmt, dtype), dtype, here.backend())
 
 
 def prompt_of(model, length: int) -> list[int]:
@@ -174,48 +174,48 @@ def test_gates_of_whole_panels_are_joined_with_their_projection():
     assert not any(isinstance(each, Gated) for each in lower(wide.layers[0])), "plain weights have no panels"
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
-def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, packing):
+def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, fmt):
     """Both against the same numbers in float32: one call rounds less often, and the rest is the luck of roundings."""
-    model = model_of(family, variant, packing)
+    model = model_of(family, variant, fmt)
     exact = exact_hidden(model, 40)
-    ours, one_by_one = whole(model, 40), whole(one_by_one_of(family, variant, packing), 40)
+    ours, one_by_one = whole(model, 40), whole(one_by_one_of(family, variant, fmt), 40)
     assert one_by_one.dtype == torch.bfloat16
     assert not torch.equal(ours, one_by_one), "the second did not run one by one"
     assert error(ours, exact) <= 1.5 * error(one_by_one, exact)
-    assert error(ours, exact) < (0.05**2 if packing is Packing.BF16 else 0.15**2)
+    assert error(ours, exact) < (0.05**2 if fmt is WeightFormat.BF16 else 0.15**2)
 
 
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
 def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, variant):
-    model, directory = model_of(family, variant, Packing.BF16), checkpoint(family, variant)
+    model, directory = model_of(family, variant, WeightFormat.BF16), checkpoint(family, variant)
     ours = model.logits(whole(model, 40))
     exact = reference_logits(directory, prompt_of(model, 40))
     theirs = reference_logits(directory, prompt_of(model, 40), torch.bfloat16)
     assert error(ours, exact) <= 1.5 * error(theirs, exact)
 
 
-@pytest.mark.parametrize("packing", [Packing.F32, Packing.INT8])
+@pytest.mark.parametrize("fmt", [WeightFormat.F32, WeightFormat.INT8])
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
-def test_one_call_in_float32_has_the_bits_of_the_kernels_one_by_one(family, variant, packing):
+def test_one_call_in_float32_has_the_bits_of_the_kernels_one_by_one(family, variant, fmt):
     """Nothing is rounded between kernels, so there is nothing that one call could round less often."""
-    ours = whole(model_of(family, variant, packing, torch.float32), 40, cache_dtype=torch.float32)
+    ours = whole(model_of(family, variant, fmt, torch.float32), 40, cache_dtype=torch.float32)
     assert ours.dtype == torch.float32
-    one_by_one = one_by_one_of(family, variant, packing, torch.float32)
+    one_by_one = one_by_one_of(family, variant, fmt, torch.float32)
     assert torch.equal(ours, whole(one_by_one, 40, cache_dtype=torch.float32))
 
 
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
 def test_one_call_in_float32_computes_what_transformers_does(family, variant):
-    model = model_of(family, variant, Packing.F32, torch.float32)
+    model = model_of(family, variant, WeightFormat.F32, torch.float32)
     ours = model.logits(whole(model, 40, cache_dtype=torch.float32))
     theirs = reference_logits(checkpoint(family, variant), prompt_of(model, 40))
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
-@pytest.mark.parametrize(("dtype", "packing"), FORMS)
+@pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
@@ -232,9 +232,9 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("starcoder2", "wide_heads_tied_small_window"),
     ],
 )
-def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, packing, cache_dtype):
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, fmt, cache_dtype):
     cache_dtype = cache_dtype or dtype
-    model = model_of(family, variant, packing, dtype)
+    model = model_of(family, variant, fmt, dtype)
     alone = [whole(model, length, cache_dtype=cache_dtype) for length in LENGTHS]
     together = Bench(model, block_size=5, packed=False, cache_dtype=cache_dtype)
     for slot, length in enumerate(LENGTHS):
@@ -253,9 +253,9 @@ def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, 
     assert torch.equal(torch.cat((first[1], second[0], third[1])), alone[0])
 
 
-@pytest.mark.parametrize(("dtype", "packing"), FORMS)
-def test_soft_capped_logits_do_not_depend_on_the_rows_beside_them(dtype, packing):
-    model = model_of("gemma2", "wide_heads_tied_small_window", packing, dtype)
+@pytest.mark.parametrize(("dtype", "fmt"), FORMS)
+def test_soft_capped_logits_do_not_depend_on_the_rows_beside_them(dtype, fmt):
+    model = model_of("gemma2", "wide_heads_tied_small_window", fmt, dtype)
     assert model.program.head.softcap is not None
     hidden = whole(model, 37, cache_dtype=dtype)
     with torch.inference_mode():
@@ -280,11 +280,11 @@ def test_a_head_scales_logits_before_it_caps_them(family, softcap):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "packing", "cache_dtype"),
+    ("dtype", "fmt", "cache_dtype"),
     [
-        (torch.bfloat16, Packing.INT8, torch.bfloat16),
-        (torch.bfloat16, Packing.INT8, torch.int8),
-        (torch.float32, Packing.F32, torch.float32),
+        (torch.bfloat16, WeightFormat.INT8, torch.bfloat16),
+        (torch.bfloat16, WeightFormat.INT8, torch.int8),
+        (torch.float32, WeightFormat.F32, torch.float32),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
@@ -292,8 +292,8 @@ def test_a_head_scales_logits_before_it_caps_them(family, softcap):
     ("family", "variant"),
     [("gpt2", "tied"), ("qwen3", "wide_heads_tied"), ("qwen3_moe", "wide_heads_tied_unused_experts")],
 )
-def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, dtype, packing, cache_dtype):
-    model = model_of(family, variant, packing, dtype)
+def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, dtype, fmt, cache_dtype):
+    model = model_of(family, variant, fmt, dtype)
     lengths = (301, 3, 64, 1, 90)  # cut in the middle of a prompt, of a block and of a pair of positions
     results = []
     for threads in (1, 2, 3, 8, 16):
@@ -306,7 +306,7 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
     assert all(torch.equal(got, results[0]) for got in results[1:])
 
 
-@pytest.mark.parametrize(("dtype", "packing"), FORMS)
+@pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
@@ -317,10 +317,10 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
         ("qwen3_moe", "one_to_one_biases_every_expert_in_every_other_layer"),
     ],
 )
-def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, packing):
-    model, best = model_of(family, variant, packing, dtype), here.isa()
+def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, fmt):
+    model, best = model_of(family, variant, fmt, dtype), here.isa()
     wanted = whole(model, 40, cache_dtype=dtype).float()
-    most = {Packing.F32: 1e-5, Packing.BF16: 0.02}.get(packing, 0.05)  # a last bit may tip a code over, 1 in 127
+    most = {WeightFormat.F32: 1e-5, WeightFormat.BF16: 0.02}.get(fmt, 0.05)  # a last bit may tip a code over, 1 in 127
     try:
         for isa in native.isas():
             here.set_isa(isa)
@@ -331,7 +331,7 @@ def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, 
 
 @pytest.mark.parametrize(("family", "variant"), [("gpt2", "odd_heads"), ("llama", "wide_heads_untied")])
 def test_a_cache_in_float32_serves_too(family, variant):
-    model = model_of(family, variant, Packing.BF16)
+    model = model_of(family, variant, WeightFormat.BF16)
     ours, wanted = whole(model, 20, cache_dtype=torch.float32).float(), whole(model, 20).float()
     assert (ours - wanted).square().mean() / wanted.square().mean() < 0.02**2
 
@@ -339,7 +339,7 @@ def test_a_cache_in_float32_serves_too(family, variant):
 @pytest.mark.parametrize("executor_of", [model_of, one_by_one_of])
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
 def test_an_int8_cache_serves_too(family, variant, executor_of):
-    model = executor_of(family, variant, Packing.BF16)
+    model = executor_of(family, variant, WeightFormat.BF16)
     ours = whole(model, 40, cache_dtype=torch.int8)
     assert not torch.equal(ours, whole(model, 40)), "nothing was rounded to int8"
     assert error(ours, exact_hidden(model, 40)) < 0.1**2
@@ -348,13 +348,15 @@ def test_an_int8_cache_serves_too(family, variant, executor_of):
 def test_what_the_compiled_kernels_do_not_do_is_said():
     backend = here.backend()
     for dtype in (torch.float32, torch.bfloat16):
-        assert "is not multiplied" in why_not_compiled(program_of("gpt2", "tied", Packing.DENSE, dtype), dtype, backend)
-    packed = program_of("gpt2", "tied", Packing.BF16)
+        assert "is not multiplied" in why_not_compiled(
+            program_of("gpt2", "tied", WeightFormat.DENSE, dtype), dtype, backend
+        )
+    packed = program_of("gpt2", "tied", WeightFormat.BF16)
     assert "not in torch.float16" in why_not_compiled(packed, torch.float16, backend)
     assert "the backend torch" in why_not_compiled(packed, torch.bfloat16, TorchBackend())
     assert "heads of 257 are wider than 256" in why_not_compiled(small(head_dim=257), torch.bfloat16, backend)
     if onednn_linear.available():
-        onednn = program_of("llama", "wide_heads_untied", Packing.ONEDNN)
+        onednn = program_of("llama", "wide_heads_untied", WeightFormat.ONEDNN)
         assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, backend)
 
 
@@ -381,7 +383,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(bad):
-    model = model_of("llama", "wide_heads_untied", Packing.BF16)
+    model = model_of("llama", "wide_heads_untied", WeightFormat.BF16)
     kv = KVStore(model.program.caches, 96, 16, torch.bfloat16, CPU, packed=True)
     for held in (*kv.keys, *kv.values):
         held.fill_(3.0)
@@ -559,7 +561,7 @@ def test_what_no_kernel_does_alone_is_refused_while_a_program_is_lowered(message
 
 
 def test_learned_positions_are_checked_before_anything_is_written():
-    bench = Bench(model_of("gpt2", "tied", Packing.BF16))
+    bench = Bench(model_of("gpt2", "tied", WeightFormat.BF16))
     bench.admit(0, prompt_of(bench.model, 4))
     with pytest.raises(ValueError, match="outside the table"):
         bench.step((0, 0, 4, True), shift=509)
@@ -567,7 +569,7 @@ def test_learned_positions_are_checked_before_anything_is_written():
 
 
 def test_a_step_without_rows_gives_nothing():
-    model = model_of("llama", "wide_heads_untied", Packing.BF16)
+    model = model_of("llama", "wide_heads_untied", WeightFormat.BF16)
     kv = KVStore(model.program.caches, 2, 16, torch.bfloat16, CPU)
     none, nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
     rows = PagedAttend(
@@ -577,7 +579,7 @@ def test_a_step_without_rows_gives_nothing():
 
 
 def test_a_program_prints_what_it_does_line_by_line():
-    lines = str(program_of("qwen3", "wide_heads_tied", Packing.BF16)).splitlines()
+    lines = str(program_of("qwen3", "wide_heads_tied", WeightFormat.BF16)).splitlines()
     assert lines[0].startswith("stream   <- embed(token_ids, W[")
     assert "  normed   <- rms_norm(stream, w[48], eps 1e-06)" in lines
     assert any(

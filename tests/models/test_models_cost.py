@@ -14,12 +14,12 @@ from penstock.models import gguf_dialect, load
 from penstock.nn.cost import cost
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 
 
-def program_of(tmp_path, family, variant, packing=Packing.BF16, dtype=torch.bfloat16):
+def program_of(tmp_path, family, variant, fmt=WeightFormat.BF16, dtype=torch.bfloat16):
     files = open_model(write_checkpoint(tmp_path, family, variant), gguf_dialect)
-    return load(files.config, Binder(files.source, dtype, "cpu", "m", packing=packing), "m")
+    return load(files.config, Binder(files.source, dtype, "cpu", "m", weight_format=fmt), "m")
 
 
 def products_of(program):
@@ -32,17 +32,17 @@ def products_of(program):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "packing", "arithmetic"),
+    ("dtype", "fmt", "arithmetic"),
     [
-        (torch.float32, Packing.DENSE, "fp32"),
-        (torch.float32, Packing.F32, "fp32"),
-        (torch.bfloat16, Packing.BF16, "bf16"),
-        (torch.float32, Packing.INT8, "int8"),
-        (torch.bfloat16, Packing.INT4, "int8"),
+        (torch.float32, WeightFormat.DENSE, "fp32"),
+        (torch.float32, WeightFormat.F32, "fp32"),
+        (torch.bfloat16, WeightFormat.BF16, "bf16"),
+        (torch.float32, WeightFormat.INT8, "int8"),
+        (torch.bfloat16, WeightFormat.INT4, "int8"),
     ],
 )
-def test_products_are_two_operations_a_number_in_the_arithmetic_of_the_weights(tmp_path, dtype, packing, arithmetic):
-    program = program_of(tmp_path, "llama", "wide_heads_untied", packing, dtype)
+def test_products_are_two_operations_a_number_in_the_arithmetic_of_the_weights(tmp_path, dtype, fmt, arithmetic):
+    program = program_of(tmp_path, "llama", "wide_heads_untied", fmt, dtype)
     layers, head = products_of(program)
     other = torch.bfloat16 if arithmetic == "fp32" else torch.float32  # attention is counted in the dtype of its cache
     found, silent = (cost(program, [StepRow(0, 1, samples)], other) for samples in (1, 0))
@@ -81,8 +81,8 @@ def test_weights_are_read_once_whatever_the_rows_and_the_head_only_where_tokens_
 @pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
 def test_operations_are_counted_alike_whoever_multiplies(tmp_path, family, variant):
     ours, theirs = (
-        cost(program_of(tmp_path / packing, family, variant, packing), [StepRow(0, 4)], torch.bfloat16)
-        for packing in (Packing.BF16, Packing.ONEDNN)
+        cost(program_of(tmp_path / fmt, family, variant, fmt), [StepRow(0, 4)], torch.bfloat16)
+        for fmt in (WeightFormat.BF16, WeightFormat.ONEDNN)
     )
     assert replace(theirs, weight_bytes=0) == replace(ours, weight_bytes=0)
 

@@ -20,7 +20,7 @@ from penstock.nn.program import Program
 from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 
 UNUSED = "wide_heads_tied_unused_experts"
 UNUSED_COUNT = 3
@@ -31,10 +31,10 @@ LAYERS = {
 }
 
 
-def program_of(directory, packing: Packing = Packing.DENSE, **changes: Any) -> Program:
+def program_of(directory, fmt: WeightFormat = WeightFormat.DENSE, **changes: Any) -> Program:
     files = open_model(directory, gguf_dialect)
     config = {key: value for key, value in {**files.config, **changes}.items() if value is not None}
-    return load(config, Binder(files.source, torch.float32, "cpu", "m", packing=packing), "m")
+    return load(config, Binder(files.source, torch.float32, "cpu", "m", weight_format=fmt), "m")
 
 
 def experts_of(program: Program) -> list[list[Experts]]:
@@ -62,11 +62,11 @@ def test_the_number_of_experts_has_two_names_that_must_agree(tmp_path):
         program_of(directory, num_experts=12, num_local_experts=None)
 
 
-@pytest.mark.parametrize("packing", [Packing.DENSE, Packing.F32])
-def test_experts_that_no_token_chooses_are_not_computed(tmp_path, packing):
-    if packing is Packing.F32 and not native.available():
+@pytest.mark.parametrize("fmt", [WeightFormat.DENSE, WeightFormat.F32])
+def test_experts_that_no_token_chooses_are_not_computed(tmp_path, fmt):
+    if fmt is WeightFormat.F32 and not native.available():
         pytest.skip("this installation has no compiled kernels")
-    program = program_of(write_checkpoint(tmp_path, "qwen3_moe", UNUSED), packing)
+    program = program_of(write_checkpoint(tmp_path, "qwen3_moe", UNUSED), fmt)
     before = hidden_of(program)
     for (layer,) in experts_of(program):
         for stack in (layer.stack.gate_up, layer.stack.down):

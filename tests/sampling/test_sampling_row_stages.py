@@ -150,7 +150,7 @@ def test_a_threshold_of_xtc_is_met_to_the_digit_in_a_large_vocabulary(excess):
     """The last token is a little more or less than a tenth likely; in float32 those of 151,936 do not add up to 1."""
     threshold, row = 0.1, Row([1], [], xtc_probability=1.0, xtc_threshold=0.1)
     logits = torch.randn(4, 151_936, generator=torch.Generator().manual_seed(0)) * 3
-    logits[:, 0] = logits[:, 1:-1].logsumexp(-1) - 2.0  # the likeliest, always above the threshold
+    logits[:, 0] = logits[:, 1:-1].logsumexp(-1) - 2.0  # the most likely, always above the threshold
     others = logits[:, :-1].double().logsumexp(-1)
     share = threshold + excess
     logits[:, -1] = (others + np.log(share / (1 - share))).float()

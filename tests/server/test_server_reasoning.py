@@ -1,4 +1,4 @@
-"""How much a model is told to think, in every API's words, and conversations that are only rendered or tokenised."""
+"""How much a model may think, in every API's fields, and conversations that are only rendered or tokenised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from conftest import CARD, LIMITS, running
-from penstock.api_fields.reasoning import EFFORTS
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Message
 from penstock.server.http.access import Access
@@ -16,60 +15,8 @@ from penstock.server.tokens.apply_template import parse_template
 from penstock.server.tokens.tokenize import parse_tokenize
 
 HI = [{"role": "user", "content": "Hi"}]
-NOW = {"type": "function", "function": {"name": "now"}}
-PLAIN = CARD
 ALWAYS = replace(CARD, thinks=True)
-SWITCH = replace(CARD, thinks=True, template_variables=frozenset({"enable_thinking", "theme"}))
-LEVEL = replace(CARD, thinks=True, template_variables=frozenset({"reasoning_effort"}))
-BOTH = replace(CARD, thinks=True, template_variables=frozenset({"reasoning_effort", "thinking"}))
-
-
-def variables(card, **fields) -> dict:
-    [request] = parse_chat({"messages": HI} | fields, "id", card, LIMITS).requests
-    return dict(request.prompt.template_variables)
-
-
-@pytest.mark.parametrize(
-    ("card", "effort", "expected"),
-    [
-        (PLAIN, "none", {}),
-        (SWITCH, "none", {"enable_thinking": False}),
-        (SWITCH, "low", {"enable_thinking": True}),
-        (LEVEL, "none", {"reasoning_effort": "none"}),
-        (LEVEL, "high", {"reasoning_effort": "high"}),
-        (BOTH, "none", {"thinking": False}),
-        (BOTH, "medium", {"thinking": True, "reasoning_effort": "medium"}),
-    ],
-)
-def test_an_effort_becomes_what_the_template_reads(card, effort, expected):
-    assert variables(card, reasoning_effort=effort) == expected
-    assert variables(card) == variables(card, reasoning_effort=None) == {}
-
-
-@pytest.mark.parametrize("effort", EFFORTS)
-def test_a_model_that_cannot_be_told_refuses_by_name(effort):
-    for card in (PLAIN, ALWAYS):
-        if card is PLAIN and effort == "none":
-            continue
-        with pytest.raises(InvalidParameter) as caught:
-            variables(card, reasoning_effort=effort)
-        assert (caught.value.param, caught.value.code) == ("reasoning_effort", "unsupported_parameter")
-
-
-def test_an_effort_and_a_variable_may_agree_but_not_contradict_each_other():
-    for agreeing in ({"enable_thinking": False}, {"theme": "dark"}):
-        chosen = variables(SWITCH, reasoning_effort="none", chat_template_kwargs=agreeing)
-        assert chosen == agreeing | {"enable_thinking": False}
-    with pytest.raises(InvalidParameter, match="contradict") as caught:
-        variables(SWITCH, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
-    assert caught.value.param == "reasoning_effort"
-
-
-@pytest.mark.parametrize("value", ["lots", 1, True, ["low"]])
-def test_an_effort_is_one_of_openais_words(value):
-    with pytest.raises(InvalidParameter, match="one of none") as caught:
-        variables(SWITCH, reasoning_effort=value)
-    assert caught.value.param == "reasoning_effort"
+NOW = {"type": "function", "function": {"name": "now"}}
 
 
 def test_with_compat_an_effort_that_cannot_be_had_is_left_out_and_listed(served):
@@ -84,7 +31,7 @@ def test_a_budget_reaches_the_engine_and_a_model_that_does_not_think_refuses_it(
     [request] = parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", ALWAYS, LIMITS).requests
     assert request.thinking_token_budget == budget
     with pytest.raises(InvalidParameter) as caught:
-        parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", PLAIN, LIMITS)
+        parse_chat({"messages": HI, "thinking_token_budget": budget}, "id", CARD, LIMITS)
     assert (caught.value.param, caught.value.code) == ("thinking_token_budget", "unsupported_parameter")
 
 

@@ -1,7 +1,7 @@
 """Requests made from our own OpenAPI document, right and wrong ones: no 5xx, no hang, every error an error object.
 
 In front of a scripted engine, where any answer can come, and of the real engine, text and scheduler around a fake
-runner, where what the routes let through must be refused or served at the engine's door.
+runner, where what the routes let through must be refused or served by the engine's intake.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import openai
 import pytest
 from scripted_engine import always, delta, finished, length, stop
 
-from penstock.api_fields.timings import timings_object
 from penstock.contract.events import RequestFinished, Usage
 from penstock.contract.measurements import Timings
 
@@ -76,13 +75,6 @@ def test_prompts_of_one_request_are_timed_together(served):
     assert (timings["queue_ms"], timings["prompt_ms"], timings["predicted_ms"]) == (500.0, 1500.0, 3500.0)
     assert (timings["prompt_n"], timings["predicted_n"], timings["total_ms"]) == (9, 7, 6000.0)
     assert timings["predicted_per_second"] == round(5 / 3.5, 3)
-
-
-def test_rates_of_nothing_are_null():
-    told = timings_object(Timings(1.0, 1.0, 1.0, 1.0, 1.0), Usage(4, 1, 4), 1)
-    assert told["predicted_per_second"] is None
-    assert told["predicted_per_token_ms"] is None
-    assert told["prompt_per_second"] is None
 
 
 @pytest.mark.parametrize("value", [1, "true", {}])

@@ -1,4 +1,4 @@
-"""Budgets for reasoning: which token is due when, by the same law by which answers are taken apart."""
+"""Budgets for reasoning: which token is due when, by the rules that parse answers."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_requests_are_of_every_kind():
     assert looked_at == {name for spec in specs for name, _ in spec.entries}
     assert {bool(request.stop.repetition) for request in requests} == {True, False}
     assert {bool(request.stop.strings) for request in requests} == {True, False}
-    for request in requests:  # one choice scores the prompt for all, as behind the engine's door
+    for request in requests:  # one choice scores the prompt for all, as the engine's intake has it
         assert request.fresh_prompt == request.sampling.has("prompt_logprobs")
         assert not (request.choice and request.fresh_prompt)
     shared = sum(any(r.prompt[:2] == o.prompt[:2] != () and r.prompt != o.prompt for o in requests) for r in requests)

@@ -27,7 +27,7 @@ from penstock.weights.bind import Binder
 from penstock.weights.gguf_dialect import Arrangement
 from penstock.weights.gguf_file import GgufSource
 from penstock.weights.gguf_header import read_gguf_header
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 from penstock.weights.safetensors_files import SafetensorsSource, read_header
 from penstock.weights.source import TensorSource
 
@@ -55,13 +55,13 @@ STORED = {
     "joined": {f"{NAME}.gate_up_proj": GATE_UP, f"{NAME}.down_proj": DOWN},
 }
 PACK = {
-    (Packing.F32, torch.float32): pack_f32,
-    (Packing.BF16, torch.bfloat16): pack_bf16,
-    (Packing.STORED, torch.float32): pack_f32,
-    (Packing.STORED, torch.bfloat16): pack_bf16,
-    (Packing.ONEDNN, torch.bfloat16): pack_bf16,
-    (Packing.INT8, torch.bfloat16): quantize_int8,
-    (Packing.INT4, torch.bfloat16): quantize_int4,
+    (WeightFormat.F32, torch.float32): pack_f32,
+    (WeightFormat.BF16, torch.bfloat16): pack_bf16,
+    (WeightFormat.STORED, torch.float32): pack_f32,
+    (WeightFormat.STORED, torch.bfloat16): pack_bf16,
+    (WeightFormat.ONEDNN, torch.bfloat16): pack_bf16,
+    (WeightFormat.INT8, torch.bfloat16): quantize_int8,
+    (WeightFormat.INT4, torch.bfloat16): quantize_int4,
 }
 
 
@@ -107,8 +107,8 @@ def in_gguf(path: Path, kinds: dict[str, str], *, arrangement: Arrangement = Arr
     )
 
 
-def bind(source: TensorSource, dtype: torch.dtype, packing: Packing) -> tuple[Binder, StackedWeight, StackedWeight]:
-    binder = Binder(source, dtype, "cpu", "m", packing=packing)
+def bind(source: TensorSource, dtype: torch.dtype, fmt: WeightFormat) -> tuple[Binder, StackedWeight, StackedWeight]:
+    binder = Binder(source, dtype, "cpu", "m", weight_format=fmt)
     stack = bind_experts(binder, NAME, experts=E, hidden=H, intermediate=F)
     binder.finish()
     assert binder.bytes == stack.nbytes
@@ -121,21 +121,21 @@ def same(stack: StackedWeight, weights: list[PackedWeight]) -> bool:
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize(("packing", "dtype"), PACK)
-def test_each_expert_is_packed_as_it_is_alone_however_it_is_stored(tmp_path, stored, packing, dtype):
-    pack = PACK[packing, dtype]
+@pytest.mark.parametrize(("fmt", "dtype"), PACK)
+def test_each_expert_is_packed_as_it_is_alone_however_it_is_stored(tmp_path, stored, fmt, dtype):
+    pack = PACK[fmt, dtype]
     for source in (in_file(tmp_path, STORED[stored]), Held(STORED[stored])):
-        binder, gate_up, down = bind(source, dtype, packing)
+        binder, gate_up, down = bind(source, dtype, fmt)
         assert same(gate_up, [pack(weight) for weight in GATE_UP])
         assert same(down, [pack(weight) for weight in DOWN])
-        form = packing.value if packing in (Packing.INT8, Packing.INT4) else str(dtype).removeprefix("torch.")
-        assert list(binder.forms) == [form]
+        form = fmt.value if fmt in (WeightFormat.INT8, WeightFormat.INT4) else str(dtype).removeprefix("torch.")
+        assert list(binder.formats) == [form]
 
 
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dense_stacks_are_plain_tensors(tmp_path, stored, dtype):
-    _, gate_up, down = bind(in_file(tmp_path, STORED[stored]), dtype, Packing.DENSE)
+    _, gate_up, down = bind(in_file(tmp_path, STORED[stored]), dtype, WeightFormat.DENSE)
     assert torch.equal(gate_up, GATE_UP.to(dtype))
     assert torch.equal(down, DOWN.to(dtype))
 
@@ -144,7 +144,12 @@ def test_progress_counts_every_number_once(tmp_path):
     for stored in ("each", "joined"):
         seen: list[int] = []
         binder = Binder(
-            in_file(tmp_path, STORED[stored]), torch.bfloat16, "cpu", "m", progress=seen.append, packing=Packing.INT8
+            in_file(tmp_path, STORED[stored]),
+            torch.bfloat16,
+            "cpu",
+            "m",
+            progress=seen.append,
+            weight_format=WeightFormat.INT8,
         )
         bind_experts(binder, NAME, experts=E, hidden=H, intermediate=F)
         assert sum(seen) == GATE_UP.numel() + DOWN.numel()
@@ -159,10 +164,10 @@ def through_gguf(weight: torch.Tensor, kind: str) -> torch.Tensor:
 def test_experts_of_a_gguf_file_have_its_numbers(tmp_path, kind):
     source = in_gguf(tmp_path, dict.fromkeys(("gate_proj", "up_proj", "down_proj"), kind))
     gate, up, down = (through_gguf(weight, kind) for weight in (GATE, UP, DOWN))
-    _, plain, _ = bind(source, torch.float32, Packing.DENSE)
+    _, plain, _ = bind(source, torch.float32, WeightFormat.DENSE)
     assert torch.equal(plain, torch.cat((gate, up), dim=1))
-    binder, packed, packed_down = bind(source, torch.float32, Packing.STORED)
-    assert list(binder.forms) == [kind if kind.startswith("Q") else "float32"]
+    binder, packed, packed_down = bind(source, torch.float32, WeightFormat.STORED)
+    assert list(binder.formats) == [kind if kind.startswith("Q") else "float32"]
     for e in range(E):
         assert torch.equal(unpack(packed[e]), plain[e])
         assert torch.equal(unpack(packed_down[e]), down[e])
@@ -171,7 +176,7 @@ def test_experts_of_a_gguf_file_have_its_numbers(tmp_path, kind):
 def test_blocks_of_a_gguf_file_are_packed_as_they_are(tmp_path):
     source = in_gguf(tmp_path, {"gate_proj": "Q4_0", "up_proj": "Q4_0", "down_proj": "Q8_0"})
     seen: list[int] = []
-    binder = Binder(source, torch.bfloat16, "cpu", "m", progress=seen.append, packing=Packing.STORED)
+    binder = Binder(source, torch.bfloat16, "cpu", "m", progress=seen.append, weight_format=WeightFormat.STORED)
     stack = bind_experts(binder, NAME, experts=E, hidden=H, intermediate=F)
     assert sum(seen) == GATE_UP.numel() + DOWN.numel()
     assert (stack.gate_up.kind, stack.down.kind) == (PackedKind.Q4, PackedKind.Q8)
@@ -181,7 +186,7 @@ def test_blocks_of_a_gguf_file_are_packed_as_they_are(tmp_path):
 
 def test_gates_and_ups_in_different_blocks_become_plain_numbers_and_are_reported(tmp_path):
     source = in_gguf(tmp_path, {"gate_proj": "Q4_0", "up_proj": "Q8_0", "down_proj": "Q8_0"})
-    binder, gate_up, _ = bind(source, torch.bfloat16, Packing.STORED)
+    binder, gate_up, _ = bind(source, torch.bfloat16, WeightFormat.STORED)
     assert gate_up.kind is PackedKind.BF16
     assert binder.mixed == [f"{NAME}.gate_proj.weight (Q4_0, Q8_0)"]
 
@@ -202,35 +207,37 @@ def test_an_expert_that_is_missing_or_of_another_shape_is_named():
     tensors = dict(STORED["each"])
     del tensors[f"{NAME}.2.up_proj.weight"]
     with pytest.raises(ModelFileError, match=r"experts\.2\.up_proj\.weight.*there is none"):
-        bind(Held(tensors), torch.float32, Packing.F32)
+        bind(Held(tensors), torch.float32, WeightFormat.F32)
     tensors[f"{NAME}.2.up_proj.weight"] = draw(F, H + 1)
     with pytest.raises(ModelFileError, match=r"experts\.2\.up_proj\.weight.*shape \(32, 65\)"):
-        bind(Held(tensors), torch.float32, Packing.F32)
+        bind(Held(tensors), torch.float32, WeightFormat.F32)
     joined = STORED["joined"] | {f"{NAME}.gate_up_proj": GATE_UP[:2]}
     with pytest.raises(ModelFileError, match=r"gate_up_proj.*shape \(2, 64, 64\).*needs \(3, 64, 64\)"):
-        bind(Held(joined), torch.float32, Packing.F32)
+        bind(Held(joined), torch.float32, WeightFormat.F32)
 
 
 def test_one_expert_more_than_the_settings_say_is_left_over():
     more = STORED["each"] | {f"{NAME}.3.up_proj.weight": UP[0]}
     with pytest.raises(ModelFileError, match=r"experts\.3\.up_proj\.weight"):
-        bind(Held(more), torch.float32, Packing.F32)
+        bind(Held(more), torch.float32, WeightFormat.F32)
 
 
 def test_numbers_that_a_form_cannot_hold_name_a_tensor_of_the_stack():
     bad = dict(STORED["joined"])
     bad[f"{NAME}.gate_up_proj"] = torch.full_like(GATE_UP, 1e38)
     with pytest.raises(ModelFileError, match=r"gate_up_proj.*too large"):
-        bind(Held(bad), torch.bfloat16, Packing.INT8)
+        bind(Held(bad), torch.bfloat16, WeightFormat.INT8)
 
 
 def test_a_router_is_never_quantised():
     router = draw(E, H)
-    for packing in Packing:
-        binder = Binder(Held({"r": router}), torch.float32, "cpu", "m", packing=packing)
+    for fmt in WeightFormat:
+        binder = Binder(Held({"r": router}), torch.float32, "cpu", "m", weight_format=fmt)
         weight = binder.take_router("r", (E, H))
         binder.finish()
-        assert torch.equal(weight.numbers if packing is Packing.DENSE else unpack(weight), router)
+        assert torch.equal(weight.numbers if fmt is WeightFormat.DENSE else unpack(weight), router)
         assert binder.bytes == weight.nbytes
-    narrow = Binder(Held({"r": router}), torch.bfloat16, "cpu", "m", packing=Packing.INT4).take_router("r", (E, H))
+    narrow = Binder(Held({"r": router}), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.INT4).take_router(
+        "r", (E, H)
+    )
     assert narrow.kind is PackedKind.BF16

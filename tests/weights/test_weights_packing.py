@@ -27,7 +27,7 @@ from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_file import open_gguf
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 from penstock.weights.source import TensorSource
 
 PROMPT = list(range(5, 45))
@@ -63,15 +63,15 @@ def test_a_dense_weight_is_a_plain_tensor_and_a_packed_one_stands_for_nearly_the
     dense = Binder(Held(weights), torch.float32, "cpu", "m").take_linear(parts)
     assert isinstance(dense, DenseWeight)
     assert torch.equal(dense.numbers, stacked)
-    for dtype, packing, most in (
-        (torch.float32, Packing.F32, 0),
-        (torch.float32, Packing.STORED, 0),
-        (torch.bfloat16, Packing.BF16, 0.02),
-        (torch.bfloat16, Packing.STORED, 0.02),
-        (torch.bfloat16, Packing.INT8, 0.02),
-        (torch.bfloat16, Packing.INT4, 0.25),
+    for dtype, fmt, most in (
+        (torch.float32, WeightFormat.F32, 0),
+        (torch.float32, WeightFormat.STORED, 0),
+        (torch.bfloat16, WeightFormat.BF16, 0.02),
+        (torch.bfloat16, WeightFormat.STORED, 0.02),
+        (torch.bfloat16, WeightFormat.INT8, 0.02),
+        (torch.bfloat16, WeightFormat.INT4, 0.25),
     ):
-        binder = Binder(Held(weights), dtype, "cpu", "m", packing=packing)
+        binder = Binder(Held(weights), dtype, "cpu", "m", weight_format=fmt)
         packed = binder.take_linear(parts)
         binder.finish()
         assert isinstance(packed, PackedWeight)
@@ -81,21 +81,21 @@ def test_a_dense_weight_is_a_plain_tensor_and_a_packed_one_stands_for_nearly_the
 
 def test_a_transposed_weight_is_packed_outputs_first():
     weights = {"a": draw(64, 40)}
-    packed = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.BF16).take_linear(
+    packed = Binder(Held(weights), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.BF16).take_linear(
         [("a", (40, 64))], transposed=True
     )
     assert torch.equal(unpack(packed), weights["a"].T.bfloat16().float())
 
 
 def test_tables_are_kept_in_eight_bits_where_projections_have_four():
-    binder = Binder(Held({"a": draw(64, 64)}), torch.bfloat16, "cpu", "m", packing=Packing.INT4)
+    binder = Binder(Held({"a": draw(64, 64)}), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.INT4)
     assert binder.take_table("a", (64, 64)).kind is PackedKind.Q8
 
 
 @needs_onednn
 def test_onednn_packs_projections_and_leaves_heads_and_tables_to_us():
     weights = {name: draw(48, 64) for name in ("a", "b", "head", "table")}
-    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN)
+    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.ONEDNN)
     projection = binder.take_linear([("a", (48, 64)), ("b", (48, 64))])
     head, table = binder.take_head("head", (48, 64)), binder.take_table("table", (48, 64))
     binder.finish()
@@ -109,7 +109,7 @@ def test_onednn_packs_projections_and_leaves_heads_and_tables_to_us():
 @needs_onednn
 def test_a_transposed_weight_is_packed_by_onednn_outputs_first():
     weights = {"a": draw(64, 40)}
-    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN)
+    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.ONEDNN)
     projection = binder.take_linear([("a", (40, 64))], transposed=True)
     x = torch.eye(64).bfloat16()
     assert torch.equal(projection.matmul(None, x), weights["a"].bfloat16())
@@ -119,20 +119,20 @@ def test_a_transposed_weight_is_packed_by_onednn_outputs_first():
 def test_a_onednn_that_is_not_exact_is_refused_by_its_option(monkeypatch):
     monkeypatch.setattr(onednn_linear, "_rows_are_alike", lambda width, inputs: False)
     with pytest.raises(ConfigError, match=r"linear_kernels.*64 inputs.*use native"):
-        Binder(Held({"a": draw(16, 64)}), torch.bfloat16, "cpu", "m", packing=Packing.ONEDNN).take_linear(
+        Binder(Held({"a": draw(16, 64)}), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.ONEDNN).take_linear(
             [("a", (16, 64))]
         )
 
 
 def test_a_head_of_its_own_has_the_form_of_a_projection_where_that_can_be_read_unrounded():
-    for packing, kind in (
-        (Packing.F32, PackedKind.F32),
-        (Packing.BF16, PackedKind.BF16),
-        (Packing.INT8, PackedKind.Q8),
-        (Packing.INT4, PackedKind.Q4),
+    for fmt, kind in (
+        (WeightFormat.F32, PackedKind.F32),
+        (WeightFormat.BF16, PackedKind.BF16),
+        (WeightFormat.INT8, PackedKind.Q8),
+        (WeightFormat.INT4, PackedKind.Q4),
     ):
-        dtype = torch.float32 if packing is Packing.F32 else torch.bfloat16
-        binder = Binder(Held({"a": draw(64, 64)}), dtype, "cpu", "m", packing=packing)
+        dtype = torch.float32 if fmt is WeightFormat.F32 else torch.bfloat16
+        binder = Binder(Held({"a": draw(64, 64)}), dtype, "cpu", "m", weight_format=fmt)
         assert binder.take_head("a", (64, 64)).kind is kind
     dense = Binder(Held({"a": draw(64, 64)}), torch.float32, "cpu", "m").take_head("a", (64, 64))
     assert torch.equal(dense.numbers, draw(64, 64))
@@ -141,14 +141,16 @@ def test_a_head_of_its_own_has_the_form_of_a_projection_where_that_can_be_read_u
 def test_numbers_that_a_form_cannot_hold_are_named():
     weights = {"a": torch.full((16, 32), float("inf"))}
     with pytest.raises(ModelFileError, match="m: a"):
-        Binder(Held(weights), torch.bfloat16, "cpu", "m", packing=Packing.INT8).take_linear([("a", (16, 32))])
+        Binder(Held(weights), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.INT8).take_linear(
+            [("a", (16, 32))]
+        )
 
 
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
 def test_every_family_computes_on_packed_float32_weights_what_transformers_does(tmp_path, family, variant):
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory, gguf_dialect)
-    program = load(files.config, Binder(files.source, torch.float32, "cpu", "m", packing=Packing.F32), "m")
+    program = load(files.config, Binder(files.source, torch.float32, "cpu", "m", weight_format=WeightFormat.F32), "m")
     model = ReferenceExecutor(program, torch.float32, BACKEND)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():
@@ -157,13 +159,13 @@ def test_every_family_computes_on_packed_float32_weights_what_transformers_does(
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("packing", [Packing.BF16, pytest.param(Packing.ONEDNN, marks=needs_onednn)])
+@pytest.mark.parametrize("fmt", [WeightFormat.BF16, pytest.param(WeightFormat.ONEDNN, marks=needs_onednn)])
 @pytest.mark.parametrize(("family", "variant"), FAMILIES)
-def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant, packing):
+def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant, fmt):
     """Squared error against float32 at most twice that of transformers' own bfloat16: roundings, no mistakes."""
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory, gguf_dialect)
-    binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), packing=packing)
+    binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), weight_format=fmt)
     model = ReferenceExecutor(load(files.config, binder, str(directory)), torch.bfloat16, BACKEND)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():
@@ -177,7 +179,7 @@ def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloa
 @pytest.mark.model
 def test_the_default_files_blocks_are_packed_without_changing_a_number(default_model: Path):
     source = open_gguf(default_model, gguf_dialect)
-    binder = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED)
+    binder = Binder(source, torch.bfloat16, "cpu", "m", weight_format=WeightFormat.STORED)
     plain = Binder(source, torch.float32, "cpu", "m")
     for name, shape in (
         ("model.layers.3.self_attn.q_proj.weight", (576, 576)),  # rows are put in another order
@@ -201,18 +203,18 @@ def test_blocks_are_those_that_the_official_reader_sees(default_model: Path):
 
 def test_forms_are_named_as_they_are_kept(tmp_path):
     weights = {"a": draw(64, 64), "b": draw(64, 64)}
-    for dtype, packing, forms in (
-        (torch.float32, Packing.DENSE, ["float32"]),
-        (torch.float32, Packing.F32, ["float32"]),
-        (torch.float32, Packing.STORED, ["float32"]),
-        (torch.bfloat16, Packing.BF16, ["bfloat16"]),
-        (torch.bfloat16, Packing.INT8, ["int8"]),
-        (torch.bfloat16, Packing.INT4, ["int4", "int8"]),
+    for dtype, fmt, forms in (
+        (torch.float32, WeightFormat.DENSE, ["float32"]),
+        (torch.float32, WeightFormat.F32, ["float32"]),
+        (torch.float32, WeightFormat.STORED, ["float32"]),
+        (torch.bfloat16, WeightFormat.BF16, ["bfloat16"]),
+        (torch.bfloat16, WeightFormat.INT8, ["int8"]),
+        (torch.bfloat16, WeightFormat.INT4, ["int4", "int8"]),
     ):
-        binder = Binder(Held(weights), dtype, "cpu", "m", packing=packing)
+        binder = Binder(Held(weights), dtype, "cpu", "m", weight_format=fmt)
         binder.take_linear([("a", (64, 64))])
         binder.take_table("b", (64, 64))
-        assert list(binder.forms) == forms
+        assert list(binder.formats) == forms
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_forms_are_named_as_they_are_kept(tmp_path):
 )
 def test_int4_keeps_a_table_in_int8_and_a_head_only_where_it_is_the_table(tmp_path, variant, table, head):
     files = open_model(write_checkpoint(tmp_path, "llama", variant), gguf_dialect)
-    program = load(files.config, Binder(files.source, torch.bfloat16, "cpu", "m", packing=Packing.INT4), "m")
+    program = load(files.config, Binder(files.source, torch.bfloat16, "cpu", "m", weight_format=WeightFormat.INT4), "m")
     (embed,) = program.embedding
     assert (embed.table.kind, program.head.weight.kind) == (table, head)
     assert (embed.table is program.head.weight) == (head is table)
@@ -231,7 +233,7 @@ def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(t
     kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "F32", ".down_proj.": "Q8_0"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
     source = open_gguf(path, gguf_dialect)
-    binder = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED)
+    binder = Binder(source, torch.bfloat16, "cpu", "m", weight_format=WeightFormat.STORED)
     attention, mlp = "model.layers.0.self_attn.", "model.layers.1.mlp."
     qkv = [(f"{attention}q_proj.weight", (64, 64)), (f"{attention}k_proj.weight", (32, 64))]
     up = [(f"{mlp}gate_proj.weight", (96, 64)), (f"{mlp}up_proj.weight", (96, 64))]
@@ -241,13 +243,13 @@ def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(t
         assert packed.kind is PackedKind.BF16
         numbers = plain.take_fused(parts)
         assert torch.equal(unpack(packed), numbers.bfloat16().float())
-        wide = Binder(source, torch.float32, "cpu", "m", packing=Packing.STORED).take_linear(parts)
+        wide = Binder(source, torch.float32, "cpu", "m", weight_format=WeightFormat.STORED).take_linear(parts)
         assert wide.kind is PackedKind.F32
         assert torch.equal(unpack(wide), numbers)
     assert binder.mixed == [f"{qkv[0][0]} (Q4_0, Q8_0)", f"{up[0][0]} (Q4_0, plain)"]
     binder.take_linear([(f"{attention}v_proj.weight", (32, 64))])
     binder.take_linear([(f"{attention}o_proj.weight", (64, 64))])
-    assert (list(binder.forms), len(binder.mixed)) == (["bfloat16", "Q4_0"], 2)
+    assert (list(binder.formats), len(binder.mixed)) == (["bfloat16", "Q4_0"], 2)
 
 
 @pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler: blocks are not kept")
@@ -259,10 +261,10 @@ def test_the_start_report_counts_and_names_what_mixed_kinds_cost(tmp_path):
     [line] = [line for line in said if line.startswith("rounded")]
     assert line.startswith("rounded          3 fused weights to bfloat16")  # both layers' QKV, and gate and up of one
     assert "model.layers.1.mlp.gate_proj.weight (Q4_0, Q8_0)" in line
-    assert loaded.weight_forms == "Q4_0 as in the file; bfloat16"
+    assert loaded.weight_formats == "Q4_0 as in the file; bfloat16"
     wide = EngineConfig(model=str(path), threads=1, dtype="float32", quantization="file")
     loaded = app.load_model(wide, open_model(path, gguf_dialect), said.append)
-    assert loaded.weight_forms == "Q4_0 as in the file; float32"
+    assert loaded.weight_formats == "Q4_0 as in the file; float32"
     write_gguf(path, Tiny(), random_weights(Tiny()), "Q4_0")
     app.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
     assert len([line for line in said if line.startswith("rounded")]) == 1
@@ -278,7 +280,7 @@ def test_the_numbers_of_mixed_kinds_are_those_of_the_official_reader(tmp_path):
     attention = "model.layers.0.self_attn."
     parts = [(f"{attention}{part}_proj.weight", (rows, 64)) for part, rows in (("q", 64), ("k", 32), ("v", 32))]
     source = open_gguf(path, gguf_dialect)
-    packed = Binder(source, torch.bfloat16, "cpu", "m", packing=Packing.STORED).take_linear(parts)
+    packed = Binder(source, torch.bfloat16, "cpu", "m", weight_format=WeightFormat.STORED).take_linear(parts)
     stacked = torch.cat([theirs[f"blk.0.attn_{part}.weight"] for part in "qkv"])
     assert torch.equal(unpack(packed), stacked.bfloat16().float())
 

@@ -1,4 +1,4 @@
-"""Request fields: their names, JSON types and documentation, and the law that no field is silently ignored.
+"""Request fields: their names, JSON types and documentation, and the rule that no field is silently ignored.
 
 A body may hold fields that are implemented (`Field`), and fields that other servers have and this one does not, at a
 value that asks for nothing (`Neutrals`). Everything else is refused by name. The OpenAPI document is derived from the

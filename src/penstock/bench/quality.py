@@ -27,7 +27,7 @@ from penstock.exec.device import (
     resolve_device,
     resolve_dtype,
     resolve_linear_kernels,
-    resolve_packing,
+    resolve_weight_format,
 )
 from penstock.exec.divergence import Divergence, divergence
 from penstock.exec.kv_store import resolve_kv_dtype
@@ -148,8 +148,8 @@ def possible_variants(config: EngineConfig, files: ModelFiles, wanted: Sequence[
     for each in dict.fromkeys(with_variant(config, name) for name in wanted or QUANTIZATIONS[1:]):  # all but auto
         resolve_kv_dtype(each.kv_cache_dtype, dtype, backend)
         try:
-            packing = resolve_packing(each.quantization, files.stored_dtype, dtype, device, backend.isa)
-            resolve_linear_kernels(each.linear_kernels, packing, files.num_weights)
+            weight_format = resolve_weight_format(each.quantization, files.stored_dtype, dtype, device, backend.isa)
+            resolve_linear_kernels(each.linear_kernels, weight_format, files.num_weights)
         except ConfigError:
             if wanted:
                 raise

@@ -36,7 +36,7 @@ def command(context: click.Context, /, with_program: bool, **_: object) -> None:
         f" {shape.head_dim}, {shape.num_kv_heads} of keys, vocabulary {shape.vocab_size}, context {shape.max_positions}"
     )
     click.echo(f"windows          {', '.join(map(str, windows)) or 'none'}")
-    click.echo(f"weights          {loaded.weight_bytes / 2**20:.1f} MiB: {loaded.weight_forms}")
+    click.echo(f"weights          {loaded.weight_bytes / 2**20:.1f} MiB: {loaded.weight_formats}")
     one = cost(loaded.program, [StepRow(1023, 1)], loaded.kv_dtype)
     ops = one.fp32_ops + one.bf16_ops + one.int8_ops
     click.echo(

@@ -1,6 +1,6 @@
 """Every limit on what a request may ask, with its default, in one place.
 
-Checked where the request is parsed, and again at the engine's door.
+Checked where the request is parsed, and again when the engine takes the request.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ __all__ = [
 
 
 TopLogprobs = tuple[tuple[int, float], ...]
-"""The likeliest tokens at a place, each with its log probability, likeliest first."""
+"""The top tokens at a position, each with its log probability, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class SampledToken:
         logprob: its log probability under the raw distribution, or the processed one if the request says so; 0.0
             where the request did not ask for it.
         rank: its place among all tokens by that probability, from 1; 0 where the log probability was not asked for.
-        top_logprobs: the likeliest tokens in its place, as many as were asked for.
+        top_logprobs: the top tokens at its position, as many as were requested.
     """
 
     id: int
@@ -189,7 +189,7 @@ class PromptScores:
     Attributes:
         start: index of the first of these tokens in its prompt; at least 1, as nothing predicts the first token.
         logprobs: one a token, under the raw distribution.
-        top_logprobs: beside them, the likeliest tokens in each place, as many as were asked for.
+        top_logprobs: beside them, the top tokens at each position, as many as were requested.
         ranks: beside them, each token's place among all tokens by likelihood, from 1.
     """
 

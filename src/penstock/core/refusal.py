@@ -1,4 +1,4 @@
-"""What the scheduler refuses at the door, and why.
+"""What the scheduler refuses at submission, and why.
 
 Decides whether a request can ever be served by this configuration. Knows nothing of the present load: whoever passes
 here will be served in the end.

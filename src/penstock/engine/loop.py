@@ -88,7 +88,7 @@ class EngineLoop:
         self._retry_after = RetryAfterEstimator(clock)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
-        self._door = threading.Lock()
+        self._inbox_lock = threading.Lock()
         self._ended = False
         self._stopping = False
         self._health = engine.health()
@@ -107,7 +107,7 @@ class EngineLoop:
 
     def submit(self, resolved: ResolvedRequest, reader: Reader) -> None:
         """Hand over a request; its outputs, or its refusal, arrive in the reader's queue."""
-        with self._door:  # held for one append, never for a step
+        with self._inbox_lock:  # held for one append, never for a step
             if not self._ended:
                 self._inbox.put(_Submit(resolved, reader))
                 return
@@ -119,7 +119,7 @@ class EngineLoop:
 
     def run_between_steps(self, call: EngineCall) -> None:
         """Have the engine's thread make a call before the next step; its future says when it is done, or why not."""
-        with self._door:
+        with self._inbox_lock:
             if not self._ended:
                 self._inbox.put(call)
                 return
@@ -146,7 +146,7 @@ class EngineLoop:
         else:
             self._publish(self._engine.die("the engine was stopped"))
         self._show()
-        self._shut_door()
+        self._close_inbox()
 
     def _show(self) -> None:
         """Replace what other threads see by new values: readers need no lock, and hold up nobody."""
@@ -222,9 +222,9 @@ class EngineLoop:
         for event_loop, deliveries in by_loop.items():
             _call(event_loop, _deliver, deliveries)
 
-    def _shut_door(self) -> None:
+    def _close_inbox(self) -> None:
         """Refuse what was sent while the thread ended, and all that comes later."""
-        with self._door:
+        with self._inbox_lock:
             self._ended = True
         while not self._inbox.empty():
             message = self._inbox.get_nowait()

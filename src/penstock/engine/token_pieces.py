@@ -15,7 +15,7 @@ __all__ = ["token_piece"]
 def token_piece(
     tokenizer: Tokenizer, token: int, logprob: float, top: TopLogprobs, rank: int, start: int = 0
 ) -> TokenPiece:
-    """`token`, and the tokens that were likeliest in its place."""
+    """`token`, and the top tokens at its position."""
     read = tokenizer.token_bytes
     if not top:  # nearly every token
         return TokenPiece(token, read(token), logprob, (), rank, start)

@@ -17,7 +17,7 @@ from penstock.kernels import native, onednn_linear
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.torch_backend import TorchBackend
-from penstock.weights.packing import Packing
+from penstock.weights.packing import WeightFormat
 
 __all__ = [
     "compute_threads",
@@ -28,15 +28,15 @@ __all__ = [
     "resolve_device",
     "resolve_dtype",
     "resolve_linear_kernels",
-    "resolve_packing",
+    "resolve_weight_format",
     "set_torch_threads",
 ]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_PLAIN = {torch.float32: Packing.F32, torch.bfloat16: Packing.BF16}
+_PLAIN = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16}
 
-_PACKINGS = {"file": Packing.STORED, "int8": Packing.INT8, "int4": Packing.INT4}
+_WEIGHT_FORMATS = {"file": WeightFormat.STORED, "int8": WeightFormat.INT8, "int4": WeightFormat.INT4}
 
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags, as Linux spells them on x86 and on Arm, that mean bfloat16 products in hardware."""
@@ -111,8 +111,8 @@ def resolve_dtype(option: str, stored: str, device: torch.device, good: frozense
     return torch.float32 if torch.float32 in good else torch.bfloat16
 
 
-def resolve_packing(option: str, stored: str, dtype: torch.dtype, device: torch.device, isa: str) -> Packing:
-    """The form of the weights for the option `quantization`: `auto`, `none`, `file`, `int8` or `int4`.
+def resolve_weight_format(option: str, stored: str, dtype: torch.dtype, device: torch.device, isa: str) -> WeightFormat:
+    """The weight format for the option `quantization`: `auto`, `none`, `file`, `int8` or `int4`.
 
     Args:
         option: what the operator chose.
@@ -122,50 +122,52 @@ def resolve_packing(option: str, stored: str, dtype: torch.dtype, device: torch.
         isa: what the compiled kernels use, or `torch` where there are none.
 
     Raises:
-        ConfigError: a quantised form where no kernel for it runs.
+        ConfigError: a quantised format where no kernel for it runs.
     """
     packs = isa != "torch" and device.type == "cpu"
     if option == "auto":
         option = "file" if packs and dtype == torch.bfloat16 and stored not in _DTYPES else "none"
     if option == "none":
-        return _PLAIN[dtype] if packs else Packing.DENSE
+        return _PLAIN[dtype] if packs else WeightFormat.DENSE
     if not packs:
         raise ConfigError("quantization", f"{option} needs the compiled CPU kernels; here {_instead(device)}")
     if option == "file" and stored in _DTYPES:
         raise ConfigError("quantization", f"the file is not quantised: its weights are {stored}")
-    return _PACKINGS[option]
+    return _WEIGHT_FORMATS[option]
 
 
-def resolve_linear_kernels(option: str, packing: Packing, num_weights: int, cpuinfo: Path = _CPUINFO) -> Packing:
-    """The form of the weights for the option `linear_kernels`: `auto`, `native` or `onednn`.
+def resolve_linear_kernels(
+    option: str, weight_format: WeightFormat, num_weights: int, cpuinfo: Path = _CPUINFO
+) -> WeightFormat:
+    """The weight format for the option `linear_kernels`: `auto`, `native` or `onednn`.
 
-    What `auto` takes depends on the processor and the model alone: were it to measure, bits could change from start to
-    start.
+    `auto` looks at the processor and the model alone: if it measured, bits could change from start to start.
 
     Args:
         option: what the operator chose.
-        packing: the form that `resolve_packing` found.
+        weight_format: as `resolve_weight_format` found it.
         num_weights: of the model.
         cpuinfo: where Linux describes its processors.
 
     Raises:
-        ConfigError: the kernels asked for do not serve this form, or this installation has no such kernels.
+        ConfigError: the chosen kernels do not serve this format, or are not installed.
     """
     if option == "auto":
         worthwhile = num_weights >= _ONEDNN_WEIGHTS and _cpu_flags(cpuinfo) >= _AMX_FLAGS
-        return Packing.ONEDNN if packing is Packing.BF16 and worthwhile and onednn_linear.available() else packing
+        serves = weight_format is WeightFormat.BF16 and worthwhile and onednn_linear.available()
+        return WeightFormat.ONEDNN if serves else weight_format
     if option == "native":
-        if packing is Packing.DENSE:
+        if weight_format is WeightFormat.DENSE:
             raise ConfigError("linear_kernels", "native multiplies packed weights; here torch computes all products")
-        return packing
-    if packing is not Packing.BF16:
+        return weight_format
+    if weight_format is not WeightFormat.BF16:
         raise ConfigError(
             "linear_kernels",
-            f"onednn serves bfloat16 weights beside the compiled CPU kernels; here weights are {packing}",
+            f"onednn serves bfloat16 weights beside the compiled CPU kernels; here weights are {weight_format}",
         )
     if not onednn_linear.available():
         raise ConfigError("linear_kernels", "torch has no packed linear of oneDNN for bfloat16 here; use native")
-    return Packing.ONEDNN
+    return WeightFormat.ONEDNN
 
 
 def _instead(device: torch.device) -> str:

@@ -22,7 +22,7 @@ class Divergence(NamedTuple):
 
     Attributes:
         kl: Kullback-Leibler divergence from the reference, nats.
-        same_top: whether both think the same token likeliest.
+        same_top: whether both have the same top token.
         nll: nats by which the model is surprised by the token that follows.
         reference_nll: the same of the reference.
     """

@@ -166,7 +166,7 @@ class MemoryReport:
 
     Attributes:
         weight_bytes: what the model's parameters take.
-        weight_forms: how they are kept, in words.
+        weight_formats: how they are kept, in words.
         kv_bytes: what the KV cache takes once all of it is used.
         kv_dtype: what it is kept in, as its name in torch.
         max_model_len: most tokens of one request.
@@ -178,7 +178,7 @@ class MemoryReport:
     block_size: int
     max_model_len: int
     kv_dtype: str
-    weight_forms: str = ""
+    weight_formats: str = ""
 
     @property
     def kv_tokens(self) -> int:
@@ -193,7 +193,7 @@ class MemoryReport:
     def lines(self) -> tuple[str, ...]:
         """The report, a line each."""
         holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
-        forms = f": {self.weight_forms}" if self.weight_forms else ""
+        forms = f": {self.weight_formats}" if self.weight_formats else ""
         return (
             f"weights          {_readable(self.weight_bytes)}{forms}",
             f"KV cache         {_readable(self.kv_bytes)}: {holds}",

@@ -29,7 +29,7 @@ def prompt_scores(
         logits_of: `[S, H]` to `[S, V]`.
         hidden: `[S, H]`, of the position before each of them.
         targets: the tokens that stand in these places.
-        count: how many of the likeliest tokens are reported in each place.
+        count: how many top tokens are reported at each position.
         start: see above.
     """
     logprobs: list[float] = []

@@ -32,7 +32,7 @@ __all__ = ["RowSampling", "Sampled", "ViewRows", "log_probabilities", "ranks_of"
 _STAGES = dict(STAGES)  # in the order in which they run
 
 _SHIFTS = frozenset(list(_STAGES)[: list(_STAGES).index("temperature")])
-"""The stages before temperature: they may change which token is the likeliest."""
+"""The stages before temperature: they may change which token is the top one."""
 
 _COLUMNS = {
     "temperature": (torch.float32, 1.0),
@@ -56,12 +56,12 @@ class RowSampling:
     Equal only to itself: what is worked out for a batch of rows is found again while it is the same batch.
 
     Attributes:
-        greedy: always the likeliest token; then only stages before temperature are used, and no seed is read.
+        greedy: always the top token; then only stages before temperature are used, and no seed is read.
         stages: name and value of the stages that it uses and that are led by one number.
         row_stages: names of the others that it uses.
         seed: with `choice` and the position, the key of its randomness.
         wants_logprob: whether the log probability of the chosen token is computed.
-        top: how many of the likeliest tokens are reported with theirs.
+        top: how many top tokens are reported with theirs.
         prompt_top: how many are reported for each token of the prompt; -1 where its scores are not asked for.
         processed: whether log probabilities are those after the stages.
         spec: where all of this was read from.
@@ -111,7 +111,7 @@ class Sampled(NamedTuple):
         tokens: one id a row; of no meaning where the row failed.
         logprobs: log probability of the token, 0.0 where it was not asked for.
         failed: whether the row had no distribution to choose from: NaN or infinite logits, or nothing but -inf.
-        top_logprobs: the likeliest tokens with theirs, as many as were asked for.
+        top_logprobs: the top tokens with theirs, as many as were requested.
         ranks: the token's place among all by likelihood, from 1; 0 where the log probability was not asked for.
     """
 
@@ -123,7 +123,7 @@ class Sampled(NamedTuple):
 
     @classmethod
     def unscored(cls, tokens: list[int], logprobs: list[float], failed: list[bool]) -> Sampled:
-        """Rows whose ranks and likeliest tokens are not known yet."""
+        """Rows whose ranks and top tokens are not known yet."""
         return cls(tokens, logprobs, failed, [()] * len(tokens), [0] * len(tokens))
 
     def select(self, rows: Sequence[int]) -> Sampled:
@@ -295,7 +295,7 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
 
 
 def _score(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
-    """Note the ranks of `rows` under `logits` `[S, V]`, and the likeliest tokens of those that want some."""
+    """Note the ranks of `rows` under `logits` `[S, V]`, and the top tokens of those that want some."""
     if not rows:
         return
     ranks = ranks_of(logits[_index(rows, logits)], torch.tensor([sampled.tokens[row] for row in rows]))
@@ -305,7 +305,7 @@ def _score(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], r
 
 
 def _score_top(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
-    """Note the likeliest tokens of `rows`, and the chosen token's log probability as it stands among theirs."""
+    """Note the top tokens of `rows`, and the chosen token's log probability as it stands among theirs."""
     if not rows:
         return
     of = logits[_index(rows, logits)]  # [R, V]
@@ -344,7 +344,7 @@ def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:
 
 
 def top_tokens(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[TopLogprobs]:
-    """The `counts[r]` likeliest tokens of each row of `[R, V]`, equals by ascending id; none that is ruled out."""
+    """The `counts[r]` top tokens of each row of `[R, V]`, equals by ascending id; none that is ruled out."""
     width = min(max(counts) + 1, logits.shape[-1])  # one more: it shows whether the last one was chosen among equals
     values, ids = logits.topk(width, dim=-1)
     found = logprobs.gather(-1, ids).tolist()
@@ -354,13 +354,13 @@ def top_tokens(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[
             order = logits[row].argsort(descending=True, stable=True)[:count]
             pairs = list(zip(order.tolist(), logprobs[row, order].tolist(), strict=True))
         else:
-            ordered = sorted(zip(of, at, theirs, strict=True), key=_likelier)[:count]
+            ordered = sorted(zip(of, at, theirs, strict=True), key=_by_likelihood)[:count]
             pairs = [(token, logprob) for _, token, logprob in ordered]
         top_logprobs.append(tuple(pair for pair in pairs if pair[1] > -torch.inf))
     return top_logprobs
 
 
-def _likelier(entry: tuple[float, int, float]) -> tuple[float, int]:
+def _by_likelihood(entry: tuple[float, int, float]) -> tuple[float, int]:
     return -entry[0], entry[1]
 
 

@@ -1,6 +1,6 @@
-"""What the operator is told at start: who computes, in which numbers, how exact that is, and how the weights are kept.
+"""The report at start: which kernels compute, in which dtype, how exact that is, and how the weights are kept.
 
-Decides the wording alone. What was chosen is decided in `device` and `weights`; where memory goes says `MemoryReport`.
+Decides the wording alone: `device` and `weights` decide what is chosen, and `MemoryReport` says where memory goes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from penstock.kernels.backend import Backend
 from penstock.kernels.native import MAX_HEAD_DIM
 
-__all__ = ["computing_line", "forms_of_weights", "mixed_line", "onednn_line", "wide_heads_line"]
+__all__ = ["computing_line", "mixed_line", "onednn_line", "weight_formats", "wide_heads_line"]
 
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 _NAMED = 3
@@ -47,18 +47,18 @@ def onednn_line(option: str) -> str:
     return f"linear           oneDNN: {'this processor has AMX' if option == 'auto' else 'as asked for'}"
 
 
-def forms_of_weights(forms: Collection[str], stored: str, dtype: torch.dtype) -> str:
+def weight_formats(formats: Collection[str], stored: str, dtype: torch.dtype) -> str:
     """How the weights are kept, in words.
 
     Args:
-        forms: as `weights.bind.Binder` lists them.
+        formats: as `weights.bind.Binder` lists them.
         stored: what the checkpoint is stored in, as `ModelFiles.stored_dtype` has it.
         dtype: of the activations.
     """
-    blocks = sorted(form for form in forms if form in _BLOCKS)
+    blocks = sorted(name for name in formats if name in _BLOCKS)
     said = [f"{', '.join(blocks)} as in the file"] if blocks else []
-    said += [form for form in forms if form not in _BLOCKS]
-    if dtype == torch.bfloat16 and "bfloat16" in forms and stored in ("float16", "float32"):
+    said += [name for name in formats if name not in _BLOCKS]
+    if dtype == torch.bfloat16 and "bfloat16" in formats and stored in ("float16", "float32"):
         said[-1] += f", rounded from the file's {stored} (--dtype float32 keeps its numbers)"
     return "; ".join(said)
 

@@ -1,4 +1,4 @@
-"""Packing: from numbers, and from GGUF's blocks, to the weights of `packed_linear`.
+"""WeightFormat: from numbers, and from GGUF's blocks, to the weights of `packed_linear`.
 
 Decides how numbers are rounded; does not know what a weight belongs to or how products are computed. GGUF's blocks keep
 their numbers bit by bit. Packed bytes depend neither on who packs them nor on the number of threads: where a function

@@ -1,13 +1,13 @@
-"""Beam search: the likeliest continuations of a prompt, sought among many that grow side by side.
+"""Beam search: the most likely continuations of a prompt, sought among many that grow side by side.
 
 Decides which continuations grow on, which are complete and when the search is over. Every step asks the engine for one
-more token after each beam, with the likeliest alternatives in its place; the prefix cache makes the shared past cheap.
+more token after each beam, with its top alternatives; the prefix cache makes the shared past cheap.
 Knows no engine: whoever drives a search answers its queries.
 
 The rules are those of `transformers` (`num_beams`, `early_stopping=False`): of all continuations by one token the
-likeliest are looked at; those among the first `beam_width` that end are complete, and the first `beam_width` of the
+most likely are looked at; those among the first `beam_width` that end are complete, and the first `beam_width` of the
 others grow on. A complete one is scored by its summed log probability over its generated length to the power of
-`length_penalty`. The search ends when `beam_width` are complete and the likeliest growing one, scored as if it ended
+`length_penalty`. The search ends when `beam_width` are complete and the most likely growing one, scored as if it ended
 now, is no better than the worst of them, or when `max_tokens` are reached: then what grows is complete too. The search
 goes back to Graves, "Sequence transduction with recurrent neural networks" (2012); dividing by a length, there with
 another denominator, to Wu et al., "Google's neural machine translation system" (2016), section 7.
@@ -75,7 +75,7 @@ class BeamSearchSequence:
         text: all of `tokens` as text, special tokens written out.
         cum_logprob: sum of the generated tokens' log probabilities.
         score: what it was ranked by.
-        logprobs: one `{token id: Logprob}` a generated token: what was likeliest in its place.
+        logprobs: one `{token id: Logprob}` a generated token: the top tokens at its position.
         finish_reason: "stop" for an end-of-sequence id, "length" for `max_tokens`.
         stop_reason: that id; None for "length".
     """
@@ -176,7 +176,7 @@ class BeamSearch:
         )
 
     def _grown(self, beam: _Beam, answer: RequestOutput) -> list[_Beam]:
-        """`beam` with each of the likeliest tokens behind it, likeliest first."""
+        """`beam` with each of the top tokens behind it, most likely first."""
         if answer.error:
             raise EngineFault(answer.error)
         logprobs = answer.outputs[0].logprobs

@@ -194,7 +194,7 @@ class LLM:
     def beam_search(
         self, prompts: PromptLike | Sequence[PromptLike], params: BeamSearchParams, *, use_tqdm: bool = True
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt that a beam search finds; see `penstock.llm.beam_search`.
+        """The most likely continuations of each prompt that a beam search finds; see `penstock.llm.beam_search`.
 
         All beams of all prompts run as one batch. Cheap only with the prefix cache, which is on by default.
 

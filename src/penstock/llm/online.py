@@ -178,7 +178,7 @@ class AsyncLLM:
         return scores(found[: len(ours)], found[len(ours) :])
 
     async def beam_search(self, prompt: PromptLike | Prompt, params: BeamSearchParams) -> BeamSearchOutput:
-        """The likeliest continuations of a prompt that a beam search finds; as `LLM.beam_search`, beside all else.
+        """The most likely continuations of a prompt that a beam search finds; as `LLM.beam_search`, beside all else.
 
         Cancelling the task aborts what is running of it.
         """

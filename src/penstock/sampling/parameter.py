@@ -53,11 +53,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
-    """A reshaping that depends on more than one number a row: on what was said before, on lists, on a coin.
+    """A reshaping that depends on more than one number a row: on earlier tokens, on lists, on a random number.
 
     Attributes:
         order: as a `Stage`'s; both kinds run in one order.
-        apply: `(logits [R, V] float32, rows) -> [R, V] float32` under the law of `Stage.apply`.
+        apply: `(logits [R, V] float32, rows) -> [R, V] float32`, under the conditions of `Stage.apply`.
     """
 
     order: int

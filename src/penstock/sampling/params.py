@@ -34,10 +34,10 @@ class SamplingParams:
     Attributes:
         n: completions to answer.
         best_of: completions to generate, of which the n with the highest mean log probability are answered.
-        temperature: 0 always takes the likeliest token.
-        top_p: smallest set of likeliest tokens with at least this probability; 1 takes all.
-        top_k: this many likeliest tokens; 0 or -1 takes all.
-        min_p: tokens at least this fraction as likely as the likeliest one; 0 takes all.
+        temperature: 0 always takes the most likely token.
+        top_p: smallest set of the most likely tokens with at least this probability; 1 takes all.
+        top_k: this many of the most likely tokens; 0 or -1 takes all.
+        min_p: tokens at least this fraction as likely as the most likely one; 0 takes all.
         seed: makes a random request repeatable.
         stop: up to 4 texts that end the completion.
         stop_token_ids: token ids that end the completion.
@@ -56,7 +56,7 @@ class SamplingParams:
         bad_words: texts that are not generated.
         typical_p: the tokens of about the expected surprise with at least this probability; 1 takes all.
         top_n_sigma: tokens within this many standard deviations of the largest logit; 0 takes all.
-        xtc_probability: how often the likeliest tokens are excluded.
+        xtc_probability: how often the most likely tokens are excluded.
         xtc_threshold: how likely they must be for that.
         dry_multiplier: strength of the penalty on word-for-word repetition; 0 is off.
         dry_base: its growth with each repeated token.

@@ -4,9 +4,9 @@
     delivery                                      a parsed request, through the engine, to the bytes of its answer
     http                                          what any HTTP API needs
 
-`application` puts every route on its path, `http.run` the application on a socket. The fields of requests are read by
-`penstock.api_fields`, and the engine is known as `EngineClient` only. Three laws: no field is silently ignored; every
-error is an error object of the endpoint's API; the work for a client ends when the client leaves.
+`application` puts every route on its path, `http.run` the application on a socket. `penstock.api_fields` reads the
+fields of requests; the engine is known as `EngineClient` only. Invariants: no field is silently ignored; every error is
+an error object of the endpoint's API; the work for a client ends when the client leaves.
 """
 
 from __future__ import annotations

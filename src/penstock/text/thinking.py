@@ -1,8 +1,8 @@
-"""Reasoning that has a budget: when it is used up, which tokens close the reasoning.
+"""Reasoning with a budget: when it is used up, which tokens close the reasoning.
 
-Decides where reasoning is by the same law by which answers are taken apart (`ReasoningSplit`), and how the closing tag
-is spelled in tokens: what the model wrote of it is not written again. Knows no logits.
-Invariant: what is due depends on the prompt's last tokens, the budget and the tokens taken, on nothing else.
+Finds the reasoning by the rules that parse answers (`ReasoningSplit`). Decides how the closing tag is spelled; what the
+model has written of it is not written again. Knows no logits.
+Invariant: the forced tokens depend on the prompt's last tokens, the budget and the tokens generated, on nothing else.
 """
 
 from __future__ import annotations

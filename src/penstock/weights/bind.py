@@ -15,7 +15,7 @@ from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import StackedWeight
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import Cpu
-from penstock.weights.packing import Packer, Packing
+from penstock.weights.packing import Packer, WeightFormat
 from penstock.weights.source import StoredBlocks, TensorSource
 
 __all__ = ["Binder"]
@@ -40,12 +40,12 @@ class Binder:
         device: of every tensor taken.
         file: the model as the operator knows it, for messages.
         progress: told how many numbers each tensor taken has (`tqdm.update` fits).
-        packing: in which form the weights of projections and embeddings are kept.
+        weight_format: of projections and embeddings.
         cpu: whose threads pack them; None for the caller's alone.
 
     Attributes:
         bytes: memory of all tensors taken so far.
-        forms: how the weights of projections and embeddings taken so far are kept, in order of appearance: names of
+        formats: how the weights of projections and embeddings taken so far are kept, in order of appearance: names of
             types, and of GGUF's block kinds for blocks that stay as they are in the file.
         mixed: of projections that are fused here and whose parts the file has in blocks of different kinds, the first
             tensor and the kinds; such weights become plain numbers, which in a model in bfloat16 rounds them.
@@ -58,18 +58,18 @@ class Binder:
         device: torch.device | str,
         file: str,
         progress: Callable[[int], object] = _unseen,
-        packing: Packing = Packing.DENSE,
+        weight_format: WeightFormat = WeightFormat.DENSE,
         cpu: Cpu | None = None,
     ) -> None:
         self._source = source
         self.dtype = dtype
         self.device = torch.device(device)
         self.bytes = 0
-        self.forms: dict[str, None] = {}
+        self.formats: dict[str, None] = {}
         self.mixed: list[str] = []
         self._file = file
         self._progress = progress
-        self._packer = Packer(packing, file, cpu)
+        self._packer = Packer(weight_format, file, cpu)
         self._names = source.names()
         self._left = set(self._names)
 
@@ -143,9 +143,9 @@ class Binder:
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
         """An embedding table `[V, H]`, in a form that serves as a projection's weight too; raises as `take_linear`."""
         self._claim(name, shape)
-        if self._packer.packing is Packing.INT4:
+        if self._packer.weight_format is WeightFormat.INT4:
             weight: Weight = self._packer.table(self._stacked([(name, shape)], torch.float32), name)
-            self.forms["int8"] = None
+            self.formats["int8"] = None
         else:
             weight = self._linear([(name, shape)], self._packer.table)
         self.bytes += weight.nbytes
@@ -159,7 +159,7 @@ class Binder:
         """
         self._claim(name, shape)
         numbers = self._stacked([(name, shape)], self.dtype)
-        dense = self._packer.packing is Packing.DENSE
+        dense = self._packer.weight_format is WeightFormat.DENSE
         weight: Weight = DenseWeight(numbers) if dense else self._packer.plain(numbers, name)
         self.bytes += weight.nbytes
         return weight
@@ -185,14 +185,14 @@ class Binder:
 
     def _stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
         rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
-        first, packing = parts[0][0].replace(_EXPERT, "0"), self._packer.packing
+        first, weight_format = parts[0][0].replace(_EXPERT, "0"), self._packer.weight_format
         names = [name for part, _ in parts for name in _names_of(part, experts)]
         if self._stays_blocks(names):
             return self._packer.stack(experts, lambda expert: self._expert_blocks(parts, expert), rows, inputs, first)
-        quantised = packing in (Packing.INT8, Packing.INT4)
-        self.forms[packing.value if quantised else str(self.dtype).removeprefix("torch.")] = None
+        quantised = weight_format in (WeightFormat.INT8, WeightFormat.INT4)
+        self.formats[weight_format.value if quantised else str(self.dtype).removeprefix("torch.")] = None
         dtype = torch.float32 if quantised else self.dtype
-        if packing is not Packing.DENSE:
+        if weight_format is not WeightFormat.DENSE:
             return self._packer.stack(
                 experts, lambda expert: self._expert_numbers(parts, expert, dtype), rows, inputs, first
             )
@@ -231,14 +231,14 @@ class Binder:
 
     def _stays_blocks(self, names: Sequence[str]) -> bool:
         """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
-        if self._packer.packing is not Packing.STORED:
+        if self._packer.weight_format is not WeightFormat.STORED:
             return False
         kinds = {self._source.stored_kind(name) for name in names}
         if len(kinds) > 1:
             self.mixed.append(f"{names[0]} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
         if kinds == {""} or len(kinds) > 1:
             return False
-        self.forms[kinds.pop()] = None
+        self.formats[kinds.pop()] = None
         return True
 
     def _linear(
@@ -248,9 +248,9 @@ class Binder:
         *,
         transposed: bool = False,
     ) -> Weight:
-        packing = self._packer.packing
-        if packing is Packing.DENSE:
-            self.forms[str(self.dtype).removeprefix("torch.")] = None
+        weight_format = self._packer.weight_format
+        if weight_format is WeightFormat.DENSE:
+            self.formats[str(self.dtype).removeprefix("torch.")] = None
             return DenseWeight(self._numbers(parts, transposed, self.dtype))
         first = parts[0][0]
         rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
@@ -259,10 +259,10 @@ class Binder:
             self._progress(rows * inputs)
             data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
             return self._packer.blocks(StoredBlocks(blocks[0].kind, data), rows, inputs, first)
-        if packing in (Packing.INT8, Packing.INT4):
-            self.forms[packing.value] = None
+        if weight_format in (WeightFormat.INT8, WeightFormat.INT4):
+            self.formats[weight_format.value] = None
             return pack(self._numbers(parts, transposed, torch.float32), first)
-        self.forms[str(self.dtype).removeprefix("torch.")] = None
+        self.formats[str(self.dtype).removeprefix("torch.")] = None
         return pack(self._numbers(parts, transposed, self.dtype), first)
 
     def _numbers(

@@ -1,7 +1,7 @@
-"""In which form the weights of projections and embeddings are kept, and how they get there.
+"""The formats in which weights of projections and embeddings are kept, and how they are packed.
 
-Decides by one word, the operator's choice, for all of a model's projections. Does not know layers or files: a weight is
-a matrix of numbers, or the blocks in which a file stores one.
+One format, the operator's choice, holds for all projections of a model. Knows no layers and no files: a weight is a
+matrix of numbers, or the blocks in which a file stores one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from penstock.kernels.packed_weight import (
 from penstock.kernels.weight_memory import WeightMemory
 from penstock.weights.source import StoredBlocks
 
-__all__ = ["Packer", "Packing"]
+__all__ = ["Packer", "WeightFormat"]
 
 
-class Packing(StrEnum):
-    """The forms."""
+class WeightFormat(StrEnum):
+    """How the weights of projections and embeddings are kept."""
 
     DENSE = "dense"
     """Plain tensors in the activations' dtype, for torch's kernels."""
@@ -47,21 +47,21 @@ class Packing(StrEnum):
     INT4 = "int4"
     """Scale and minimum for each 32 inputs; an embedding table, and with it a head tied to it, as in INT8."""
     STORED = "stored"
-    """As the file has it: quantised blocks stay as they are, other tensors become bf16, or f32 where a model is."""
+    """As in the file: quantised blocks stay as they are, other tensors become bf16, or f32 in a float32 model."""
 
 
 def _pack_stored(numbers: torch.Tensor, memory: WeightMemory | None, cpu: Cpu | None) -> PackedWeight:
-    """Numbers that are no blocks, in the type that they were read in."""
+    """Numbers outside blocks keep the type that they were read in."""
     return (pack_f32 if numbers.dtype == torch.float32 else pack_bf16)(numbers, memory, cpu)
 
 
-_WEIGHTS: dict[Packing, Callable[[torch.Tensor, WeightMemory | None, Cpu | None], PackedWeight]] = {
-    Packing.F32: pack_f32,
-    Packing.BF16: pack_bf16,
-    Packing.ONEDNN: pack_bf16,
-    Packing.STORED: _pack_stored,
-    Packing.INT8: quantize_int8,
-    Packing.INT4: quantize_int4,
+_WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | None], PackedWeight]] = {
+    WeightFormat.F32: pack_f32,
+    WeightFormat.BF16: pack_bf16,
+    WeightFormat.ONEDNN: pack_bf16,
+    WeightFormat.STORED: _pack_stored,
+    WeightFormat.INT8: quantize_int8,
+    WeightFormat.INT4: quantize_int4,
 }
 _BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
 
@@ -70,16 +70,16 @@ _Packed = TypeVar("_Packed", PackedWeight, PackedStack)
 
 
 class Packer:
-    """Packs the weights of one model, in one form. Owned by its binder; what it packed lives as long as it is used.
+    """Packs the weights of one model, in one format. Owned by its binder; what it packed lives as long as it is used.
 
     Args:
-        packing: the form.
+        weight_format: the format.
         file: where numbers come from, for messages.
         cpu: whose threads pack; None for the caller's alone.
     """
 
-    def __init__(self, packing: Packing, file: str, cpu: Cpu | None = None) -> None:
-        self.packing = packing
+    def __init__(self, weight_format: WeightFormat, file: str, cpu: Cpu | None = None) -> None:
+        self.weight_format = weight_format
         self._cpu = cpu
         self._file = file
         self._memory = WeightMemory()
@@ -88,21 +88,21 @@ class Packer:
         """Pack a projection's weight `[N, K]`, float32 or bfloat16.
 
         Raises:
-            ModelFileError: it holds numbers that this form cannot hold.
+            ModelFileError: it holds numbers that this format cannot hold.
             ConfigError: oneDNN cannot compute all rows of its product alike.
         """
-        if self.packing is Packing.ONEDNN:
+        if self.weight_format is WeightFormat.ONEDNN:
             return self._onednn(numbers)
         return self.head(numbers, name)
 
     def head(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """Pack the weight of a head of its own, whose results are wanted in float32; raises as `weight` does."""
-        return self._guarded(lambda: _WEIGHTS[self.packing](numbers, self._memory, self._cpu), name)
+        return self._guarded(lambda: _WEIGHTS[self.weight_format](numbers, self._memory, self._cpu), name)
 
     def table(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """Pack an embedding table `[V, H]`; raises as `weight` does."""
-        packing = Packing.INT8 if self.packing is Packing.INT4 else self.packing
-        return self._guarded(lambda: _WEIGHTS[packing](numbers, self._memory, self._cpu), name)
+        weight_format = WeightFormat.INT8 if self.weight_format is WeightFormat.INT4 else self.weight_format
+        return self._guarded(lambda: _WEIGHTS[weight_format](numbers, self._memory, self._cpu), name)
 
     def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:
         """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number; raises as `weight`."""
@@ -134,7 +134,7 @@ class Packer:
             weight = weight_of(expert)
             if isinstance(weight, StoredBlocks):
                 return _BLOCKS[weight.kind](weight.data, outputs, inputs, memory, self._cpu)
-            return _WEIGHTS[self.packing](weight, memory, self._cpu)
+            return _WEIGHTS[self.weight_format](weight, memory, self._cpu)
 
         return self._guarded(lambda: pack_stack(experts, pack, self._memory), name)
 

@@ -1,6 +1,6 @@
 """`bad_words`: texts that are never generated (vLLM's parameter of this name).
 
-At the engine's door each text becomes the token sequences that spell it, at the start of a text and after a space; the
+At admission each text becomes the token sequences that spell it, at the start of a text and after a space; the
 last token of such a sequence is ruled out when the others were generated just before.
 """
 

@@ -1,6 +1,6 @@
 """`dry_sequence_breakers`: texts across which `dry_multiplier` sees no repetition.
 
-At the engine's door they become the ids of all tokens whose own text holds one of them.
+At admission they become the ids of all tokens whose own text holds one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`min_p`: tokens far less likely than the likeliest cannot be drawn.
+"""`min_p`: tokens far less likely than the top one cannot be drawn.
 
 Nguyen et al., "Turning up the heat: min-p sampling for creative and coherent LLM outputs" (2024), section 3.
 """
@@ -17,7 +17,7 @@ __all__ = ["PARAMETER", "apply"]
 
 
 def apply(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep, in each row of `[R, V]`, the tokens at least `[R, 1]` times as likely as the likeliest."""
+    """Keep, in each row of `[R, V]`, the tokens at least `values` `[R, 1]` times as likely as the top one."""
     probabilities = logits.softmax(-1)  # [R, V]
     share = values.to(device=logits.device, dtype=logits.dtype)  # [R, 1]
     return logits.masked_fill(probabilities < share * probabilities.amax(-1, keepdim=True), float("-inf"))
@@ -31,7 +31,7 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="min_p",
-    doc="Draw only from tokens at least this fraction as likely as the likeliest one; 0 takes all.",
+    doc="Draw only from tokens at least this fraction as likely as the most likely one; 0 takes all.",
     stages=(Stage(40, apply),),
     random_only=True,
 )

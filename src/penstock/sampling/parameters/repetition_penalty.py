@@ -35,6 +35,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="repetition_penalty",
-    doc="Above 1, tokens of the prompt and of what was generated become less likely; below 1, likelier. 1 is off.",
+    doc="Above 1, tokens of the prompt and of what was generated become less likely; below 1, more likely. 1 is off.",
     stages=(RowStage(4, apply),),
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["GREEDY", "PARAMETER", "apply"]
 
 GREEDY = 0.0
-"""The temperature that stands for "always the likeliest token"; the sampler never divides by it."""
+"""The temperature that stands for "always the most likely token"; the sampler never divides by it."""
 
 _SMALLEST_NORMAL = 2.0**-126  # of float32: below it, a division could be by zero
 
@@ -24,7 +24,7 @@ _SMALLEST_NORMAL = 2.0**-126  # of float32: below it, a division could be by zer
 def apply(logits: Tensor, values: Tensor) -> Tensor:
     """Logits `[R, V]` over temperatures `[R, 1]`, all above 0.
 
-    The maximum is taken off first, which softmax does not notice: the likeliest token stays at exactly 0 and the others
+    The maximum is subtracted first, which softmax does not notice: the top token stays at exactly 0 and the others
     go to -inf at worst, so that the smallest temperature gives the greedy distribution and no NaN.
     """
     scale = values.to(device=logits.device, dtype=logits.dtype).clamp(min=_SMALLEST_NORMAL)  # [R, 1]
@@ -39,7 +39,7 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="temperature",
-    doc="Randomness of the choice: logits are divided by it. 0 always takes the likeliest token (the lowest id where"
+    doc="Randomness of the choice: logits are divided by it. 0 always takes the most likely token (the lowest id where"
     " several are), and makes top_k, top_p, min_p and seed irrelevant.",
     stages=(Stage(10, apply),),
 )

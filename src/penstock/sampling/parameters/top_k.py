@@ -1,4 +1,4 @@
-"""`top_k`: only the k likeliest tokens can be drawn.
+"""`top_k`: only the k most likely tokens can be drawn.
 
 Fan, Lewis and Dauphin, "Hierarchical neural story generation" (2018), section 5.3.
 """
@@ -32,13 +32,13 @@ class _Count:
 
 
 def apply(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep, in each row of `[R, V]`, the values `[R, 1]` likeliest tokens; those tied with the last of them stay too.
+    """Keep the `values` `[R, 1]` top tokens of each row of `[R, V]`, and what is tied with the last of them.
 
     Ties are kept so that the result does not depend on the order in which equal logits happen to be found.
     """
     counts = values.clamp(max=logits.shape[-1]).long()  # [R, 1], on the host: no wait for the device
-    likeliest = logits.topk(int(counts.amax()), dim=-1).values  # [R, max k], descending
-    threshold = likeliest.gather(-1, (counts - 1).to(logits.device))  # [R, 1]
+    top = logits.topk(int(counts.amax()), dim=-1).values  # [R, max k], descending
+    threshold = top.gather(-1, (counts - 1).to(logits.device))  # [R, 1]
     return logits.masked_fill(logits < threshold, float("-inf"))
 
 
@@ -50,7 +50,7 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="top_k",
-    doc="Draw only from this many likeliest tokens (and those tied with the last of them); 0 or -1 takes all.",
+    doc="Draw only from this many of the most likely tokens (and those tied with the last of them); 0 or -1 takes all.",
     stages=(Stage(20, apply),),
     random_only=True,
 )

@@ -1,4 +1,4 @@
-"""`top_p`: nucleus sampling, the smallest set of likeliest tokens that together hold probability p.
+"""`top_p`: nucleus sampling, the smallest set of the most likely tokens that together hold probability p.
 
 Holtzman, Buys, Du, Forbes and Choi, "The curious case of neural text degeneration" (2019), section 3.1: the token with
 which the sum reaches p belongs to the set.
@@ -52,8 +52,8 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="top_p",
-    doc="Draw only from the smallest set of likeliest tokens whose probabilities add up to at least this; the token"
-    " that crosses the bound is in the set. 1 takes all.",
+    doc="Draw only from the smallest set of the most likely tokens whose probabilities add up to at least this; the"
+    " token that crosses the bound is in the set. 1 takes all.",
     stages=(Stage(30, apply),),
     random_only=True,
 )

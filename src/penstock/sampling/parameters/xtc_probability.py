@@ -1,4 +1,4 @@
-"""`xtc_probability`: "exclude top choices", how often the likeliest tokens are taken out of the running.
+"""`xtc_probability`: "exclude top choices", how often the most likely tokens are taken out of the running.
 
 p-e-w, "Exclude Top Choices (XTC): a sampler that boosts creativity" (2024), the proposal that llama.cpp and others
 implement: with this probability, of all tokens at least `xtc_threshold` likely only the least likely one stays.
@@ -42,7 +42,7 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="xtc_probability",
-    doc="How often the likeliest tokens are excluded: all that are at least xtc_threshold likely but the least likely"
+    doc="How often the most likely tokens are excluded: all that are at least xtc_threshold likely but the least likely"
     " of them. 0 is never.",
     stages=(RowStage(50, apply),),
     random_only=True,

@@ -45,7 +45,7 @@ CHAT_FIELDS = (
     Field("messages", MESSAGES, "The conversation. Text parts of one message are joined by line breaks."),
     Field("max_completion_tokens", INTEGER, "Most tokens to generate; by default the rest of the model's context."),
     Field("logprobs", BOOLEAN, "Whether to return the log probability of each generated token."),
-    Field("top_logprobs", INTEGER, "How many of the likeliest tokens to return in each place; needs logprobs: true."),
+    Field("top_logprobs", INTEGER, "How many top tokens to return at each position; needs logprobs: true."),
     STREAM_OPTIONS,
     *PROMPT_FIELDS,
     *ANSWER_FIELDS,

@@ -161,7 +161,7 @@ def _token_logprob(token: TokenPiece) -> float | None:
 
 
 def _top_object(token: TokenPiece) -> JsonObject | None:
-    """Text -> log probability, of the top tokens and then the chosen one; of equal texts the likelier counts."""
+    """Text -> log probability, of the top tokens and then the chosen one; of equal texts the more likely counts."""
     if math.isnan(token.logprob):
         return None
     texts: JsonObject = {}

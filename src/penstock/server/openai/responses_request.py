@@ -109,7 +109,7 @@ RESPONSES_FIELDS = (
         "message.output_text.logprobs: the log probability of each token of the message. What else OpenAI can include"
         " there is none of here.",
     ),
-    Field("top_logprobs", TOP_LOGPROBS, "How many of the likeliest tokens to return in each place; needs include."),
+    Field("top_logprobs", TOP_LOGPROBS, "How many top tokens to return at each position; needs include."),
     Field("metadata", LABELS, "Labels of the caller's own, repeated in the response."),
     Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged."),
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
