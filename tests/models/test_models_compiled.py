@@ -164,13 +164,13 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
 
 def test_gates_of_whole_panels_are_joined_with_their_projection():
     def joined(family: str, variant: str) -> list[Activation]:
-        layer = lower(program_of(family, variant, Packing.BF16).layers[0])
+        layer = lower(program_of(family, variant, WeightFormat.BF16).layers[0])
         return [each.activation for each in layer if isinstance(each, Gated)]
 
     assert joined("gemma2", "wide_heads_tied_small_window") == [Activation.GELU_NEW_AND_MUL]
     assert joined("gemma2", "one_to_one_untied_uncapped") == [], "56 gates are no whole panels"
     assert joined("gpt2", "tied") == []
-    wide = program_of("gemma2", "wide_heads_tied_small_window", Packing.DENSE)
+    wide = program_of("gemma2", "wide_heads_tied_small_window", WeightFormat.DENSE)
     assert not any(isinstance(each, Gated) for each in lower(wide.layers[0])), "plain weights have no panels"
 
 
@@ -267,7 +267,7 @@ def test_soft_capped_logits_do_not_depend_on_the_rows_beside_them(dtype, fmt):
 @pytest.mark.parametrize(("family", "softcap"), [("gemma2", 6.5), ("llama", None)])
 def test_a_head_scales_logits_before_it_caps_them(family, softcap):
     variant = VARIANTS[family][0]
-    model = copy(model_of(family, variant, Packing.INT8))
+    model = copy(model_of(family, variant, WeightFormat.INT8))
     plain = replace(model.program, head=replace(model.program.head, softcap=None))
     hidden = whole(model, 37)
     model.program = plain
