@@ -66,6 +66,7 @@ class BlockPool:
     Attributes:
         query_tokens: positions for which a lease was granted, since the start.
         hit_tokens: how many of these came out of the prefix cache.
+        given_back: blocks that leases gave back before they ended, since the start.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class BlockPool:
         self.block_size = block_size
         self.query_tokens = 0
         self.hit_tokens = 0
+        self.given_back = 0
         self._caching = caching
         self._window = window
         self._most = most
@@ -165,6 +167,7 @@ class BlockPool:
         left = self._left_behind(computed)
         for block in reversed(lease.blocks[lease.left : left]):
             self._drop(block)
+            self.given_back += 1
         lease.left = max(left, lease.left)
 
     def seal(self, lease: Lease, index: int, key: bytes) -> None:
