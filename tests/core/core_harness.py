@@ -112,6 +112,7 @@ class Harness:
         self.era = 0
         self.eras: dict[str, int] = {}  # sequence -> cache era of its present admission
         self.plans: list[StepPlan] = []
+        self.resumed = 0  # admissions with cached positions whose first block is gone
         self.left = 0  # blocks that a sequence had left behind, at the most
         self.drops = 0  # times that plans in flight were taken back
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
@@ -296,9 +297,12 @@ class Harness:
             req = self.requests[admit.seq_id]
             require(admit.tokens == (*req.prompt, *self.tokens[req.id]), "an admission tells all known tokens")
             self.eras[req.id] = self.era
-            for block in admit.blocks[: -(-admit.computed // self.config.block_size)]:
+            size, first = self.config.block_size, self.runner._first_seen(admit.computed)
+            for block in admit.blocks[first // size : -(-admit.computed // size)]:
                 require(self.writers.get(block) == (req.cache_salt, self.era), "KV is shared within salt and era only")
             require(admit.computed == 0 or self.config.prefix_caching, "no cache, no hits")
+            seq = self.scheduler._seqs[req.id]
+            self.resumed += admit.computed > 0 and seq.chain.keys[0] not in self.scheduler._pool._index
 
     def _note_writes(self, plan: StepPlan) -> None:
         for row in plan.rows:

@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**32)
 
 
 def test_random_episodes_hold_every_law():
-    preemptions = hits = shared = drafted = ahead = left = drops = 0
+    preemptions = hits = shared = drafted = ahead = left = drops = resumed = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -37,8 +37,9 @@ def test_random_episodes_hold_every_law():
         ahead += harness.ahead
         left += harness.left
         drops += harness.drops
-    assert min(preemptions, hits, shared, left) > 0, (
-        "the episodes reach preemption, hits, shared prefixes and blocks left behind"
+        resumed += harness.resumed
+    assert min(preemptions, hits, shared, left, resumed) > 0, (
+        "the episodes reach preemption, hits, shared prefixes, blocks left behind and hits whose beginning is gone"
     )
     assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
     assert drops > 0, "they reach steps that are broken off"

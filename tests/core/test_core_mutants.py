@@ -440,7 +440,31 @@ def seal_what_a_broken_off_step_would_have_computed(patch):
     patch(Scheduler, "_requeue", hopeful)
 
 
+def go_on_where_a_block_is_missing_that_is_seen(patch):
+    def lenient(pool, keys, known):
+        wanted = keys[: (known - 1) // pool.block_size]
+        longest = max((count for count, key in enumerate(wanted, start=1) if key in pool._index), default=0)
+        return [pool._index.get(key, 0) for key in wanted[:longest]]
+
+    patch(BlockPool, "_match", lenient)
+
+
+def miss_the_first_position_of_a_window_in_a_match(patch):
+    match, left_behind = BlockPool._match, BlockPool._left_behind
+
+    def narrow(pool, keys, known):
+        pool.narrow = True
+        found = match(pool, keys, known)
+        pool.narrow = False
+        return found
+
+    patch(BlockPool, "_match", narrow)
+    patch(BlockPool, "_left_behind", lambda pool, at: left_behind(pool, at + getattr(pool, "narrow", False)))
+
+
 MUTANTS = [
+    go_on_where_a_block_is_missing_that_is_seen,
+    miss_the_first_position_of_a_window_in_a_match,
     keep_what_was_planned_when_a_step_is_broken_off,
     tell_a_runner_that_was_reset_of_old_releases,
     seal_what_a_broken_off_step_would_have_computed,

@@ -16,6 +16,7 @@ from tiny_checkpoints import VARIANTS, load_model, reference_greedy, write_check
 from penstock.app import SystemClock
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Admitted, Generated
+from penstock.contract.plan import Admit
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.core import Scheduler
@@ -39,6 +40,7 @@ class Bench:
         tokens: int = 256,
         seqs: int = 8,
         window: int | None = None,
+        caching: bool = True,
     ) -> None:
         longest = model.shape.max_positions if window else min(model.shape.max_positions, num_blocks * block_size)
         self.config = SchedulerConfig(
@@ -47,7 +49,7 @@ class Bench:
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
             max_model_len=longest,
-            prefix_caching=window is None,
+            prefix_caching=caching,
             window=window,
         )
         self.scheduler = Scheduler(self.config)
@@ -57,10 +59,11 @@ class Bench:
         self.runner = TorchRunner(model, kv, seqs, longest, SystemClock(), model.backend)
         self.submitted = 0
         self.cached: dict[str, int] = {}
+        self.resumed: list[tuple[int, int]] = []  # of each admission after a preemption: tokens, cached positions
         self.largest_row = 0
 
-    def run(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """All prompts at once; the tokens of each."""
+    def run(self, prompts: Sequence[Sequence[int]], preempt_before: Sequence[int] = ()) -> list[list[int]]:
+        """All prompts at once; the tokens of each. The youngest is preempted before the given steps."""
         answers: dict[str, list[int]] = {}
         for prompt in prompts:
             name = str(self.submitted)
@@ -70,7 +73,10 @@ class Bench:
                 SequenceRequest(name, tuple(prompt), sampling=GREEDY, stop=StopRules(max_tokens=COUNT))
             )
         while self.scheduler.has_work:
+            if self.scheduler.stats.steps in preempt_before:
+                self.scheduler._preempt(self.scheduler._running[-1])
             plan = self.scheduler.plan()
+            self.resumed += [(len(each.tokens), each.computed) for each in plan.admits if self._has_output(each)]
             self.largest_row = max([self.largest_row, *(row.count for row in plan.rows)])
             for event in self.scheduler.commit(plan, self.runner.run(plan)):
                 if isinstance(event, Generated):
@@ -81,6 +87,10 @@ class Bench:
                 self._spoil_free_blocks()
         self.scheduler.check()
         return list(answers.values())
+
+    @staticmethod
+    def _has_output(admit: Admit) -> bool:
+        return len(admit.tokens) > admit.prompt_tokens
 
     def _spoil_free_blocks(self) -> None:
         """Whoever reads a block that was given back fails loudly."""
@@ -145,9 +155,23 @@ def test_with_only_the_blocks_that_a_window_sees(golden):
     model, prompts, expected = golden
     if model.program.window is None or model.program.window >= len(prompts[-1]) + COUNT:
         pytest.skip("a layer of this model looks back to all of these sequences")
-    options = {"block_size": 4, "tokens": 8, "seqs": 1, "window": model.program.window}
+    options = {"block_size": 4, "tokens": 8, "seqs": 1, "window": model.program.window, "caching": False}
     need = Bench(model, **options).config.most_blocks(model.shape.max_positions)
     assert need < (len(prompts[-1]) + COUNT) // 4
     bench = Bench(model, num_blocks=need, **options)
     assert [bench.run([prompt])[0] for prompt in prompts] == expected
     assert bench.scheduler.stats.preemptions == 0
+
+
+def test_a_preempted_request_goes_on_from_its_last_window(tmp_path):
+    """What its window left is gone and overwritten; yet no more is computed anew than the block that it was filling."""
+    directory = write_checkpoint(tmp_path, "mistral", "all_to_one_small_window", sliding_window=21)
+    model = load_model(directory)
+    assert model.program.window == 21
+    prompt = draw_prompts(model.shape.vocab_size, [90])[0]
+    bench = Bench(model, num_blocks=10, block_size=4, tokens=16, seqs=1, window=21)
+    steps = range(4, 40, 3)  # in the prompt's chunks, and at every place in a block
+    assert bench.run([prompt], steps) == [reference_greedy(directory, prompt, COUNT)]
+    assert bench.scheduler.stats.preemptions == len(steps)
+    assert len(bench.resumed) > 8
+    assert bench.resumed == [(known, (known - 1) // 4 * 4) for known, _ in bench.resumed]

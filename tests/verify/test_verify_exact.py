@@ -17,6 +17,7 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.core.trace import replay
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.sim import FakeRunner
 from penstock.verify import Budget, profile, verify
 from penstock.verify.compare import Difference, compare, total
 from penstock.verify.dry_run import dry_run
@@ -255,6 +256,44 @@ def test_a_real_checkpoint_in_float32_is_exact_or_by_torch_differs_by_roundings_
     assert report.exact or not compiled, report.verdict_line()
     assert report.tally.largest < 1e-4
     assert report.tally.tokens > 60
+
+
+@pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler")
+def test_a_real_checkpoint_whose_every_layer_slides_gives_blocks_back_and_is_exact(tmp_path):
+    from tiny_checkpoints import write_checkpoint, write_letters
+
+    threads = torch.get_num_threads()
+    sliding = {"layer_types": ["sliding_attention"] * 7, "sliding_window": 21}
+    directory = write_checkpoint(tmp_path, "gemma2", "wide_heads_tied_small_window", **sliding)
+    write_letters(directory, 101)
+    served = EngineConfig(model=str(directory), dtype="float32", threads=1)
+    try:
+        report = profile(served, Budget(requests=8, schedules=4, prompt_tokens=120, new_tokens=12))
+    finally:
+        torch.set_num_threads(threads)
+    assert report.proved, report.verdict_line()
+    assert {verdict.schedule.config.window for verdict in report.verdicts} == {21}
+    given_back = [verdict.given_back for verdict in report.verdicts]
+    assert min(given_back) > 0
+    assert report.coverage_line().endswith(f", {sum(given_back)} blocks given back behind a window")
+    assert [each["given_back"] for each in report.as_json()["schedules"]] == given_back
+
+
+def test_without_a_window_no_block_is_given_back_and_nothing_is_said_of_it():
+    report = verify(fake_target(), replace(SMALL, schedules=2), EngineConfig())
+    assert [verdict.given_back for verdict in report.verdicts] == [0, 0]
+    assert report.coverage_line().endswith("positions from the cache")
+
+
+@pytest.mark.parametrize("window", [7, 21])
+def test_tight_schedules_preempt_under_a_window_too(window):
+    """No sequence holds more than it sees and a step computes, so the pool is cut to that."""
+    target = fake_target(lambda config: FakeRunner(replace(config, window=window), 97), window)
+    report = verify(target, Budget(requests=12, schedules=4, prompt_tokens=32), EngineConfig())
+    assert report.proved, report.verdict_line()
+    for verdict in report.verdicts:
+        config, needs = verdict.schedule.config, [len(each.prompt) + each.stop.max_tokens for each in report.requests]
+        assert config.num_blocks >= config.most_blocks(max(needs))
 
 
 @pytest.mark.skipif(

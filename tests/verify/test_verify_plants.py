@@ -25,20 +25,37 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+WINDOW = 21
+
+
 @pytest.fixture(scope="session")
 def byte_model(tmp_path_factory):
     """A tiny random model whose vocabulary has every byte, so that grammars can be followed."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return write_byte_model(tmp_path_factory.mktemp("plants") / "byte-llama", LlamaConfig, LlamaForCausalLM)
+
+
+@pytest.fixture(scope="session")
+def windowed_model(tmp_path_factory):
+    """The same with a window in every layer."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    directory = tmp_path_factory.mktemp("plants") / "byte-mistral"
+    return write_byte_model(directory, MistralConfig, MistralForCausalLM, sliding_window=WINDOW)
+
+
+def write_byte_model(directory: Path, config_class, model_class, **settings) -> Path:
     import torch
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    directory = tmp_path_factory.mktemp("plants") / "byte-llama"
     names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     pairs = [("t", "h"), ("e", "r"), ("a", "n"), ("o", "n"), ("i", "n"), ("r", "e")]
     names += ["".join(pair) for pair in pairs]
     torch.manual_seed(3)
-    config = LlamaConfig(
+    config = config_class(
         hidden_size=48,
         num_hidden_layers=2,
         num_attention_heads=6,
@@ -50,8 +67,9 @@ def byte_model(tmp_path_factory):
         initializer_range=0.3,
         bos_token_id=1,
         eos_token_id=2,
+        **settings,
     )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    model_class(config).save_pretrained(directory)
     backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -78,22 +96,23 @@ def check(bug: str, said: list[dict]) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("bug", BUGS)
-def test_verify_finds_a_planted_bug_with_every_seed(bug, byte_model, tmp_path):
-    said = verified(bug, byte_model, tmp_path, SEEDS)
+def test_verify_finds_a_planted_bug_with_every_seed(bug, byte_model, windowed_model, tmp_path):
+    said = verified(bug, windowed_model if BUGS[bug].windowed else byte_model, tmp_path, SEEDS)
     assert len(said) == SEEDS
     check(bug, said)
 
 
 @pytest.mark.deep
 @pytest.mark.model
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [name for name, bug in BUGS.items() if not bug.windowed])
 def test_verify_finds_a_planted_bug_in_the_default_model(bug, default_model, tmp_path):
     check(bug, verified(bug, default_model, tmp_path, seeds=1))
 
 
 @pytest.mark.deep
-def test_verify_finds_nothing_where_nothing_is_planted(byte_model, tmp_path):
-    for each in verified("none", byte_model, tmp_path, SEEDS):
+@pytest.mark.parametrize("model", ["byte_model", "windowed_model"])
+def test_verify_finds_nothing_where_nothing_is_planted(model, tmp_path, request):
+    for each in verified("none", request.getfixturevalue(model), tmp_path, SEEDS):
         assert (each["code"], each["first"]) == (0, ""), each
         assert each["last"].startswith("exact: 0 mismatching tokens of "), each
 

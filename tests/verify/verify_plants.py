@@ -34,11 +34,13 @@ class Bug:
         does: what goes wrong, in a sentence.
         place: the function that is wrapped, as `module:name` or `module:Class.name`.
         wrap: makes the faulty one.
+        windowed: whether it can show only in a model whose layers all have windows.
     """
 
     does: str
     place: str
     wrap: Wrap
+    windowed: bool = False
 
 
 def place_of(bug: Bug) -> tuple[Any, str]:
@@ -202,6 +204,17 @@ def _name_a_block_by_its_own_tokens(key: Callable[..., Any], took_effect: Callab
     return faulty
 
 
+def _leave_a_block_too_many(left_behind: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
+    def faulty(self: Any, computed: int) -> int:
+        right: int = left_behind(self, computed)
+        early: int = left_behind(self, computed + self.block_size)
+        if early > right:
+            took_effect()
+        return early
+
+    return faulty
+
+
 BUGS: dict[str, Bug] = {
     "table-off-by-one-after-hit": Bug(
         "The block table of a sequence that found a cached prefix is off by one behind it.",
@@ -247,6 +260,12 @@ BUGS: dict[str, Bug] = {
         "Output that is recomputed after a preemption counts as prompt, so that penalties forget it.",
         "penstock.exec.batch:SlotTables.admit",
         _take_recomputed_output_for_prompt,
+    ),
+    "block-given-back-too-early": Bug(
+        "A sequence gives a block back while its next position still sees it.",
+        "penstock.core.block_pool:BlockPool._left_behind",
+        _leave_a_block_too_many,
+        windowed=True,
     ),
 }
 

@@ -15,6 +15,9 @@ from penstock.contract.errors import EngineFault
 
 __all__ = ["BlockPool", "Lease", "Quote"]
 
+_GONE = 0
+"""Stands for a block that a window has left, in a lease that never held it."""
+
 
 class Lease:
     """The only proof of owning blocks. Made, changed and ended by its `BlockPool`; read by whoever holds it.
@@ -66,6 +69,7 @@ class BlockPool:
     Attributes:
         query_tokens: positions for which a lease was granted, since the start.
         hit_tokens: how many of these came out of the prefix cache.
+        given_back: blocks that leases gave back before they ended, since the start.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class BlockPool:
         self.block_size = block_size
         self.query_tokens = 0
         self.hit_tokens = 0
+        self.given_back = 0
         self._caching = caching
         self._window = window
         self._most = most
@@ -122,7 +127,8 @@ class BlockPool:
     def acquire(self, keys: Sequence[bytes], num_tokens: int, spare: int = 0) -> Lease | None:
         """Lease blocks for `num_tokens` known tokens: the longest cached prefix, and new blocks for the rest.
 
-        With a window, only what is seen of the prefix is held, and new blocks are as many as a step needs at least.
+        With a window, only what is seen of the prefix must be there and is held, and new blocks are as many as a step
+        needs at least.
 
         At least one position is left to compute, and it lies in a block of the lease's own: a fully cached sequence
         gets its last block anew rather than write into one that others read.
@@ -165,6 +171,7 @@ class BlockPool:
         left = self._left_behind(computed)
         for block in reversed(lease.blocks[lease.left : left]):
             self._drop(block)
+            self.given_back += 1
         lease.left = max(left, lease.left)
 
     def seal(self, lease: Lease, index: int, key: bytes) -> None:
@@ -259,14 +266,20 @@ class BlockPool:
         return 0 if self._window is None else max(0, computed - self._window + 1) // self.block_size
 
     def _match(self, keys: Sequence[bytes], num_tokens: int) -> list[int]:
-        """The cached blocks of the longest prefix that leaves a position to compute."""
-        found = []
-        for key in keys[: (num_tokens - 1) // self.block_size]:
-            block = self._index.get(key)
-            if block is None:
+        """The cached blocks of the longest prefix that can be continued, and leaves a position to compute.
+
+        All of its blocks must be there, or, with a window, its last one and all that the next position sees. In the
+        place of a block that is gone stands a number that nobody reads.
+        """
+        wanted = keys[: (num_tokens - 1) // self.block_size]
+        longest = run = 0
+        for count, key in enumerate(wanted, start=1):
+            run = run + 1 if key in self._index else 0
+            if run >= max(1, count - self._left_behind(count * self.block_size)):
+                longest = count
+            elif self._window is None:
                 break
-            found.append(block)
-        return found
+        return [self._index.get(key, _GONE) for key in wanted[:longest]]
 
     def _take(self) -> int:
         """Hand out a block that nobody holds, forgetting the least recently used cached one if there is no other."""

@@ -16,9 +16,8 @@ The same inputs give the same plans. Invariants: see `check`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
-from typing import NamedTuple
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
@@ -34,22 +33,9 @@ from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
-from penstock.core.steps import PlanBuilder
+from penstock.core.steps import Draftable, PlanBuilder
 
-__all__ = ["Draftable", "Scheduler"]
-
-
-class Draftable(NamedTuple):
-    """A sequence whose next row could carry drafts.
-
-    Attributes:
-        tokens: all of it; to be read before the scheduler is called again.
-        most: more drafts could not be of use.
-    """
-
-    seq_id: str
-    tokens: Sequence[int]
-    most: int
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -101,6 +87,11 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         """Tokens of the sequences that wait: what admitting them all may have to compute."""
         return sum(len(seq.tokens) for seq in self._waiting)
+
+    @property
+    def given_back(self) -> int:
+        """Blocks that sequences gave back while they ran, since the start: their window had left them."""
+        return self._pool.given_back
 
     @property
     def stats(self) -> SchedulerStats:

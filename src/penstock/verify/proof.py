@@ -69,6 +69,7 @@ def verify(
         vocab=vocab,
         threads=target.threads,
         model_digest=target.model_digest,
+        window=target.window,
         dry_run=partial(dry_run, target=target),
     )
     advance = _counter(on_progress, len(requests) * (1 + sum(schedule.runs for schedule in schedules)))
@@ -144,6 +145,7 @@ def _judge(schedule: Schedule, done: ScheduleRun, alone: Mapping[str, Outcome]) 
         recomputed=done.recomputed,
         plain_steps=done.plain_steps,
         hit_tokens=done.hit_tokens,
+        given_back=done.given_back,
         tally=total(tallies),
         first=mismatches[0] if mismatches else None,
         trace=done.trace if mismatches else (),

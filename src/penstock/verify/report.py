@@ -35,6 +35,7 @@ class Verdict:
         recomputed: how often a request was preempted with generated tokens in hand, and recomputed.
         plain_steps: steps that drew tokens for several plain requests and nobody else.
         hit_tokens: positions found in the prefix cache.
+        given_back: blocks that sequences gave back while they ran, since their window had left them.
         first: the first request, of the first run that has one, whose outcome differs from the one alone; None if none.
         trace: the lines of the schedule's record; () if nothing differs.
     """
@@ -45,6 +46,7 @@ class Verdict:
     recomputed: int
     plain_steps: int
     hit_tokens: int
+    given_back: int
     tally: Tally
     first: Mismatch | None
     trace: tuple[str, ...]
@@ -100,14 +102,16 @@ class Report:
     def coverage_line(self) -> str:
         """How often what may not matter did happen."""
         tight = ", ".join(str(verdict.schedule.index) for verdict in self.verdicts if verdict.schedule.tight)
-        preemptions, recomputed, plain_steps, hit_tokens = (
+        preemptions, recomputed, plain_steps, hit_tokens, given_back = (
             sum(getattr(verdict, name) for verdict in self.verdicts)
-            for name in ("preemptions", "recomputed", "plain_steps", "hit_tokens")
+            for name in ("preemptions", "recomputed", "plain_steps", "hit_tokens", "given_back")
         )
+        windowed = any(verdict.schedule.config.window is not None for verdict in self.verdicts)
         return (
             f"seen: {preemptions} preemptions, of which {recomputed} recomputed generated tokens"
             f" (built to preempt: schedules {tight or 'none'}), {plain_steps} steps of plain requests alone,"
             f" {hit_tokens} positions from the cache"
+            + (f", {given_back} blocks given back behind a window" if windowed else "")
         )
 
     def verdict_line(self) -> str:
@@ -153,6 +157,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "block_size": config.block_size,
         "num_blocks": config.num_blocks,
+        "window": config.window,
         "cache": schedule.cache,
         "tight": schedule.tight,
         "by_kind": schedule.by_kind,
@@ -165,6 +170,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "recomputed": verdict.recomputed,
         "plain_steps": verdict.plain_steps,
         "hit_tokens": verdict.hit_tokens,
+        "given_back": verdict.given_back,
         "tally": _tally(verdict.tally),
         "first_mismatch": None if verdict.first is None else asdict(verdict.first),
     }

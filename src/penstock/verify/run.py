@@ -88,6 +88,7 @@ class ScheduleRun:
         recomputed: how often a request was admitted again with generated tokens to recompute; strangers do not count.
         plain_steps: steps that drew tokens for two or more plain requests, and for nobody else.
         hit_tokens: positions that admissions found in the prefix cache.
+        given_back: blocks that sequences gave back while they ran, since their window had left them.
         records: the trace, one function a line.
     """
 
@@ -97,6 +98,7 @@ class ScheduleRun:
     recomputed: int
     plain_steps: int
     hit_tokens: int
+    given_back: int
     records: tuple[Record, ...]
 
     @property
@@ -241,6 +243,8 @@ class _Drive:
 def run_alone(target: Target, request: SequenceRequest) -> Outcome:
     """The reference: one request on a fresh scheduler and runner, its prompt in one chunk, with no prefix cache.
 
+    It keeps all its blocks, whatever its window has left: giving them back is among what must not matter.
+
     Raises:
         EngineFault: it fails, and there is nothing to compare with.
     """
@@ -290,6 +294,7 @@ def run_schedule(target: Target, schedule: Schedule, on_finished: OnFinished) ->
         recomputed=watch.recomputed,
         plain_steps=watch.plain_steps,
         hit_tokens=stats.hit_tokens,
+        given_back=drive.scheduler.given_back,
         records=tuple(drive.records),
     )
 

@@ -115,6 +115,7 @@ def draw_schedules(
     vocab: Vocab,
     threads: int,
     model_digest: bytes,
+    window: int | None = None,
     dry_run: Callable[[Schedule], Seen],
 ) -> tuple[Schedule, ...]:
     """Schedule 0 with the sizes of `served`, and drawn ones after it.
@@ -127,6 +128,7 @@ def draw_schedules(
         vocab: for the prompts of strangers.
         threads: the operator's number; drawn schedules use others too.
         model_digest: names the model in block keys.
+        window: see `SchedulerConfig.window`.
         dry_run: runs a schedule without the model. A schedule is drawn up to 16 times, until it preempts and batches
             plain requests as often as its traits ask for; then the best of them is taken.
     """
@@ -137,7 +139,7 @@ def draw_schedules(
         attempts = (
             replace(drawn, config=replace(drawn.config, model_digest=model_digest))
             for drawn in (
-                _draw_schedule(draw, index, traits, requests, served, vocab, threads) for _ in range(_ATTEMPTS)
+                _draw_schedule(draw, index, traits, requests, served, vocab, threads, window) for _ in range(_ATTEMPTS)
             )
         )
         schedules.append(_best(attempts, dry_run))
@@ -177,10 +179,11 @@ def _draw_schedule(
     served: EngineConfig,
     vocab: Vocab,
     threads: int,
+    window: int | None,
 ) -> Schedule:
     strangers = _draw_strangers(draw, requests, vocab)
     everyone = [*requests, *(stranger.arrival.request for stranger in strangers)]
-    config = _draw_config(draw, traits, everyone) if index else _served_config(served, everyone)
+    config = _draw_config(draw, traits, everyone, window) if index else _served_config(served, everyone, window)
     return Schedule(
         index=index,
         config=replace(config, prefix_caching=traits.caching),
@@ -205,33 +208,42 @@ def _deal(index: int, served: EngineConfig) -> _Traits:
     return _Traits(tight, tight or index % 4 == 0, caching=state != 2, runs=2 if state == 0 else 1)
 
 
-def _served_config(served: EngineConfig, everyone: Iterable[SequenceRequest]) -> SchedulerConfig:
-    needs = _needs(everyone, served.block_size)
-    return SchedulerConfig(
-        num_blocks=sum(needs),
+def _served_config(served: EngineConfig, everyone: Iterable[SequenceRequest], window: int | None) -> SchedulerConfig:
+    sizes = SchedulerConfig(
+        num_blocks=1,
         block_size=served.block_size,
         max_num_seqs=served.max_num_seqs,
         max_num_batched_tokens=served.max_num_batched_tokens,
         max_model_len=_longest(everyone),
+        window=window,
     )
+    return replace(sizes, num_blocks=sum(_needs(everyone, sizes)))
 
 
-def _draw_config(draw: Random, traits: _Traits, everyone: Sequence[SequenceRequest]) -> SchedulerConfig:
+def _draw_config(
+    draw: Random, traits: _Traits, everyone: Sequence[SequenceRequest], window: int | None
+) -> SchedulerConfig:
     block_size = draw.choice(_TIGHT_BLOCK_SIZES if traits.tight else _BLOCK_SIZES)
-    needs = _needs(everyone, block_size)
     seqs = max(_FEWEST_TIGHT_SEQS if traits.tight else 2, ragged(draw, len(everyone)))
-    return SchedulerConfig(
-        num_blocks=max(needs) + draw.randint(0, 2) if traits.tight else sum(needs),
+    spare = draw.randint(0, 2) if traits.tight else 0
+    chunk = 2 * max(len(request.prompt) for request in everyone)
+    if traits.tight and window is not None:
+        chunk = min(chunk, window)  # else the pool, which holds a chunk, is wide for all who see no more than a window
+    sizes = SchedulerConfig(
+        num_blocks=1,
         block_size=block_size,
         max_num_seqs=seqs,
-        max_num_batched_tokens=seqs + ragged(draw, 2 * max(len(request.prompt) for request in everyone)),
+        max_num_batched_tokens=seqs + ragged(draw, chunk),
         max_model_len=_longest(everyone),
+        window=window,
     )
+    needs = _needs(everyone, sizes)
+    return replace(sizes, num_blocks=max(needs) + spare if traits.tight else sum(needs))
 
 
-def _needs(everyone: Iterable[SequenceRequest], block_size: int) -> list[int]:
-    """The most blocks that each may need."""
-    return [-(-_most_tokens(request) // block_size) for request in everyone]
+def _needs(everyone: Iterable[SequenceRequest], sizes: SchedulerConfig) -> list[int]:
+    """The most blocks that each may need, whatever the number of blocks in `sizes`."""
+    return [sizes.most_blocks(_most_tokens(request)) for request in everyone]
 
 
 def _longest(everyone: Iterable[SequenceRequest]) -> int:

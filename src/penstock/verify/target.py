@@ -30,6 +30,7 @@ class Target:
         model_digest: names the model in block keys.
         text: its tokenizer and chat template.
         grammars: compiles grammars; None if no request is to have one.
+        window: see `SchedulerConfig.window`; schedules give blocks back by it, as the engine does.
     """
 
     vocab_size: int
@@ -40,6 +41,7 @@ class Target:
     model_digest: bytes
     text: TextModel
     grammars: Grammars | None = None
+    window: int | None = None
 
     @classmethod
     def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Target:
@@ -66,4 +68,5 @@ class Target:
             model_digest=loaded.files.digest,
             text=text,
             grammars=grammars,
+            window=loaded.program.window,
         )
