@@ -234,6 +234,11 @@ def test_rendering_takes_time_in_proportion_to_the_text_whatever_it_is(open_page
         "http://a",
         "\\",
         "|-",
+        "a\n",
+        "|a\n",
+        "|a|\n|-|\n|",
+        "```py\n",
+        "`",
     ):
         assert page.evaluate(measure, seed) < 4000, seed
 
@@ -377,7 +382,10 @@ def test_text_stands_out_from_its_ground(open_page, expect, theme):
         ("accent", "surface"),
         ("bad", "surface"),
         ("good", "surface"),
+        ("good", "ground"),
+        ("bad", "ground"),
     ]
+    pairs += [(f"code-{kind}", "ground") for kind in ("keyword", "string", "number", "call", "type", "property")]
     for pair in pairs:
         assert page.evaluate(contrast, list(pair)) >= 4.5, pair  # WCAG 2.2, success criterion 1.4.3
 

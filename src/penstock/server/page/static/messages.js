@@ -35,17 +35,17 @@ export class MessageView {
     const { content, reasoning, running } = this.message;
     this.node.setAttribute("aria-busy", String(Boolean(running)));
     this.node.classList.toggle("is-running", Boolean(running) && !content);
-    if (reasoning) this.showThinking(reasoning);
-    render(this.body, content);
+    if (reasoning) this.showThinking(reasoning, Boolean(running) && !content);
+    render(this.body, content, { growing: Boolean(running) });
     if (!running) this.showFoot();
   }
 
-  showThinking(text) {
+  showThinking(text, growing) {
     if (!this.thinking) {
       this.thinking = element("div", {});
       this.body.before(element("details", { class: "thinking" }, element("summary", {}, "Thinking"), this.thinking));
     }
-    render(this.thinking, text);
+    render(this.thinking, text, { growing });
   }
 
   showFoot() {
