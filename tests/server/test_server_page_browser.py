@@ -86,33 +86,6 @@ def test_escape_and_the_stop_button_end_an_answer_for_the_engine_too(open_page, 
     expect(page.get_by_label("Send message")).to_be_visible()
 
 
-def test_regenerate_asks_the_same_again_and_replaces_the_answer(open_page, served, expect):
-    page = open_page()
-    say(page, "Hi")
-    expect(answers(page)).to_contain_text("Hello")
-    served.engine.script = always(delta("Another"), stop(), finished())
-    page.get_by_label("Regenerate answer").click()
-    expect(answers(page)).to_contain_text("Another")
-    expect(answers(page)).to_have_count(1)
-    assert messages_of(served.engine.requests[0]) == messages_of(served.engine.requests[1])
-
-
-def test_an_edited_message_is_sent_again_and_what_followed_is_forgotten(open_page, served, expect):
-    page = open_page()
-    for text in ("one", "two"):
-        say(page, text)
-        expect(answers(page).last.locator(".stats")).to_be_visible()
-    first = page.get_by_role("article", name="You").first
-    first.hover()
-    first.get_by_label("Edit message").click()
-    editor = first.get_by_role("textbox")
-    expect(editor).to_be_focused()
-    editor.fill("three")
-    page.keyboard.press("Enter")
-    expect(answers(page).locator(".stats")).to_have_count(1)
-    assert messages_of(served.request) == [("user", "three")]
-
-
 def test_copying_gives_the_text_as_the_model_wrote_it(open_page, served, expect):
     served.engine.script = always(delta("**bold**\n\n```py\nx = 1\n```"), stop(), finished())
     page = open_page(permissions=["clipboard-read", "clipboard-write"])

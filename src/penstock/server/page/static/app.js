@@ -2,10 +2,14 @@
 
 import { Answering, requestFor } from "./conversation.js";
 import { announce, element, grouped, icon, iconButton } from "./dom.js";
+import { closeDrawers, isDrawer, reveal } from "./drawers.js";
 import { EngineView } from "./engine.js";
+import { title } from "./format.js";
 import { MessageView, copy } from "./messages.js";
+import { notice } from "./notice.js";
 import { SamplingControls } from "./sampling.js";
 import * as store from "./store.js";
+import * as thread from "./thread.js";
 import { apiKey, getJson, setApiKey } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
@@ -30,20 +34,32 @@ function show(next) {
   conversation = next;
   remember(next.id);
   views.clear();
-  $("messages").replaceChildren(...next.messages.map((message) => viewOf(message).node));
+  $("messages").replaceChildren();
   $("system").value = next.system;
   controls?.set(next.sampling);
-  $("welcome").hidden = next.messages.length > 0;
-  document.title = next.messages.length ? `${store.title(next)} · Penstock` : "Penstock";
+  showBranch();
   showList();
   showComposer();
   toLatest();
 }
 
+/** Show the messages from the first to the leaf; those that were on the page keep their elements. */
+function showBranch() {
+  const shown = thread.path(conversation);
+  const nodes = shown.map((message) => viewOf(message).node);
+  const host = $("messages");
+  const same = nodes.findIndex((node, at) => host.children[at] !== node);
+  while (host.children.length > (same < 0 ? nodes.length : same)) host.lastChild.remove();
+  if (same >= 0) host.append(...nodes.slice(same));
+  $("welcome").hidden = shown.length > 0;
+  document.title = shown.length ? `${title(conversation)} · Penstock` : "Penstock";
+}
+
+const actions = { regenerate, edit, turn, versions: (message) => thread.versions(conversation, message) };
+
 function viewOf(message) {
-  const view = new MessageView(message, { regenerate, edit });
-  views.set(message, view);
-  return view;
+  if (!views.has(message)) views.set(message, new MessageView(message, actions));
+  return views.get(message);
 }
 
 function remember(id) {
@@ -70,31 +86,26 @@ function keep(kept) {
   showList();
 }
 
-function send(text) {
+function send(text, parent = conversation.leaf) {
   if (answering || !text.trim()) return;
   follows = true;
-  add({ role: "user", content: text });
-  answer();
+  thread.add(conversation, { role: "user", content: text }, parent);
+  answer(conversation.leaf);
 }
 
-function add(message) {
-  conversation.messages.push(message);
-  $("messages").append(viewOf(message).node);
-  $("welcome").hidden = true;
-}
-
-/** Have the conversation's last message answered. */
-function answer() {
-  const body = requestFor(conversation, model);
-  const message = { role: "assistant", content: "", running: true };
-  add(message);
+/** Have the message at `parent` answered, in `message` if there is one that came to nothing. */
+function answer(parent, message = null) {
+  if (message) delete message.error;
+  else thread.add(conversation, (message = { role: "assistant", content: "" }), parent);
+  message.running = true;
   answering = new Answering(conversation, message, { onProgress: progressed, onEnd: ended });
   keep(conversation);
-  document.title = `${store.title(conversation)} · Penstock`;
+  showBranch();
+  viewOf(message).refresh();
   showComposer();
   toLatest();
   announce("Answering.");
-  answering.run(body);
+  answering.run(requestFor(conversation, model));
 }
 
 function progressed({ message }) {
@@ -113,26 +124,34 @@ function ended({ conversation: answered, message, failure }) {
   if (!failure) announce(`Answer: ${view ? view.body.innerText.slice(0, 2000) : "finished in another conversation"}`);
 }
 
-/** Forget everything from `message` on, and answer what is before it anew. */
+/** Answer what is before `message` once more: another version, unless this one came to nothing. */
 function regenerate(message) {
   if (answering) return;
-  cut(conversation.messages.indexOf(message));
-  answer();
+  answer(message.parent, message.content || message.reasoning ? null : message);
   $("text").focus();
 }
 
+/** Say something else in the place of `message`, and have that answered. */
 function edit(message, text) {
-  if (answering) return;
-  cut(conversation.messages.indexOf(message));
-  send(text);
+  if (answering) return notice("Wait for the answer, or stop it.");
+  views.delete(message); // it shall not be in the midst of being edited when it is turned to again
+  send(text, message.parent);
   $("text").focus();
 }
 
-function cut(at) {
-  for (const message of conversation.messages.splice(at)) {
-    views.get(message)?.node.remove();
-    views.delete(message);
-  }
+/** Show another version of a message, and what followed it. */
+function turn(message, version) {
+  const forward = conversation.messages.indexOf(version) > conversation.messages.indexOf(message);
+  follows = false;
+  thread.turnTo(conversation, version);
+  if (conversation !== answering?.conversation) keep(conversation);
+  showBranch();
+  const view = viewOf(version);
+  view.refreshVersions();
+  view.node.scrollIntoView({ block: "nearest" });
+  const [back, on] = view.node.querySelectorAll(".branches button");
+  (forward && !on.disabled ? on : back.disabled ? on : back).focus();
+  announce(view.node.querySelector(".branches").getAttribute("aria-label"));
 }
 
 // ---- the list of conversations
@@ -251,70 +270,7 @@ $("to-latest").addEventListener("click", () => {
 });
 document.addEventListener("copy-text", (event) => copy(event.detail));
 
-// ---- drawers: what stands beside the conversation on a wide screen lies over it on a narrow one
-
-const DRAWERS = { conversations: $("open-conversations"), panel: $("open-panel") };
-const SHUT = { conversations: matchMedia("(max-width: 59.99rem)"), panel: matchMedia("(max-width: 74.99rem)") };
-
-/** A closed drawer can be reached by nobody; one that stands beside is always open. */
-function arrange() {
-  for (const [id, opener] of Object.entries(DRAWERS)) {
-    const drawer = $(id);
-    const open = drawer.classList.contains("is-open");
-    drawer.inert = SHUT[id].matches && !open;
-    opener.setAttribute("aria-expanded", String(open));
-  }
-  $("scrim").hidden = !document.querySelector(".is-open");
-}
-
-function openDrawer(id) {
-  closeDrawers();
-  $(id).classList.add("is-open");
-  arrange();
-  $(id).querySelector("[data-closes]").focus();
-}
-
-/** Whether there was one to close. */
-function closeDrawers() {
-  const open = document.querySelector(".is-open");
-  if (!open) return false;
-  open.classList.remove("is-open");
-  arrange();
-  DRAWERS[open.id].focus();
-  return true;
-}
-
-for (const [id, opener] of Object.entries(DRAWERS)) {
-  opener.addEventListener("click", () => openDrawer(id));
-  SHUT[id].addEventListener("change", () => {
-    $(id).classList.remove("is-open");
-    arrange();
-  });
-}
-for (const button of document.querySelectorAll("[data-closes]")) button.addEventListener("click", closeDrawers);
-$("scrim").addEventListener("click", closeDrawers);
 $("new-chat").addEventListener("click", newConversation);
-arrange();
-
-// ---- notices
-
-let noticeTimer = 0;
-
-function notice(words, undo = null) {
-  clearTimeout(noticeTimer);
-  $("notice-text").textContent = words;
-  $("notice-action").hidden = !undo;
-  $("notice-action").onclick = () => {
-    $("notice").hidden = true;
-    undo();
-  };
-  $("notice").hidden = false;
-  if (undo) announce(`${words} There is an undo button at the end of the page.`);
-  noticeTimer = setTimeout(() => {
-    $("notice").hidden = true;
-  }, undo ? 8000 : 2000);
-}
-
 document.addEventListener("notice", (event) => notice(event.detail));
 
 // ---- theme
@@ -364,7 +320,7 @@ $("key").addEventListener("change", () => {
 });
 
 function askForKey() {
-  if (SHUT.panel.matches && !$("panel").classList.contains("is-open")) openDrawer("panel");
+  reveal("panel");
   $("key").focus();
   notice("This server wants an API key.");
   announce("This server wants an API key. Its field has the focus now.");
@@ -397,4 +353,7 @@ $("starters").replaceChildren(
 store.onChange(showList);
 show(remembered() ?? store.create());
 start();
-if (!SHUT.conversations.matches) text.focus();
+addEventListener("pagehide", () => {
+  if (answering) store.save(answering.conversation);
+});
+if (!isDrawer("conversations")) text.focus();

@@ -2,6 +2,7 @@
 // that can be kept, whatever ends the answer.
 
 import { chatChunks } from "./api.js";
+import { path } from "./thread.js";
 
 export class Answering {
   /** `onProgress` is called at most once a frame while the answer grows, `onEnd` once. */
@@ -76,8 +77,8 @@ export class Answering {
 
 /** What is asked of the server for a conversation whose last message is to be answered. */
 export function requestFor(conversation, model) {
-  const said = conversation.messages.filter((message) => !message.running && message.content);
+  const said = path(conversation).filter((message) => !message.running && message.content);
   const messages = said.map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
-  return { model, messages, ...conversation.sampling };
+  return { ...conversation.sampling, model, messages };
 }

@@ -8,7 +8,10 @@ const ENDINGS = {
   stopped: "Stopped.",
 };
 
-/** One message on the page. `actions` are called with the message: `regenerate`, `edit` (with the new text), `retry`. */
+/**
+ * One message on the page. `actions` are called with the message: `regenerate`, `edit` (with the new text), `turn` (with the
+ * version to show), and `versions`, which tells what else stands in its place.
+ */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -24,9 +27,37 @@ export class MessageView {
 
   showOwn() {
     this.body.replaceChildren(this.message.content);
+    this.showOwnFoot();
+  }
+
+  showOwnFoot() {
     this.foot.replaceChildren(
-      iconButton("copy", "Copy message", () => copy(this.message.content)),
-      iconButton("edit", "Edit message", () => this.edit()),
+      ...[
+        this.branches(),
+        iconButton("copy", "Copy message", () => copy(this.message.content)),
+        iconButton("edit", "Edit message", () => this.edit()),
+      ].filter(Boolean),
+    );
+  }
+
+  /** Show which of how many versions this is; called when there may be another. */
+  refreshVersions() {
+    if (this.message.role === "assistant") this.refresh();
+    else this.showOwnFoot();
+  }
+
+  /** The way to the other versions of this message, if there are any. */
+  branches() {
+    const all = this.actions.versions(this.message);
+    if (all.length < 2) return null;
+    const at = all.indexOf(this.message);
+    const step = (name, label, to) => iconButton(name, label, () => this.actions.turn(this.message, all[to]), { disabled: !all[to] });
+    return element(
+      "span",
+      { class: "branches", role: "group", "aria-label": `Version ${at + 1} of ${all.length}` },
+      step("left", "Previous version", at - 1),
+      element("span", { class: "branch-count" }, `${at + 1} / ${all.length}`),
+      step("right", "Next version", at + 1),
     );
   }
 
@@ -37,7 +68,8 @@ export class MessageView {
     this.node.classList.toggle("is-running", Boolean(running) && !content);
     if (reasoning) this.showThinking(reasoning, Boolean(running) && !content);
     render(this.body, content, { growing: Boolean(running) });
-    if (!running) this.showFoot();
+    if (running) this.foot.replaceChildren();
+    else this.showFoot();
   }
 
   showThinking(text, growing) {
@@ -53,7 +85,7 @@ export class MessageView {
     const parts = [];
     if (error) parts.push(element("p", { class: "failure", role: "alert" }, icon("alert"), element("span", {}, error)));
     if (ENDINGS[ending]) parts.push(element("p", { class: "ending" }, ENDINGS[ending]));
-    const row = element("div", { class: "message-actions" });
+    const row = element("div", { class: "message-actions" }, this.branches());
     if (content) row.append(iconButton("copy", "Copy answer", () => copy(content)));
     row.append(iconButton("again", error ? "Try again" : "Regenerate answer", () => this.actions.regenerate(this.message)));
     if (stats) row.append(statistics(stats));
