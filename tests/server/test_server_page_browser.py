@@ -126,7 +126,8 @@ def test_conversations_can_be_switched_deleted_and_brought_back(open_page, serve
     assert messages_of(served.request) == [("user", "second talk")]
     listed = page.locator(".conversation")
     expect(listed).to_have_text(["second talk", "first talk"])
-    page.get_by_label("Delete conversation: first talk").click()
+    page.get_by_label("More about first talk").click()
+    page.get_by_role("menuitem", name="Delete").click()
     expect(listed).to_have_text(["second talk"])
     page.get_by_role("button", name="Undo").click()
     expect(listed).to_have_text(["first talk", "second talk"])

@@ -1,10 +1,12 @@
 // The page: joins conversations, answers, settings and the engine's view. Everything that the page can do is wired here.
 
+import { exportFile, importFile } from "./archive.js";
 import { Answering, requestFor } from "./conversation.js";
-import { announce, element, grouped, icon, iconButton } from "./dom.js";
+import { announce, element, grouped, icon } from "./dom.js";
 import { closeDrawers, isDrawer, reveal } from "./drawers.js";
 import { EngineView } from "./engine.js";
 import { title } from "./format.js";
+import { ConversationList } from "./list.js";
 import { MessageView, copy } from "./messages.js";
 import { notice } from "./notice.js";
 import { SamplingControls } from "./sampling.js";
@@ -36,7 +38,7 @@ function show(next) {
   views.clear();
   $("messages").replaceChildren();
   $("system").value = next.system;
-  controls?.set(next.sampling);
+  if (controls) next.sampling = controls.set(next.sampling);
   showBranch();
   showList();
   showComposer();
@@ -156,20 +158,54 @@ function turn(message, version) {
 
 // ---- the list of conversations
 
+const list = new ConversationList($("conversation-list"), $("search"), $("search-status"), {
+  open: openConversation,
+  rename,
+  discard,
+  exportOne: (id) => exportFile([found(id)], title(found(id))),
+});
+
 function showList() {
-  const entries = store.list().map((entry) => {
-    const open = element("button", { type: "button", class: "conversation", "aria-current": entry.id === conversation.id ? "true" : null, click: () => openConversation(entry.id) }, entry.title);
-    const bin = iconButton("bin", `Delete conversation: ${entry.title}`, () => discard(entry.id));
-    return element("li", {}, open, bin);
-  });
-  $("conversation-list").replaceChildren(...entries);
+  list.show(conversation.id);
+  $("export").disabled = !store.list().length;
+}
+
+/** A conversation as it is now: one that is on the page or being answered may be ahead of what is kept. */
+function found(id) {
+  return [conversation, answering?.conversation].find((each) => each?.id === id) ?? store.load(id);
+}
+
+function rename(id, name) {
+  const named = found(id);
+  named.name = name;
+  keep(named);
+  if (conversation.id === id) showBranch();
+}
+
+$("export").addEventListener("click", () => exportFile(store.list().map(({ id }) => found(id)).filter(Boolean), "penstock-conversations"));
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", async () => {
+  const [file] = $("import-file").files;
+  $("import-file").value = "";
+  if (file) await takeIn(file);
+});
+
+async function takeIn(file) {
+  try {
+    const { added, known } = await importFile(file);
+    showList();
+    if (added.length) openConversation(added[0].id);
+    notice(`Conversations imported: ${added.length}.${known ? ` Here already: ${known}.` : ""}`, null, { long: true });
+  } catch (error) {
+    notice(error.message, null, { long: true });
+  }
 }
 
 function openConversation(id) {
-  const found = answering?.conversation.id === id ? answering.conversation : store.load(id);
+  const opened = found(id);
   closeDrawers();
-  if (!found) return notice("This conversation is gone.");
-  show(found);
+  if (!opened) return notice("This conversation is gone.");
+  if (opened !== conversation) show(opened);
   $("text").focus();
 }
 
@@ -180,7 +216,7 @@ function newConversation() {
 }
 
 function discard(id) {
-  const gone = answering?.conversation.id === id ? answering.conversation : store.load(id);
+  const gone = found(id);
   if (answering?.conversation.id === id) answering.stop();
   store.discard(id);
   if (conversation.id === id) show(store.create(conversation));
@@ -234,6 +270,7 @@ text.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   const writing = event.target.closest("input, textarea, select");
   if (event.key === "Escape") {
+    if (document.querySelector(":popover-open")) return; // it is what is closed
     if (!closeDrawers()) answering?.stop();
   } else if (event.key === "/" && !writing && !event.ctrlKey && !event.metaKey && !event.altKey) {
     event.preventDefault();
@@ -335,7 +372,7 @@ async function start() {
       conversation.sampling = values;
       settingsChanged();
     });
-    controls.set(conversation.sampling);
+    conversation.sampling = controls.set(conversation.sampling);
   } catch (error) {
     if (error.status !== 401 && error.status !== 403) notice(error.message); // those are asked about by the engine's view
   }
