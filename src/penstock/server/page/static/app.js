@@ -9,6 +9,7 @@ import { title } from "./format.js";
 import { ConversationList } from "./list.js";
 import { MessageView, copy } from "./messages.js";
 import { notice } from "./notice.js";
+import { Presets } from "./presets.js";
 import { SamplingControls } from "./sampling.js";
 import * as store from "./store.js";
 import * as thread from "./thread.js";
@@ -23,7 +24,7 @@ const STARTERS = [
   "List five uses of Python, with one line each.",
 ];
 
-let model = "";
+let models = [];
 let conversation = store.create();
 let answering = null;
 let controls = null;
@@ -37,8 +38,7 @@ function show(next) {
   remember(next.id);
   views.clear();
   $("messages").replaceChildren();
-  $("system").value = next.system;
-  if (controls) next.sampling = controls.set(next.sampling);
+  showSettings();
   showBranch();
   showList();
   showComposer();
@@ -107,7 +107,7 @@ function answer(parent, message = null) {
   showComposer();
   toLatest();
   announce("Answering.");
-  answering.run(requestFor(conversation, model));
+  answering.run(requestFor(conversation, modelOf(conversation).id));
 }
 
 function progressed({ message }) {
@@ -340,8 +340,27 @@ showTheme(document.documentElement.dataset.theme ?? "auto");
 
 const engine = new EngineView(askForKey);
 
+const presets = new Presets(
+  { select: $("preset"), form: $("preset-form"), name: $("preset-name"), add: $("preset-add"), remove: $("preset-remove") },
+  () => conversation,
+  ({ system, sampling }) => {
+    conversation.system = system;
+    conversation.sampling = { ...sampling };
+    showSettings();
+    settingsChanged();
+  },
+);
+
 function settingsChanged() {
+  presets.show();
   if (conversation.messages.length) store.save(conversation);
+}
+
+function showSettings() {
+  $("system").value = conversation.system;
+  if (controls) conversation.sampling = controls.set(conversation.sampling);
+  presets.show();
+  showModel();
 }
 
 $("system").addEventListener("input", () => {
@@ -366,23 +385,39 @@ function askForKey() {
 async function start() {
   engine.restart();
   try {
-    const [models, sampling] = await Promise.all([getJson("v1/models"), getJson("engine/sampling")]);
-    showModel(models.data[0]);
+    const [served, sampling] = await Promise.all([getJson("v1/models"), getJson("engine/sampling")]);
+    models = served.data;
     controls = new SamplingControls($("sampling-first"), $("sampling-rest"), sampling.data, (values) => {
       conversation.sampling = values;
       settingsChanged();
     });
-    conversation.sampling = controls.set(conversation.sampling);
+    showSettings();
   } catch (error) {
     if (error.status !== 401 && error.status !== 403) notice(error.message); // those are asked about by the engine's view
   }
 }
 
-function showModel({ id, max_model_len: context }) {
-  model = id;
-  $("model").textContent = id;
-  $("welcome-model").textContent = `${id} · a context of ${grouped(context)} tokens`;
+/** The model that answers in a conversation: the one chosen for it, if it is served here, else the first. */
+function modelOf({ model }) {
+  return models.find(({ id }) => id === model) ?? models[0] ?? { id: "" };
 }
+
+function showModel() {
+  if (!models.length) return;
+  const { id, max_model_len: context } = modelOf(conversation);
+  $("model-name").textContent = id;
+  $("model-name").hidden = models.length > 1;
+  $("models").hidden = models.length < 2;
+  $("model-choice").replaceChildren(...models.map((each) => element("option", { value: each.id }, each.id)));
+  $("model-choice").value = id;
+  $("welcome-model").textContent = [id, context ? `a context of ${grouped(context)} tokens` : ""].filter(Boolean).join(" · ");
+}
+
+$("model-choice").addEventListener("change", () => {
+  conversation.model = $("model-choice").value;
+  showModel();
+  settingsChanged();
+});
 
 $("starters").replaceChildren(
   ...STARTERS.map((starter) => element("button", { type: "button", class: "starter", click: () => send(starter) }, starter, icon("send"))),
