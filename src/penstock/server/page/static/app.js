@@ -57,7 +57,7 @@ function showBranch() {
   document.title = shown.length ? `${title(conversation)} · Penstock` : "Penstock";
 }
 
-const actions = { regenerate, edit, turn, versions: (message) => thread.versions(conversation, message) };
+const actions = { regenerate, edit, turn, versions: (message) => thread.versions(conversation, message), byTokens: () => conversation.logprobs };
 
 function viewOf(message) {
   if (!views.has(message)) views.set(message, new MessageView(message, actions));
@@ -97,7 +97,7 @@ function send(text, parent = conversation.leaf) {
 
 /** Have the message at `parent` answered, in `message` if there is one that came to nothing. */
 function answer(parent, message = null) {
-  if (message) delete message.error;
+  if (message) for (const left of ["error", "ending", "tokens", "stats"]) delete message[left];
   else thread.add(conversation, (message = { role: "assistant", content: "" }), parent);
   message.running = true;
   answering = new Answering(conversation, message, { onProgress: progressed, onEnd: ended });
@@ -123,7 +123,7 @@ function ended({ conversation: answered, message, failure }) {
   showComposer();
   if (follows) toLatest();
   if (failure?.status === 401 || failure?.status === 403) askForKey();
-  if (!failure) announce(`Answer: ${view ? view.body.innerText.slice(0, 2000) : "finished in another conversation"}`);
+  if (!failure) announce(`Answer: ${view ? view.spoken().slice(0, 2000) : "finished in another conversation"}`);
 }
 
 /** Answer what is before `message` once more: another version, unless this one came to nothing. */
@@ -359,9 +359,19 @@ function settingsChanged() {
 function showSettings() {
   $("system").value = conversation.system;
   if (controls) conversation.sampling = controls.set(conversation.sampling);
+  $("logprobs").checked = conversation.logprobs;
   presets.show();
   showModel();
 }
+
+$("logprobs").addEventListener("change", () => {
+  conversation.logprobs = $("logprobs").checked;
+  settingsChanged();
+  for (const [message, view] of views) {
+    view.byTokens = null;
+    if (message.tokens) view.refresh();
+  }
+});
 
 $("system").addEventListener("input", () => {
   conversation.system = $("system").value;

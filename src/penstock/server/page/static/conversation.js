@@ -3,6 +3,7 @@
 
 import { chatChunks } from "./api.js";
 import { path } from "./thread.js";
+import { ALTERNATIVES, tokenOf } from "./tokens.js";
 
 export class Answering {
   /** `onProgress` is called at most once a frame while the answer grows, `onEnd` once. */
@@ -47,6 +48,8 @@ export class Answering {
     const [choice] = chunk.choices;
     if (!choice) return;
     if (choice.finish_reason) this.message.ending = choice.finish_reason;
+    const tokens = choice.logprobs?.content;
+    if (tokens?.length) (this.message.tokens ??= []).push(...tokens.map(tokenOf));
     const { content = "", reasoning_content: reasoning = "" } = choice.delta;
     if (!content && !reasoning) return;
     this.last = performance.now();
@@ -80,5 +83,6 @@ export function requestFor(conversation, model) {
   const said = path(conversation).filter((message) => !message.running && message.content);
   const messages = said.map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
-  return { ...conversation.sampling, model, messages };
+  const probabilities = conversation.logprobs ? { logprobs: true, top_logprobs: ALTERNATIVES } : {};
+  return { ...conversation.sampling, ...probabilities, model, messages };
 }

@@ -2,6 +2,7 @@
 
 import { announce, element, grouped, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
+import { TokensView } from "./tokens.js";
 
 const ENDINGS = {
   length: "The answer reached its length limit.",
@@ -10,7 +11,7 @@ const ENDINGS = {
 
 /**
  * One message on the page. `actions` are called with the message: `regenerate`, `edit` (with the new text), `turn` (with the
- * version to show), and `versions`, which tells what else stands in its place.
+ * version to show); `versions` tells what else stands in its place, and `byTokens` whether answers are shown as tokens.
  */
 export class MessageView {
   constructor(message, actions) {
@@ -19,6 +20,8 @@ export class MessageView {
     const own = message.role === "user";
     this.body = element("div", { class: own ? "said" : "answer" });
     this.thinking = null;
+    this.tokens = null; // the view of them, while it is what is shown
+    this.byTokens = null; // whether it shall be; null: as the conversation says
     this.foot = element("div", { class: "message-foot" });
     this.node = element("article", { class: `message message-${message.role}`, "aria-label": own ? "You" : "Answer" }, this.body, this.foot);
     if (own) this.showOwn();
@@ -67,9 +70,32 @@ export class MessageView {
     this.node.setAttribute("aria-busy", String(Boolean(running)));
     this.node.classList.toggle("is-running", Boolean(running) && !content);
     if (reasoning) this.showThinking(reasoning, Boolean(running) && !content);
-    render(this.body, content, { growing: Boolean(running) });
+    this.showText(content, Boolean(running));
     if (running) this.foot.replaceChildren();
     else this.showFoot();
+  }
+
+  showText(content, growing) {
+    const byTokens = Boolean(this.message.tokens?.length) && (this.byTokens ?? this.actions.byTokens());
+    if (byTokens !== Boolean(this.tokens)) {
+      this.body.replaceChildren();
+      this.body.markdownSources = [];
+      this.tokens = byTokens ? new TokensView(this.body) : null;
+    }
+    if (this.tokens) this.tokens.show(this.message.tokens);
+    else render(this.body, content, { growing });
+  }
+
+  /** The answer for those who hear it. */
+  spoken() {
+    return this.tokens ? this.message.content : this.body.innerText;
+  }
+
+  /** Show the answer as text, or as tokens; the next time the other way. */
+  turnTokens() {
+    this.byTokens = !this.tokens;
+    this.refresh();
+    this.foot.querySelector("[aria-pressed]").focus();
   }
 
   showThinking(text, growing) {
@@ -88,6 +114,9 @@ export class MessageView {
     const row = element("div", { class: "message-actions" }, this.branches());
     if (content) row.append(iconButton("copy", "Copy answer", () => copy(content)));
     row.append(iconButton("again", error ? "Try again" : "Regenerate answer", () => this.actions.regenerate(this.message)));
+    if (this.message.tokens?.length) {
+      row.append(iconButton("tokens", "Show how sure each token was", () => this.turnTokens(), { "aria-pressed": String(Boolean(this.tokens)) }));
+    }
     if (stats) row.append(statistics(stats));
     this.foot.replaceChildren(...parts, row);
   }
