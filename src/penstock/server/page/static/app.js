@@ -1,6 +1,7 @@
 // The page: joins conversations, answers, settings and the engine's view. Everything that the page can do is wired here.
 
 import { exportFile, importFile } from "./archive.js";
+import { CacheView } from "./cache.js";
 import { Answering, requestFor } from "./conversation.js";
 import { announce, element, grouped, icon } from "./dom.js";
 import { closeDrawers, isDrawer, reveal } from "./drawers.js";
@@ -30,6 +31,7 @@ let answering = null;
 let controls = null;
 let follows = true;
 const views = new Map();
+const cache = new CacheView();
 
 // ---- the conversation on the page
 
@@ -53,6 +55,7 @@ function showBranch() {
   const same = nodes.findIndex((node, at) => host.children[at] !== node);
   while (host.children.length > (same < 0 ? nodes.length : same)) host.lastChild.remove();
   if (same >= 0) host.append(...nodes.slice(same));
+  cache.showAnswers(shown);
   $("welcome").hidden = shown.length > 0;
   document.title = shown.length ? `${title(conversation)} · Penstock` : "Penstock";
 }
@@ -120,6 +123,7 @@ function ended({ conversation: answered, message, failure }) {
   if (store.list().some((entry) => entry.id === answered.id)) keep(answered);
   const view = views.get(message);
   view?.refresh();
+  cache.showAnswers(thread.path(conversation));
   showComposer();
   if (follows) toLatest();
   if (failure?.status === 401 || failure?.status === 403) askForKey();
@@ -338,7 +342,7 @@ showTheme(document.documentElement.dataset.theme ?? "auto");
 
 // ---- settings and access
 
-const engine = new EngineView(askForKey);
+const engine = new EngineView(cache, askForKey);
 
 const presets = new Presets(
   { select: $("preset"), form: $("preset-form"), name: $("preset-name"), add: $("preset-add"), remove: $("preset-remove") },

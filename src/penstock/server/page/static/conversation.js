@@ -72,6 +72,7 @@ export class Answering {
       ttft: this.first - this.begun,
       rate: tokens > 1 && elapsed > 0 ? ((tokens - 1) / elapsed) * 1000 : 0,
       tokens,
+      prompt: this.usage?.prompt_tokens ?? 0,
       cached: this.usage?.prompt_tokens_details?.cached_tokens ?? 0,
       approximate: !this.usage,
     };
