@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Requirements of extras, read from pyproject.toml: installing them by name would compile the package once more.
 EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*sum((extras[name] for name in sys.argv[1:]), []))'
+# Where a Chromium is, `make test` tests the page in it too; elsewhere those tests are skipped and say why.
+HAS_CHROMIUM := $(shell command -v $(or $(CHROMIUM),chromium) || command -v chromium-browser || command -v google-chrome)
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 # A process for each processor; a file's tests stay together, since they share servers and models. In the order of
@@ -27,10 +29,10 @@ test: $(VENV)/.installed-test ## Run every test, on all processors (ARGS="-k sam
 
 test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random episodes of the core, bugs planted under verify
 	@$(BIN)/penstock pull $(MODEL)
-	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest $(PARALLEL) -m "not browser" $(ARGS)
+	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-page: $(VENV)/.installed-page-test ## Run the tests of the web page in a headless Chromium (CHROMIUM=/path/to/it)
-	@PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser $(ARGS)
+test-page: $(VENV)/.installed-page-test ## Run the tests of the web page in a headless Chromium, and fail if there is none (CHROMIUM=/path/to/it)
+	@PENSTOCK_PAGE_TESTS=required PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser $(ARGS)
 
 check: $(VENV)/.installed-check ## Format, lint, types and the direction of imports, in seconds
 	@$(BIN)/ruff format --check --quiet .
@@ -80,7 +82,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/cross.py,
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
-	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub bench)
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub bench $(if $(HAS_CHROMIUM),page-test))
 	@touch $@
 
 $(VENV)/.installed-page-test: $(VENV)/.installed-test

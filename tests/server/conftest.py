@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from browser import chromium, expect, open_page  # noqa: F401  (fixtures for the tests of the page)
 from scripted_engine import ScriptedEngine
 
 from penstock.contract.config import ServerConfig

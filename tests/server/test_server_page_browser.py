@@ -1,30 +1,19 @@
-"""The page in headless Chromium, the real server, a scripted engine. One file: each test is one use of the page.
-
-Deep, and marked `browser`: they need Chromium (the system's, or the one that PENSTOCK_CHROMIUM names) and the extra
-page-test. Where it is missing they fail and say so; `-m "not browser"` leaves them out on purpose.
-"""
+"""The page in headless Chromium, the real server, a scripted engine: each test is one use of the page."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import shutil
 import threading
-from collections.abc import Iterator
 
 import pytest
+from browser import PHONE, answers, messages_of, say
 from scripted_engine import HEALTHY, Until, Wait, always, delta, finished, length, stop
 
 from penstock.contract.errors import Overloaded
 from penstock.contract.request import Message
-from penstock.server.page import engine_events
 
-pytestmark = [pytest.mark.deep, pytest.mark.browser]
-
-SETTLE = 10_000  # milliseconds that an expectation may take on a busy machine
-DESKTOP = {"width": 1360, "height": 860}
-PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+pytestmark = pytest.mark.browser
 
 MARKDOWN = """# Title
 
@@ -61,66 +50,6 @@ HOSTILE = """<img src=x onerror=alert(1)> <script>alert(2)</script>
 ```"""
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[object]:
-    from playwright.sync_api import sync_playwright
-
-    path = os.environ.get("PENSTOCK_CHROMIUM") or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    assert path, "no Chromium here: install it or set PENSTOCK_CHROMIUM, or leave these tests out with -m 'not browser'"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # it runs our page only
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(chromium, served, monkeypatch):
-    """Opens the page in a fresh browser context; at the end, the console must have been silent."""
-    monkeypatch.setattr(engine_events, "PERIOD_SECONDS", 0.05)
-    contexts, complaints = [], []
-
-    def open_one(path: str = "/", *, expect_console: bool = False, before=None, **options):
-        context = chromium.new_context(**({"viewport": DESKTOP} | options))
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(SETTLE)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        if not expect_console:
-            page.on("console", lambda message: complaints.append(message.text))
-        if before:
-            before(page)
-        page.goto(served.url + path)
-        return page
-
-    yield open_one
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-@pytest.fixture
-def expect():
-    from playwright.sync_api import expect
-
-    expect.set_options(timeout=SETTLE)
-    return expect
-
-
-def say(page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def answers(page):
-    return page.get_by_role("article", name="Answer")
-
-
-def messages_of(request) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in request.prompt.messages]
-
-
 # ---- talking
 
 
@@ -155,33 +84,6 @@ def test_escape_and_the_stop_button_end_an_answer_for_the_engine_too(open_page, 
         expect(answers(page).nth(turn)).to_contain_text("Stopped.")
         served.engine.wait_until(lambda: not served.engine.live)
     expect(page.get_by_label("Send message")).to_be_visible()
-
-
-def test_regenerate_asks_the_same_again_and_replaces_the_answer(open_page, served, expect):
-    page = open_page()
-    say(page, "Hi")
-    expect(answers(page)).to_contain_text("Hello")
-    served.engine.script = always(delta("Another"), stop(), finished())
-    page.get_by_label("Regenerate answer").click()
-    expect(answers(page)).to_contain_text("Another")
-    expect(answers(page)).to_have_count(1)
-    assert messages_of(served.engine.requests[0]) == messages_of(served.engine.requests[1])
-
-
-def test_an_edited_message_is_sent_again_and_what_followed_is_forgotten(open_page, served, expect):
-    page = open_page()
-    for text in ("one", "two"):
-        say(page, text)
-        expect(answers(page).last.locator(".stats")).to_be_visible()
-    first = page.get_by_role("article", name="You").first
-    first.hover()
-    first.get_by_label("Edit message").click()
-    editor = first.get_by_role("textbox")
-    expect(editor).to_be_focused()
-    editor.fill("three")
-    page.keyboard.press("Enter")
-    expect(answers(page).locator(".stats")).to_have_count(1)
-    assert messages_of(served.request) == [("user", "three")]
 
 
 def test_copying_gives_the_text_as_the_model_wrote_it(open_page, served, expect):
@@ -224,7 +126,8 @@ def test_conversations_can_be_switched_deleted_and_brought_back(open_page, serve
     assert messages_of(served.request) == [("user", "second talk")]
     listed = page.locator(".conversation")
     expect(listed).to_have_text(["second talk", "first talk"])
-    page.get_by_label("Delete conversation: first talk").click()
+    page.get_by_label("More about first talk").click()
+    page.get_by_role("menuitem", name="Delete").click()
     expect(listed).to_have_text(["second talk"])
     page.get_by_role("button", name="Undo").click()
     expect(listed).to_have_text(["first talk", "second talk"])
@@ -305,6 +208,11 @@ def test_rendering_takes_time_in_proportion_to_the_text_whatever_it_is(open_page
         "http://a",
         "\\",
         "|-",
+        "a\n",
+        "|a\n",
+        "|a|\n|-|\n|",
+        "```py\n",
+        "`",
     ):
         assert page.evaluate(measure, seed) < 4000, seed
 
@@ -448,7 +356,10 @@ def test_text_stands_out_from_its_ground(open_page, expect, theme):
         ("accent", "surface"),
         ("bad", "surface"),
         ("good", "surface"),
+        ("good", "ground"),
+        ("bad", "ground"),
     ]
+    pairs += [(f"code-{kind}", "ground") for kind in ("keyword", "string", "number", "call", "type", "property")]
     for pair in pairs:
         assert page.evaluate(contrast, list(pair)) >= 4.5, pair  # WCAG 2.2, success criterion 1.4.3
 
@@ -476,7 +387,7 @@ def test_a_phone_has_room_for_everything_and_drawers_that_give_the_focus_back(op
     boxes = page.locator(".message, .composer, .bar, .code").evaluate_all(
         "all => all.map((e) => e.getBoundingClientRect().right)"
     )
-    assert max(boxes) <= 360
+    assert max(boxes) <= PHONE["viewport"]["width"]
     small = page.locator(".bar button, .composer button, .message-actions button").evaluate_all(
         "all => all.map((e) => e.getBoundingClientRect()).filter((r) => r.width && Math.min(r.width, r.height) < 40)"
     )

@@ -90,6 +90,9 @@ export async function* events(path, options = {}) {
         }
       }
     }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw cutShort(); // browsers name it differently, and none says what it means here
   } finally {
     reader.cancel().catch(() => {}); // already closed by an abort: nothing is left to cancel
   }
@@ -109,5 +112,9 @@ export async function* chatChunks(body, signal) {
     if (chunk.error) throw new ApiError(200, chunk.error.message, chunk.error.code ?? "");
     yield chunk;
   }
-  throw new ApiError(200, "The connection ended before the answer did.", "cut_short");
+  throw cutShort();
+}
+
+function cutShort() {
+  return new ApiError(200, "The connection ended before the answer did.", "cut_short");
 }

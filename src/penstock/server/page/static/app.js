@@ -1,11 +1,19 @@
 // The page: joins conversations, answers, settings and the engine's view. Everything that the page can do is wired here.
 
+import { exportFile, importFile } from "./archive.js";
+import { CacheView } from "./cache.js";
 import { Answering, requestFor } from "./conversation.js";
-import { announce, element, grouped, icon, iconButton } from "./dom.js";
+import { announce, element, grouped, icon } from "./dom.js";
+import { closeDrawers, isDrawer, reveal } from "./drawers.js";
 import { EngineView } from "./engine.js";
+import { title } from "./format.js";
+import { ConversationList } from "./list.js";
 import { MessageView, copy } from "./messages.js";
+import { notice } from "./notice.js";
+import { Presets } from "./presets.js";
 import { SamplingControls } from "./sampling.js";
 import * as store from "./store.js";
+import * as thread from "./thread.js";
 import { apiKey, getJson, setApiKey } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
@@ -17,12 +25,13 @@ const STARTERS = [
   "List five uses of Python, with one line each.",
 ];
 
-let model = "";
+let models = [];
 let conversation = store.create();
 let answering = null;
 let controls = null;
 let follows = true;
 const views = new Map();
+const cache = new CacheView();
 
 // ---- the conversation on the page
 
@@ -30,20 +39,32 @@ function show(next) {
   conversation = next;
   remember(next.id);
   views.clear();
-  $("messages").replaceChildren(...next.messages.map((message) => viewOf(message).node));
-  $("system").value = next.system;
-  controls?.set(next.sampling);
-  $("welcome").hidden = next.messages.length > 0;
-  document.title = next.messages.length ? `${store.title(next)} · Penstock` : "Penstock";
+  $("messages").replaceChildren();
+  showSettings();
+  showBranch();
   showList();
   showComposer();
   toLatest();
 }
 
+/** Show the messages from the first to the leaf; those that were on the page keep their elements. */
+function showBranch() {
+  const shown = thread.path(conversation);
+  const nodes = shown.map((message) => viewOf(message).node);
+  const host = $("messages");
+  const same = nodes.findIndex((node, at) => host.children[at] !== node);
+  while (host.children.length > (same < 0 ? nodes.length : same)) host.lastChild.remove();
+  if (same >= 0) host.append(...nodes.slice(same));
+  cache.showAnswers(shown);
+  $("welcome").hidden = shown.length > 0;
+  document.title = shown.length ? `${title(conversation)} · Penstock` : "Penstock";
+}
+
+const actions = { regenerate, edit, turn, versions: (message) => thread.versions(conversation, message), byTokens: () => conversation.logprobs };
+
 function viewOf(message) {
-  const view = new MessageView(message, { regenerate, edit });
-  views.set(message, view);
-  return view;
+  if (!views.has(message)) views.set(message, new MessageView(message, actions));
+  return views.get(message);
 }
 
 function remember(id) {
@@ -70,31 +91,26 @@ function keep(kept) {
   showList();
 }
 
-function send(text) {
+function send(text, parent = conversation.leaf) {
   if (answering || !text.trim()) return;
   follows = true;
-  add({ role: "user", content: text });
-  answer();
+  thread.add(conversation, { role: "user", content: text }, parent);
+  answer(conversation.leaf);
 }
 
-function add(message) {
-  conversation.messages.push(message);
-  $("messages").append(viewOf(message).node);
-  $("welcome").hidden = true;
-}
-
-/** Have the conversation's last message answered. */
-function answer() {
-  const body = requestFor(conversation, model);
-  const message = { role: "assistant", content: "", running: true };
-  add(message);
+/** Have the message at `parent` answered, in `message` if there is one that came to nothing. */
+function answer(parent, message = null) {
+  if (message) for (const left of ["error", "ending", "tokens", "stats"]) delete message[left];
+  else thread.add(conversation, (message = { role: "assistant", content: "" }), parent);
+  message.running = true;
   answering = new Answering(conversation, message, { onProgress: progressed, onEnd: ended });
   keep(conversation);
-  document.title = `${store.title(conversation)} · Penstock`;
+  showBranch();
+  viewOf(message).refresh();
   showComposer();
   toLatest();
   announce("Answering.");
-  answering.run(body);
+  answering.run(requestFor(conversation, modelOf(conversation).id));
 }
 
 function progressed({ message }) {
@@ -107,50 +123,93 @@ function ended({ conversation: answered, message, failure }) {
   if (store.list().some((entry) => entry.id === answered.id)) keep(answered);
   const view = views.get(message);
   view?.refresh();
+  cache.showAnswers(thread.path(conversation));
   showComposer();
   if (follows) toLatest();
   if (failure?.status === 401 || failure?.status === 403) askForKey();
-  if (!failure) announce(`Answer: ${view ? view.body.innerText.slice(0, 2000) : "finished in another conversation"}`);
+  if (!failure) announce(`Answer: ${view ? view.spoken().slice(0, 2000) : "finished in another conversation"}`);
 }
 
-/** Forget everything from `message` on, and answer what is before it anew. */
+/** Answer what is before `message` once more: another version, unless this one came to nothing. */
 function regenerate(message) {
   if (answering) return;
-  cut(conversation.messages.indexOf(message));
-  answer();
+  answer(message.parent, message.content || message.reasoning ? null : message);
   $("text").focus();
 }
 
+/** Say something else in the place of `message`, and have that answered. */
 function edit(message, text) {
-  if (answering) return;
-  cut(conversation.messages.indexOf(message));
-  send(text);
+  if (answering) return notice("Wait for the answer, or stop it.");
+  views.delete(message); // it shall not be in the midst of being edited when it is turned to again
+  send(text, message.parent);
   $("text").focus();
 }
 
-function cut(at) {
-  for (const message of conversation.messages.splice(at)) {
-    views.get(message)?.node.remove();
-    views.delete(message);
-  }
+/** Show another version of a message, and what followed it. */
+function turn(message, version) {
+  const forward = conversation.messages.indexOf(version) > conversation.messages.indexOf(message);
+  follows = false;
+  thread.turnTo(conversation, version);
+  if (conversation !== answering?.conversation) keep(conversation);
+  showBranch();
+  const view = viewOf(version);
+  view.refreshVersions();
+  view.node.scrollIntoView({ block: "nearest" });
+  const [back, on] = view.node.querySelectorAll(".branches button");
+  (forward && !on.disabled ? on : back.disabled ? on : back).focus();
+  announce(view.node.querySelector(".branches").getAttribute("aria-label"));
 }
 
 // ---- the list of conversations
 
+const list = new ConversationList($("conversation-list"), $("search"), $("search-status"), {
+  open: openConversation,
+  rename,
+  discard,
+  exportOne: (id) => exportFile([found(id)], title(found(id))),
+});
+
 function showList() {
-  const entries = store.list().map((entry) => {
-    const open = element("button", { type: "button", class: "conversation", "aria-current": entry.id === conversation.id ? "true" : null, click: () => openConversation(entry.id) }, entry.title);
-    const bin = iconButton("bin", `Delete conversation: ${entry.title}`, () => discard(entry.id));
-    return element("li", {}, open, bin);
-  });
-  $("conversation-list").replaceChildren(...entries);
+  list.show(conversation.id);
+  $("export").disabled = !store.list().length;
+}
+
+/** A conversation as it is now: one that is on the page or being answered may be ahead of what is kept. */
+function found(id) {
+  return [conversation, answering?.conversation].find((each) => each?.id === id) ?? store.load(id);
+}
+
+function rename(id, name) {
+  const named = found(id);
+  named.name = name;
+  keep(named);
+  if (conversation.id === id) showBranch();
+}
+
+$("export").addEventListener("click", () => exportFile(store.list().map(({ id }) => found(id)).filter(Boolean), "penstock-conversations"));
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", async () => {
+  const [file] = $("import-file").files;
+  $("import-file").value = "";
+  if (file) await takeIn(file);
+});
+
+async function takeIn(file) {
+  try {
+    const { added, known } = await importFile(file);
+    showList();
+    if (added.length) openConversation(added[0].id);
+    notice(`Conversations imported: ${added.length}.${known ? ` Here already: ${known}.` : ""}`, null, { long: true });
+  } catch (error) {
+    notice(error.message, null, { long: true });
+  }
 }
 
 function openConversation(id) {
-  const found = answering?.conversation.id === id ? answering.conversation : store.load(id);
+  const opened = found(id);
   closeDrawers();
-  if (!found) return notice("This conversation is gone.");
-  show(found);
+  if (!opened) return notice("This conversation is gone.");
+  if (opened !== conversation) show(opened);
   $("text").focus();
 }
 
@@ -161,7 +220,7 @@ function newConversation() {
 }
 
 function discard(id) {
-  const gone = answering?.conversation.id === id ? answering.conversation : store.load(id);
+  const gone = found(id);
   if (answering?.conversation.id === id) answering.stop();
   store.discard(id);
   if (conversation.id === id) show(store.create(conversation));
@@ -215,6 +274,7 @@ text.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   const writing = event.target.closest("input, textarea, select");
   if (event.key === "Escape") {
+    if (document.querySelector(":popover-open")) return; // it is what is closed
     if (!closeDrawers()) answering?.stop();
   } else if (event.key === "/" && !writing && !event.ctrlKey && !event.metaKey && !event.altKey) {
     event.preventDefault();
@@ -251,70 +311,7 @@ $("to-latest").addEventListener("click", () => {
 });
 document.addEventListener("copy-text", (event) => copy(event.detail));
 
-// ---- drawers: what stands beside the conversation on a wide screen lies over it on a narrow one
-
-const DRAWERS = { conversations: $("open-conversations"), panel: $("open-panel") };
-const SHUT = { conversations: matchMedia("(max-width: 59.99rem)"), panel: matchMedia("(max-width: 74.99rem)") };
-
-/** A closed drawer can be reached by nobody; one that stands beside is always open. */
-function arrange() {
-  for (const [id, opener] of Object.entries(DRAWERS)) {
-    const drawer = $(id);
-    const open = drawer.classList.contains("is-open");
-    drawer.inert = SHUT[id].matches && !open;
-    opener.setAttribute("aria-expanded", String(open));
-  }
-  $("scrim").hidden = !document.querySelector(".is-open");
-}
-
-function openDrawer(id) {
-  closeDrawers();
-  $(id).classList.add("is-open");
-  arrange();
-  $(id).querySelector("[data-closes]").focus();
-}
-
-/** Whether there was one to close. */
-function closeDrawers() {
-  const open = document.querySelector(".is-open");
-  if (!open) return false;
-  open.classList.remove("is-open");
-  arrange();
-  DRAWERS[open.id].focus();
-  return true;
-}
-
-for (const [id, opener] of Object.entries(DRAWERS)) {
-  opener.addEventListener("click", () => openDrawer(id));
-  SHUT[id].addEventListener("change", () => {
-    $(id).classList.remove("is-open");
-    arrange();
-  });
-}
-for (const button of document.querySelectorAll("[data-closes]")) button.addEventListener("click", closeDrawers);
-$("scrim").addEventListener("click", closeDrawers);
 $("new-chat").addEventListener("click", newConversation);
-arrange();
-
-// ---- notices
-
-let noticeTimer = 0;
-
-function notice(words, undo = null) {
-  clearTimeout(noticeTimer);
-  $("notice-text").textContent = words;
-  $("notice-action").hidden = !undo;
-  $("notice-action").onclick = () => {
-    $("notice").hidden = true;
-    undo();
-  };
-  $("notice").hidden = false;
-  if (undo) announce(`${words} There is an undo button at the end of the page.`);
-  noticeTimer = setTimeout(() => {
-    $("notice").hidden = true;
-  }, undo ? 8000 : 2000);
-}
-
 document.addEventListener("notice", (event) => notice(event.detail));
 
 // ---- theme
@@ -345,11 +342,40 @@ showTheme(document.documentElement.dataset.theme ?? "auto");
 
 // ---- settings and access
 
-const engine = new EngineView(askForKey);
+const engine = new EngineView(cache, askForKey);
+
+const presets = new Presets(
+  { select: $("preset"), form: $("preset-form"), name: $("preset-name"), add: $("preset-add"), remove: $("preset-remove") },
+  () => conversation,
+  ({ system, sampling }) => {
+    conversation.system = system;
+    conversation.sampling = { ...sampling };
+    showSettings();
+    settingsChanged();
+  },
+);
 
 function settingsChanged() {
+  presets.show();
   if (conversation.messages.length) store.save(conversation);
 }
+
+function showSettings() {
+  $("system").value = conversation.system;
+  if (controls) conversation.sampling = controls.set(conversation.sampling);
+  $("logprobs").checked = conversation.logprobs;
+  presets.show();
+  showModel();
+}
+
+$("logprobs").addEventListener("change", () => {
+  conversation.logprobs = $("logprobs").checked;
+  settingsChanged();
+  for (const [message, view] of views) {
+    view.byTokens = null;
+    if (message.tokens) view.refresh();
+  }
+});
 
 $("system").addEventListener("input", () => {
   conversation.system = $("system").value;
@@ -364,7 +390,7 @@ $("key").addEventListener("change", () => {
 });
 
 function askForKey() {
-  if (SHUT.panel.matches && !$("panel").classList.contains("is-open")) openDrawer("panel");
+  reveal("panel");
   $("key").focus();
   notice("This server wants an API key.");
   announce("This server wants an API key. Its field has the focus now.");
@@ -373,23 +399,39 @@ function askForKey() {
 async function start() {
   engine.restart();
   try {
-    const [models, sampling] = await Promise.all([getJson("v1/models"), getJson("engine/sampling")]);
-    showModel(models.data[0]);
+    const [served, sampling] = await Promise.all([getJson("v1/models"), getJson("engine/sampling")]);
+    models = served.data;
     controls = new SamplingControls($("sampling-first"), $("sampling-rest"), sampling.data, (values) => {
       conversation.sampling = values;
       settingsChanged();
     });
-    controls.set(conversation.sampling);
+    showSettings();
   } catch (error) {
     if (error.status !== 401 && error.status !== 403) notice(error.message); // those are asked about by the engine's view
   }
 }
 
-function showModel({ id, max_model_len: context }) {
-  model = id;
-  $("model").textContent = id;
-  $("welcome-model").textContent = `${id} · a context of ${grouped(context)} tokens`;
+/** The model that answers in a conversation: the one chosen for it, if it is served here, else the first. */
+function modelOf({ model }) {
+  return models.find(({ id }) => id === model) ?? models[0] ?? { id: "" };
 }
+
+function showModel() {
+  if (!models.length) return;
+  const { id, max_model_len: context } = modelOf(conversation);
+  $("model-name").textContent = id;
+  $("model-name").hidden = models.length > 1;
+  $("models").hidden = models.length < 2;
+  $("model-choice").replaceChildren(...models.map((each) => element("option", { value: each.id }, each.id)));
+  $("model-choice").value = id;
+  $("welcome-model").textContent = [id, context ? `a context of ${grouped(context)} tokens` : ""].filter(Boolean).join(" · ");
+}
+
+$("model-choice").addEventListener("change", () => {
+  conversation.model = $("model-choice").value;
+  showModel();
+  settingsChanged();
+});
 
 $("starters").replaceChildren(
   ...STARTERS.map((starter) => element("button", { type: "button", class: "starter", click: () => send(starter) }, starter, icon("send"))),
@@ -397,4 +439,7 @@ $("starters").replaceChildren(
 store.onChange(showList);
 show(remembered() ?? store.create());
 start();
-if (!SHUT.conversations.matches) text.focus();
+addEventListener("pagehide", () => {
+  if (answering) store.save(answering.conversation);
+});
+if (!isDrawer("conversations")) text.focus();

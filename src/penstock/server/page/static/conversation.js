@@ -2,6 +2,8 @@
 // that can be kept, whatever ends the answer.
 
 import { chatChunks } from "./api.js";
+import { path } from "./thread.js";
+import { ALTERNATIVES, tokenOf } from "./tokens.js";
 
 export class Answering {
   /** `onProgress` is called at most once a frame while the answer grows, `onEnd` once. */
@@ -46,6 +48,8 @@ export class Answering {
     const [choice] = chunk.choices;
     if (!choice) return;
     if (choice.finish_reason) this.message.ending = choice.finish_reason;
+    const tokens = choice.logprobs?.content;
+    if (tokens?.length) (this.message.tokens ??= []).push(...tokens.map(tokenOf));
     const { content = "", reasoning_content: reasoning = "" } = choice.delta;
     if (!content && !reasoning) return;
     this.last = performance.now();
@@ -68,6 +72,7 @@ export class Answering {
       ttft: this.first - this.begun,
       rate: tokens > 1 && elapsed > 0 ? ((tokens - 1) / elapsed) * 1000 : 0,
       tokens,
+      prompt: this.usage?.prompt_tokens ?? 0,
       cached: this.usage?.prompt_tokens_details?.cached_tokens ?? 0,
       approximate: !this.usage,
     };
@@ -76,8 +81,9 @@ export class Answering {
 
 /** What is asked of the server for a conversation whose last message is to be answered. */
 export function requestFor(conversation, model) {
-  const said = conversation.messages.filter((message) => !message.running && message.content);
+  const said = path(conversation).filter((message) => !message.running && message.content);
   const messages = said.map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
-  return { model, messages, ...conversation.sampling };
+  const probabilities = conversation.logprobs ? { logprobs: true, top_logprobs: ALTERNATIVES } : {};
+  return { ...conversation.sampling, ...probabilities, model, messages };
 }

@@ -9,8 +9,9 @@ const LONGEST_PAUSE = 15_000;
 const $ = (id) => document.getElementById(id);
 
 export class EngineView {
-  /** `onRefused` is called when the server wants a key. */
-  constructor(onRefused) {
+  /** `cache` is told of every event; `onRefused` is called when the server wants a key. */
+  constructor(cache, onRefused) {
+    this.cache = cache;
     this.onRefused = onRefused;
     this.before = null;
     this.state = "";
@@ -61,8 +62,7 @@ export class EngineView {
     if (now.alive) this.say("on", now.running ? "Working" : "Ready");
     else this.say("dead", `The engine is dead: ${now.reason}`);
     this.showCounts(now);
-    this.showBlocks(now);
-    this.showCache(now);
+    this.cache.show(now);
     this.showRates(now);
     this.before = now;
   }
@@ -84,23 +84,6 @@ export class EngineView {
     $("value-preemptions").textContent = grouped(now.preemptions);
     this.plots.running.push(now.running);
     this.plots.waiting.push(now.waiting);
-  }
-
-  showBlocks(now) {
-    const held = now.total_blocks - now.free_blocks;
-    const shares = { held, cached: now.cached_blocks, empty: now.free_blocks - now.cached_blocks };
-    for (const [name, blocks] of Object.entries(shares)) {
-      $(`blocks-${name}`).textContent = grouped(blocks);
-      $(`bar-${name}`).style.flexGrow = String(blocks);
-    }
-    $("blocks-total").textContent = `${grouped(now.total_blocks)} blocks`;
-  }
-
-  showCache(now) {
-    const share = now.query_tokens ? now.hit_tokens / now.query_tokens : 0;
-    $("value-hits").textContent = now.query_tokens ? `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %` : "–";
-    $("unit-hits").textContent = `${grouped(now.hit_tokens)} of ${grouped(now.query_tokens)} prompt tokens`;
-    $("bar-hits").style.width = `${(100 * share).toFixed(1)}%`;
   }
 
   showRates(now) {

@@ -2,9 +2,11 @@
 // links. The text comes from a model and is never trusted: it only ever becomes text nodes, and links lead to http, https
 // or mailto. Every scan moves forward, so the time is linear in the text; nesting is bounded.
 //
-// While an answer grows it is rendered again and again; `render` keeps the elements of blocks whose source is the same.
+// While an answer grows it is rendered again and again; `render` keeps the elements of blocks whose source is the same. Of
+// what has only begun at its end, the rest is guessed: a row of cells begins a table, and half a fence is not shown.
 
 import { element, iconButton } from "./dom.js";
+import { highlighted } from "./syntax.js";
 
 const MAX_DEPTH = 6;
 const LONGEST_LABEL = 500;
@@ -14,10 +16,12 @@ const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const TABLE_RULE = /^\|? *:?-+:? *(\| *:?-+:? *)*\|?$/;
+const TABLE_RULE_BEGUN = /^[|:\- ]*$/;
+const MARK_BEGUN = /^\s*(?:[-*+]|#{1,6}|`{1,2}|~{1,2})\s*$/;
 
 /** Bring `host` up to `text`. Blocks that have not changed keep their elements, and with them selection and focus. */
-export function render(host, text) {
-  const blocks = split(text.split(/\r\n|\r|\n/));
+export function render(host, text, { growing = false } = {}) {
+  const blocks = split(text.split(/\r\n|\r|\n/), growing);
   const kept = host.markdownSources ?? [];
   let same = 0;
   while (same < kept.length && same < blocks.length && kept[same] === blocks[same].source) same += 1;
@@ -28,36 +32,40 @@ export function render(host, text) {
 
 // ---- blocks
 
-function split(lines) {
+/** The blocks of `lines`. The last one's source says whether it still grows, for then it may look otherwise. */
+function split(lines, growing) {
   const blocks = [];
   let at = 0;
   while (at < lines.length) {
-    if (!lines[at].trim()) {
+    const last = at === lines.length - 1;
+    if (!lines[at].trim() || (growing && last && MARK_BEGUN.test(lines[at]))) {
       at += 1;
       continue;
     }
-    const [block, next] = read(lines, at);
-    block.source = `${block.kind}\n${lines.slice(at, next).join("\n")}`;
+    const [block, next] = read(lines, at, growing);
+    block.growing = growing && next >= lines.length;
+    block.source = `${block.kind}${block.growing ? "…" : ""}\n${lines.slice(at, next).join("\n")}`;
     blocks.push(block);
     at = next;
   }
   return blocks;
 }
 
-function read(lines, at) {
+function read(lines, at, growing) {
   const line = lines[at];
   const fence = FENCE.exec(line);
-  if (fence) return readFence(lines, at, fence);
+  if (fence) return readFence(lines, at, fence, growing);
   const heading = HEADING.exec(line);
   if (heading) return [{ kind: "heading", level: heading[1].length, text: heading[2].trim() }, at + 1];
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (QUOTE.test(line)) return readQuote(lines, at);
   if (ITEM.test(line)) return readList(lines, at);
   if (line.includes("|") && TABLE_RULE.test((lines[at + 1] ?? "").trim())) return readTable(lines, at);
+  if (growing && line.startsWith("|") && beginsTable(lines, at)) return readTable(lines, at);
   return readParagraph(lines, at);
 }
 
-function readFence(lines, at, [, mark, information]) {
+function readFence(lines, at, [, mark, information], growing) {
   const [language] = information.trim().split(/\s/);
   const code = [];
   let next = at + 1;
@@ -65,12 +73,18 @@ function readFence(lines, at, [, mark, information]) {
     code.push(lines[next]);
     next += 1;
   }
+  const open = next === lines.length;
+  if (open && growing && code.length && isRun(code.at(-1).trim(), mark[0])) code.pop(); // the fence that closes, half written
   return [{ kind: "code", language, text: code.join("\n") }, Math.min(next + 1, lines.length)];
+}
+
+function isRun(text, sign) {
+  return text !== "" && text === sign.repeat(text.length);
 }
 
 function closesFence(line, mark) {
   const bare = line.trim();
-  return bare.length >= mark.length && bare === mark[0].repeat(bare.length);
+  return bare.length >= mark.length && isRun(bare, mark[0]);
 }
 
 function readQuote(lines, at) {
@@ -116,12 +130,25 @@ function unindent(line, width) {
 function readTable(lines, at) {
   let next = at + 2;
   while (next < lines.length && lines[next].includes("|")) next += 1;
+  next = Math.min(next, lines.length);
   const rows = [lines[at], ...lines.slice(at + 2, next)].map(cells);
-  return [{ kind: "table", rows }, next];
+  return [{ kind: "table", rows, sides: cells(lines[at + 1] ?? "").map(side) }, next];
 }
 
+/** Whether a row of cells at the very end may be a table's first: no line follows that says otherwise. */
+function beginsTable(lines, at) {
+  return at === lines.length - 1 || (at === lines.length - 2 && TABLE_RULE_BEGUN.test(lines[at + 1]));
+}
+
+/** The cells of a row; a stroke behind a backslash belongs to a cell. */
 function cells(line) {
-  return line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
+  const row = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  return row.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+}
+
+function side(rule) {
+  if (!rule.endsWith(":")) return null;
+  return rule.startsWith(":") ? "to-middle" : "to-right";
 }
 
 function readParagraph(lines, at) {
@@ -142,48 +169,53 @@ function build(block, depth) {
       return codeBlock(block);
     case "heading":
       // The page's own headings are above: those of an answer begin below them.
-      return element(`h${Math.min(6, block.level + 2)}`, {}, ...inline(block.text, 0));
+      return element(`h${Math.min(6, block.level + 2)}`, {}, inline(block.text, 0));
     case "rule":
       return element("hr");
     case "quote":
-      return element("blockquote", {}, ...nested(block.lines, depth));
+      return element("blockquote", {}, nested(block.lines, depth, block.growing));
     case "list":
       return list(block, depth);
     case "table":
       return table(block);
     default:
-      return element("p", {}, ...inline(block.text, 0));
+      return element("p", {}, inline(block.text, 0));
   }
 }
 
-function nested(lines, depth) {
+function nested(lines, depth, growing) {
   if (depth >= MAX_DEPTH) return [element("p", {}, lines.join("\n"))];
-  return split(lines).map((block) => build(block, depth + 1));
+  return split(lines, growing).map((block) => build(block, depth + 1));
 }
 
-function list(block, depth) {
-  const host = element(block.ordered ? "ol" : "ul", { start: block.ordered && block.start !== 1 ? block.start : null });
-  for (const lines of block.items) {
-    const children = nested(lines, depth);
+function list({ ordered, start, items, growing }, depth) {
+  const host = element(ordered ? "ol" : "ul", { start: ordered && start !== 1 ? start : null });
+  for (const [at, lines] of items.entries()) {
+    const children = nested(lines, depth, growing && at === items.length - 1);
     const tight = children[0]?.tagName === "P" ? [...children[0].childNodes, ...children.slice(1)] : children;
-    host.append(element("li", {}, ...tight));
+    host.append(element("li", {}, tight));
   }
   return host;
 }
 
-function table({ rows: [head, ...body] }) {
-  const row = (values, tag) => element("tr", {}, ...head.map((_, at) => element(tag, {}, ...inline(values[at] ?? "", 0))));
+function table({ rows: [head, ...body], sides }) {
+  const row = (values, tag) => element("tr", {}, values.map((value, at) => element(tag, { class: sides[at], scope: tag === "th" ? "col" : null }, cell(value))));
   const grid = element(
     "table",
     {},
     element("thead", {}, row(head, "th")),
-    element("tbody", {}, ...body.map((values) => row(values, "td"))),
+    element("tbody", {}, body.map((values) => row(values, "td"))),
   );
   return element("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table" }, grid);
 }
 
+/** A cell's text. The only markup that is read: a cell has no other way to break its line. */
+function cell(text) {
+  return text.split(/<br ?\/?>/i).flatMap((line, at) => (at ? [element("br"), ...inline(line, 0)] : inline(line, 0)));
+}
+
 function codeBlock({ language, text }) {
-  const code = element("pre", { tabindex: "0" }, element("code", {}, text));
+  const code = element("pre", { tabindex: "0" }, element("code", {}, highlighted(text, language)));
   const copy = iconButton("copy", "Copy code", () => copy.dispatchEvent(new CustomEvent("copy-text", { bubbles: true, detail: text })));
   return element("div", { class: "code" }, element("div", { class: "code-head" }, element("span", {}, language || "code"), copy), code);
 }
@@ -260,7 +292,7 @@ function emphasis(text, at, depth, unclosed) {
     unclosed.add(mark);
     return null;
   }
-  return { node: element(TAGS[mark], {}, ...inline(text.slice(begin, close), depth + 1)), end: close + mark.length };
+  return { node: element(TAGS[mark], {}, inline(text.slice(begin, close), depth + 1)), end: close + mark.length };
 }
 
 /** Where `mark` closes: after something that is no space, and not as a part of a longer run of the same sign. */
@@ -299,7 +331,7 @@ function bareLink(text, at) {
 }
 
 function anchor(address, children) {
-  return element("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
+  return element("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }, children);
 }
 
 /** The address if it is absolute and leads to the web or to mail, else null: no script, no data, no path of this server. */

@@ -2,13 +2,17 @@
 
 import { announce, element, grouped, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
+import { TokensView } from "./tokens.js";
 
 const ENDINGS = {
   length: "The answer reached its length limit.",
   stopped: "Stopped.",
 };
 
-/** One message on the page. `actions` are called with the message: `regenerate`, `edit` (with the new text), `retry`. */
+/**
+ * One message on the page. `actions` are called with the message: `regenerate`, `edit` (with the new text), `turn` (with the
+ * version to show); `versions` tells what else stands in its place, and `byTokens` whether answers are shown as tokens.
+ */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -16,6 +20,8 @@ export class MessageView {
     const own = message.role === "user";
     this.body = element("div", { class: own ? "said" : "answer" });
     this.thinking = null;
+    this.tokens = null; // the view of them, while it is what is shown
+    this.byTokens = null; // whether it shall be; null: as the conversation says
     this.foot = element("div", { class: "message-foot" });
     this.node = element("article", { class: `message message-${message.role}`, "aria-label": own ? "You" : "Answer" }, this.body, this.foot);
     if (own) this.showOwn();
@@ -24,9 +30,37 @@ export class MessageView {
 
   showOwn() {
     this.body.replaceChildren(this.message.content);
+    this.showOwnFoot();
+  }
+
+  showOwnFoot() {
     this.foot.replaceChildren(
-      iconButton("copy", "Copy message", () => copy(this.message.content)),
-      iconButton("edit", "Edit message", () => this.edit()),
+      ...[
+        this.branches(),
+        iconButton("copy", "Copy message", () => copy(this.message.content)),
+        iconButton("edit", "Edit message", () => this.edit()),
+      ].filter(Boolean),
+    );
+  }
+
+  /** Show which of how many versions this is; called when there may be another. */
+  refreshVersions() {
+    if (this.message.role === "assistant") this.refresh();
+    else this.showOwnFoot();
+  }
+
+  /** The way to the other versions of this message, if there are any. */
+  branches() {
+    const all = this.actions.versions(this.message);
+    if (all.length < 2) return null;
+    const at = all.indexOf(this.message);
+    const step = (name, label, to) => iconButton(name, label, () => this.actions.turn(this.message, all[to]), { disabled: !all[to] });
+    return element(
+      "span",
+      { class: "branches", role: "group", "aria-label": `Version ${at + 1} of ${all.length}` },
+      step("left", "Previous version", at - 1),
+      element("span", { class: "branch-count" }, `${at + 1} / ${all.length}`),
+      step("right", "Next version", at + 1),
     );
   }
 
@@ -35,17 +69,41 @@ export class MessageView {
     const { content, reasoning, running } = this.message;
     this.node.setAttribute("aria-busy", String(Boolean(running)));
     this.node.classList.toggle("is-running", Boolean(running) && !content);
-    if (reasoning) this.showThinking(reasoning);
-    render(this.body, content);
-    if (!running) this.showFoot();
+    if (reasoning) this.showThinking(reasoning, Boolean(running) && !content);
+    this.showText(content, Boolean(running));
+    if (running) this.foot.replaceChildren();
+    else this.showFoot();
   }
 
-  showThinking(text) {
+  showText(content, growing) {
+    const byTokens = Boolean(this.message.tokens?.length) && (this.byTokens ?? this.actions.byTokens());
+    if (byTokens !== Boolean(this.tokens)) {
+      this.body.replaceChildren();
+      this.body.markdownSources = [];
+      this.tokens = byTokens ? new TokensView(this.body) : null;
+    }
+    if (this.tokens) this.tokens.show(this.message.tokens);
+    else render(this.body, content, { growing });
+  }
+
+  /** The answer for those who hear it. */
+  spoken() {
+    return this.tokens ? this.message.content : this.body.innerText;
+  }
+
+  /** Show the answer as text, or as tokens; the next time the other way. */
+  turnTokens() {
+    this.byTokens = !this.tokens;
+    this.refresh();
+    this.foot.querySelector("[aria-pressed]").focus();
+  }
+
+  showThinking(text, growing) {
     if (!this.thinking) {
       this.thinking = element("div", {});
       this.body.before(element("details", { class: "thinking" }, element("summary", {}, "Thinking"), this.thinking));
     }
-    render(this.thinking, text);
+    render(this.thinking, text, { growing });
   }
 
   showFoot() {
@@ -53,9 +111,12 @@ export class MessageView {
     const parts = [];
     if (error) parts.push(element("p", { class: "failure", role: "alert" }, icon("alert"), element("span", {}, error)));
     if (ENDINGS[ending]) parts.push(element("p", { class: "ending" }, ENDINGS[ending]));
-    const row = element("div", { class: "message-actions" });
+    const row = element("div", { class: "message-actions" }, this.branches());
     if (content) row.append(iconButton("copy", "Copy answer", () => copy(content)));
     row.append(iconButton("again", error ? "Try again" : "Regenerate answer", () => this.actions.regenerate(this.message)));
+    if (this.message.tokens?.length) {
+      row.append(iconButton("tokens", "Show how sure each token was", () => this.turnTokens(), { "aria-pressed": String(Boolean(this.tokens)) }));
+    }
     if (stats) row.append(statistics(stats));
     this.foot.replaceChildren(...parts, row);
   }

@@ -22,17 +22,21 @@ export class SamplingControls {
     this.dim();
   }
 
-  /** Show these values; whatever they do not name is at its default. */
+  /** Show these values, and return those that a control can show; whatever they do not name is at its default. */
   set(values) {
-    for (const control of this.controls) control.set(values[control.name]);
+    for (const control of this.controls) control.set(control.kind.fits(values[control.name]) ? values[control.name] : undefined);
     this.dim();
+    return this.values();
+  }
+
+  /** What is set. */
+  values() {
+    return Object.fromEntries(this.controls.filter(({ value }) => value !== undefined).map(({ name, value }) => [name, value]));
   }
 
   changed() {
-    const values = {};
-    for (const { name, value } of this.controls) if (value !== undefined) values[name] = value;
     this.dim();
-    this.onChange(values);
+    this.onChange(this.values());
   }
 
   /** Mark what means nothing at temperature 0. */
@@ -126,11 +130,13 @@ function placeholder({ default: standard, name }) {
   return typeof standard === "object" ? JSON.stringify(standard).slice(0, LISTED) : String(standard);
 }
 
+const isList = (type) => (value) => Array.isArray(value) && value.every((each) => typeof each === type);
 const isEmpty = (input) => input.value.trim() === "";
 
 const NUMBER = {
   name: "number",
   inHead: true,
+  fits: (value) => Number.isFinite(value),
   input: (parameter, attributes) =>
     element("input", { ...attributes, type: "text", inputmode: "decimal", autocomplete: "off", placeholder: placeholder(parameter) }),
   write: (input, value) => {
@@ -168,6 +174,7 @@ function rangeOf({ minimum, exclusiveMinimum, maximum, exclusiveMaximum }) {
 const FLAG = {
   name: "flag",
   inHead: true,
+  fits: (value) => typeof value === "boolean",
   input: (_, attributes) => element("input", { ...attributes, type: "checkbox", role: "switch" }),
   write: (input, value, parameter) => {
     input.checked = value ?? parameter.default ?? false;
@@ -178,6 +185,7 @@ const FLAG = {
 const LINES = {
   name: "lines",
   inHead: false,
+  fits: (value) => typeof value === "string" || isList("string")(value),
   input: (parameter, attributes) =>
     element("textarea", { ...attributes, rows: 2, spellcheck: "false", placeholder: `${placeholder(parameter)}; one a line, \\n is a line break` }),
   write: (input, value) => {
@@ -192,6 +200,7 @@ const LINES = {
 const NUMBERS = {
   name: "numbers",
   inHead: false,
+  fits: isList("number"),
   input: (parameter, attributes) =>
     element("input", { ...attributes, type: "text", inputmode: "numeric", autocomplete: "off", placeholder: `${placeholder(parameter)}; with commas between` }),
   write: (input, value) => {
@@ -207,6 +216,7 @@ const NUMBERS = {
 const ANYTHING = {
   name: "json",
   inHead: false,
+  fits: () => true,
   input: (parameter, attributes) =>
     element("textarea", { ...attributes, rows: 2, spellcheck: "false", placeholder: `${placeholder(parameter)}; as JSON` }),
   write: (input, value) => {

@@ -1,10 +1,13 @@
-// Conversations, kept in this browser and nowhere else: one entry of localStorage each, beside an index. Where storage is
-// refused or full they live in memory, and `persistent` says so.
+// Conversations, kept in this browser and nowhere else: one entry of localStorage each, beside an index. The probabilities
+// of their tokens are large, and can be done without: they have entries of their own, which are the first to make room.
+// Where storage is refused or full all of this lives in memory, and `persistent` says so.
+
+import { blank, read, title, written } from "./format.js";
 
 const INDEX = "penstock.conversations";
 const ONE = "penstock.conversation.";
-const MOST = 200;
-const ROLES = new Set(["user", "assistant"]);
+const TOKENS = "penstock.tokens.";
+export const MOST = 200;
 
 const memory = new Map();
 export let persistent = true;
@@ -19,14 +22,15 @@ function get(key) {
   }
 }
 
+/** "kept", "full" where there is no room, or "refused" where this browser keeps nothing; then memory has it. */
 function set(key, text) {
   try {
     localStorage.setItem(key, text);
     memory.delete(key);
-    return true;
-  } catch {
+    return "kept";
+  } catch (error) {
     memory.set(key, text);
-    return false;
+    return error.name === "QuotaExceededError" ? "full" : "refused";
   }
 }
 
@@ -57,46 +61,85 @@ export function list() {
 /** One conversation, or null if it is gone or cannot be read. */
 export function load(id) {
   const found = parsed(get(ONE + id));
-  if (!found || !Array.isArray(found.messages)) return null;
-  const messages = found.messages.filter((each) => each && ROLES.has(each.role) && typeof each.content === "string");
-  return { id, system: typeof found.system === "string" ? found.system : "", sampling: { ...found.sampling }, messages };
+  if (!found) return null;
+  try {
+    const conversation = read(found, id);
+    for (const [at, tokens] of Object.entries(parsed(get(TOKENS + id)) ?? {})) {
+      if (conversation.messages[at]) conversation.messages[at].tokens = tokens;
+    }
+    return conversation;
+  } catch {
+    return null; // written by something else, or by a newer page: it stays where it is
+  }
 }
 
 /** A new conversation with the settings of another; kept only once something is said in it. */
 export function create(like = null) {
-  return { id: newId(), system: like?.system ?? "", sampling: { ...like?.sampling }, messages: [] };
+  const { model = "", system = "", sampling = {}, logprobs = false } = like ?? {};
+  return { ...blank(newId()), model, system, sampling: { ...sampling }, logprobs };
 }
 
 // crypto.randomUUID exists only on secure origins, and a phone reaches this page over plain http.
-function newId() {
+export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Keep a conversation; the oldest ones make room where there is none. */
+/** Keep a conversation. Where there is no room, the oldest ones lose first their tokens' probabilities, then themselves. */
 export function save(conversation) {
-  const { id, system, sampling, messages } = conversation;
+  const { id } = conversation;
   const others = list().filter((entry) => entry.id !== id);
-  while (others.length >= MOST) remove(ONE + others.pop().id);
-  const text = JSON.stringify({ system, sampling, messages });
-  persistent = set(ONE + id, text);
-  while (!persistent && others.length) {
-    remove(ONE + others.pop().id);
-    persistent = set(ONE + id, text);
+  while (others.length >= MOST) forget(others.pop().id);
+  const [text, tokens] = entries(conversation);
+  const aged = others.map((entry) => entry.id).reverse();
+  let state = set(ONE + id, text);
+  for (const old of aged) {
+    if (state !== "full") break;
+    remove(TOKENS + old);
+    state = set(ONE + id, text);
   }
-  set(INDEX, JSON.stringify([{ id, title: title(conversation), updated: Date.now() }, ...others]));
+  while (state === "full" && others.length) {
+    forget(others.pop().id);
+    state = set(ONE + id, text);
+  }
+  persistent = state === "kept";
+  while (set(TOKENS + id, tokens) === "full" && aged.length) remove(TOKENS + aged.shift());
+  set(INDEX, JSON.stringify([entry(conversation), ...others]));
+}
+
+/** The two texts that a conversation is kept as: itself, and its tokens by the place of their message. */
+function entries(conversation) {
+  const tokens = conversation.messages.flatMap((message, at) => (message.tokens ? [[at, message.tokens]] : []));
+  const messages = conversation.messages.map(({ tokens: _, ...rest }) => rest);
+  return [JSON.stringify(written({ ...conversation, messages })), JSON.stringify(Object.fromEntries(tokens))];
+}
+
+function entry(conversation) {
+  return { id: conversation.id, title: title(conversation), updated: Date.now() };
+}
+
+/** Keep all of these beside what is here, or none: whether there was room. Nothing makes room for them. */
+export function saveBeside(conversations) {
+  const done = [];
+  for (const conversation of conversations) {
+    const [text, tokens] = entries(conversation);
+    done.push(conversation.id);
+    if (set(ONE + conversation.id, text) !== "full" && set(TOKENS + conversation.id, tokens) !== "full") continue;
+    done.forEach(forget);
+    return false;
+  }
+  set(INDEX, JSON.stringify([...conversations.map(entry), ...list()]));
+  return true;
 }
 
 /** Forget a conversation. */
 export function discard(id) {
-  remove(ONE + id);
+  forget(id);
   set(INDEX, JSON.stringify(list().filter((entry) => entry.id !== id)));
 }
 
-/** What a conversation is called: the beginning of what was asked first. */
-export function title(conversation) {
-  const first = conversation.messages.find((message) => message.role === "user")?.content ?? "";
-  const line = first.trim().replace(/\s+/g, " ");
-  return line.length > 60 ? `${line.slice(0, 57)}…` : line || "New conversation";
+function forget(id) {
+  remove(ONE + id);
+  remove(TOKENS + id);
 }
 
 /** Call when another tab has changed the conversations. */
