@@ -1,7 +1,8 @@
-"""Writes the tables of figures in README.md and docs/tuning.md: `.venv/bin/python docs/write_figures.py`.
+"""Writes the tables of figures in README.md, docs/figures.md and docs/tuning.md.
 
 A table stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`, and is made of the first record of its
-kind that its page links to: so a new record is shown by changing the link and running this. With `--check` nothing is
+kind that its page links to: so a new record is shown by changing the link and running
+`.venv/bin/python docs/write_figures.py`. With `--check` nothing is
 written, and the exit code is 1 if a page says something else. Figures are taken from the single runs: rates are medians
 of the rounds, ratios are taken round by round, and then their median.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from penstock.bench.batch import Run
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tuning.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "figures.md", ROOT / "docs" / "tuning.md")
 BLOCK = re.compile(r"(?<=<!-- figures: )(?P<name>[\w-]+) -->\n.*?(?=<!-- end of figures -->)", re.DOTALL)
 RECORD = r"\(([./]*bench/results/[\w.-]+-{kind}-[\w.-]+\.json)\)"
 
@@ -58,7 +59,7 @@ COSTS = (
     ("int8, Q8_0", "penstock int8", "llama.cpp:Q8_0"),
     ("bf16", "penstock none, bfloat16", ""),
 )
-"""Forms of weights whose cost in quality README shows, with the names of ours and of theirs in the record."""
+"""Weight formats in the table of quality, with the names of ours and of theirs in the record."""
 
 
 def written(page: Path) -> str:
@@ -114,7 +115,7 @@ def best_ratios(ours: list[Contender], theirs: list[Contender], rate: str) -> li
     return found
 
 
-# ---- README
+# ---- README and the page of figures
 
 
 def speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
@@ -139,6 +140,19 @@ def speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
     yield f"**share of the machine's limit**, at {record['limits']['read_bytes'] / 1e9:.0f} GB/s", "", ""
     for each in ours:
         yield _cells(_shown(each).removeprefix("Penstock, "), _shares, partial(_limit_shares, each))
+
+
+def short_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Rates of the 4-bit file, its ratio to llama.cpp's, and the ratio of our best to the best peer."""
+    by_name = {each["name"]: each for each in record["contenders"]}
+    ours, peers = ([each for each in by_name.values() if each["ours"] is own] for own in (True, False))
+    streams = f"{_joined([str(count) for count in record['streams']])} streams"
+    yield "", f"prefill, {streams}", f"decode, {streams}"
+    yield "---", "---", "---"
+    yield _cells("the 4-bit file, tokens a second", _rates, partial(rates, by_name["penstock (file)"]))
+    _, own, their = PAIRS[0]
+    yield _cells("times llama.cpp on the same file", _ratios, partial(ratios, by_name[own], by_name[their]))
+    yield _cells("our best format, times the best of these peers", _ratios, partial(best_ratios, ours, peers))
 
 
 def cost_rows(record: Record) -> Iterator[tuple[str, str, str]]:
@@ -183,6 +197,7 @@ def form_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str]]:
 
 TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed": ("compare", speed_rows),
+    "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),
