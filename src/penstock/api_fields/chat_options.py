@@ -1,4 +1,4 @@
-"""What a request says of a conversation beside sampling: the prompt, its tools, and how the answer is taken apart.
+"""What a request says of a conversation beside sampling: the prompt, its tools, and how the answer is parsed.
 
 Decides what these fields of chat completions mean, for every endpoint and for the Python API, and the grammar of an
 answer that must call a tool.
@@ -87,7 +87,7 @@ def read_chat_options(given: JsonObject, card: ModelCard, limits: RequestLimits)
     """The options in a request whose fields have been checked one by one.
 
     Args:
-        given: `messages`, and those of `PROMPT_FIELDS` and `ANSWER_FIELDS` that were sent.
+        given: `messages`, and the fields of `PROMPT_FIELDS` and `ANSWER_FIELDS` that the body has.
         card: the served model.
         limits: on requests.
 

@@ -1,6 +1,6 @@
 """Request fields with the bounds of the served model, for the OpenAPI document.
 
-Decides which schemas depend on the model: on its name, its context, its vocabulary, and how it can be told to think.
+Decides which schemas depend on the model: on its name, its context, its vocabulary, and the switches of its thinking.
 These bounds only describe what the parsers check by themselves.
 """
 

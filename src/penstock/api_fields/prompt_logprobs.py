@@ -1,4 +1,4 @@
-"""`prompt_logprobs` in answers: the log probabilities of a prompt's tokens, in vLLM's form.
+"""`prompt_logprobs` in answers: the log probabilities of a prompt's tokens, as vLLM writes them.
 
 Completions may have several prompts, so there each choice has them; the answers of other endpoints have them once.
 Streams have none.
@@ -39,7 +39,7 @@ class PromptLogprobs:
 
     Attributes:
         count: how many alternatives to each token.
-        in_choices: whether each choice has those of its prompt; else the answer has those of its only prompt.
+        in_choices: whether each choice carries its prompt's; else the answer carries those of its only prompt.
     """
 
     count: int

@@ -1,6 +1,6 @@
 """Measurements that anyone can repeat: rates offline and served, single kernels, and what quantisation costs.
 
-How each is made, and what a record of it holds. Knows no command line. `kernels` and `quality` measure tensors; the
+Decides how each is made and what its record holds. Knows no command line. `kernels` and `quality` measure tensors; the
 rest meets an engine from outside, by stepping it or over HTTP. Comparisons with other engines are not in the wheel: see
 the repository's `bench/`.
 """

@@ -142,7 +142,7 @@ def grid(prompt_tokens: Iterable[int], new_tokens: Iterable[int], streams: Itera
 
 
 def check_fits(loads: Iterable[Load], max_num_seqs: int, max_model_len: int, kv_tokens: int) -> None:
-    """Refuse loads that the engine would have to queue or preempt: their phases could not be told apart.
+    """Refuse loads that the engine would have to queue or preempt: their prefill and decode could not be timed apart.
 
     Raises:
         ConfigError: naming the option to change.

@@ -116,7 +116,7 @@ def measure_limits(backend: CpuBackend, rounds: int = 100_000, memory_bytes: int
 
 
 def kernel_rows(backend: CpuBackend, names: Sequence[str], announce: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Time the kernels of some of `KERNELS`; a row of JSON each, `announce` is told before each."""
+    """Time the kernels of some of `KERNELS`; a row of JSON each; `announce` is called before each."""
     for name in names:
         for case in KERNELS[name](backend):
             announce(f"{case.kernel} {case.form} {case.rows}")

@@ -110,8 +110,8 @@ def serve_summary(outcomes: Sequence[Outcome], goals: Mapping[str, float]) -> di
 
 def _cached(answered: Sequence[Outcome]) -> int | None:
     """Prompt tokens that came from the server's prefix cache; None where it never said."""
-    told = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
-    return sum(told) if told else None
+    counts = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
+    return sum(counts) if counts else None
 
 
 def request_record(outcome: Outcome) -> dict[str, Any]:

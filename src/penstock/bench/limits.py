@@ -1,8 +1,8 @@
 """What a machine could do at best, and what share of it a measurement reached.
 
-Decides the yardstick: a step can be no quicker than reading its weights, keys and values once, nor than its arithmetic
-at the rate of independent products in registers; its limit is the longer of the two (the roofline of Williams, Waterman
-and Patterson, 2009). What a step reads and computes is the program's own word (`nn.cost`). Norms and sampling are not
+A step takes at least as long as reading its weights, keys and values once, and as its arithmetic at the rate of
+independent products in registers; its limit is the longer of the two (the roofline of Williams, Waterman
+and Patterson, 2009). The program says what a step reads and computes (`nn.cost`). Norms and sampling are not
 counted, so shares err on the low side. Knows no tensors; `kernels` measures the limits.
 """
 

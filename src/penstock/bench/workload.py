@@ -1,4 +1,4 @@
-"""What a load test sends and when: arrivals, prompt lengths, shared prefixes, traces.
+"""What a load test sends, and when: arrivals, prompt lengths, shared prefixes, traces.
 
 The whole workload is drawn from a seed before the first request leaves, so that the same options send the same bytes at
 the same offsets to any server. Knows neither HTTP nor clocks.

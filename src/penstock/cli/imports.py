@@ -1,8 +1,7 @@
-"""Imports of many modules, without looking for garbage among what they create.
+"""Imports many modules with the garbage collector held off.
 
-Torch and what comes with it are two hundred thousand objects that live as long as the process. A collector that goes
-through them again and again while they are made takes a sixth of the time until a server listens; one that does later
-holds up every stream while it does.
+Torch and what comes with it are two hundred thousand objects that live as long as the process. Collecting among them
+while they are made takes a sixth of the time until a server listens; collecting later holds up every stream.
 """
 
 from __future__ import annotations

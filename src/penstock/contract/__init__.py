@@ -1,4 +1,4 @@
 """The vocabulary: frozen values, ports, errors, configuration and limits that every room may import.
 
-Decides nothing. Knows no other room; imports the standard library only.
+Knows no other room; imports the standard library only.
 """

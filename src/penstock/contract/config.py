@@ -98,7 +98,7 @@ def _check_numbers(config: EngineConfig | ServerConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Everything the scheduler is told about the world.
+    """Everything that the scheduler knows about the world outside.
 
     Attributes:
         num_blocks: KV blocks in the pool.
@@ -147,7 +147,7 @@ class SchedulerConfig:
     def most_blocks(self, num_tokens: int) -> int:
         """Most blocks that a sequence of so many tokens needs at once, when nothing else is in flight.
 
-        With a window: those that its next position sees, and those of one step.
+        With a window: the positions that its next one sees, and those of one step.
         """
         whole = -(-num_tokens // self.block_size)
         if self.window is None:

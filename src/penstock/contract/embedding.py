@@ -1,6 +1,6 @@
-"""What is asked for where the answer is a vector in place of text.
+"""What an embedding request wants: a vector in place of text.
 
-Decides nothing: how hidden states become a vector is the runner's business, who may ask for what is the intake's.
+The runner turns hidden states into the vector; the intake checks who may request what.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-    """Those of `completion_tokens` that began inside the reasoning, where it is told apart."""
+    """How many of `completion_tokens` began inside the reasoning, where answers are parsed."""
 
 
 @dataclass(frozen=True, slots=True)

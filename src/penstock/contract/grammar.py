@@ -1,4 +1,4 @@
-"""What form an answer must have: a plain value, so that a plan that carries it can be printed, written and replayed."""
+"""The grammar of an answer: a plain value, so that a plan that carries it can be printed, written and replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every limit on what a request may ask, with its default, in one place.
+"""Every limit on a request, with its default, in one place.
 
 Checked where the request is parsed, and again when the engine takes the request.
 """

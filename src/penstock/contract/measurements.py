@@ -1,6 +1,6 @@
 """What the engine measured: of one request (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
 
-Decides nothing. Knows neither who reads them nor in which format they are published.
+Knows neither who reads them nor in which format they are published.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rooms that never touch a tensor must know of a model."""
+"""What rooms without tensors know of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step is to compute (`StepPlan`), and what came of it (`StepResult`).
+"""What one step computes (`StepPlan`), and its results (`StepResult`).
 
 These two values are all that passes between deciding and doing.
 

@@ -1,4 +1,4 @@
-"""The ports: what a room asks of another, as Protocols. Implementations are named in `app.py` alone."""
+"""The ports: what one room needs of another, as Protocols. Implementations are named in `app.py` alone."""
 
 from __future__ import annotations
 

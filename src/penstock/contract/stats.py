@@ -1,4 +1,4 @@
-"""What the scheduler holds and has done, as numbers; every report on an engine contains them."""
+"""The scheduler's counts, present and total; every report on an engine contains them."""
 
 from __future__ import annotations
 

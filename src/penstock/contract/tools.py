@@ -1,6 +1,6 @@
-"""Functions that a model may call, the calls that it makes, and what of an answer is taken apart.
+"""Functions that a model may call, the calls that it makes, and how an answer is parsed.
 
-Schemas and arguments are carried as JSON text: immutable, and written exactly as their author did. Decides nothing.
+Schemas and arguments are carried as JSON text: immutable, and exactly as their author wrote them.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class ReasoningUse(StrEnum):
     INLINE = "inline"
     """It stays in the text, tags and all."""
     SPLIT = "split"
-    """It is told apart from the text."""
+    """Parsed, and returned beside the text."""
     HIDDEN = "hidden"
-    """It is told apart and left out."""
+    """Parsed, and left out."""
 
 
 @dataclass(frozen=True, slots=True)

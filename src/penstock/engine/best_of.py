@@ -1,8 +1,8 @@
 """`best_of`: generate more choices than are answered, and answer the best.
 
 The best are the choices whose tokens have the highest mean log probability (OpenAI's definition); among equals, the
-earlier. Only tokens that would be answered count, so what a stop string cut off does not. A choice without tokens comes
-last.
+earlier. Tokens that a stop string cut off do not count. A choice without tokens comes last.
+
 Invariant: the answered choices are numbered from 0, best first, and each comes as one delta and its end.
 """
 

@@ -1,8 +1,8 @@
 """One choice of a request, from token ids to final text: detokenised, with stop strings held back and cut.
 
 Keeps tokens and text in step: a token is let out together with the text that it contributed to, and a token whose text
-is cut off by a stop string is never let out. Where the request wants it, the text that remains is then taken apart
-into reasoning, text and calls.
+is cut off by a stop string is never let out. Where the request wants it, the remaining text is parsed into reasoning,
+text and calls.
 Knows nothing of the scheduler, threads or HTTP.
 """
 

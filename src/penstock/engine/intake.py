@@ -1,4 +1,4 @@
-"""Resolves an `EngineRequest`, in the caller's terms, into sequences of token ids, or refuses it with a reason.
+"""Resolves an `EngineRequest` into sequences of token ids, or refuses it with a reason.
 
 Everything that a caller can get wrong is checked here, whichever front end it came through, before anything is copied
 or queued. Resolution is pure except for two inputs: the seed of a random request that gave none, and the arrival time.

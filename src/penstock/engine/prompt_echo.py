@@ -1,4 +1,4 @@
-"""The prompt as an answer's first output, with its tokens' log probabilities where they were asked for.
+"""The prompt as an answer's first output, with its tokens' log probabilities where the request wants them.
 
 Until it is complete, the outputs of all choices are held back.
 """
@@ -42,7 +42,7 @@ class PromptEcho:
         return not self._scored or len(self._scores) == self._resolved.prompt_tokens - 1
 
     def take(self, event: PromptScored) -> None:
-        """Some scores; those of a position that is computed again are the same again."""
+        """Take some scores; a position that is computed again gets the same ones."""
         prompt = self._resolved.prompt
         scored = zip(event.logprobs, event.top_logprobs, event.ranks, strict=True)
         for at, (logprob, top, rank) in enumerate(scored, start=event.start):
@@ -67,7 +67,7 @@ class PromptEcho:
         return [max(0, start - added) for start in ends[:-1]]
 
     def _decoded(self, prompt: Sequence[int]) -> str:
-        """The prompt's whole characters; one that it only begins is told by the choices, which may complete it."""
+        """The prompt's whole characters; the choices, which may complete it, return a character that it only begins."""
         text = self._tokenizer.decode(prompt, skip_special_tokens=False)
         return text[:-1] if Detokenizer(self._tokenizer, prompt=prompt).unfinished else text
 

@@ -1,4 +1,4 @@
-"""Writes what the scheduler was told and what it decided to a file, as a trace that `penstock.core.trace` replays.
+"""Writes the scheduler's inputs and decisions to a file, as a trace that `penstock.core.trace` replays.
 
 A trace holds token ids of prompts and answers: it is as private as they are. Recording never stops the engine: when the
 file cannot be written any more, that is logged once and recording ends.

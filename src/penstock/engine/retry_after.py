@@ -1,4 +1,4 @@
-"""How fast requests finish, to tell callers that are turned away when to try again."""
+"""How fast requests finish, from which rejected callers learn when to try again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A token with what the model thought in its place, in the form that callers are told: with the bytes of each.
+"""Tokens as callers see them: with their bytes, and with the top tokens at their position.
 
-Decides nothing; the one place where alternatives get their ranks, which is the order in which they came.
+The one place where alternatives get their ranks, which is the order in which they come.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ block table.
 Invariants, asserted because a plan that breaks them is a bug of ours: slots are free when admitted to and taken when
 used; rows start where the last one ended, stay within the known tokens and within their blocks; a row samples exactly
 when it reaches the last known token, and never in a slot whose sequence is embedded. Drafts lie behind the known tokens
-and are none of them until they are drawn.
+and do not count as known until they are drawn.
 """
 
 from __future__ import annotations

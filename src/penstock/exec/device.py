@@ -1,7 +1,6 @@
 """What the machine can do: device, backend, dtype, threads and free memory, from what was chosen and what is there.
 
-Decides what `auto` and 0 mean. Knows options and hardware, but no model: of a checkpoint it is told only the name of
-the dtype that it is stored in.
+Decides what `auto` and 0 mean. Knows options and hardware, and of a checkpoint only its stored dtype, by name.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Decides when masks are computed (in a thread, from the moment at which a row's last token is known) and what happens to
 a choice after which the answer could not end in time: it is struck out and the row chooses again, with the same
 randomness; after a few such choices the row takes the next token of the ending that is known. Raw log probabilities are
-those of the model, before any mask.
+the model's, before any mask.
 Where reasoning has used up its budget, one token may be chosen: the next of the tag that closes it. Knows no grammar
-and no tag: matchers and `Thinking`s answer (`contract.ports`).
+and no tag: it goes by matchers and `Thinking`s (`contract.ports`).
 
-Invariants: a row's outcome depends on that row alone; rows with neither are not touched and cost nothing, and so do
-those whose reasoning is over.
+Invariants: a row's outcome depends on that row alone; rows with neither, or whose reasoning is over,
+are not touched and cost nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The KV cache: memory for the keys and values of every block, sized once from a budget in bytes.
 
-Decides how much fits and how it is laid out. A block is so many positions of one sequence in all of a model's caches,
-each of which has its own heads and head width; layers may share a cache. Does not know layers, which
-sequence owns which block, nor what a block holds: blocks are handed out again without being cleared, so readers must
-not look beyond what was written.
+Decides how much fits and how it is laid out. A block holds a fixed number of positions of one sequence in all of a
+model's caches, each with its own heads and head width; layers may share a cache. Does not know layers, owners or
+contents of blocks: they are handed out again without being cleared, so readers must not look beyond what was written.
 
 Invariant: the memory never moves and never grows after construction.
 """

@@ -1,6 +1,6 @@
 """Embeddings in the runner: hidden states become one vector a prompt, over as many steps as its rows take.
 
-Decides how states are added up, cut and scaled. Does not know how they were computed or who asked.
+Decides how states are added up, cut and scaled. Does not know how they were computed or for whom.
 
 Invariant: a vector's bits depend on the states of its prompt alone, in the order of its positions. They are added one
 after the other in float64, so where one row ends and the next begins cannot be seen, and neither can other rows.

@@ -1,7 +1,7 @@
-"""What a model thinks of the tokens of a prompt, from the hidden states of a step.
+"""The log probabilities of a prompt's tokens, from the hidden states of a step.
 
-Decides in what portions logits are made of hidden states: never of more than a few positions at once, for `[T, V]` of a
-long prompt is larger than any model. Knows no sequence and no slot table.
+Computes logits for a few positions at a time, since `[T, V]` of a long prompt is larger than any model. Knows no
+sequence and no slot table.
 """
 
 from __future__ import annotations

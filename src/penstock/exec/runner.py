@@ -1,7 +1,7 @@
 """The runner: executes plans with a torch model.
 
-Decides nothing about what to compute. Does not know the scheduler, text, or how a model is built: the model is a
-`forward` that calls back for attention, and here attention means the KV store.
+Does what the plan says. Does not know the scheduler, text, or how a model is built: the model is a `forward` that calls
+back for attention, and here attention means the KV store.
 
 Invariant: between steps, everything known of a sequence is in the slot tables and the KV store; a released slot leaves
 nothing behind that a later sequence could see.

@@ -1,10 +1,10 @@
 """Beam search: the most likely continuations of a prompt, sought among many that grow side by side.
 
-Decides which continuations grow on, which are complete and when the search is over. Every step asks the engine for one
-more token after each beam, with its top alternatives; the prefix cache makes the shared past cheap.
+Decides which continuations grow on, which are complete and when the search is over. Every step has the engine generate
+one more token after each beam, with its top alternatives; the prefix cache makes the shared past cheap.
 Knows no engine: whoever drives a search answers its queries.
 
-The rules are those of `transformers` (`num_beams`, `early_stopping=False`): of all continuations by one token the
+The rules are `transformers`' own (`num_beams`, `early_stopping=False`): of all continuations by one token the
 most likely are looked at; those among the first `beam_width` that end are complete, and the first `beam_width` of the
 others grow on. A complete one is scored by its summed log probability over its generated length to the power of
 `length_penalty`. The search ends when `beam_width` are complete and the most likely growing one, scored as if it ended

@@ -1,7 +1,7 @@
 """The types that a sampling parameter can have: what values they accept, and their JSON schema.
 
-Decides what is a number, an integer, a flag or a list, and refuses everything else by name: `True` is no number, NaN
-and infinities are no temperature. Knows no parameter.
+Decides what counts as a number, an integer, a flag or a list, and refuses everything else by name: `True` is not a
+number, NaN and infinities are not temperatures. Knows no parameter.
 
 Invariant: `check` returns the value in its one canonical form (a float, an int, a tuple), so equal requests compare
 equal whatever the caller wrote.

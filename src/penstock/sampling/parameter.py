@@ -1,7 +1,7 @@
-"""What a sampling parameter is: one value that holds all that any room must know of it.
+"""A sampling parameter as one value, which holds everything that any room must know of it.
 
 Each parameter is declared once, in the file of its name, as `PARAMETER`. Validation, the public `SamplingParams`, the
-HTTP schema, the documentation and the sampler's stages all read these values; no other place spells a parameter again.
+HTTP schema, the documentation and the sampler's stages all derive from these values.
 Knows no particular parameter, and no tensor library: a stage is written with tensor methods only.
 """
 

@@ -1,7 +1,7 @@
 """`SamplingParams`: how one request is sampled and when it stops, in vLLM's names and with vLLM's defaults.
 
-Holds no rule of its own but two (`min_tokens` may not exceed `max_tokens`, nor `n` `best_of`): types, ranges, defaults
-and meanings are those of the files in `penstock.sampling.parameters`.
+The files in `penstock.sampling.parameters` decide types, ranges, defaults and meanings. Two rules across parameters are
+kept here: `min_tokens` is at most `max_tokens`, and `n` at most `best_of`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a stage may see of the rows that it reshapes: their tokens so far, their parameters, and coins of their own.
+"""What a stage may see of the rows that it reshapes: their tokens so far, their parameters, their own random numbers.
 
 Decides what "before" means: which tokens a penalty counts. Knows no parameter's maths and no tensor library: written
 with tensor methods only. Everything here is a function of the row alone, so it is the same after a preemption.

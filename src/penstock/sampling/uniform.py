@@ -1,4 +1,4 @@
-"""Randomness without state: each choice of a token has its own number, a function of what is chosen where.
+"""Randomness without state: the number behind each drawn token is a function of seed, choice and position.
 
 Philox-4x32 with 10 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011),
 section 3.3 and table 2. Its output for a counter depends on nothing else, so preemption, batching, replay and recovery

@@ -51,7 +51,7 @@ def create_app(
         card: what the engine says of itself.
         limits: on requests.
         access: who may call; by default anybody on this machine.
-        observers: told of every request when it is over: the log and spans, where wanted.
+        observers: called when a request is over: the log and spans, where wanted.
     """
     access = access or Access()
     serving = Serving(client, LiveRequests(client, access.request_seconds), card, limits, access, asyncio.Event())

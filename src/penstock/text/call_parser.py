@@ -1,4 +1,4 @@
-"""Finding tool calls in an answer that arrives in pieces; everything that turns out not to be a call is text.
+"""Finds tool calls in an answer that arrives in pieces; whatever turns out not to be a call is text.
 
 Decides where a call begins and ends, by the model's `CallFormat`, and lets it out whole, once its arguments fit the
 tool's schema. What may still be a call is held back, nothing else: the first character that makes it impossible

@@ -1,4 +1,4 @@
-"""What a finished JSON value calls: names and arguments under any of the spellings that models use.
+"""Names and arguments of the calls in a finished JSON value, under any of the spellings that models use.
 
 Decides when a value is a call (it has a name and arguments, and its tool accepts them) and how its arguments are
 written on. Does not know formats or streams.

@@ -1,6 +1,6 @@
-"""A conversation as the plain values that chat templates read, with every text of the caller's within reach.
+"""A conversation as the plain values that chat templates read, with a way to map every text in it.
 
-Decides the keys and shapes that published templates expect, which are those of transformers' `apply_chat_template`:
+Uses the keys and shapes that published templates expect, as transformers' `apply_chat_template` does:
 `tool_calls` in OpenAI's form but with arguments as objects, `reasoning_content`, keys only where there is something to
 say. Does not know Jinja.
 """

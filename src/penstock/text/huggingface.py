@@ -1,7 +1,7 @@
 """A tokenizer from a directory in Hugging Face layout.
 
 Decides which file says what: `tokenizer.json` the vocabulary and what is added around a text (`add_bos_token` beside it
-is passed over, as in transformers); `tokenizer_config.json` the special tokens' spellings; `chat_template.jinja`, else
+is ignored, as in transformers); `tokenizer_config.json` the special tokens' spellings; `chat_template.jinja`, else
 `chat_template` in `tokenizer_config.json`, the template; and the end-of-sequence ids are the union of `config.json`,
 `generation_config.json` and `tokenizer_config.json`, since checkpoints disagree and each of them ends a text. Older
 formats (`tokenizer.model`, `vocab.json`) are not read: a conversion could differ.

@@ -1,4 +1,4 @@
-"""Recognising a JSON object or list (RFC 8259) character by character, so that text which is none is known at once.
+"""Recognises a JSON object or list (RFC 8259) character by character, so that other text is known at once.
 
 Decides where the value ends and which character makes it impossible. Builds nothing: the finished text is for
 `json.loads`, which accepts it. Each character is looked at once. Does not know what the value is for.

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template has no place for them: said in words, as part of the ordinary messages.
+"""Tools for models whose chat template has no place for them: described in the ordinary messages.
 
 Decides the words in which tools are offered, and how calls and results of earlier turns are written, in the format
 `json` of `call_format`. Does not know templates.

@@ -1,8 +1,8 @@
-"""Telling a model's reasoning from its answer while both arrive: `<think> ... </think>`, then the answer.
+"""Splitting a model's reasoning from its answer while both arrive: `<think> ... </think>`, then the answer.
 
-Decides that reasoning stands in front, once, if at all; blank space around the tags belongs to neither side. Holds back
-no more than may still be a tag or space beside one. Does not know tokens or calls.
-Invariant: what is told apart depends on the text alone, not on how it is cut into pieces.
+Reasoning comes first, once, if at all; blank space around the tags belongs to neither side. Holds back no more than may
+still be a tag or space beside one. Does not know tokens or calls.
+Invariant: the split depends on the text alone, not on how it is cut into pieces.
 """
 
 from __future__ import annotations

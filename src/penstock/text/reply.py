@@ -1,11 +1,11 @@
-"""An answer taken apart into reasoning, text and tool calls: one parser, for answers that stream and that do not.
+"""Parses an answer into reasoning, text and tool calls, whether it streams or not.
 
-Decides what applies to a request (the model's format and the caller's rules) and joins the two parsers: reasoning is
-told from the rest first, so that a call which the model merely thinks of is none. Calls get their ids here, from the
-choice's own id, so a replay gives the same.
+Decides what applies to a request (the model's format and the caller's rules) and joins two parsers: reasoning is split
+off first, so that a call inside it is no call. Calls get their ids here, from the choice's id, so a replay gives the
+same ids.
 
-Does not know tokens but for the control tokens that must be spelled. Invariant: the pieces of an answer, joined, depend
-on its text alone.
+Of tokens it knows only the control tokens that must be spelled. Invariant: the pieces of an answer, joined, depend on
+its text alone.
 """
 
 from __future__ import annotations

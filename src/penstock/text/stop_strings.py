@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives in pieces, and holding back no more than may still become one.
+"""Finds stop strings in text that arrives in pieces, and holds back no more than may still become one.
 
 The match is the one that ends first; of several that end together, the longest. That is where a generation that looked
 for every stop string after every character would stop, so it does not depend on how the text is cut into pieces.

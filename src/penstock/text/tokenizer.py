@@ -1,7 +1,7 @@
 """Characters to tokens and back, exactly as the model was trained, and the bundle of a model's text side.
 
-Decides nothing about vocabularies (the readers of each format do) beyond one thing: how a rendered conversation is
-encoded so that control tokens come from the chat template alone.
+The readers of each format build the vocabulary. Decided here: a rendered conversation is encoded so that control
+tokens come from the chat template alone.
 
 Does not know requests or streams. Invariants: ids equal those of the model's own tokenizer; immutable once built, so
 safe to use from several threads at once.

@@ -1,8 +1,8 @@
 """Whether a call's arguments fit its tool: JSON Schema, as the caller wrote it, with a bound on what a check costs.
 
-The judgement is the library's (jsonschema-rs: drafts 4 to 2020-12, regular expressions without backtracking). Decided
-here: only references inside the schema are followed; and a check whose cost cannot be borne is not made, since
-schemas that refer to one part in several ways can cost time exponential in their size or in the depth of the arguments.
+The library judges (jsonschema-rs: drafts 4 to 2020-12, regular expressions without backtracking). Decided here: only
+references inside the schema are followed, and a check that would cost too much is not made, since schemas that refer to
+one part in several ways can cost time exponential in their size or in the depth of the arguments.
 Does not know how calls are written.
 """
 

@@ -1,7 +1,7 @@
 """Files to named tensors: locating, reading, dequantising and binding.
 
-What finds and fetches models is offered here and needs no torch; what reads tensors is in `files` (`open_model`) and
-`bind` (`Binder`), so that only those who read tensors wait for torch.
+This package exports what finds and fetches models, which needs no torch. Tensors are read by `files` (`open_model`) and
+`bind` (`Binder`): importing those imports torch.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Binder:
         dtype: of every tensor taken.
         device: of every tensor taken.
         file: the model as the operator knows it, for messages.
-        progress: told how many numbers each tensor taken has (`tqdm.update` fits).
+        progress: called with the count of numbers in each tensor taken (`tqdm.update` fits).
         weight_format: of projections and embeddings.
         cpu: whose threads pack them; None for the caller's alone.
 

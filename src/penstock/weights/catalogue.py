@@ -1,6 +1,6 @@
 """The models that `penstock pull` knows by name: what they are, where they come from, and their checksums.
 
-Decides nothing about where files lie on this machine (`locate`) or how they get there (`pull`).
+Where files lie on this machine is `locate`'s business, how they get there is `pull`'s.
 
 Invariant: an entry pins one exact file by SHA-256, so a catalogue name means the same bytes everywhere.
 """

@@ -1,4 +1,4 @@
-"""From a path to all that an engine needs of a model: settings, tensors, text files, a name and a fingerprint.
+"""From a path to everything that an engine needs of a model: settings, tensors, text files, a name and a fingerprint.
 
 Decides which format a path is in, and what the model is called if the operator does not say. Knows no model family and
 reads no weights, only headers and, for the fingerprint, samples.

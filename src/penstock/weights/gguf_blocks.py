@@ -1,6 +1,6 @@
 """The block formats of GGUF: raw bytes to numbers, on the CPU.
 
-Decides nothing; the layouts are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, `block_q4_0`,
+The layouts are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, `block_q4_0`,
 `block_q4_1`, `block_q8_0`). Invariant: each number is computed by the same float32 operations as in the `gguf` package,
 so the results are equal bit for bit.
 """

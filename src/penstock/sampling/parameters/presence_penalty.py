@@ -1,6 +1,6 @@
 """`presence_penalty`: a token that was generated already becomes less likely, however often it was.
 
-OpenAI, API reference of chat completions: the logit is lowered by the penalty if the token stands in the output.
+OpenAI, API reference of chat completions: the logit is lowered by the penalty if the token is in the output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`structured_outputs`: the form that the answer must have."""
+"""`structured_outputs`: the schema, expression, choices or grammar that the answer must match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GET /health`, for people, and `GET /health/live` and `GET /health/ready`, the questions that orchestrators ask.
+"""`GET /health` for people, `GET /health/live` and `GET /health/ready` for orchestrators.
 
 A process is live while it answers at all, because then restarting it is no cure. It is ready when the engine takes a
 message within a time limit, through the same inbox as work: a stuck engine is not ready, even if its thread is alive.

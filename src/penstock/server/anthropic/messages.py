@@ -52,7 +52,7 @@ class MessageFormatter:
     def __init__(self, response_id: str, model: str, prompt_tokens: int = 0) -> None:
         self._head = {"id": response_id, "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
-        self._open = ""  # the kind of the block that is being told
+        self._open = ""  # the kind of the block that is being sent
         self._blocks = 0  # opened so far
         self._pieces: list[CallPiece] = []
 

@@ -98,7 +98,7 @@ _BLOCK_FIELDS = {
         _TYPE,
         Field("tool_use_id", TEXT, "The call whose result this is."),
         Field("content", RESULT, "What came of it; nothing by default."),
-        Field("is_error", BOOLEAN, "The call failed: the model is told so, in front of the result."),
+        Field("is_error", BOOLEAN, "The call failed: the model sees that in front of the result."),
         CACHE_FIELD,
     ),
     "thinking": (

@@ -1,4 +1,4 @@
-"""What the engine says of one parsed request, as one stream.
+"""The engine's outputs for one parsed request, as one stream.
 
 Decides how the outputs of several prompts become one stream with choices numbered through, that every prompt is aborted
 when one fails or the client leaves, and how usage adds up. Knows no JSON and no HTTP.

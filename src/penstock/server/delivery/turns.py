@@ -23,8 +23,8 @@ PAUSE_SECONDS = 0.2
 async def take_in_turns(opened: Sequence[LiveRequest], at_once: int) -> AsyncGenerator[tuple[int, Output], None]:
     """(prompt index, output), taking in turn from every prompt that has something.
 
-    With `at_once`, a request that the engine's queue has no room for waits until another has ended. If there is no
-    room for any from the beginning, the caller is told so. Once some were taken, their work is not thrown away: the
+    With `at_once`, a request that the engine's queue has no room for waits until another has ended. If the queue takes
+    none to begin with, that error is raised. Once some were taken, their work is not thrown away: the
     others are tried again until they are taken, or until whoever reads this gives up.
 
     Raises:

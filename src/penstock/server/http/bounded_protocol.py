@@ -21,7 +21,7 @@ from penstock.server.http.failures import HttpRefusal, error_response
 __all__ = ["BoundedProtocol", "bounded_protocol"]
 
 SURPLUS = 2
-"""Times the limit at which connections are not even told why."""
+"""From so many times the limit on, connections are closed without an answer."""
 
 
 def bounded_protocol(limits: ServerLimits, max_connections: int) -> Any:

@@ -1,4 +1,4 @@
-"""OpenAI's `response` object while it is being made, and the events that tell of it.
+"""OpenAI's `response` object while it is being made, and its events.
 
 A response is in_progress and then completed, incomplete, cancelled or failed. Its items have one order, reasoning,
 message, calls, in whatever order the engine's outputs came; so calls are sent at the end. Every event carries the next
@@ -50,15 +50,15 @@ class ResponsesFormatter:
         self._logprobs = logprobs
         self._tokens: list[TokenPiece] = []
         self._reasoning_tokens = 0
-        self._told_tokens = 0  # of the message
-        self._open = ""  # the kind of the item that is being told
-        self._items = 0  # told of so far
+        self._sent_tokens = 0  # of the message
+        self._open = ""  # the kind of the item that is being sent
+        self._items = 0  # sent so far
         self._sequence = 0
         self.ended = False
 
     def begin(self) -> JsonObject:
         """The response before it has any text."""
-        return self._told(self._object("in_progress", [], None))
+        return self._stored(self._object("in_progress", [], None))
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The complete response."""
@@ -87,8 +87,8 @@ class ResponsesFormatter:
         extras: JsonObject = {}
         if kind == MESSAGE:
             tokens = self._message_tokens()
-            extras = {"logprobs": _in_events(tokens[self._told_tokens :])}
-            self._told_tokens = len(tokens)
+            extras = {"logprobs": _in_events(tokens[self._sent_tokens :])}
+            self._sent_tokens = len(tokens)
         yield self._event(f"{TEXT_EVENTS[kind]}.delta", delta=text, **extras, **self._place(kind))
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
@@ -96,7 +96,7 @@ class ResponsesFormatter:
         status, calls = STATUSES[finished.reason], made_calls(self._pieces)
         if not (self._items or calls):
             yield from self._into(MESSAGE)
-        if self._open == MESSAGE and len(self._message_tokens()) > self._told_tokens:
+        if self._open == MESSAGE and len(self._message_tokens()) > self._sent_tokens:
             yield from self._say(MESSAGE, "")
         yield from self._close("completed" if calls else status)
         for index, call in enumerate(calls):
@@ -130,7 +130,7 @@ class ResponsesFormatter:
     def _message_tokens(self) -> list[TokenPiece]:
         return self._tokens[self._reasoning_tokens :]
 
-    # --- items, as they are told of
+    # --- items, as they are sent
 
     def _into(self, kind: str) -> Iterator[JsonObject]:
         """The events that lead from the present state into an item of this kind."""
@@ -209,9 +209,10 @@ class ResponsesFormatter:
         response["error"] = error
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return self._told(response)
+        return self._stored(response)
 
-    def _told(self, response: JsonObject) -> JsonObject:
+    def _stored(self, response: JsonObject) -> JsonObject:
+        """`response`, once it was handed to `changed`."""
         answer = Message("assistant", self._text(MESSAGE), made_calls(self._pieces), reasoning=self._text(REASONING))
         self._changed(response, answer)
         return response

@@ -1,4 +1,4 @@
-"""OpenAPI schemas of what the page asks for."""
+"""OpenAPI schemas of the page's own endpoints."""
 
 from __future__ import annotations
 
