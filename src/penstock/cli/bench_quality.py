@@ -65,7 +65,7 @@ _OPTIONS = (
 
 
 def quality_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The options of a measurement of quality, with or without other engines, those of the engine last."""
+    """The options of a measurement of quality, with or without other engines; the engine's own come last."""
     function = json_option(config_options(EngineConfig, leave_out=_LEFT_OUT)(function))
     for option in reversed(_OPTIONS):
         function = option(function)

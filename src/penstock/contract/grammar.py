@@ -9,7 +9,7 @@ __all__ = ["Grammar", "GrammarKind"]
 
 
 class GrammarKind(StrEnum):
-    """The language that a grammar is written in. The words are those of the request field `structured_outputs`."""
+    """The language that a grammar is written in. The words are the keys of the request field `structured_outputs`."""
 
     JSON = "json"
     """A JSON schema, as JSON text."""

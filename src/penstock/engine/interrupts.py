@@ -26,7 +26,7 @@ class _Interrupts:
 
     @property
     def held(self) -> bool:
-        """Whether this thread would be told of an interrupt later."""
+        """Whether an interrupt would reach this thread later."""
         return self._own is not None and threading.current_thread() is threading.main_thread()
 
     def hold(self) -> bool:

@@ -173,7 +173,7 @@ class TokenBiases:
     most: float
 
     def check(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
-        """Pairs of id and bias in ascending order, those of 0 left out; such pairs are accepted too."""
+        """Pairs of id and bias in ascending order, without biases of 0; pairs are accepted as input too."""
         pairs = list(value.items()) if isinstance(value, Mapping) else _pairs(name, value)
         if len(pairs) > self.max_items:
             raise InvalidParameter(name, f"may have at most {self.max_items} entries, got {len(pairs)}")

@@ -46,7 +46,7 @@ def check_calls(message: Message, path: str) -> None:
 
 
 def as_definitions(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """The tools as templates read them: None where there are none, for that is what they ask."""
+    """The tools as templates read them: None where there are none: templates test for that."""
     return [json.loads(tool.definition) for tool in tools] or None
 
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import GgufVocabulary
-from penstock.text.parts import TemplateSource, TextParts
+from penstock.text.tokenizer_parts import TemplateSource, TokenizerParts
 
 __all__ = ["END_NAMES", "PRE_TOKENIZERS", "read_gguf"]
 
@@ -92,7 +92,7 @@ PRE_TOKENIZERS = {
 }
 
 
-def read_gguf(vocabulary: GgufVocabulary) -> TextParts:
+def read_gguf(vocabulary: GgufVocabulary) -> TokenizerParts:
     """Build the tokenizer that the metadata describes.
 
     Raises:
@@ -104,7 +104,7 @@ def read_gguf(vocabulary: GgufVocabulary) -> TextParts:
     if vocabulary.add_bos:
         _prepend_bos(backend, vocabulary)
     template = TemplateSource(vocabulary.chat_template, vocabulary.file, "tokenizer.chat_template")
-    return TextParts(
+    return TokenizerParts(
         file=vocabulary.file,
         backend=backend,
         special_tokens=_special_tokens(vocabulary),

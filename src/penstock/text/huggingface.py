@@ -19,14 +19,14 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import HuggingFaceText
-from penstock.text.parts import TemplateSource, TextParts
+from penstock.text.tokenizer_parts import TemplateSource, TokenizerParts
 
 __all__ = ["read_huggingface"]
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def read_huggingface(files: HuggingFaceText) -> TextParts:
+def read_huggingface(files: HuggingFaceText) -> TokenizerParts:
     """Read the directory's tokenizer.
 
     Raises:
@@ -41,7 +41,7 @@ def read_huggingface(files: HuggingFaceText) -> TextParts:
     eos = _ids_in(directory / "config.json", "eos_token_id")
     eos += _ids_in(directory / "generation_config.json", "eos_token_id")
     bos = _ids_in(directory / "config.json", "bos_token_id")
-    return TextParts(
+    return TokenizerParts(
         file=str(directory / "tokenizer.json"),
         backend=backend,
         special_tokens=special_tokens,
@@ -68,7 +68,7 @@ def _read_backend(file: Path) -> Backend:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelFileError(str(file), "", f"is not a readable tokenizer: {' '.join(str(error).split())}") from error
-    # A file may ask for both; a prompt must be neither cut silently nor filled up.
+    # A file may turn on truncation and padding; a prompt must be neither cut silently nor padded.
     backend.no_truncation()
     backend.no_padding()
     return backend

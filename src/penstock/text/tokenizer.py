@@ -24,9 +24,9 @@ from penstock.text.chat_template import ChatTemplate
 from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.huggingface import read_huggingface
-from penstock.text.parts import TemplateSource, TextParts
 from penstock.text.reply import PLAIN_FORMAT, ReplyFormat, ReplyReader, find_reply_format
 from penstock.text.token_bytes import strips_leading_space, token_byte_table
+from penstock.text.tokenizer_parts import TemplateSource, TokenizerParts
 from penstock.text.unicode_text import require_unicode
 
 __all__ = ["TextModel", "Tokenizer", "open_text", "twin_of"]
@@ -291,7 +291,7 @@ def open_text(files: TextFiles, *, tool_call_parser: str = "auto", reasoning_par
     )
 
 
-def _chat_template(template: TemplateSource | None, parts: TextParts, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _chat_template(template: TemplateSource | None, parts: TokenizerParts, tokenizer: Tokenizer) -> ChatTemplate | None:
     if template is None:
         return None
     return ChatTemplate(

@@ -152,7 +152,7 @@ class Binder:
         return weight
 
     def take_router(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight `[E, H]` by which tokens choose experts: in the binder's dtype, whatever the form of others.
+        """The weight `[E, H]` by which tokens choose experts: in the binder's dtype, whatever the weight format.
 
         Raises:
             ModelFileError: as for `take`.

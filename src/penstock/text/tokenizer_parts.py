@@ -1,4 +1,4 @@
-"""What a reader of tokenizer files hands over: a `tokenizers` backend and the facts around it.
+"""What every reader of tokenizer files returns: a `tokenizers` backend and the facts around it.
 
 Knows neither format.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer as Backend
 
-__all__ = ["TemplateSource", "TextParts"]
+__all__ = ["TemplateSource", "TokenizerParts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TemplateSource:
 
 
 @dataclass(frozen=True, slots=True)
-class TextParts:
+class TokenizerParts:
     """Everything read from one model's tokenizer files.
 
     Attributes:
