@@ -14,7 +14,7 @@ ARGS ?=
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page check format bench cross docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page docs-images check format bench cross docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random e
 
 test-page: $(VENV)/.installed-page-test ## Run the tests of the web page in a headless Chromium, and fail if there is none (CHROMIUM=/path/to/it)
 	@PENSTOCK_PAGE_TESTS=required PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser $(ARGS)
+
+docs-images: $(VENV)/.installed-page-test ## Take the pictures of docs/page.md again
+	@PENSTOCK_PAGE_TESTS=required PENSTOCK_PICTURES=docs/images PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest tests/server/test_page_pictures.py
 
 check: $(VENV)/.installed-check ## Format, lint, types and the direction of imports, in seconds
 	@$(BIN)/ruff format --check --quiet .

@@ -72,7 +72,7 @@ def open_page(chromium, served, monkeypatch):
     yield open_one
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert complaints == [], complaints
 
 
 @pytest.fixture

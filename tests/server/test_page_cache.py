@@ -20,7 +20,7 @@ def test_the_cache_shows_what_it_holds_and_how_much_was_found_in_it(open_page, s
     page = open_page()
     card = page.get_by_role("region", name="Prefix cache")
     expect(card.locator("#value-hits")).to_have_text("75 %")
-    expect(card).to_contain_text("300 of 400 prompt tokens")
+    expect(card).to_contain_text("300 of 400 since the start")
     expect(card.locator("#hits-lately")).to_have_text("\u2013")  # nothing was asked since the page is open
     shares = "['held', 'cached', 'empty'].map((name) => document.getElementById(`blocks-${name}`).textContent)"
     assert page.evaluate(shares) == ["10", "12", "18"]

@@ -105,3 +105,9 @@ def test_where_one_model_is_served_there_is_nothing_to_choose(open_page, expect)
     page = open_page()
     expect(page.get_by_role("heading", name="acme/tiny-1", exact=True)).to_be_visible()
     expect(page.get_by_label("Model", exact=True)).to_be_hidden()
+
+
+def test_who_asks_before_the_models_are_known_is_answered_by_the_one_that_is_served(open_page, expect):
+    page = open_page(before=lambda page: page.route("**/v1/models", lambda route: None))  # it never comes
+    say(page, "Hi")
+    expect(answers(page)).to_contain_text("Hello")

@@ -30,7 +30,7 @@ export class CacheView {
 
   showHits(now) {
     $("value-hits").textContent = percent(now.hit_tokens, now.query_tokens);
-    $("unit-hits").textContent = `${grouped(now.hit_tokens)} of ${grouped(now.query_tokens)} prompt tokens`;
+    $("unit-hits").textContent = `${grouped(now.hit_tokens)} of ${grouped(now.query_tokens)} since the start`;
     $("bar-hits").style.width = `${now.query_tokens ? ((100 * now.hit_tokens) / now.query_tokens).toFixed(1) : 0}%`;
     const before = this.before(now);
     $("hits-lately").textContent = percent(now.hit_tokens - before.hit_tokens, now.query_tokens - before.query_tokens);

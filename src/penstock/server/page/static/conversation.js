@@ -85,5 +85,6 @@ export function requestFor(conversation, model) {
   const messages = said.map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   const probabilities = conversation.logprobs ? { logprobs: true, top_logprobs: ALTERNATIVES } : {};
-  return { ...conversation.sampling, ...probabilities, model, messages };
+  // Before the page knows what is served, the server chooses.
+  return { ...conversation.sampling, ...probabilities, ...(model ? { model } : {}), messages };
 }

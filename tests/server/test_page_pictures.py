@@ -1,0 +1,135 @@
+"""The pictures of docs/page.md: a conversation with a table, code, a branch and probabilities, light, dark and narrow.
+
+Each run checks that all of it is in the window. `make docs-images` (PENSTOCK_PICTURES=docs/images) keeps the pictures.
+The engine is scripted, so that they change when the page does, and not with a model.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import PHONE, answers, say
+from PIL import Image
+from scripted_engine import HEALTHY, Wait, delta, finished, stop
+
+from penstock.contract.events import ChoiceDelta, TokenPiece
+from penstock.contract.ports import Health
+
+pytestmark = pytest.mark.browser
+
+LARGEST = 150_000  # bytes of one picture
+WIDE = {"viewport": {"width": 1320, "height": 920}}
+
+RIVERS = """Three rivers, and what a turbine of one metre of head gets from them:
+
+| River | Length (km) | Flow (m³/s) | Sea |
+|:------|------------:|------------:|:----|
+| Danube | 2,850 | 6,500 | Black Sea |
+| Rhine | 1,233 | 2,900 | North Sea |
+| Elbe | 1,094 | 860 | North Sea |
+
+```python
+def power(flow: float, head: float = 1.0) -> float:
+    \"\"\"Watts of falling water.\"\"\"
+    return 0.9 * 9.81 * 1000 * flow * head  # nine tenths arrive
+```"""
+
+PLENTY = (
+    "The Danube| is| the| second|-longest| river| in| Europe|,| flowing| through| ten| countries| before| it| reaches"
+)
+SHARES = (0.91, 0.97, 0.88, 0.74, 0.98, 0.93, 0.86, 0.97, 0.55, 0.31, 0.64, 0.22, 0.95, 0.6, 0.62, 0.58)
+LAST = ((" the", 0.99, " a"), (" Black", 0.83, " sea"), (" Sea", 0.99, " Forest"), (".", 0.97, ","))
+TEN = {" ten": 0.22, " several": 0.31, " many": 0.17, " four": 0.09, " Germany": 0.05}
+
+
+def pieces():
+    """The second answer: a token, its probability, and what else there was."""
+    for text, share in zip(PLENTY.split("|"), SHARES, strict=True):
+        yield piece(
+            text, share, TEN if text == " ten" else {text: share, " which": (1 - share) / 2, " that": (1 - share) / 4}
+        )
+    for text, share, other in LAST:
+        yield piece(text, share, {text: share, other: 1 - share})
+
+
+def piece(text: str, share: float, others: dict[str, float]) -> ChoiceDelta:
+    ranked = sorted(others.items(), key=lambda item: -item[1])
+    top = tuple(TokenPiece(at, name.encode(), math.log(p)) for at, (name, p) in enumerate(ranked))
+    return ChoiceDelta(0, text, (TokenPiece(7, text.encode(), math.log(share), top),))
+
+
+def at_work(served, prompt: int, cached: int, *steps) -> None:
+    """The next answer, at a pace that can be watched."""
+    paced = [each for step in steps for each in (step, Wait(0.012))]
+    served.engine.script = lambda request: (*paced, stop(), finished(prompt, len(steps), cached))
+
+
+def state_now() -> Health:
+    """An engine that decodes at some 90 tokens a second, now more and now less."""
+    t = time.monotonic()
+    generated = 90 * t + 14 * math.sin(1.7 * t) + 5 * math.sin(5 * t)
+    busy = {"running": 3, "waiting": 0, "slots": 64, "total_blocks": 1024, "free_blocks": 700, "cached_blocks": 210}
+    work = {
+        "steps": 1840,
+        "generated_tokens": generated,
+        "computed_tokens": generated + 300 * t + 90 * math.sin(2.3 * t),
+    }
+    return replace(HEALTHY, **busy, **work, query_tokens=5200, hit_tokens=3328)
+
+
+def converse(page, served, expect, narrow: bool) -> None:
+    for question in ("Why is the sky blue?", "A short poem about rivers"):
+        at_work(served, 24, 0, delta("Because"))
+        say(page, question)
+        expect(page.locator(".stats")).to_be_visible()
+        page.evaluate("document.querySelector('#new-chat').click()")
+    at_work(served, 61, 32, delta("Soon."))
+    say(page, "Compare three European rivers.")
+    expect(page.locator(".stats")).to_be_visible()
+    at_work(served, 61, 48, *(delta(line + "\n") for line in RIVERS.split("\n")))
+    page.get_by_label("Regenerate answer").click()
+    expect(page.locator(".branch-count")).to_have_text("2 / 2")
+    if narrow:
+        page.get_by_role("button", name="Engine and settings", exact=True).click()
+    page.get_by_label("Token probabilities").check()
+    if narrow:
+        page.keyboard.press("Escape")
+    at_work(served, 243, 224, *pieces())
+    say(page, "Tell me more about the longest.")
+    expect(answers(page).last.locator(".stats")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("page-light", WIDE | {"color_scheme": "light"}),
+        ("page-dark", WIDE | {"color_scheme": "dark"}),
+        ("page-narrow", PHONE | {"viewport": {"width": 390, "height": 1060}, "device_scale_factor": 1.5}),
+    ],
+)
+def test_a_conversation_with_everything_in_it_fits_the_window(
+    open_page, served, expect, tmp_path, monkeypatch, name, options
+):
+    monkeypatch.setattr(served.engine, "health", state_now)
+    narrow = name == "page-narrow"
+    page = open_page(**options, reduced_motion="reduce")
+    converse(page, served, expect, narrow)
+    uncertain = page.locator(".token", has_text=" ten")
+    uncertain.tap() if narrow else uncertain.hover()
+    for seen in (page.get_by_role("region", name="Table"), page.locator(".code"), page.locator(".branches")):
+        expect(seen).to_be_in_viewport()
+    expect(page.locator("#token-card")).to_contain_text("22.0 %")
+    expect(page.locator("#notice")).to_be_hidden()
+    folder = Path(os.environ.get("PENSTOCK_PICTURES") or tmp_path)
+    kept = folder / f"{name}.png"
+    shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    shot.point(lambda v: v & 0xF8 | v >> 5).save(
+        kept, optimize=True
+    )  # 32 shades a colour: a third smaller, the same to see
+    assert kept.stat().st_size < LARGEST
