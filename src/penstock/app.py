@@ -365,8 +365,12 @@ def serve(
     server_options: ServerConfig,
     cache_dir: Path,
     announce: Callable[[str], None],
+    on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
 ) -> None:
-    """Assemble an engine and serve it over HTTP until the process is asked to end."""
+    """Assemble an engine and serve it over HTTP until the process is asked to end.
+
+    `on_ready` is told the URL and the model's name once connections are accepted.
+    """
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
     access = server.open_access(server_options, os.environ)
@@ -378,12 +382,17 @@ def serve(
     if spans is not None:
         observers.append(spans)
     client = assembly.start_client()
+
+    def ready(url: str) -> None:
+        announce(f"listening {url} (POST {url}/v1/chat/completions)")
+        on_ready(url, assembly.card.name)
+
     try:
         app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers)
         server.run(
             app,
             server_options,
-            on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)"),
+            on_ready=ready,
             drain_seconds=server_options.drain_timeout,
         )
     finally:

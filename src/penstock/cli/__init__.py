@@ -9,6 +9,7 @@ import sys
 
 import click
 
+from penstock.cli.interrupts import INTERRUPTED, ends_when_interrupted, say_interrupted
 from penstock.contract.errors import PenstockError, RequestError, SetupError
 from penstock.version import __version__
 
@@ -63,17 +64,24 @@ def main() -> None:
 def run(command: click.Command, name: str) -> None:
     """Run a command under this name and exit with its code; users' mistakes are one line, not a traceback."""
     try:
-        code = command.main(prog_name=name, standalone_mode=False)
+        with ends_when_interrupted():
+            code = _exit_code(command, name)
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        say_interrupted()
+        sys.exit(INTERRUPTED)
+    sys.exit(code)
+
+
+def _exit_code(command: click.Command, name: str) -> int:
+    try:
+        return command.main(prog_name=name, standalone_mode=False) or 0
     except click.ClickException as mistake:
         mistake.show()
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+        return 2
     except (SetupError, RequestError) as mistake:
         click.echo(f"penstock: {mistake}", err=True)
-        sys.exit(2)
+        return 2
     except PenstockError as failure:
         click.echo(f"penstock: {failure}", err=True)
-        sys.exit(1)
-    sys.exit(code or 0)
+        return 1

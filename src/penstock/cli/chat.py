@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.imports import lasting_imports
+from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
@@ -62,7 +63,8 @@ def command(context: click.Context, /, system: str, **_: object) -> None:
 
     with LLM(**library_options(config)) as llm:
         click.echo("Type a question; /help for more, /exit to leave.")
-        converse(llm, Conversation(system), params)
+        with interrupts_taken():
+            converse(llm, Conversation(system), params)
 
 
 def converse(llm: LLM, conversation: Conversation, params: SamplingParams) -> None:
