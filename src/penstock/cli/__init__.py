@@ -5,6 +5,8 @@ Exit codes: 0 done, 1 our failure, 2 a mistake in what the user gave (one line s
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 
 import click
@@ -28,8 +30,21 @@ COMMANDS = {
 }
 
 
+_OPTION = re.compile(r"[a-z]+(_[a-z]+)*")
+
+
 class _Commands(click.Group):
     """Loads a command's module only when it is called, so that `--help` and `--version` are immediate."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was named, or an error with the ones that may have been meant."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            likely = difflib.get_close_matches(args[0], COMMANDS, n=2)
+            meant = f"Did you mean {' or '.join(repr(each) for each in likely)}?" if likely else "See penstock --help."
+            ctx.fail(f"No such command {args[0]!r}. {meant}")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -80,8 +95,17 @@ def _exit_code(command: click.Command, name: str) -> int:
         mistake.show()
         return 2
     except (SetupError, RequestError) as mistake:
-        click.echo(f"penstock: {mistake}", err=True)
+        click.echo(f"penstock: {_with_flag(mistake)}", err=True)
         return 2
     except PenstockError as failure:
         click.echo(f"penstock: {failure}", err=True)
         return 1
+
+
+def _with_flag(mistake: PenstockError) -> str:
+    """The message; the option that it begins with as people type it, `--max-num-seqs` for `max_num_seqs`."""
+    option = getattr(mistake, "option", "") or getattr(mistake, "param", "")
+    said = str(mistake)
+    if _OPTION.fullmatch(option) and option != "model" and said.startswith(option):
+        return f"--{option.replace('_', '-')}{said.removeprefix(option)}"
+    return said

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
@@ -61,6 +62,7 @@ def command(context: click.Context, /, system: str, **_: object) -> None:
     with lasting_imports():
         from penstock.llm.offline import LLM  # brings torch in: not for --help
 
+    tell_torch_computes(config.device)
     with LLM(**library_options(config)) as llm:
         click.echo("Type a question; /help for more, /exit to leave.")
         with interrupts_taken():

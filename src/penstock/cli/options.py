@@ -6,7 +6,7 @@ then `--config` file, then default. No environment variable stands in for a flag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -121,12 +121,17 @@ def _read_file(path: Path, known: set[str]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError("--config", f"{path} must hold `option: value` lines")
     values = {str(key).replace("-", "_"): value for key, value in content.items()}
-    unknown = sorted(values.keys() - known)
+    unknown = values.keys() - known
     if unknown:
         raise ConfigError(
-            "--config", f"{path} has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+            "--config", f"{path} has unknown keys: {_with_dashes(unknown)}; known are {_with_dashes(known)}"
         )
     return values
+
+
+def _with_dashes(names: Iterable[str]) -> str:
+    """Options as their flags spell them."""
+    return ", ".join(sorted(name.replace("_", "-") for name in names))
 
 
 def _convert(context: click.Context, name: str, value: Any, path: Path) -> Any:
