@@ -11,22 +11,6 @@ import time
 
 import pytest
 from terminal import Terminal
-from tiny_checkpoints import write_checkpoint, write_letters
-
-TEMPLATE = "{% for m in messages %}{{ m.content }}. {% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory) -> str:
-    """A model that never ends an answer by itself, with a context that takes minutes to fill."""
-    directory = write_checkpoint(
-        tmp_path_factory.mktemp("endless"), "llama", "wide_heads_untied", max_position_embeddings=1_000_000
-    )
-    write_letters(directory, 101)
-    settings = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
-    return str(directory)
-
 
 SMALL = ("--kv-cache-memory", "400MB", "--threads", "1", "--dtype", "float32")
 LONG = ("--max-tokens", "300000", "--ignore-eos")

@@ -24,9 +24,12 @@ COMMANDS = {
     "run-batch": "Answer an OpenAI batch file, offline.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
+    "rm": "Remove a model from the cache.",
+    "ps": "List the servers that run on this machine.",
     "show": "Say what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
+    "completion": "Print what makes a shell complete commands, options and models.",
 }
 
 
@@ -40,7 +43,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that was named, or an error with the ones that may have been meant."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             likely = difflib.get_close_matches(args[0], COMMANDS, n=2)
             meant = f"Did you mean {' or '.join(repr(each) for each in likely)}?" if likely else "See penstock --help."
             ctx.fail(f"No such command {args[0]!r}. {meant}")

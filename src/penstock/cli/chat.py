@@ -212,11 +212,15 @@ class Chat:
         self._screen.say(self._conversation.system or "(no system prompt)")
 
     def _retry(self, _: str) -> None:
-        question = self._conversation.take_back()
-        if not question:
+        if not self._conversation.turns:
             self._screen.say("(nothing was asked yet)")
             return
-        self._answer(question)
+        earlier = self._conversation.turns
+        try:
+            self._answer(self._conversation.take_back())
+        except PenstockError:
+            self._conversation.turns = earlier
+            raise
 
     def _stats(self, _: str) -> None:
         replies, context = self._conversation.replies, self._partner.context

@@ -44,7 +44,7 @@ def open_input(commands: Sequence[str], cache_dir: Path) -> Callable[[], str]:
     session: PromptSession[str] = PromptSession(
         ANSI(f"\x1b[1;32m{MARK}\x1b[0m"),
         multiline=True,
-        prompt_continuation=lambda width, _number, _wrapped: "." * (width - 1) + " ",
+        prompt_continuation=lambda _width, _number, wrapped: "  " if wrapped else ". ",
         history=open_history(cache_dir / HISTORY),
         completer=_completer(commands),
         complete_while_typing=Condition(lambda: session.default_buffer.text.startswith("/")),

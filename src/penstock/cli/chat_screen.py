@@ -168,10 +168,10 @@ class _Tail:
         drawn = Text(self._text.strip(), style="dim italic") if self._thoughts else Markdown(self._text.strip("\n"))
         lines = console.render_lines(drawn, options.update(height=None), pad=False)
         shown = lines if self._whole else lines[-max(1, console.height - 2) :]
-        for number, line in enumerate(shown):
-            if number:
-                yield Segment.line()
+        for number, line in enumerate(shown, start=1):
             yield from line
+            if self._whole or number < len(shown):  # what is drawn again ends where the cursor is
+                yield Segment.line()
 
 
 def split_blocks(text: str) -> tuple[list[str], str]:

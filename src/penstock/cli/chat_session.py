@@ -17,12 +17,10 @@ from penstock.sampling import PARAMETERS, Parameter, SamplingParams
 
 __all__ = ["NOT_IN_CHAT", "SETTABLE", "Conversation", "Reply"]
 
-NOT_IN_CHAT = frozenset({"best_of", "logprobs_mode", "prompt_logprobs"})
-"""Parameters of what a conversation does not show."""
+NOT_IN_CHAT = frozenset({"best_of", "logprobs", "logprobs_mode", "n", "prompt_logprobs"})
+"""Parameters of what a conversation does not show: it has one answer, and no numbers."""
 
-_ONE_ANSWER = NOT_IN_CHAT | {"n", "logprobs"}
-
-SETTABLE: dict[str, Parameter] = {each.name: each for each in PARAMETERS if each.name not in _ONE_ANSWER}
+SETTABLE: dict[str, Parameter] = {each.name: each for each in PARAMETERS if each.name not in NOT_IN_CHAT}
 """What `/set` takes, by name."""
 
 DEFAULT = "default"
@@ -80,15 +78,13 @@ class Conversation:
 
     def remember(self, question: str, answer: str, reply: Reply) -> None:
         """Keep a turn, as far as it got."""
-        self.turns += [Message("user", question), Message("assistant", answer)]
+        self.turns = [*self.turns, Message("user", question), Message("assistant", answer)]
         self.replies.append(reply)
 
     def take_back(self) -> str:
-        """Forget the last answer and its question, which is returned; "" where there is none."""
-        if not self.turns:
-            return ""
+        """Forget the last answer and its question, which is returned."""
         question = self.turns[-2].content
-        del self.turns[-2:]
+        self.turns = self.turns[:-2]
         return question
 
     def clear(self) -> None:
@@ -102,13 +98,12 @@ class Conversation:
             InvalidParameter: there is no such parameter, or the value is not valid for it.
         """
         name = name.replace("-", "_")
-        if name not in SETTABLE:
-            raise InvalidParameter(name, "is not a sampling parameter; /set lists them", code="unknown_parameter")
+        _check_name(name)
         if value == DEFAULT:
             self.params.pop(name, None)
             return
         chosen = self.params | {name: _read(value)}
-        SamplingParams.from_fields({"max_tokens": None} | chosen)
+        _check(chosen)
         self.params = chosen
 
     def save(self, path: Path) -> None:
@@ -137,10 +132,21 @@ class Conversation:
         try:
             system, turns = _read_messages(content["messages"] if isinstance(content, dict) else content)
             params = dict(content.get("params", {})) if isinstance(content, dict) else self.params
-            SamplingParams.from_fields({"max_tokens": None} | params)
+            _check(params)
         except (KeyError, TypeError, ValueError, RequestError) as error:
             raise ConfigError("/load", f"{path} holds no conversation: {error}") from error
         self.system, self.turns, self.params = system, turns, params
+
+
+def _check_name(name: str) -> None:
+    if name not in SETTABLE:
+        raise InvalidParameter(name, "is not a sampling parameter; /set lists them", code="unknown_parameter")
+
+
+def _check(params: Mapping[str, Any]) -> None:
+    for name in params:
+        _check_name(name)
+    SamplingParams.from_fields({"max_tokens": None, **params})
 
 
 def _read(value: str) -> Any:

@@ -11,6 +11,7 @@ from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
+from penstock.cli.running_servers import listed
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig, ServerConfig
 
@@ -36,7 +37,8 @@ def command(context: click.Context, /, **_: object) -> None:
     cache_dir = default_cache_dir(os.environ)
     with ExitStack() as while_serving:
 
-        def ready(_url: str, _model: str) -> None:
+        def ready(url: str, model: str) -> None:
+            while_serving.enter_context(listed(cache_dir, url, model))
             while_serving.enter_context(interrupts_taken())  # from now on the server ends in order
 
         serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready)
