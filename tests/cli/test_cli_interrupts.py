@@ -87,6 +87,7 @@ def test_chat_goes_on_after_an_answer_was_stopped(endless):
             terminal.expect("<")
             terminal.interrupt()
             terminal.expect("[stopped]")
+            terminal.expect("first after")
         terminal.expect("> ")
         time.sleep(0.5)  # until it reads
         terminal.interrupt()

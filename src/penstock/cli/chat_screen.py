@@ -23,6 +23,9 @@ __all__ = ["AnswerView", "PlainScreen", "RichScreen", "Screen", "open_screen", "
 REDRAW_SECONDS = 0.06
 """Between two drawings of a block: an eye sees no more, and the model needs the processor."""
 
+MOST_SHARE = 0.1
+"""Of the time may go into drawing: a block without an end takes longer with each piece."""
+
 FENCES = ("```", "~~~")
 
 
@@ -115,7 +118,7 @@ class StreamedMarkdown:
         )
         self._text = ""
         self._thoughts = ""
-        self._drawn = 0.0
+        self._next = 0.0
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -139,9 +142,10 @@ class StreamedMarkdown:
         for block in done:
             self._print(block)
         now = time.monotonic()
-        if done or now - self._drawn >= REDRAW_SECONDS:
-            self._drawn = now
+        if done or now >= self._next:
             self._live.update(_Tail(self._thoughts or self._text, thoughts=bool(self._thoughts)), refresh=True)
+            took = time.monotonic() - now
+            self._next = now + max(REDRAW_SECONDS, took / MOST_SHARE)
 
     def _print(self, block: str) -> None:
         self._console.print(_Tail(block, whole=True))
@@ -208,4 +212,4 @@ def _ends_before(rest: list[str], block: list[str]) -> bool:
 
 def _is_item(line: str) -> bool:
     marker = line.strip().split(" ", 1)[0]
-    return marker in ("-", "*", "+") or (marker[:-1].isdigit() and marker[-1] in ".)")
+    return marker in ("-", "*", "+") or marker.rstrip(".)").isdigit()  # its dot may be yet to come

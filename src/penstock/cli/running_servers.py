@@ -46,6 +46,8 @@ def listed(cache_dir: Path, url: str, model: str) -> Iterator[None]:
             writer.write(text)
     except OSError as error:
         click.echo(f"penstock: penstock ps will not list this server: {file}: {error.strerror}", err=True)
+        yield
+        return
     try:
         yield
     finally:
