@@ -109,7 +109,7 @@ def completed(*words: str) -> list[str]:
         timeout=60,
     )
     assert done.stderr == ""
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
 def test_a_shell_completes_commands_options_and_models(cache):
