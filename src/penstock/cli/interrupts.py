@@ -41,13 +41,16 @@ class _Watch:
         self.came = False
         self.over = False
         self.said = False
+        self.caught_up = threading.Event()
 
     def listen(self, reader: int) -> None:
         """Read the numbers of signals as they come, until the pipe ends."""
         while numbers := os.read(reader, 64):
             if signal.SIGINT in numbers and not self.taken:
                 self.came = True
+                self.caught_up.set()
                 self._end_late()
+            self.caught_up.set()
         os.close(reader)
 
     def _end_late(self) -> None:
@@ -82,7 +85,7 @@ def ends_when_interrupted() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt | click.Abort) and not _WATCH.came:
+        if not isinstance(error, KeyboardInterrupt | click.Abort) and not _hears_of_one(writer):
             _WATCH.over = True
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -93,6 +96,14 @@ def ends_when_interrupted() -> Iterator[None]:
         sys.unraisablehook = earlier_hook
         signal.set_wakeup_fd(earlier)
         os.close(writer)
+
+
+def _hears_of_one(writer: int) -> bool:
+    """Whether a Ctrl-C came before now: the watch may have yet to read of it."""
+    _WATCH.caught_up.clear()
+    os.write(writer, bytes(1))  # the number of no signal
+    _WATCH.caught_up.wait(GRACE_SECONDS)
+    return _WATCH.came
 
 
 def _raise_again(lost: sys.UnraisableHookArgs) -> None:
