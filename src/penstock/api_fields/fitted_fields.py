@@ -40,7 +40,7 @@ def _schema(field: Field, card: ModelCard) -> JsonObject:
         return bounded
     match field.name:
         case "model":
-            return {"type": "string", "enum": [card.name]}
+            return {"type": "string"} if card.any_name else {"type": "string", "enum": list(card.names)}
         case "reasoning_effort":
             return schema | {"enum": _allowed(effort_variables, card)}
         case "output_config":

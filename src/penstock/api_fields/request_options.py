@@ -33,12 +33,12 @@ __all__ = [
     "STREAM_OPTIONS",
     "STREAM_OPTIONS_FIELDS",
     "RequestOptions",
-    "check_model",
     "check_prompt_chars",
     "check_stream_options",
     "max_tokens_alias",
     "read_options",
     "sampling_fields",
+    "served_name",
 ]
 
 MAX_PRIORITY = 2**31 - 1
@@ -119,15 +119,21 @@ class RequestOptions:
         )
 
 
-def check_model(body: JsonObject, card: ModelCard) -> None:
-    """Check that the body names the served model, or none.
+def served_name(body: JsonObject, card: ModelCard, limits: RequestLimits) -> str:
+    """The name under which the body asks for the served model, which its answer repeats; the main one where it has none.
 
     Raises:
-        UnknownModel: it names another.
+        UnknownModel: it names another model.
+        InvalidParameter: the name is longer than any.
     """
     asked = body.get("model")
-    if isinstance(asked, str) and asked != card.name:
-        raise UnknownModel(printable(asked), card.name)
+    if not isinstance(asked, str):  # another type is refused with the other fields
+        return card.name
+    if len(asked) > limits.max_name_chars:
+        raise InvalidParameter("model", f"model may have at most {limits.max_name_chars} characters.")
+    if not card.answers_to(asked):
+        raise UnknownModel(printable(asked), *card.names)
+    return asked
 
 
 def check_prompt_chars(count: int, param: str, card: ModelCard, limits: RequestLimits) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.api_fields.chat_options import ChatOptions
 from penstock.api_fields.fields import BOOLEAN, INTEGER, OBJECT, TEXT, Field, Kind, Neutrals, read_fields, read_object
 from penstock.api_fields.reasoning import Variables, level_variables
-from penstock.api_fields.request_options import check_model, check_prompt_chars, read_options, sampling_fields
+from penstock.api_fields.request_options import check_prompt_chars, read_options, sampling_fields, served_name
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
@@ -124,7 +124,7 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, MESSAGES_FIELDS, NEUTRAL_MESSAGES)
     if "max_tokens" not in given:
         raise InvalidParameter("max_tokens", "max_tokens is missing.", code="missing_value")
@@ -149,6 +149,7 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
         requests=(chat.applied(options.request(response_id, chat.prompt)),),
         stream=given.get("stream", False),
         aliases=aliases | chat.offer.aliases,
+        model=model,
     )
 
 
@@ -158,7 +159,7 @@ def parse_count(body: JsonObject, card: ModelCard, limits: RequestLimits) -> Cha
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    served_name(body, card, limits)
     return _conversation(read_fields(body, COUNT_FIELDS, NEUTRAL_COUNT), card, limits)[0]
 
 

@@ -20,10 +20,10 @@ from penstock.api_fields.request_options import (
     COMMON_FIELDS,
     NEUTRAL_COMMON,
     STREAM_OPTIONS,
-    check_model,
     check_stream_options,
     max_tokens_alias,
     read_options,
+    served_name,
 )
 from penstock.api_fields.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.api_fields.strict_json import JsonObject
@@ -89,7 +89,7 @@ def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: Requ
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, CHAT_FIELDS, NEUTRAL_CHAT)
     if not card.has_chat_template:
         message = "The served model has no chat template; use /v1/completions."
@@ -107,6 +107,7 @@ def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: Requ
         timings=given.get("timings", False),
         prompt_logprobs=read_prompt_logprobs(options.params, stream=stream, in_choices=False),
         aliases=aliases | chat.offer.aliases,
+        model=model,
     )
 
 
@@ -213,7 +214,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """Continue a conversation, as OpenAI's endpoint of this name."""
         parsed = await serving.parse(http_request, "chatcmpl-", parse_chat)
         logprobs = parsed.requests[0].sampling.has("logprobs")
-        formatter = ChatFormatter(parsed.id, serving.card.name, int(time.time()), logprobs)
+        formatter = ChatFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
         return serving.respond(parsed, chunk_delivery(parsed, formatter))
 
     body = request_body(fitted(CHAT_FIELDS, serving.card), NEUTRAL_CHAT, "messages")

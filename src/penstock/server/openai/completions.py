@@ -20,10 +20,10 @@ from penstock.api_fields.request_options import (
     COMMON_FIELDS,
     NEUTRAL_COMMON,
     STREAM_OPTIONS,
-    check_model,
     check_stream_options,
     read_options,
     sampling_fields,
+    served_name,
 )
 from penstock.api_fields.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.api_fields.strict_json import JsonObject
@@ -65,7 +65,7 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     aliases = response_format_alias(given)
     options, stream = read_options(given, {"max_tokens": 16}, aliases, card, limits), given.get("stream", False)
@@ -86,6 +86,7 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
         timings=given.get("timings", False),
         prompt_logprobs=prompt_logprobs,
         aliases=aliases | {"messages": "prompt"},
+        model=model,
     )
 
 
@@ -177,7 +178,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """Continue text or token ids, as OpenAI's endpoint of this name."""
         parsed = await serving.parse(http_request, "cmpl-", parse_completion)
         logprobs = parsed.requests[0].sampling.has("logprobs")
-        formatter = CompletionFormatter(parsed.id, serving.card.name, int(time.time()), logprobs)
+        formatter = CompletionFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
         return serving.respond(parsed, chunk_delivery(parsed, formatter))
 
     body = request_body(fitted(COMPLETION_FIELDS, serving.card), NEUTRAL_COMPLETION, "prompt")

@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, Field, Kind, Neutrals, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompts import PROMPTS, check_token_ids, split_prompts
-from penstock.api_fields.request_options import check_model, check_prompt_chars, read_options
+from penstock.api_fields.request_options import check_prompt_chars, read_options, served_name
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
@@ -93,7 +93,7 @@ def parse_embeddings(body: JsonObject, response_id: str, card: ModelCard, limits
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS)
     spec, most = _spec(given, card), _most_tokens(given, card)
     options = read_options(given, {}, {}, card, limits)
@@ -111,7 +111,7 @@ def parse_embeddings(body: JsonObject, response_id: str, card: ModelCard, limits
         for index, (path, part) in enumerate(parts)
     )
     fields = tuple(path for path, _ in parts)
-    parsed = ParsedRequest(response_id, requests, prompt_fields=fields, at_once=limits.max_sequences)
+    parsed = ParsedRequest(response_id, requests, prompt_fields=fields, at_once=limits.max_sequences, model=model)
     return EmbeddingRequest(parsed, given.get("encoding_format", FLOAT))
 
 
@@ -160,7 +160,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         response_id = "embd-" + secrets.token_hex(16)
         wanted = await serving.read(http_request, lambda body: parse_embeddings(body, response_id, card, limits))
         parsed = bound(wanted.parsed, caller_of(http_request.scope))
-        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, card.name, serving.access.request_seconds)
+        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.access.request_seconds)
         return serving.respond(parsed, delivery)
 
     return (Route("POST", "/v1/embeddings", embeddings, answers("Embeddings"), extra),)
@@ -173,8 +173,8 @@ class _EmbeddingDelivery:
         seconds: how long all of them together may take; 0 for any time.
     """
 
-    def __init__(self, parsed: ParsedRequest, encoding_format: str, model: str, seconds: float) -> None:
-        self._head: JsonObject = {"id": parsed.id, "object": "list", "created": int(time.time()), "model": model}
+    def __init__(self, parsed: ParsedRequest, encoding_format: str, seconds: float) -> None:
+        self._head: JsonObject = {"id": parsed.id, "object": "list", "created": int(time.time()), "model": parsed.model}
         self._count = len(parsed.requests)
         self._written = WRITTEN[encoding_format]
         self._seconds = seconds

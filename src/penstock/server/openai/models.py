@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{model_id}`: the one served model."""
+"""`GET /v1/models` and `GET /v1/models/{model_id}`: the served model, once for each of its names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ __all__ = ["routes"]
 def routes(serving: Serving) -> tuple[Route, ...]:
     """Both endpoints."""
     card = serving.card
-    model = _model_object(card)
 
     async def list_models() -> Response:
-        """The one served model, as a list."""
-        return json_response(200, {"object": "list", "data": [model]})
+        """The served model under each of its names."""
+        return json_response(200, {"object": "list", "data": [_model_object(card, name) for name in card.names]})
 
     async def retrieve_model(model_id: str) -> Response:
         """The served model, by name; names may hold slashes."""
-        if model_id != card.name:
-            raise UnknownModel(printable(model_id), card.name)
-        return json_response(200, model)
+        if not card.answers_to(model_id):
+            raise UnknownModel(printable(model_id), *card.names)
+        return json_response(200, _model_object(card, model_id))
 
     return (
         Route("GET", "/v1/models", list_models, answers("ModelList", 500)),
@@ -36,9 +35,9 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     )
 
 
-def _model_object(card: ModelCard) -> JsonObject:
+def _model_object(card: ModelCard, name: str) -> JsonObject:
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "created": card.created,
         "owned_by": "penstock",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.api_fields.chat_options import ChatOptions
 from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, OBJECT, TEXT, Field, Kind, Neutrals, read_fields
 from penstock.api_fields.reasoning import EFFORT, Variables, effort_variables
-from penstock.api_fields.request_options import check_model, check_prompt_chars, read_options, sampling_fields
+from penstock.api_fields.request_options import check_prompt_chars, read_options, sampling_fields, served_name
 from penstock.api_fields.strict_json import JsonObject, printable
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import DEFAULT_LIMITS, RequestLimits
@@ -169,7 +169,7 @@ def parse_response(
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, RESPONSES_FIELDS, NEUTRAL_RESPONSES)
     if not card.has_chat_template:
         raise InvalidParameter("input", "The served model has no chat template.", code="unsupported_model")
@@ -185,7 +185,7 @@ def parse_response(
     effort, variables = _effort(given, card)
     chat = _chat(given, history, variables, card, limits)
     request = chat.applied(options.request(response_id, chat.prompt))
-    parsed = ParsedRequest(response_id, (request,), stream=stream, aliases=ALIASES | chat.offer.aliases)
+    parsed = ParsedRequest(response_id, (request,), stream=stream, aliases=ALIASES | chat.offer.aliases, model=model)
     repeated = _repeated(given) | {name: getattr(options.params, name) for name in SAMPLING}
     repeated |= {"reasoning": {"effort": effort, "summary": None}, "text": {"format": form}}
     return ResponseRequest(parsed, history, repeated, background, store, "logprobs" in wanted)
