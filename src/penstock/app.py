@@ -243,6 +243,7 @@ def assemble(
         template_variables=text.template_variables,
         thinks=text.reply_format.thinks,
         hidden_size=loaded.shape.hidden_size,
+        named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
         aliases=names[1:],
         any_name=ANY_NAME in config.served_model_name,
     )

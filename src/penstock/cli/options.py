@@ -145,7 +145,7 @@ def _convert(context: click.Context, name: str, value: Any, path: Path) -> Any:
     for parameter in context.command.params:
         if parameter.name == name:
             if parameter.multiple and not isinstance(value, list):
-                value = [value]  # noqa: PLW2901 - one value, as the flag given once
+                value = [value]
             try:
                 return parameter.type_cast_value(context, value)
             except click.BadParameter as error:

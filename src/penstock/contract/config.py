@@ -243,7 +243,9 @@ class EngineConfig:
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.served_model_name, tuple) or not all(each and isinstance(each, str) for each in self.served_model_name):
+        if not isinstance(self.served_model_name, tuple) or not all(
+            each and isinstance(each, str) for each in self.served_model_name
+        ):
             raise ConfigError("served_model_name", f"must be names, got {self.served_model_name!r}")
         for name in self.__dataclass_fields__:
             choices = self.__dataclass_fields__[name].metadata["choices"]

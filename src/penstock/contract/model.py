@@ -151,6 +151,7 @@ class ModelCard:
         template_variables: what callers may set in every chat template that the model has.
         thinks: whether the model may write reasoning before its answer.
         hidden_size: values of an embedding.
+        named_roles: roles whose messages show a `name` in the model's chat template.
         aliases: other names of the same model.
         any_name: whether it answers to whatever name is asked for.
     """
@@ -163,6 +164,7 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()
     thinks: bool = False
     hidden_size: int = 0
+    named_roles: frozenset[str] = frozenset()
     aliases: tuple[str, ...] = ()
     any_name: bool = False
 

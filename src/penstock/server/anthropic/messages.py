@@ -146,7 +146,7 @@ def _usage(usage: Usage) -> JsonObject:
 def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
     client, card, limits = serving.client, serving.card, serving.limits
-    extra = request_body(fitted(MESSAGES_FIELDS, serving.card), NEUTRAL_MESSAGES, "messages", "max_tokens")
+    extra = request_body(fitted(MESSAGES_FIELDS, serving.card, {}), NEUTRAL_MESSAGES, "messages", "max_tokens")
     described = answers("AnthropicMessage", stream="text/event-stream", error="AnthropicError")
 
     async def messages(http_request: Request) -> Response:

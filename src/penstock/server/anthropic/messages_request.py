@@ -43,6 +43,7 @@ STRINGS = Kind(
     {"type": "array", "items": {"type": "string", "minLength": 1}},
     lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 )
+MAX_TOKENS = Kind("an integer", {"type": "integer", "minimum": 1}, INTEGER.accepts, INTEGER.canonical)
 METADATA = Kind(
     "an object",
     {"type": "object", "properties": {"user_id": {"type": ["string", "null"]}}, "additionalProperties": False},
@@ -88,8 +89,8 @@ _PROMPT_FIELDS = (
 )
 MESSAGES_FIELDS = (
     *_PROMPT_FIELDS,
-    Field("max_tokens", INTEGER, "Most tokens to generate."),
-    Field("metadata", METADATA, "user_id: passed to the engine as the request's tenant. Not logged, not stored."),
+    Field("max_tokens", MAX_TOKENS, "Most tokens to generate; where the context holds fewer, as many as fit."),
+    Field("metadata", METADATA, "user_id: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("stop_sequences", STRINGS, "Texts that end the answer."),
     Field("stream", BOOLEAN, "Answer in events."),
     *(field for field in sampling_fields() if field.name in SAMPLING),
@@ -131,6 +132,7 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
     chat, form = _conversation(given, card, limits)
     metadata = read_fields(given.get("metadata", {}), _METADATA_FIELDS, {}, "metadata")
     wanted = {name: given[name] for name in ("max_tokens", *SAMPLING) if name in given}
+    wanted["max_tokens"] = min(wanted["max_tokens"], card.max_model_len)  # agents ask for 32,000 whatever is served
     wanted |= {"stop": given.get("stop_sequences") or None, "user": metadata.get("user_id", "")}
     wanted["structured_outputs"] = form
     wanted["thinking_token_budget"] = given.get("thinking", {}).get("budget_tokens")
@@ -150,6 +152,7 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
         stream=given.get("stream", False),
         aliases=aliases | chat.offer.aliases,
         model=model,
+        user=options.tenant,
     )
 
 

@@ -1,6 +1,6 @@
 """`POST /v1/completions`: its fields, how a body is parsed, and OpenAI's text completion objects for the answer.
 
-`max_tokens` is 16 unless given, as at OpenAI.
+`max_tokens` is 16 unless given, as at OpenAI; 0 generates nothing: with `echo` and `logprobs` a prompt is scored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fastapi import Request, Response
 
 from penstock.api_fields.answers import finite_logprob, usage_object
 from penstock.api_fields.fields import BOOLEAN, Field, Neutrals, read_fields
-from penstock.api_fields.fitted_fields import fitted
+from penstock.api_fields.fitted_fields import LENGTHS, fitted
 from penstock.api_fields.prompt_logprobs import read_prompt_logprobs
 from penstock.api_fields.prompts import PROMPTS, read_prompt, split_prompts
 from penstock.api_fields.request_options import (
@@ -68,6 +68,9 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
     model = served_name(body, card, limits)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     aliases = response_format_alias(given)
+    prompt_only = given.get("max_tokens") == 0
+    if prompt_only:
+        given["max_tokens"] = 1  # the engine computes a prompt to generate; `prompt_only` leaves the token out
     options, stream = read_options(given, {"max_tokens": 16}, aliases, card, limits), given.get("stream", False)
     parts = split_prompts(given.get("prompt"), "prompt", limits.max_prompts)
     prompts = [read_prompt(part, path, card, limits) for path, part in parts]
@@ -87,6 +90,8 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
         prompt_logprobs=prompt_logprobs,
         aliases=aliases | {"messages": "prompt"},
         model=model,
+        user=options.tenant,
+        prompt_only=prompt_only,
     )
 
 
@@ -181,6 +186,8 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         formatter = CompletionFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
         return serving.respond(parsed, chunk_delivery(parsed, formatter))
 
-    body = request_body(fitted(COMPLETION_FIELDS, serving.card), NEUTRAL_COMPLETION, "prompt")
+    body = request_body(
+        fitted(COMPLETION_FIELDS, serving.card, LENGTHS | {"max_tokens": 0}), NEUTRAL_COMPLETION, "prompt"
+    )
     described = answers("Completion", stream="text/event-stream")
     return (Route("POST", "/v1/completions", completions, described, body),)

@@ -75,6 +75,7 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
         timings=timings,
         prompt_logprobs=read_prompt_logprobs(options.params, stream=stream, in_choices=False),
         aliases=aliases | {"messages": "prompt"},
+        user=options.tenant,
     )
 
 
