@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import anthropic
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine
@@ -86,3 +87,36 @@ def test_a_name_is_no_place_for_a_text(names):
     answer = names.post("/v1/completions", json={"prompt": "Hi", "model": "x" * (LIMITS.max_name_chars + 1)})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "model"
+
+
+# --- Anthropic's clients
+
+VERSION = {"anthropic-version": "2023-06-01"}
+
+
+@several
+def test_anthropics_clients_are_answered_in_their_form(names):
+    with anthropic.Anthropic(base_url=str(names.base_url), api_key="none", max_retries=0) as client:
+        page = client.models.list(limit=2)
+        assert [model.id for model in page.data] == ["acme/tiny-1", "gpt-4o"]
+        assert page.has_more
+        assert [model.id for model in client.models.list(limit=2)] == ["acme/tiny-1", "gpt-4o", "claude"]
+        found = client.models.retrieve("claude")
+        assert (found.type, found.display_name, found.created_at.year) == ("model", "claude", 2023)
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            client.models.retrieve("other")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+
+
+@several
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "limit=" + "9" * 5000, "surprise=1"])
+def test_a_page_that_cannot_be_is_refused_in_their_form_too(names, query):
+    answer = names.get(f"/v1/models?{query}", headers=VERSION)
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+
+
+@several
+def test_a_page_before_a_name_ends_there(names):
+    page = names.get("/v1/models?before_id=claude&after_id=acme/tiny-1", headers=VERSION).json()
+    assert [model["id"] for model in page["data"]] == ["gpt-4o"]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("gpt-4o", "gpt-4o", False)
