@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from penstock import models
 from penstock.contract.config import (
+    ANY_NAME,
     BYTE_FIELDS,
     EngineConfig,
     Front,
@@ -232,8 +233,9 @@ def assemble(
     loaded = load_model(config, files, say)
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
     runner, memory = _build_runner(config, loaded, grammars, text)
+    names = tuple(dict.fromkeys(name for name in config.served_model_name if name != ANY_NAME)) or (files.name,)
     card = ModelCard(
-        name=config.served_model_name or files.name,
+        name=names[0],
         created=int(time.time()),
         max_model_len=memory.longest_request,
         vocab_size=loaded.shape.vocab_size,
@@ -241,6 +243,9 @@ def assemble(
         template_variables=text.template_variables,
         thinks=text.reply_format.thinks,
         hidden_size=loaded.shape.hidden_size,
+        named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
+        aliases=names[1:],
+        any_name=ANY_NAME in config.served_model_name,
     )
     for line in memory.lines():
         say(line)

@@ -74,6 +74,17 @@ def _option(field: Field[Any], section: str) -> Callable[[Any], Any]:
             section=section,
         )
     choices = field.metadata["choices"]
+    if isinstance(field.default, tuple):
+        return click.option(
+            flag,
+            field.name,
+            type=str,
+            multiple=True,
+            metavar="NAME",
+            help=help_text,
+            cls=SectionedOption,
+            section=section,
+        )
     kind: Any = click.Choice(choices) if choices else ByteSize() if field.name in BYTE_FIELDS else type(field.default)
     shown = field.default != ""
     return click.option(
@@ -138,6 +149,8 @@ def _convert(context: click.Context, name: str, value: Any, path: Path) -> Any:
     """A value of the file, held to the same type as its flag."""
     for parameter in context.command.params:
         if parameter.name == name:
+            if parameter.multiple and not isinstance(value, list):
+                value = [value]
             try:
                 return parameter.type_cast_value(context, value)
             except click.BadParameter as error:

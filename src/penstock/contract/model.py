@@ -151,6 +151,9 @@ class ModelCard:
         template_variables: what callers may set in every chat template that the model has.
         thinks: whether the model may write reasoning before its answer.
         hidden_size: values of an embedding.
+        named_roles: roles whose messages show a `name` in the model's chat template.
+        aliases: other names of the same model.
+        any_name: whether it answers to whatever name is asked for.
     """
 
     name: str
@@ -161,3 +164,15 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()
     thinks: bool = False
     hidden_size: int = 0
+    named_roles: frozenset[str] = frozenset()
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that the model is listed under, the main one first."""
+        return (self.name, *self.aliases)
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request for this name is served."""
+        return self.any_name or name in self.names

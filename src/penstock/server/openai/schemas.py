@@ -88,6 +88,9 @@ def _answer(kind: str, choice: JsonObject, usage: str = "Usage", **optional: Jso
     )
 
 
+_ANTHROPIC_MODEL = object_of(
+    {"type": {"type": "string", "const": "model"}, "id": STRING, "display_name": STRING, "created_at": STRING}
+)
 SCHEMAS: JsonObject = {
     "Usage": object_of(
         {
@@ -159,6 +162,15 @@ SCHEMAS: JsonObject = {
             "root": STRING,
             "parent": {"type": "null"},
             "max_model_len": INTEGER,
+        }
+    ),
+    "AnthropicModel": _ANTHROPIC_MODEL,
+    "AnthropicModelList": object_of(
+        {
+            "data": list_of(reference("AnthropicModel")),
+            "has_more": {"type": "boolean"},
+            "first_id": OPTIONAL_STRING,
+            "last_id": OPTIONAL_STRING,
         }
     ),
     "ModelList": object_of({"object": {"type": "string", "const": "list"}, "data": list_of(reference("Model"))}),
