@@ -26,6 +26,7 @@ from penstock.contract.config import (
     Front,
     SchedulerConfig,
     ServerConfig,
+    most_blocks,
     options_behind,
     read_bytes,
 )
@@ -237,7 +238,7 @@ def assemble(
     card = ModelCard(
         name=names[0],
         created=int(time.time()),
-        max_model_len=memory.longest_request,
+        max_model_len=memory.max_model_len,
         vocab_size=loaded.shape.vocab_size,
         has_chat_template=text.chat_template is not None,
         template_variables=text.template_variables,
@@ -326,7 +327,7 @@ def _build_runner(
     """Size the KV cache from what memory is left now, and warm up."""
     caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
     num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), caches, block_size, dtype)
-    max_model_len = _max_model_len(config, loaded.shape, num_blocks * block_size)
+    max_model_len = _max_model_len(config, loaded, num_blocks)
     kv, budgets = loaded.kv_store(num_blocks, block_size), ReasoningBudgets(text)
     runner = loaded.runner(kv, config.max_num_seqs, max_model_len, grammars, budgets)
     runner.warm_up()
@@ -433,15 +434,20 @@ def _update_bytes(bar: tqdm[Any], width: int, count: int) -> None:
     bar.update(count * width)
 
 
-def _max_model_len(config: EngineConfig, shape: ModelShape, kv_tokens: int) -> int:
-    """Most tokens of one request: what the model was made for and the cache holds, or less if the operator says so."""
-    if config.max_model_len > shape.max_positions:
-        raise ConfigError(
-            "max_model_len", f"{config.max_model_len} is above the model's context, {shape.max_positions}"
-        )
+def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> int:
+    """Most tokens of one request: what the model was made for and the cache holds, or less if the operator says so.
+
+    Where every layer has a window, a request gives back what it leaves behind, and may be longer than the cache.
+    """
+    context, kv_tokens = loaded.shape.max_positions, num_blocks * config.block_size
+    if config.max_model_len > context:
+        raise ConfigError("max_model_len", f"{config.max_model_len} is above the model's context, {context}")
+    window = loaded.program.window
+    if most_blocks(context, config.block_size, config.max_num_batched_tokens, window) <= num_blocks:
+        kv_tokens = context
     if config.max_model_len > kv_tokens:
         raise ConfigError(
             "max_model_len",
             f"{config.max_model_len} tokens do not fit the KV cache of {kv_tokens}; raise kv_cache_memory",
         )
-    return config.max_model_len or min(shape.max_positions, kv_tokens)
+    return config.max_model_len or min(context, kv_tokens)

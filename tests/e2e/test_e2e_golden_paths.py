@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tiny_checkpoints import VARIANTS, load_model, reference_greedy, write_checkpoint
+from tiny_checkpoints import VARIANTS, load_model, reference_greedy, write_checkpoint, write_letters
 
+from penstock import LLM, SamplingParams
 from penstock.app import SystemClock
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Admitted, Generated
@@ -175,3 +176,20 @@ def test_a_preempted_request_goes_on_from_its_last_window(tmp_path):
     assert bench.scheduler.stats.preemptions == len(steps)
     assert len(bench.resumed) > 8
     assert bench.resumed == [(known, (known - 1) // 4 * 4) for known, _ in bench.resumed]
+
+
+def test_a_request_may_be_longer_than_the_cache_where_every_layer_has_a_window(tmp_path):
+    directory = write_checkpoint(tmp_path, "mistral", "all_to_one_small_window", sliding_window=21)
+    write_letters(directory, 101)
+    options = {"dtype": "float32", "threads": 1, "block_size": 4, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+    params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True, logprobs=0)
+    prompts = [list(range(5, 60)), list(range(60, 3, -1))]
+    answers = []
+    for memory in (1_000_000, 40_000):
+        with LLM(str(directory), kv_cache_memory=memory, **options) as llm:
+            assert llm.card.max_model_len == 512
+            answers.append([answer.outputs[0] for answer in llm.generate(prompts, params, use_tqdm=False)])
+            tokens = llm.scheduler.config.num_blocks * 4
+            assert (tokens > 2 * 175) is (memory == 1_000_000)
+    assert tokens < 175
+    assert answers[0] == answers[1]

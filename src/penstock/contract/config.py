@@ -22,6 +22,7 @@ __all__ = [
     "Front",
     "SchedulerConfig",
     "ServerConfig",
+    "most_blocks",
     "option_help",
     "options_behind",
     "read_bytes",
@@ -149,15 +150,20 @@ class SchedulerConfig:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
     def most_blocks(self, num_tokens: int) -> int:
-        """Most blocks that a sequence of so many tokens needs at once, when nothing else is in flight.
+        """See the function of this name."""
+        return most_blocks(num_tokens, self.block_size, self.max_num_batched_tokens, self.window)
 
-        With a window: the positions that its next one sees, and those of one step.
-        """
-        whole = -(-num_tokens // self.block_size)
-        if self.window is None:
-            return whole
-        seen, new = -(-(self.window - 1) // self.block_size) + 1, -(-self.max_num_batched_tokens // self.block_size)
-        return min(whole, seen + new)
+
+def most_blocks(num_tokens: int, block_size: int, max_num_batched_tokens: int, window: int | None) -> int:
+    """Most blocks that a sequence of so many tokens needs at once, when nothing else is in flight.
+
+    With a window: the positions that its next one sees, and those of one step.
+    """
+    whole = -(-num_tokens // block_size)
+    if window is None:
+        return whole
+    seen, new = -(-(window - 1) // block_size) + 1, -(-max_num_batched_tokens // block_size)
+    return min(whole, seen + new)
 
 
 @dataclass(frozen=True, slots=True)

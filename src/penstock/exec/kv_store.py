@@ -184,11 +184,6 @@ class MemoryReport:
         """Tokens that the KV cache holds, of all sequences together."""
         return self.num_blocks * self.block_size
 
-    @property
-    def longest_request(self) -> int:
-        """Most tokens of one request: what the context allows and the cache holds."""
-        return min(self.max_model_len, self.kv_tokens)
-
     def lines(self) -> tuple[str, ...]:
         """The report, a line each."""
         holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
@@ -196,7 +191,7 @@ class MemoryReport:
         return (
             f"weights          {_readable(self.weight_bytes)}{forms}",
             f"KV cache         {_readable(self.kv_bytes)}: {holds}",
-            f"longest request  {self.longest_request} tokens, prompt and output together",
+            f"longest request  {self.max_model_len} tokens, prompt and output together",
         )
 
 
