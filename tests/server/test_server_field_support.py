@@ -26,6 +26,7 @@ from penstock.server.openai.completions import parse_completion
 from penstock.server.openai.embeddings import parse_embeddings
 from penstock.server.openai.generate import parse_generate
 from penstock.server.openai.responses_request import parse_response
+from penstock.server.openai.scoring import parse_rerank, parse_score
 from penstock.server.tokens.apply_template import parse_template
 from penstock.server.tokens.tokenize import parse_tokenize
 
@@ -47,6 +48,8 @@ BODIES: dict[str, dict] = {
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": HI, "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": HI},
+    "/v1/score": {"text_1": "Hi", "text_2": "Ho"},
+    "/v1/rerank": {"query": "Hi", "documents": ["Ho"]},
     "/generate": {"prompt": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/apply-template": {"messages": HI},
@@ -56,6 +59,8 @@ PARSERS: dict[str, Callable[[dict], object]] = {
     "/v1/completions": lambda body: parse_completion(body, "id", CARD, LIMITS),
     "/v1/embeddings": lambda body: parse_embeddings(body, "id", CARD, LIMITS),
     "/v1/responses": lambda body: parse_response(body, "id", CARD, LIMITS, lambda _: ()),
+    "/v1/score": lambda body: parse_score(body, "id", CARD, LIMITS),
+    "/v1/rerank": lambda body: parse_rerank(body, "id", CARD, LIMITS),
     "/v1/messages": lambda body: parse_messages(body, "id", CARD, LIMITS),
     "/v1/messages/count_tokens": lambda body: parse_count(body, CARD, LIMITS),
     "/generate": lambda body: parse_generate(body, "id", CARD, LIMITS),

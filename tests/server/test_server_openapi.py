@@ -64,6 +64,13 @@ def test_answers_are_as_described(served, document):
 def test_every_reference_resolves_and_every_route_is_there(document):
     assert set(document["paths"]) == {
         "/v1/chat/completions",
+        "/v1/chat/completions/{completion_id}",
+        "/v1/chat/completions/{completion_id}/messages",
+        "/v1/score",
+        "/v1/rerank",
+        "/v1/responses/input_tokens",
+        "/v1/responses/compact",
+        "/v1/responses/{response_id}/input_items",
         "/v1/completions",
         "/v1/embeddings",
         "/generate",
@@ -238,3 +245,18 @@ def test_what_the_document_allows_is_accepted(served, document, path, body):
 )
 def test_what_the_document_forbids_is_refused(served, document, path, body):
     assert accepted(served, document, path, body) == (False, False)
+
+
+def test_the_document_is_a_page_too_that_fetches_nothing(served, document):
+    answer = served.http.get("/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in answer.text
+    for field in CHAT_FIELDS:
+        assert f"<td>{field.name}" in answer.text
+    assert not [
+        part
+        for part in ("<script", "<link", "<img", "src=", "@import", "url(", "http:", "https:")
+        if part in answer.text
+    ]

@@ -250,9 +250,12 @@ def test_what_is_wrong_is_named(served, param):
 
 def test_query_parameters_are_not_ignored(client):
     made = client.responses.create(model=MODEL, input="Hi")
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.retrieve(made.id, include=["reasoning.encrypted_content"])
-    assert caught.value.code == "unsupported_parameter"
+    for query in ({"include": ["file_search_call.results"]}, {"extra_query": {"surprise": 1}}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.retrieve(made.id, **query)
+        assert caught.value.code == "unsupported_parameter"
+    included = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    assert client.responses.retrieve(made.id, include=included) == made
 
 
 def test_a_background_response_is_polled_until_it_is_there(client, served):

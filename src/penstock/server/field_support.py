@@ -13,10 +13,19 @@ from penstock.api_fields.fields import Field, Neutrals
 from penstock.server.admin.abort import ABORT_FIELDS
 from penstock.server.anthropic.messages_request import COUNT_FIELDS, MESSAGES_FIELDS, NEUTRAL_COUNT, NEUTRAL_MESSAGES
 from penstock.server.openai.chat import CHAT_FIELDS, NEUTRAL_CHAT
+from penstock.server.openai.chat_store import STORED_CHAT_FIELDS
 from penstock.server.openai.completions import COMPLETION_FIELDS, NEUTRAL_COMPLETION
 from penstock.server.openai.embeddings import EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS
 from penstock.server.openai.generate import GENERATE_FIELDS, NEUTRAL_GENERATE
-from penstock.server.openai.responses_request import NEUTRAL_RESPONSES, RESPONSES_FIELDS
+from penstock.server.openai.responses_request import (
+    COMPACT_FIELDS,
+    COUNT_INPUT_FIELDS,
+    NEUTRAL_COMPACT,
+    NEUTRAL_COUNT_INPUT,
+    NEUTRAL_RESPONSES,
+    RESPONSES_FIELDS,
+)
+from penstock.server.openai.scoring import NEUTRAL_SCORING, RERANK_FIELDS, SCORE_FIELDS
 from penstock.server.tokens.apply_template import NEUTRAL_TEMPLATE, TEMPLATE_FIELDS
 from penstock.server.tokens.detokenize import DETOKENIZE_FIELDS
 from penstock.server.tokens.tokenize import NEUTRAL_TOKENIZE, TOKENIZE_FIELDS
@@ -27,7 +36,12 @@ ENDPOINTS: dict[str, tuple[Sequence[Field], Neutrals]] = {
     "/v1/chat/completions": (CHAT_FIELDS, NEUTRAL_CHAT),
     "/v1/completions": (COMPLETION_FIELDS, NEUTRAL_COMPLETION),
     "/v1/embeddings": (EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS),
+    "/v1/score": (SCORE_FIELDS, NEUTRAL_SCORING),
+    "/v1/rerank": (RERANK_FIELDS, NEUTRAL_SCORING),
+    "/v1/chat/completions/{completion_id}": (STORED_CHAT_FIELDS, {}),
     "/v1/responses": (RESPONSES_FIELDS, NEUTRAL_RESPONSES),
+    "/v1/responses/input_tokens": (COUNT_INPUT_FIELDS, NEUTRAL_COUNT_INPUT),
+    "/v1/responses/compact": (COMPACT_FIELDS, NEUTRAL_COMPACT),
     "/v1/messages": (MESSAGES_FIELDS, NEUTRAL_MESSAGES),
     "/v1/messages/count_tokens": (COUNT_FIELDS, NEUTRAL_COUNT),
     "/generate": (GENERATE_FIELDS, NEUTRAL_GENERATE),
@@ -74,7 +88,11 @@ REASONS = {
     "request_id": "Send the x-request-id header; it is repeated in the answer.",
     "service_tier": _HOSTED,
     "speed": _HOSTED,
-    "store": "Chat completions are not stored; /v1/responses are.",
+    "instruction": "There is no reranking model here that was trained to follow one.",
+    "activation": "A score is a cosine as it is.",
+    "softmax": "A score is a cosine as it is.",
+    "use_activation": "A score is a cosine as it is.",
+    "max_tokens_per_doc": "Cut every text with truncate_prompt_tokens.",
     "suffix": "The models served here continue text; they do not fill it in.",
     "truncation": "Nothing is shortened silently: a conversation that is too long is refused.",
     "truncate_prompt_tokens": "Nothing is shortened silently: a prompt that is too long is refused.",

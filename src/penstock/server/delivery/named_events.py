@@ -18,7 +18,7 @@ from penstock.server.delivery.deliveries import ResponseFormatter
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
 
-__all__ = ["NamedEventDelivery", "EventFormatter"]
+__all__ = ["EventFormatter", "NamedEventDelivery", "named_event"]
 
 
 class EventFormatter(ResponseFormatter, Protocol):
@@ -73,7 +73,13 @@ class NamedEventDelivery:
             await _write(writer, self._formatter.opening())
 
 
+def named_event(event: JsonObject) -> bytes:
+    """One event, framed."""
+    name: str = event["type"]
+    return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
+
+
 async def _write(writer: ResponseWriter, events: Iterable[JsonObject]) -> None:
-    framed = b"".join(b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n" for event in events)
+    framed = b"".join(map(named_event, events))
     if framed:
         await writer.write(framed)

@@ -43,6 +43,7 @@ class OutputStream:
         finish_reasons: of the choices that have ended.
         vectors: prompt index -> its embedding, as `Embedding.vector`.
         prompts: prompt index -> its tokens, where they were asked for and have come.
+        kept: gathers what comes through, of a single request, where somebody wants the whole of a stream.
     """
 
     def __init__(self, live: LiveRequests, parsed: ParsedRequest) -> None:
@@ -52,6 +53,7 @@ class OutputStream:
         self.finish_reasons: list[str] = []
         self.vectors: dict[int, bytes] = {}
         self.prompts: dict[int, PromptTokens] = {}
+        self.kept: Transcript | None = None
         self._live = live
         self._parsed = parsed
         self._unfinished = len(parsed.requests)
@@ -108,6 +110,8 @@ class OutputStream:
         return ()
 
     def _note(self, output: ChoiceDelta | ChoiceFinished) -> None:
+        if self.kept is not None:
+            self.kept.take(output)
         if isinstance(output, ChoiceDelta):
             self.sent_tokens += len(output.tokens)
         else:

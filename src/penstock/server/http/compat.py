@@ -17,7 +17,7 @@ from starlette.types import Scope
 from penstock.api_fields.strict_json import JsonObject, printable
 from penstock.contract.errors import InvalidParameter
 
-__all__ = ["EXTRA_HEADERS", "parse_leniently"]
+__all__ = ["EXTRA_HEADERS", "list_ignored", "parse_leniently"]
 
 T = TypeVar("T")
 EXTRA_HEADERS = "penstock.headers"
@@ -54,9 +54,14 @@ def parse_leniently(body: JsonObject, parse: Callable[[JsonObject], T], most: in
             refusal = error
             ignored.append(error.param)
             continue
-        if ignored:
-            scope.setdefault(EXTRA_HEADERS, {})["x-ignored-params"] = _header(ignored)
+        list_ignored(ignored, scope)
         return parsed
+
+
+def list_ignored(names: list[str], scope: Scope) -> None:
+    """Name what was left out in the answer's headers; where nothing was, there is no header."""
+    if names:
+        scope.setdefault(EXTRA_HEADERS, {})["x-ignored-params"] = _header(names)
 
 
 def _take_out(value: Any, path: str) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable
 
@@ -36,9 +37,11 @@ from penstock.contract.model import ModelCard
 from penstock.contract.tools import CallPiece, made_calls
 from penstock.server.delivery.deliveries import chunk_delivery
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.serving import Serving
+from penstock.server.delivery.serving import Serving, bound
+from penstock.server.http.caller import caller_of
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
+from penstock.server.openai.chat_store import CompletionStore, StoredCompletion, Storing, stored_routes
 
 __all__ = ["CHAT_FIELDS", "NEUTRAL_CHAT", "ChatFormatter", "parse_chat", "routes"]
 
@@ -53,13 +56,18 @@ CHAT_FIELDS = (
     TIMINGS,
     RESPONSE_FORMAT,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
-    Field("metadata", LABELS, "Labels of the caller's own: attributes of the request's span. Not logged."),
+    Field(
+        "metadata",
+        LABELS,
+        "Labels of the caller's own: attributes of the request's span, and of what is stored. Not logged.",
+    ),
     Field(
         "verbosity",
         one_of("low", "medium", "high"),
         "How long the answer is to be, for models that were trained to read it: none that is served here.",
         hint=True,
     ),
+    Field("store", BOOLEAN, "Keep the completion, in memory, for as long as there is room; false when left out."),
     *HINTS,
     *COMMON_FIELDS,
     *CHAT_SAMPLING_FIELDS,
@@ -83,7 +91,6 @@ NEUTRAL_CHAT: Neutrals = NEUTRAL_COMMON | {
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
     "return_prompt_text": (False,),
-    "store": (False,),
     "web_search_options": (),
 }
 
@@ -215,15 +222,26 @@ class ChatFormatter:
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`, and what is stored of its answers."""
+    limits = serving.access.limits
+    store = CompletionStore(limits.max_stored_responses, limits.max_stored_bytes)
 
     async def chat_completions(http_request: Request) -> Response:
         """Continue a conversation, as OpenAI's endpoint of this name."""
-        parsed = await serving.parse(http_request, "chatcmpl-", parse_chat)
+        response_id, caller = "chatcmpl-" + secrets.token_hex(16), caller_of(http_request.scope)
+        body, parsed = await serving.read(
+            http_request, lambda body: (body, parse_chat(body, response_id, serving.card, serving.limits))
+        )
+        parsed = bound(parsed, caller)
         logprobs = parsed.requests[0].sampling.has("logprobs")
         formatter = ChatFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
-        return serving.respond(parsed, chunk_delivery(parsed, formatter))
+        delivery = chunk_delivery(parsed, formatter)
+        if body.get("store"):
+            entry = StoredCompletion(caller.name, {"metadata": dict(parsed.metadata)}, tuple(body["messages"]))
+            delivery = Storing(delivery, formatter, store, entry, parsed.num_choices)
+        return serving.respond(parsed, delivery)
 
     body = request_body(fitted(CHAT_FIELDS, serving.card), NEUTRAL_CHAT, "messages")
     described = answers("ChatCompletion", stream="text/event-stream")
-    return (Route("POST", "/v1/chat/completions", chat_completions, described, body),)
+    create = Route("POST", "/v1/chat/completions", chat_completions, described, body)
+    return (create, *stored_routes(serving, store))

@@ -37,7 +37,7 @@ from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.response_writer import ResponseWriter
 from penstock.server.http.route import Route
 
-__all__ = ["EMBEDDING_FIELDS", "EmbeddingRequest", "routes", "parse_embeddings"]
+__all__ = ["EMBEDDING_FIELDS", "EmbeddingRequest", "most_tokens", "parse_embeddings", "routes", "wait_for_vectors"]
 
 BASE64, FLOAT = "base64", "float"
 
@@ -90,7 +90,7 @@ def parse_embeddings(body: JsonObject, response_id: str, card: ModelCard, limits
     """
     model = served_name(body, card, limits)
     given = read_fields(body, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS)
-    spec, most = _spec(given, card), _most_tokens(given, card)
+    spec, most = _spec(given, card), most_tokens(given, card)
     options = read_options(given, {}, {}, card, limits)
     parts = split_prompts(given.get("input"), "input", limits.max_embedding_inputs)
     requests = tuple(
@@ -121,7 +121,7 @@ def _spec(given: JsonObject, card: ModelCard) -> EmbeddingSpec:
     return EmbeddingSpec(pooling, given.get("normalize", True), dimensions or 0)
 
 
-def _most_tokens(given: JsonObject, card: ModelCard) -> int:
+def most_tokens(given: JsonObject, card: ModelCard) -> int:
     """How many tokens of an input are kept; 0 to refuse inputs that are too long."""
     most = given.get("truncate_prompt_tokens")
     if most is None:
@@ -163,6 +163,22 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     return (Route("POST", "/v1/embeddings", embeddings, answers("Embeddings"), extra),)
 
 
+async def wait_for_vectors(outputs: OutputStream, count: int, seconds: float) -> None:
+    """Read `outputs` until each of its `count` requests has its vector, for `seconds` at most (0: for any time).
+
+    Raises:
+        RequestError: the request was aborted, or its time is up.
+    """
+    try:
+        async with asyncio.timeout(seconds or None), aclosing(outputs.stream()) as stream:
+            async for _ in stream:
+                continue
+    except TimeoutError:
+        raise RequestTimedOut(seconds) from None
+    if len(outputs.vectors) != count:
+        raise RequestError("The request was aborted before it had all of its embeddings.", code="aborted")
+
+
 class _EmbeddingDelivery:
     """All vectors in one JSON object, once the last one is there.
 
@@ -178,14 +194,7 @@ class _EmbeddingDelivery:
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
         """Wait for every vector, then send them."""
-        try:
-            async with asyncio.timeout(self._seconds or None), aclosing(outputs.stream()) as stream:
-                async for _ in stream:
-                    continue
-        except TimeoutError:
-            raise RequestTimedOut(self._seconds) from None
-        if len(outputs.vectors) != self._count:
-            raise RequestError("The request was aborted before it had all of its embeddings.", code="aborted")
+        await wait_for_vectors(outputs, self._count, self._seconds)
         body = await self._body(outputs.vectors, outputs.usage)
         await writer.respond(Response(body, media_type="application/json"))
 

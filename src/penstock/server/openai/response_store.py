@@ -1,20 +1,42 @@
-"""Stored responses: found again by id, by the API key that made them, until newer ones take their place.
+"""Stored answers: found again by id, by the API key that made them, until newer ones take their place.
 
-When the count or the bytes exceed the limits, the least recently used responses are dropped. That may be one that is
-still being made: its answer goes on, but nobody finds it here. Responses are kept in memory only, so a restart loses
-them. Confined to one event loop.
+When the count or the bytes exceed the limits, the least recently used ones are dropped. That may be a response that is
+still being made: its answer goes on, but nobody finds it here. All are kept in memory only, so a restart loses them.
+Confined to one event loop.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.request import Message
 from penstock.server.http.failures import HttpRefusal
 
-__all__ = ["ResponseStore", "StoredResponse"]
+__all__ = ["ResponseStore", "Store", "StoredResponse"]
+
+
+class Stored(Protocol):
+    """What a store keeps."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Who made it; "" where the server has no keys."""
+        ...
+
+    def size(self) -> int:
+        """Bytes, nearly."""
+        ...
+
+
+S = TypeVar("S", bound=Stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,55 +69,72 @@ def _bytes(turn: Message) -> int:
     return len("".join([turn.content, turn.reasoning, turn.tool_call_id, turn.name, *called]).encode())
 
 
-class ResponseStore:
-    """See the module."""
+class Store(Generic[S]):
+    """Answers of one kind; see the module.
+
+    Attributes:
+        kind: what one of them is called in errors, and in their codes.
+    """
+
+    kind = "answer"
 
     def __init__(self, max_count: int, max_bytes: int) -> None:
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[S, int]] = OrderedDict()
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, response: StoredResponse) -> None:
-        """Remember a response, or its newer state."""
-        self._drop(response.id)
-        size = response.size()
-        self._entries[response.id] = (response, size)
+    def put(self, stored: S) -> None:
+        """Remember one, or its newer state."""
+        self._drop(stored.id)
+        size = stored.size()
+        self._entries[stored.id] = (stored, size)
         self.bytes += size
         while len(self._entries) > self._max_count or self.bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def update(self, response: StoredResponse) -> None:
-        """As `put`, unless the response was deleted or dropped meanwhile."""
-        if response.id in self._entries:
-            self.put(response)
+    def update(self, stored: S) -> None:
+        """As `put`, unless it was deleted or dropped meanwhile."""
+        if stored.id in self._entries:
+            self.put(stored)
 
-    def get(self, response_id: str, tenant: str, param: str = "response_id") -> StoredResponse:
-        """The response of that id, if `tenant` made it.
+    def all(self, tenant: str) -> list[S]:
+        """Those that `tenant` made."""
+        return [stored for stored, _ in self._entries.values() if stored.tenant == tenant]
+
+    def get(self, stored_id: str, tenant: str, param: str = "") -> S:
+        """The one of that id, if `tenant` made it.
 
         Raises:
             HttpRefusal: there is none, or another caller made it; the error does not say which.
         """
-        entry = self._entries.get(response_id)
+        entry = self._entries.get(stored_id)
         if entry is None or entry[0].tenant != tenant:
-            message = f"{param}: there is no such response here. Responses are kept in memory, the latest ones only."
-            raise HttpRefusal(404, message, code="response_not_found", param=param)
-        self._entries.move_to_end(response_id)
+            param = param or f"{self.kind}_id"
+            message = f"{param}: there is no such {self.kind} here. They are kept in memory, the latest ones only."
+            raise HttpRefusal(404, message, code=f"{self.kind}_not_found", param=param)
+        self._entries.move_to_end(stored_id)
         return entry[0]
 
-    def delete(self, response_id: str, tenant: str) -> None:
-        """Forget a response.
+    def delete(self, stored_id: str, tenant: str) -> None:
+        """Forget one.
 
         Raises:
             HttpRefusal: as `get`.
         """
-        self.get(response_id, tenant)
-        self._drop(response_id)
+        self.get(stored_id, tenant)
+        self._drop(stored_id)
 
-    def _drop(self, response_id: str) -> None:
-        entry = self._entries.pop(response_id, None)
+    def _drop(self, stored_id: str) -> None:
+        entry = self._entries.pop(stored_id, None)
         if entry is not None:
             self.bytes -= entry[1]
+
+
+class ResponseStore(Store[StoredResponse]):
+    """The responses of one application."""
+
+    kind = "response"

@@ -1,4 +1,4 @@
-"""`/v1/responses`: create, get, cancel and delete, as OpenAI's endpoints of these names.
+"""`/v1/responses`: create, get, cancel, delete, count, compact, and list what was answered, as OpenAI's endpoints.
 
 A response is stored when it begins and when it ends, unless `store` is false. If its client leaves, it ends as
 cancelled; a background response goes on by itself.
@@ -9,35 +9,50 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 
+from penstock.api_fields.fields import read_fields
 from penstock.api_fields.fitted_fields import fitted
-from penstock.api_fields.strict_json import JsonObject, printable
-from penstock.contract.errors import EngineFault, InvalidParameter, PenstockError
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.errors import EngineFault, InvalidParameter, PenstockError, RequestError
 from penstock.contract.events import Usage
 from penstock.contract.request import Message
 from penstock.server.delivery.deliveries import Delivery, WholeDelivery
-from penstock.server.delivery.named_events import NamedEventDelivery
+from penstock.server.delivery.named_events import NamedEventDelivery, named_event
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.serving import Serving, bound
 from penstock.server.http.caller import Caller, caller_of
-from penstock.server.http.failures import error_object, json_response, log_failure
+from penstock.server.http.failures import HttpRefusal, error_object, error_response, json_response, log_failure
 from penstock.server.http.openapi import answers, request_body
-from penstock.server.http.response_writer import ResponseWriter
+from penstock.server.http.query import PAGE, flag, page_of, read_query
+from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
 from penstock.server.http.route import Route
 from penstock.server.openai.response_store import ResponseStore, StoredResponse
 from penstock.server.openai.responses_answer import ResponsesFormatter
+from penstock.server.openai.responses_compact import CompactionFormatter, compacting
 from penstock.server.openai.responses_request import (
+    COMPACT_FIELDS,
+    COUNT_INPUT_FIELDS,
+    NEUTRAL_COMPACT,
+    NEUTRAL_COUNT_INPUT,
     NEUTRAL_RESPONSES,
     RESPONSES_FIELDS,
     ResponseRequest,
+    check_included,
     parse_response,
 )
+from penstock.server.openai.responses_stored import input_items, stored_events
 
 __all__ = ["Responses", "routes"]
+
+
+SHOWN = ("include", "include_obfuscation", "starting_after", "stream")
+MOST_DIGITS = 18
 
 
 class Responses:
@@ -47,7 +62,7 @@ class Responses:
         limits = serving.access.limits
         self.store = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
         self._serving = serving
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: dict[str, asyncio.Task[None]] = {}
 
     async def create(self, http_request: Request) -> Response:
         """Make a response: whole, in events, or in the background."""
@@ -59,7 +74,7 @@ class Responses:
         formatter = ResponsesFormatter(self._head(wanted), keeper.keep, logprobs=wanted.logprobs)
         if wanted.background:
             body = formatter.begin()
-            self._start(OutputStream(self._serving.live, parsed), formatter)
+            self._start(response_id, OutputStream(self._serving.live, parsed), formatter)
             return json_response(200, body)
         inner: Delivery
         inner = NamedEventDelivery(formatter) if parsed.stream else WholeDelivery(formatter, parsed.num_choices)
@@ -74,6 +89,51 @@ class Responses:
         self.store.put(StoredResponse(stored.tenant, stored.body | {"status": "cancelled"}, stored.history))
         await self._serving.live.abort_response(response_id, caller.name)
         return self.store.get(response_id, caller.name).body
+
+    async def count(self, http_request: Request) -> Response:
+        """How many tokens an input has, as its conversation is written for the model."""
+        caller = caller_of(http_request.scope)
+
+        def parse(body: JsonObject) -> ResponseRequest:
+            read_fields(body, COUNT_INPUT_FIELDS, NEUTRAL_COUNT_INPUT)
+            return self._parse(body, "resp_count", caller)
+
+        wanted = await self._serving.read(http_request, parse)
+        try:
+            prompt = await self._serving.client.tokenize(wanted.parsed.requests[0].prompt)
+        except RequestError as error:
+            return error_response(error, wanted.parsed.aliases)
+        return json_response(200, {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+
+    async def compact(self, http_request: Request) -> Response:
+        """Make a conversation shorter; see `responses_compact`."""
+        caller = caller_of(http_request.scope)
+        response_id = "resp_" + secrets.token_hex(16)
+
+        def parse(body: JsonObject) -> ResponseRequest:
+            read_fields(body, COMPACT_FIELDS, NEUTRAL_COMPACT)
+            given = {name: body[name] for name in body if name not in NEUTRAL_COMPACT}
+            return self._parse(given, response_id, caller)
+
+        wanted = await self._serving.read(http_request, parse)
+        asked = replace(wanted.parsed, requests=tuple(map(compacting, wanted.parsed.requests)))
+        formatter = CompactionFormatter(response_id, wanted.history)
+        return self._serving.respond(bound(asked, caller), WholeDelivery(formatter, 1))
+
+    def replay(self, response_id: str, caller: Caller, after: int) -> Response:
+        """The events of a stored response with numbers above `after`; of one in the background, when it has ended."""
+        self.store.get(response_id, caller.name)
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            making = self._background.get(response_id)
+            if making is not None:
+                await asyncio.wait([making])
+            with suppress(HttpRefusal):  # it was deleted meanwhile
+                for event in stored_events(self.store.get(response_id, caller.name).body):
+                    if event["sequence_number"] > after:
+                        yield named_event(event)
+
+        return StreamingResponse(events(), headers=EVENT_HEADERS)
 
     def _parse(self, body: JsonObject, response_id: str, caller: Caller) -> ResponseRequest:
         return parse_response(
@@ -100,10 +160,9 @@ class Responses:
             **wanted.repeated,
         }
 
-    def _start(self, outputs: OutputStream, formatter: ResponsesFormatter) -> None:
-        task = asyncio.create_task(_make(outputs, formatter))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    def _start(self, response_id: str, outputs: OutputStream, formatter: ResponsesFormatter) -> None:
+        self._background[response_id] = task = asyncio.create_task(_make(outputs, formatter))
+        task.add_done_callback(lambda _: self._background.pop(response_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +222,13 @@ async def _make(outputs: OutputStream, formatter: ResponsesFormatter) -> None:
         formatter.cancel()
 
 
-def _no_query(http_request: Request) -> None:
-    """Refuse query parameters by name; they would be ignored."""
-    for name in http_request.query_params:
-        where = printable(name)
-        raise InvalidParameter(where, f"{where!r} is not supported here.", code="unsupported_parameter")
-
-
 def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /v1/responses`, `GET` and `DELETE /v1/responses/{response_id}`, and its `POST .../cancel`."""
     responses = Responses(serving)
     extra = request_body(fitted(RESPONSES_FIELDS, serving.card), NEUTRAL_RESPONSES, "input")
     described = answers("Response", stream="text/event-stream")
     found = answers("Response", 400, 401, 403, 404)
+    compat = serving.access.compat
 
     async def create_response(http_request: Request) -> Response:
         """Answer an input, in a conversation that can be continued by id."""
@@ -183,7 +236,13 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     async def get_response(http_request: Request, response_id: str) -> Response:
         """A stored response as it is now."""
-        _no_query(http_request)
+        query = read_query(http_request, *SHOWN, compat=compat)
+        check_included(query.get("include", ()))
+        after = query.get("starting_after", ["-1"])[-1]
+        if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < MOST_DIGITS):
+            raise InvalidParameter("starting_after", "starting_after must be the number of an event.")
+        if flag(query, "stream"):
+            return responses.replay(response_id, caller_of(http_request.scope), int(after))
         return json_response(200, responses.store.get(response_id, caller_of(http_request.scope).name).body)
 
     async def delete_response(http_request: Request, response_id: str) -> Response:
@@ -195,7 +254,29 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """End a response that is being made."""
         return json_response(200, await responses.cancel(response_id, caller_of(http_request.scope)))
 
+    async def list_input_items(http_request: Request, response_id: str) -> Response:
+        """The items that a stored response answered, the latest first."""
+        query = read_query(http_request, "include", *PAGE, compat=compat)
+        check_included(query.get("include", ()))
+        stored = responses.store.get(response_id, caller_of(http_request.scope).name)
+        items = input_items(stored.history[:-1], stored.id.removeprefix("resp_"))  # its answer is the last turn
+        page, about = page_of(items, query, lambda item: str(item["id"]), order="desc")
+        return json_response(200, about | {"data": page})
+
+    async def count_input(http_request: Request) -> Response:
+        """How many tokens an input has."""
+        return await responses.count(http_request)
+
+    async def compact_response(http_request: Request) -> Response:
+        """A conversation made shorter: the user's messages, and a summary of the rest."""
+        return await responses.compact(http_request)
+
+    counting = request_body(fitted(COUNT_INPUT_FIELDS, serving.card), NEUTRAL_COUNT_INPUT, "input")
+    compaction = request_body(fitted(COMPACT_FIELDS, serving.card), NEUTRAL_COMPACT, "input")
     return (
+        Route("POST", "/v1/responses/input_tokens", count_input, answers("InputTokens"), counting),
+        Route("POST", "/v1/responses/compact", compact_response, answers("Compaction"), compaction),
+        Route("GET", "/v1/responses/{response_id}/input_items", list_input_items, answers("Page", 400, 401, 403, 404)),
         Route("POST", "/v1/responses", create_response, described, extra),
         Route("GET", "/v1/responses/{response_id}", get_response, found),
         Route("DELETE", "/v1/responses/{response_id}", delete_response, answers("Deleted", 401, 403, 404)),

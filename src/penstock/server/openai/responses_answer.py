@@ -15,7 +15,7 @@ from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, 
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ToolCall, made_calls
 
-__all__ = ["ResponsesFormatter"]
+__all__ = ["ResponsesFormatter", "usage_of"]
 
 STATUSES = {
     FinishReason.STOP: "completed",
@@ -224,7 +224,7 @@ class ResponsesFormatter:
             "error": None,
             "incomplete_details": None,
             "output": output,
-            "usage": None if usage is None else _usage(usage),
+            "usage": None if usage is None else usage_of(usage),
         }
 
     def _event(self, kind: str, **fields: object) -> JsonObject:
@@ -248,7 +248,8 @@ def _in_events(tokens: Sequence[TokenPiece]) -> list[JsonObject]:
     ]
 
 
-def _usage(usage: Usage) -> JsonObject:
+def usage_of(usage: Usage) -> JsonObject:
+    """Token counts as responses write them."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

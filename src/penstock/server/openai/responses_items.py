@@ -6,6 +6,7 @@ types are refused by name.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -53,6 +54,7 @@ _ITEMS = [
     _MESSAGE,
     _item_schema("function_call", call_id=_STRING, name=_STRING, arguments=_STRING),
     _item_schema("function_call_output", call_id=_STRING, output=_TEXT_OR_PARTS),
+    _item_schema("compaction", encrypted_content=_STRING),
     _item_schema("reasoning", content={"type": "array", "items": _part_schema("reasoning_text")}),
 ]
 INPUT = Kind(
@@ -82,12 +84,14 @@ _FIELDS = {
         Field("arguments", TEXT, "The JSON text of the arguments."),
     ),
     "function_call_output": (*_COMMON, _CALL_ID, Field("output", CONTENT, "What came of the call.")),
+    "compaction": (*_COMMON, Field("encrypted_content", TEXT, "The summary, as /v1/responses/compact returned it.")),
     "reasoning": (*_COMMON, Field("content", PARTS, "What the model thought.")),
 }
 _REQUIRED = {
     "message": ("role", "content"),
     "function_call": ("type", "call_id", "name", "arguments"),
     "function_call_output": ("type", "call_id", "output"),
+    "compaction": ("type", "encrypted_content"),
     "reasoning": ("type",),
 }
 _DIRECT: dict[str, tuple[Any, ...]] = {"caller": ({"type": "direct"},), "namespace": ()}
@@ -95,6 +99,7 @@ _NEUTRALS: dict[str, Neutrals] = {
     "message": {"phase": ()},
     "function_call": _DIRECT | {"async": (False,)},
     "function_call_output": _DIRECT | {"name": ()},
+    "compaction": {"created_by": ()},
     "reasoning": {"summary": ([],), "encrypted_content": ()},
 }
 _PART_FIELDS = (
@@ -154,6 +159,8 @@ def _item(value: Any, path: str, made: dict[str, str]) -> Message:
             return Message("assistant", "", (ToolCall(given["call_id"], given["name"], arguments),))
         case "function_call_output":
             return _result(given, path, made)
+        case "compaction":
+            return Message("user", _summary(given["encrypted_content"], join_path(path, "encrypted_content")))
         case "reasoning":
             parts = _texts(given.get("content", []), join_path(path, "content"), ("reasoning_text",))
             return Message("assistant", "", reasoning=parts)
@@ -161,6 +168,15 @@ def _item(value: Any, path: str, made: dict[str, str]) -> Message:
         where = join_path(path, "role")
         raise InvalidParameter(where, f"{where} must be one of {', '.join(ROLES)}.")
     return Message(ROLES[given["role"]], _texts(given["content"], join_path(path, "content"), PART_TYPES))
+
+
+def _summary(encoded: str, path: str) -> str:
+    """The turn that stands for a conversation that was compacted."""
+    try:
+        text = base64.b64decode(encoded, validate=True).decode("utf-8")
+    except ValueError:
+        raise InvalidParameter(path, f"{path} is not from this server's /v1/responses/compact.") from None
+    return f"Summary of the conversation before:\n{text}"
 
 
 def _result(given: JsonObject, path: str, made: dict[str, str]) -> Message:

@@ -6,7 +6,7 @@ OpenAI), then the input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.api_fields.chat_options import ChatOptions
@@ -34,7 +34,17 @@ from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.openai.responses_items import INPUT, read_items
 from penstock.server.openai.responses_tools import RESPONSE_TOOL_FIELDS, read_response_tools, repeated_tools
 
-__all__ = ["NEUTRAL_RESPONSES", "RESPONSES_FIELDS", "ResponseRequest", "parse_response"]
+__all__ = [
+    "COMPACT_FIELDS",
+    "COUNT_INPUT_FIELDS",
+    "NEUTRAL_COMPACT",
+    "NEUTRAL_COUNT_INPUT",
+    "NEUTRAL_RESPONSES",
+    "RESPONSES_FIELDS",
+    "ResponseRequest",
+    "check_included",
+    "parse_response",
+]
 
 SAMPLING = ("temperature", "top_p")
 FORMATS = ("text", "json_object", "json_schema")
@@ -154,6 +164,29 @@ NEUTRAL_RESPONSES: Neutrals = {
 }
 
 
+COUNTED = (
+    "model",
+    "input",
+    "instructions",
+    "previous_response_id",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+)
+COUNT_INPUT_FIELDS = tuple(field for field in RESPONSES_FIELDS if field.name in COUNTED)
+"""Of `/v1/responses/input_tokens`."""
+NEUTRAL_COUNT_INPUT: Neutrals = {"conversation": (), "personality": (), "truncation": ("disabled",)}
+COMPACT_FIELDS = tuple(
+    field
+    for field in RESPONSES_FIELDS
+    if field.name in ("model", "input", "instructions", "previous_response_id", "prompt_cache_key", "service_tier")
+)
+"""Of `/v1/responses/compact`."""
+NEUTRAL_COMPACT: Neutrals = {"prompt_cache_options": (), "prompt_cache_retention": ("in_memory",)}
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
     """A parsed request.
@@ -242,15 +275,24 @@ def _repeated(given: JsonObject) -> JsonObject:
 def _logprobs(given: JsonObject) -> JsonObject:
     """The `logprobs` parameter: how many alternatives to each token; nothing where none are wanted."""
     included, top = given.get("include", []), given.get("top_logprobs", 0)
-    for name in included:
-        if name not in (LOGPROBS, ENCRYPTED):
-            message = f"include: {printable(name)!r} is not supported here; there are {LOGPROBS} and {ENCRYPTED}."
-            raise InvalidParameter("include", message, code="unsupported_parameter")
+    check_included(included)
     if LOGPROBS in included:
         return {"logprobs": top}
     if top:
         raise InvalidParameter("top_logprobs", f"top_logprobs is only allowed together with include: [{LOGPROBS!r}].")
     return {}
+
+
+def check_included(names: Sequence[str]) -> None:
+    """Check the names in `include`.
+
+    Raises:
+        InvalidParameter: what one of them names is not here.
+    """
+    for name in names:
+        if name not in (LOGPROBS, ENCRYPTED):
+            message = f"include: {printable(name)!r} is not supported here; there are {LOGPROBS} and {ENCRYPTED}."
+            raise InvalidParameter("include", message, code="unsupported_parameter")
 
 
 def _history(

@@ -187,5 +187,50 @@ SCHEMAS: JsonObject = {
         },
         "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
     },
+    "StoredCompletion": {"type": "object", "properties": {"id": STRING, "metadata": {"type": "object"}}},
+    "Page": object_of(
+        {
+            "object": {"type": "string", "const": "list"},
+            "data": list_of({"type": "object"}),
+            "first_id": OPTIONAL_STRING,
+            "last_id": OPTIONAL_STRING,
+            "has_more": {"type": "boolean"},
+        }
+    ),
+    "Scores": object_of(
+        {
+            "id": STRING,
+            "object": {"type": "string", "const": "list"},
+            "created": INTEGER,
+            "model": STRING,
+            "data": list_of(
+                object_of({"index": INTEGER, "object": {"type": "string", "const": "score"}, "score": NUMBER})
+            ),
+            "usage": object_of({"prompt_tokens": INTEGER, "total_tokens": INTEGER}),
+        }
+    ),
+    "Ranking": object_of(
+        {
+            "id": STRING,
+            "model": STRING,
+            "results": list_of(
+                object_of(
+                    {"index": INTEGER, "relevance_score": NUMBER, "document": object_of({"text": STRING})},
+                    optional=("document",),
+                )
+            ),
+            "usage": object_of({"prompt_tokens": INTEGER, "total_tokens": INTEGER}),
+        }
+    ),
+    "InputTokens": object_of({"object": {"type": "string", "const": "response.input_tokens"}, "input_tokens": INTEGER}),
+    "Compaction": object_of(
+        {
+            "id": STRING,
+            "object": {"type": "string", "const": "response.compaction"},
+            "created_at": INTEGER,
+            "output": list_of({"type": "object"}),
+            "usage": {"type": "object"},
+        }
+    ),
     "Deleted": object_of({"id": STRING, "object": STRING, "deleted": {"type": "boolean"}}),
 }

@@ -1,0 +1,88 @@
+"""What is told of a stored response beside itself: the items that it answered, and its events once more.
+
+The events are those that its stream has had, with the text of each part in one delta: a client that builds the response
+from them gets the stored one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.request import Message
+
+__all__ = ["input_items", "stored_events"]
+
+LAST_EVENTS = {"completed": "response.completed", "failed": "response.failed"}
+TEXT_EVENTS = {"reasoning_text": "response.reasoning_text", "output_text": "response.output_text"}
+
+
+def input_items(messages: Sequence[Message], stem: str) -> list[JsonObject]:
+    """A conversation as items, in its order; `stem` makes their ids."""
+    items = [item for message in messages for item in _items(message)]
+    return [{"id": f"{item['type'][:2]}_{stem}_in{index}"} | item for index, item in enumerate(items)]
+
+
+def _items(message: Message) -> Iterator[JsonObject]:
+    if message.role == "tool":
+        yield {
+            "type": "function_call_output",
+            "call_id": message.tool_call_id,
+            "output": message.content,
+            "status": "completed",
+        }
+        return
+    if message.reasoning:
+        parts = [{"type": "reasoning_text", "text": message.reasoning}]
+        yield {"type": "reasoning", "summary": [], "content": parts, "status": "completed"}
+    if message.content or not (message.tool_calls or message.reasoning):
+        kind = "output_text" if message.role == "assistant" else "input_text"
+        part: JsonObject = {"type": kind, "text": message.content}
+        part |= {"annotations": []} if message.role == "assistant" else {}
+        yield {"type": "message", "role": message.role, "content": [part], "status": "completed"}
+    for call in message.tool_calls:
+        what = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        yield {"type": "function_call", "status": "completed"} | what
+
+
+def stored_events(body: JsonObject) -> Iterator[JsonObject]:
+    """The events of a response; of one that is being made, only the first."""
+    for sequence, event in enumerate(_events(body)):
+        yield {"type": event.pop("type"), "sequence_number": sequence} | event
+
+
+def _events(body: JsonObject) -> Iterator[JsonObject]:
+    begun = body | {"status": "in_progress", "output": [], "usage": None, "error": None, "incomplete_details": None}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    if body["status"] == "in_progress":
+        return
+    for index, item in enumerate(body["output"]):
+        yield from _item_events(index, item)
+    yield {"type": LAST_EVENTS.get(body["status"], "response.incomplete"), "response": body}
+
+
+def _item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
+    place = {"item_id": item["id"], "output_index": index}
+    if item["type"] == "function_call":
+        empty = item | {"arguments": "", "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
+        yield {"type": "response.function_call_arguments.delta", "delta": item["arguments"], **place}
+        done = {"name": item["name"], "arguments": item["arguments"]}
+        yield {"type": "response.function_call_arguments.done", **done, **place}
+    else:
+        empty = item | {"content": [], "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
+        for number, part in enumerate(item["content"]):
+            yield from _part_events(part, place | {"content_index": number})
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _part_events(part: JsonObject, place: JsonObject) -> Iterator[JsonObject]:
+    name = TEXT_EVENTS[part["type"]]
+    begun = part | {"text": ""} | ({"logprobs": []} if "logprobs" in part else {})
+    extras: JsonObject = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+    yield {"type": "response.content_part.added", "part": begun, **place}
+    yield {"type": f"{name}.delta", "delta": part["text"], **extras, **place}
+    yield {"type": f"{name}.done", "text": part["text"], **extras, **place}
+    yield {"type": "response.content_part.done", "part": part, **place}
