@@ -91,7 +91,9 @@ def check(bug: str, said: list[dict]) -> None:
     assert all(each["effects"] for each in said), f"{bug} never took effect: {said}"
     missed = [each["seed"] for each in said if each["code"] != 1 or not each["first"]]
     assert not missed, f"{bug} was not found with the seeds {missed}: {said}"
-    assert all(each["last"].startswith("not exact: ") for each in said), said
+    for each in said:  # by a token, or by an invariant of the core that stopped the schedule
+        verdict = "trace of schedule" if "EngineFault" in each["first"] else "not exact: "
+        assert each["last"].startswith(verdict), each
 
 
 @pytest.mark.deep

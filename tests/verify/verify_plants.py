@@ -270,18 +270,21 @@ BUGS: dict[str, Bug] = {
 }
 
 
-def run_verify(arguments: list[str]) -> tuple[int, list[str]]:
-    """`penstock verify` in this process; its exit code and the lines that it printed."""
+def run_verify(arguments: list[str]) -> tuple[int, list[str], str]:
+    """`penstock verify` in this process: its exit code, what it printed, and the invariant that stopped it, if any."""
     from penstock.cli import main
 
     sys.argv = ["penstock", "verify", *arguments]
-    said, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(said):
+    said, complained, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
         try:
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    return code, said.getvalue().splitlines()
+    faults = (
+        line for line in complained.getvalue().splitlines() if " crashed after " in line and "EngineFault" in line
+    )
+    return code, said.getvalue().splitlines(), next(faults, "")
 
 
 def main() -> None:
@@ -291,8 +294,8 @@ def main() -> None:
     effects = plant(BUGS[name]) if name != "none" else lambda: 0
     before = 0
     for seed in range(int(first), int(first) + int(count)):
-        code, lines = run_verify([*arguments, "--seed", str(seed)])
-        named = next((line for line in lines if line.startswith("first mismatch: ")), "")
+        code, lines, fault = run_verify([*arguments, "--seed", str(seed)])
+        named = next((line for line in lines if line.startswith("first mismatch: ")), fault)
         found = {"seed": seed, "code": code, "effects": effects() - before, "first": named, "last": lines[-1]}
         before = effects()
         print(json.dumps(found), flush=True)
