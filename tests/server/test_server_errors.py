@@ -97,9 +97,7 @@ def test_an_unknown_path_is_404(served, path):
     check_error(served.http.get(path), 404, "unknown_url")
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/completions"), ("POST", "/health"), ("PUT", "/generate")]
-)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/completions"), ("POST", "/health"), ("PUT", "/generate")])
 def test_a_wrong_method_is_405_and_says_which_are_right(served, method, path):
     response = served.http.request(method, path)
     check_error(response, 405, "method_not_allowed")
