@@ -120,3 +120,9 @@ def test_a_page_before_a_name_ends_there(names):
     page = names.get("/v1/models?before_id=claude&after_id=acme/tiny-1", headers=VERSION).json()
     assert [model["id"] for model in page["data"]] == ["gpt-4o"]
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("gpt-4o", "gpt-4o", False)
+
+
+@several
+def test_a_served_model_cannot_be_deleted(names):
+    assert names.delete("/v1/models/claude").json()["error"]["code"] == "model_not_deletable"
+    assert names.delete("/v1/models/other").status_code == 404

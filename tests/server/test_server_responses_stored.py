@@ -149,3 +149,14 @@ def test_with_compat_a_query_that_is_not_supported_is_left_out_and_listed():
         made = http.post("/v1/responses", json={"input": "Hi"}).json()
         answer = http.get(f"/v1/responses/{made['id']}?surprise=1&stream=false")
     assert (answer.status_code, answer.headers["x-ignored-params"]) == (200, "surprise")
+
+
+def test_with_compat_what_cannot_be_included_is_listed_beside_the_rest():
+    with running(ScriptedEngine(), access=Access(compat=True)) as url, httpx.Client(base_url=url) as http:
+        made = http.post("/v1/responses", json={"input": "Hi"}).json()
+        for path in ("", "/input_items"):
+            answer = http.get(f"/v1/responses/{made['id']}{path}?include[]=file_search_call.results&surprise=1")
+            assert (answer.status_code, answer.headers["x-ignored-params"]) == (200, "surprise, include")
+        both = http.post("/v1/responses", json={"input": "Hi", "stream": True, "background": True})
+    assert (both.status_code, both.headers["x-ignored-params"]) == (200, "background")
+    assert "response.completed" in both.text

@@ -61,7 +61,9 @@ def parse_leniently(body: JsonObject, parse: Callable[[JsonObject], T], most: in
 def list_ignored(names: list[str], scope: Scope) -> None:
     """Name what was left out in the answer's headers; where nothing was, there is no header."""
     if names:
-        scope.setdefault(EXTRA_HEADERS, {})["x-ignored-params"] = _header(names)
+        headers = scope.setdefault(EXTRA_HEADERS, {})
+        before = [headers["x-ignored-params"]] if "x-ignored-params" in headers else []
+        headers["x-ignored-params"] = ", ".join([*before, _header(names)])
 
 
 def _take_out(value: Any, path: str) -> bool:

@@ -14,7 +14,7 @@ from penstock.api_fields.strict_json import JsonObject, printable
 from penstock.contract.errors import InvalidParameter, UnknownModel
 from penstock.contract.model import ModelCard
 from penstock.server.delivery.serving import Serving
-from penstock.server.http.failures import json_response
+from penstock.server.http.failures import HttpRefusal, json_response
 from penstock.server.http.openapi import answers
 from penstock.server.http.route import Route
 
@@ -41,7 +41,15 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         as_object = _anthropic_model if ANTHROPIC in http_request.headers else _model_object
         return json_response(200, as_object(card, model_id))
 
+    async def delete_model(model_id: str) -> Response:
+        """Refused: what is served is the operator's decision."""
+        if not card.answers_to(model_id):
+            raise UnknownModel(printable(model_id), *card.names)
+        message = "The served model is the operator's choice; it cannot be deleted over HTTP."
+        raise HttpRefusal(403, message, code="model_not_deletable", kind="permission_error")
+
     return (
+        Route("DELETE", "/v1/models/{model_id:path}", delete_model, documented=False),
         Route("GET", "/v1/models", list_models, answers("ModelList", 500)),
         Route("GET", "/v1/models/{model_id:path}", retrieve_model, answers("Model", 404)),
     )

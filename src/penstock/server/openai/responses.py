@@ -27,6 +27,7 @@ from penstock.server.delivery.named_events import NamedEventDelivery, named_even
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.serving import Serving, bound
 from penstock.server.http.caller import Caller, caller_of
+from penstock.server.http.compat import list_ignored
 from penstock.server.http.failures import HttpRefusal, error_object, error_response, json_response, log_failure
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.query import PAGE, flag, page_of, read_query
@@ -230,6 +231,14 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     found = answers("Response", 400, 401, 403, 404)
     compat = serving.access.compat
 
+    def _check_included(query: dict[str, list[str]], http_request: Request) -> None:
+        try:
+            check_included(query.get("include", ()))
+        except InvalidParameter as error:
+            if not compat:
+                raise
+            list_ignored([error.param], http_request.scope)
+
     async def create_response(http_request: Request) -> Response:
         """Answer an input, in a conversation that can be continued by id."""
         return await responses.create(http_request)
@@ -237,7 +246,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     async def get_response(http_request: Request, response_id: str) -> Response:
         """A stored response as it is now."""
         query = read_query(http_request, *SHOWN, compat=compat)
-        check_included(query.get("include", ()))
+        _check_included(query, http_request)
         after = query.get("starting_after", ["-1"])[-1]
         if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < MOST_DIGITS):
             raise InvalidParameter("starting_after", "starting_after must be the number of an event.")
@@ -257,7 +266,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     async def list_input_items(http_request: Request, response_id: str) -> Response:
         """The items that a stored response answered, the latest first."""
         query = read_query(http_request, "include", *PAGE, compat=compat)
-        check_included(query.get("include", ()))
+        _check_included(query, http_request)
         stored = responses.store.get(response_id, caller_of(http_request.scope).name)
         items = input_items(stored.history[:-1], stored.id.removeprefix("resp_"))  # its answer is the last turn
         page, about = page_of(items, query, lambda item: str(item["id"]), order="desc")

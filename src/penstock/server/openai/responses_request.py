@@ -261,7 +261,7 @@ def _way_of_answering(given: JsonObject) -> tuple[bool, bool, bool]:
     )
     if background and (stream or not store):
         message = "background needs store, and does not go together with stream."
-        raise InvalidParameter("background", message)
+        raise InvalidParameter("background", message, code="unsupported_parameter")
     return background, store, stream
 
 
