@@ -321,7 +321,7 @@ def test_the_model_can_be_listed_and_retrieved(client):
         ({"max_completion_tokens": 9000}, openai.BadRequestError, "max_completion_tokens", "context_length_exceeded"),
         ({"messages": []}, openai.BadRequestError, "messages", "missing_value"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, openai.BadRequestError, "messages", None),
-        ({"store": True}, openai.BadRequestError, "store", "unsupported_parameter"),
+        ({"modalities": ["audio"]}, openai.BadRequestError, "modalities", "unsupported_parameter"),
         ({"extra_body": {"surprise": 1}}, openai.BadRequestError, "surprise", "unknown_parameter"),
         ({"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format.type", "invalid_value"),
         ({"model": "another"}, openai.NotFoundError, "model", "model_not_found"),

@@ -100,8 +100,8 @@ def test_an_unknown_model_is_not_found(client):
 
 def test_what_is_not_supported_is_a_bad_request_that_names_it(client):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=HI, store=True)
-    assert (caught.value.param, caught.value.code) == ("store", "unsupported_parameter")
+        client.chat.completions.create(model=MODEL, messages=HI, modalities=["audio"])
+    assert (caught.value.param, caught.value.code) == ("modalities", "unsupported_parameter")
 
 
 def test_a_failure_on_the_way_is_raised_after_what_came_before(client, served):
