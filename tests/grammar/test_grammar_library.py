@@ -145,3 +145,11 @@ def test_a_matcher_that_is_rebuilt_stands_where_the_old_one_stood(lib):
         token = next((one for one in choices[len(taken) :] if again.take(one)), first.closing())
         assert first.take(token)
         taken.append(token)
+
+
+@pytest.mark.parametrize("source", ['{"$ref": "#/$defs/nope"}', '{"type": "string", "pattern": "("}'])
+def test_what_cannot_be_compiled_is_told_without_the_librarys_own_language(lib, source):
+    with pytest.raises(InvalidParameter) as refused:
+        lib.check(schema(source), 100)
+    for internal in ("%llguidance", "x-guidance", "start:", "no_forcing"):
+        assert internal not in str(refused.value)
