@@ -53,7 +53,14 @@ from penstock.exec.kv_store import (
     resolve_kv_dtype,
 )
 from penstock.exec.runner import TorchRunner
-from penstock.exec.start_report import computing_line, mixed_line, onednn_line, weight_formats, wide_heads_line
+from penstock.exec.start_report import (
+    computing_line,
+    mixed_line,
+    onednn_line,
+    sampling_line,
+    weight_formats,
+    wide_heads_line,
+)
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
@@ -61,9 +68,11 @@ from penstock.kernels.weight_memory import give_back
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.cost import cost
 from penstock.nn.reference import ReferenceExecutor
+from penstock.sampling import read_model_defaults
 from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
+from penstock.weights.generation_config import read_generation_config
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.packing import WeightFormat
 from penstock.weights.progress import byte_bar
@@ -228,6 +237,8 @@ def assemble(
             announce(line)
 
     files = find_model(config, cache_dir)
+    recommended = read_generation_config(config.generation_config, files.path)
+    sampling_defaults = read_model_defaults(recommended.values, recommended.origin)
     text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     loaded = load_model(config, files, say)
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
@@ -241,7 +252,10 @@ def assemble(
         template_variables=text.template_variables,
         thinks=text.reply_format.thinks,
         hidden_size=loaded.shape.hidden_size,
+        sampling_defaults=sampling_defaults,
     )
+    if sampling_defaults:
+        say(sampling_line(sampling_defaults, recommended.origin))
     for line in memory.lines():
         say(line)
     engine, intake = _join(config, loaded, text, runner, card, memory, grammars)

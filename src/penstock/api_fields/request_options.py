@@ -171,14 +171,17 @@ def check_stream_options(given: JsonObject) -> bool:
 def read_options(
     given: JsonObject, defaults: JsonObject, aliases: Mapping[str, str], card: ModelCard, limits: RequestLimits
 ) -> RequestOptions:
-    """The options in `given`, completed by the endpoint's `defaults`; errors use the caller's names (`aliases`).
+    """The options in `given`, completed by the endpoint's and the model's defaults.
+
+    Errors use the caller's names (`aliases`).
 
     Raises:
         InvalidParameter: a value is out of range, or two contradict each other.
     """
     names = {each.name for each in PARAMETERS}
     try:
-        params = SamplingParams(**(defaults | {name: value for name, value in given.items() if name in names}))
+        wanted = {name: value for name, value in given.items() if name in names}
+        params = SamplingParams(**(dict(card.sampling_defaults) | defaults | wanted))
         _check_lengths(params, card)
         _check_thinking(params, card)
     except InvalidParameter as error:

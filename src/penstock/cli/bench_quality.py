@@ -35,6 +35,7 @@ _LEFT_OUT = NOT_OFFLINE | {
     "prefix_caching",
     "tool_call_parser",
     "reasoning_parser",
+    "generation_config",
     "record",
 }
 _OPTIONS = (

@@ -56,13 +56,13 @@ class Conversation:
 def command(context: click.Context, /, system: str, **_: object) -> None:
     """Talk to MODEL in the terminal; /help lists what can be typed beside questions."""
     (config,) = build_configs(context, EngineConfig)
-    params = sampling_params(context)
+    sampling_params(context)  # a mistake is told before the model is loaded
     with lasting_imports():
         from penstock.llm.offline import LLM  # brings torch in: not for --help
 
     with LLM(**library_options(config)) as llm:
         click.echo("Type a question; /help for more, /exit to leave.")
-        converse(llm, Conversation(system), params)
+        converse(llm, Conversation(system), sampling_params(context, llm.card.sampling_defaults))
 
 
 def converse(llm: LLM, conversation: Conversation, params: SamplingParams) -> None:

@@ -33,6 +33,7 @@ _LEFT_OUT = NOT_OFFLINE | {
     "kv_cache_memory",
     "tool_call_parser",
     "reasoning_parser",
+    "generation_config",
     "record",
 }
 

@@ -231,6 +231,11 @@ class EngineConfig:
         " leaves it in the text.",
         REASONING_PARSERS,
     )
+    generation_config: str = _option(
+        "auto",
+        "Where sampling defaults come from, for requests that do not give their own: auto takes the model's"
+        " generation_config.json, or what the catalogue says of it; none takes none; else a directory or file.",
+    )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.sampling import SamplingScalar
+
 __all__ = [
     "GgufVocabulary",
     "HuggingFaceText",
@@ -151,6 +153,8 @@ class ModelCard:
         template_variables: what callers may set in every chat template that the model has.
         thinks: whether the model may write reasoning before its answer.
         hidden_size: values of an embedding.
+        sampling_defaults: (name, value) of each sampling parameter that has another value than usual where a request
+            does not give one.
     """
 
     name: str
@@ -161,3 +165,4 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()
     thinks: bool = False
     hidden_size: int = 0
+    sampling_defaults: tuple[tuple[str, SamplingScalar], ...] = ()

@@ -76,6 +76,10 @@ class LLM:
         """What the start report says: model, device, memory; a line each."""
         return self._assembly.report
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How requests without parameters are sampled: the model's own defaults, else those of `SamplingParams`."""
+        return SamplingParams.from_fields(dict(self.card.sampling_defaults))
+
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
         """What a step of these rows takes: bytes that it reads, and operations by kind."""
         return self._assembly.cost(rows)
@@ -91,7 +95,7 @@ class LLM:
 
         Args:
             prompts: a text, a list of texts, token ids, or a list of lists of token ids.
-            sampling_params: one for all, or one a prompt.
+            sampling_params: one for all, or one a prompt; None takes `get_default_sampling_params()`.
             use_tqdm: show a progress bar.
 
         Raises:
@@ -216,7 +220,7 @@ class LLM:
             RequestError: it cannot be served.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         [request_id] = self._queue_all([(self._request(given, params), params.logprobs is not None)])
         return request_id
 
@@ -268,7 +272,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _one_for_each(sampling_params, len(asked))
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_for_each(given, len(asked))
         order = self._queue_all(
             (self._request(*each), each[1].logprobs is not None) for each in zip(asked, params, strict=True)
         )
@@ -344,9 +349,7 @@ class LLM:
         return list(moved.values())
 
 
-def _one_for_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if given is None:
-        return [SamplingParams()] * count
+def _one_for_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
     if isinstance(given, SamplingParams):
         return [given] * count
     if len(given) != count:
