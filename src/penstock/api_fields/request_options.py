@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.api_fields.do_sample import DO_SAMPLE, temperature_of
 from penstock.api_fields.fields import (
     BOOLEAN,
     INTEGER,
@@ -83,12 +84,13 @@ NEUTRAL_COMMON: dict[str, tuple[object, ...]] = {
 
 
 def sampling_fields(*without: str) -> tuple[Field, ...]:
-    """The sampling parameters as request fields; their type and range are checked by `SamplingParams`."""
-    return tuple(
+    """The sampling parameters as request fields, and `do_sample`; type and range are checked by `SamplingParams`."""
+    parameters = tuple(
         Field(each.name, Kind("", each.json_schema(), lambda _: True), each.doc)
         for each in PARAMETERS
         if each.name not in without
     )
+    return (*parameters, DO_SAMPLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,8 @@ def read_options(
     names = {each.name for each in PARAMETERS}
     try:
         wanted = {name: value for name, value in given.items() if name in names}
-        params = SamplingParams(**(dict(card.sampling_defaults) | defaults | wanted))
+        own: JsonObject = dict(card.sampling_defaults) | defaults
+        params = SamplingParams(**(own | wanted | temperature_of(given, own.get("temperature", 1.0))))
         _check_lengths(params, card)
         _check_thinking(params, card)
     except InvalidParameter as error:
