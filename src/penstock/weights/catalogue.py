@@ -8,7 +8,7 @@ Invariant: an entry pins one exact file by SHA-256, so a catalogue name means th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 __all__ = ["CATALOGUE", "CatalogueModel"]
@@ -41,7 +41,7 @@ class CatalogueModel:
     file_bytes: int
     file_sha256: str
     licence: str
-    generation_config: Mapping[str, float]
+    generation_config: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
