@@ -30,7 +30,7 @@ from penstock.contract.config import (
 )
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.model import ModelCard, ModelShape, StepCost, StepRow
+from penstock.contract.model import HuggingFaceText, ModelCard, ModelShape, StepCost, StepRow, TextFiles
 from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
@@ -57,6 +57,7 @@ from penstock.exec.start_report import (
     computing_line,
     mixed_line,
     onednn_line,
+    plain_text_line,
     sampling_line,
     weight_formats,
     wide_heads_line,
@@ -239,7 +240,12 @@ def assemble(
     files = find_model(config, cache_dir)
     recommended = read_generation_config(config.generation_config, files.path)
     sampling_defaults = read_model_defaults(recommended.values, recommended.origin)
-    text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    text = open_text(
+        _text_files(config, files, cache_dir),
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        chat_template=config.chat_template,
+    )
     loaded = load_model(config, files, say)
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
     runner, memory = _build_runner(config, loaded, grammars, text)
@@ -254,6 +260,8 @@ def assemble(
         hidden_size=loaded.shape.hidden_size,
         sampling_defaults=sampling_defaults,
     )
+    if text.plain:
+        say(plain_text_line())
     if sampling_defaults:
         say(sampling_line(sampling_defaults, recommended.origin))
     for line in memory.lines():
@@ -262,6 +270,16 @@ def assemble(
     return Assembly(
         engine, intake, card, config, tuple(report), partial(cost, loaded.program, kv_dtype=loaded.kv_dtype), grammars
     )
+
+
+def _text_files(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> TextFiles:
+    """Where the tokenizer is read from: the model's own files, unless the operator names others."""
+    if not config.tokenizer:
+        return files.text
+    path = pull(config.tokenizer, cache_dir or default_cache_dir(os.environ), show_progress=True)
+    if not path.is_dir():
+        raise ConfigError("tokenizer", f"{path} is no directory with a tokenizer.json")
+    return HuggingFaceText(str(path))
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:

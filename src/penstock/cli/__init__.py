@@ -21,6 +21,7 @@ COMMANDS = {
     "run-batch": "Answer an OpenAI batch file, offline.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
+    "convert": "Turn a GPT-2 in a .pt file into a model directory.",
     "show": "Say what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",

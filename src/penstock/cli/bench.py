@@ -30,7 +30,7 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
 
 
 # Options of the engine that a measurement has no use for: prompts are token ids, all of one rank, and none is queued.
-LEFT_OUT = NOT_OFFLINE | {"model", "tool_call_parser", "reasoning_parser", "generation_config"}
+LEFT_OUT = NOT_OFFLINE | {"model", "tool_call_parser", "reasoning_parser", "chat_template", "generation_config"}
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each size; medians are reported."

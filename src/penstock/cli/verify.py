@@ -33,6 +33,8 @@ _LEFT_OUT = NOT_OFFLINE | {
     "kv_cache_memory",
     "tool_call_parser",
     "reasoning_parser",
+    "tokenizer",
+    "chat_template",
     "generation_config",
     "record",
 }

@@ -13,7 +13,15 @@ from penstock.contract.sampling import SamplingScalar
 from penstock.kernels.backend import Backend
 from penstock.kernels.native import MAX_HEAD_DIM
 
-__all__ = ["computing_line", "mixed_line", "onednn_line", "sampling_line", "weight_formats", "wide_heads_line"]
+__all__ = [
+    "computing_line",
+    "mixed_line",
+    "onednn_line",
+    "plain_text_line",
+    "sampling_line",
+    "weight_formats",
+    "wide_heads_line",
+]
 
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 _NAMED = 3
@@ -71,6 +79,11 @@ def mixed_line(mixed: Collection[str]) -> str:
     return (
         f"rounded          {len(mixed)} fused weights to bfloat16, their parts being of different kinds: {names}{more}"
     )
+
+
+def plain_text_line() -> str:
+    """That conversations are written as plain text."""
+    return "conversations    as plain text: the model has no chat template (--chat-template FILE takes yours)"
 
 
 def sampling_line(defaults: Sequence[tuple[str, SamplingScalar]], origin: str) -> str:
