@@ -90,6 +90,18 @@ class AsyncLLM:
         finally:
             await stream.aclose()
 
+    async def stream_text(
+        self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
+    ) -> AsyncGenerator[str, None]:
+        """As `generate`, but each output is only the text that is new, of the first choice."""
+        shown = 0
+        async with aclosing(self.generate(prompt, sampling_params, request_id)) as stream:
+            async for output in stream:
+                text = output.outputs[0].text
+                if len(text) > shown:
+                    yield text[shown:]
+                    shown = len(text)
+
     def chat(
         self,
         messages: Conversation,
