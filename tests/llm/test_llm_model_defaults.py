@@ -110,3 +110,15 @@ def test_help_says_whose_defaults_they_are():
     shown = " ".join(CliRunner().invoke(penstock, ["generate", "--help"]).output.split())
     assert "[default: (the model's, else 1.0)]" in shown
     assert "[default: 16]" in shown
+
+
+def test_a_bad_parameter_in_a_file_fails_its_line_alone(model, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt": "abc"}, {"prompt": "abc", "top_kk": 1}, {"id": "hot", "prompt": "abc", "temperature": 99}, {}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    generate(model, "--input", str(source), "--output", str(target))
+    results = {each["id"]: each for each in map(json.loads, target.read_text().splitlines())}
+    assert results["1"]["choices"][0]["text"]
+    assert results["2"] == {"id": "2", "error": "line 2: top_kk: is not a sampling parameter; did you mean top_k?"}
+    assert results["hot"]["error"].startswith("line 3: temperature: ")
+    assert results["4"]["error"].startswith("line 4: prompt: give either prompt or messages")

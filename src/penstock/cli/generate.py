@@ -19,7 +19,7 @@ from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
-from penstock.contract.request import Prompt
+from penstock.contract.request import Prompt, TextPrompt
 from penstock.llm.prompts import as_chat_prompt, as_prompt
 from penstock.sampling import SamplingParams
 
@@ -103,26 +103,34 @@ def show_one(llm: LLM, asked: Prompt, params: SamplingParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One line of the input file; `key` is its id, or its line number, and `sampling` what it and the command say."""
+    """One line of the input file.
+
+    Attributes:
+        key: its id, or its line number.
+        sampling: what it and the command say.
+        error: why it cannot be served, with its line number; "" where it can.
+    """
 
     key: str
     asked: Prompt
     sampling: dict[str, Any]
+    error: str = ""
 
 
 def read_jobs(source: Path, sampling: dict[str, Any], chat: bool) -> list[Job]:
-    """Every line of the input, checked before the model is loaded.
+    """Every line of the input, checked before the model is loaded. A request that is wrong fails on its line alone.
 
     Raises:
-        ConfigError: naming the file and the line.
+        ConfigError: naming the file and the line: it is not JSON, or an id is used twice.
     """
     jobs: dict[str, Job] = {}
     for number, record in _read_lines(source):
         place = f"{source}:{number}"
+        key = str(record.pop("id", number))
         try:
-            job = _job(record, str(number), sampling, chat)
+            job = _job(record, key, sampling, chat)
         except RequestError as error:
-            raise ConfigError(place, str(error)) from error
+            job = Job(key, TextPrompt(""), {}, f"line {number}: {error}")
         if job.key in jobs:
             raise ConfigError(place, f"the id {job.key!r} was used on an earlier line")
         jobs[job.key] = job
@@ -146,9 +154,7 @@ def _read_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _job(record: dict[str, Any], number: str, sampling: dict[str, Any], chat: bool) -> Job:
-    fields = dict(record)
-    key = str(fields.pop("id", number))
+def _job(fields: dict[str, Any], key: str, sampling: dict[str, Any], chat: bool) -> Job:
     if ("prompt" in fields) == ("messages" in fields):
         raise InvalidParameter("prompt", "give either prompt or messages")
     if "messages" in fields:
@@ -185,6 +191,9 @@ def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
     keys: dict[str, str] = {}
     defaults = dict(llm.card.sampling_defaults)
     for job in jobs:
+        if job.error:
+            yield {"id": job.key, "error": job.error}
+            continue
         try:
             keys[llm.add_request(job.asked, SamplingParams.from_fields(defaults | job.sampling))] = job.key
         except RequestError as error:
