@@ -144,8 +144,19 @@ quantization: int8
 `avx512`, `avx2` or `portable`) instead of the best that the machine has, or with `torch` none of them
 ([what for](tuning.md#measure)).
 
+**Servers that run** leave a file in `servers/` of the cache directory while they listen; `penstock ps` lists them:
+
+```text
+    PID  MODEL                       FOR  URL
+   4711  smollm2-135m-instruct    12 min  http://127.0.0.1:8000
+```
+
+`penstock rm MODEL` asks (`--yes` does not) and says how many bytes were freed. Beside `penstock chat`:
+[what can be typed there](chat.md).
+
 **Exit codes.** 0: done. 1: our failure, or `penstock verify` could not prove exactness. 2: a mistake in what was given,
-said in one line on standard error. 130: interrupted.
+said in one line on standard error. 130: interrupted, in two seconds at most. `serve` ends with 0 after Ctrl-C or
+SIGTERM: it was told to stop, and did so in order.
 """
 
 if __name__ == "__main__":

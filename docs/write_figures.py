@@ -164,6 +164,15 @@ def cost_rows(record: Record) -> Iterator[tuple[str, str, str]]:
         yield title, divergence[own], divergence[their] if their else ""
 
 
+def shape_rows(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Which share of the machine's limit models of unlike shapes reach, each in a run of `bench batch`."""
+    streams = f"{_joined([str(row['streams']) for row in record['records'][0]['rows']])} streams"
+    yield "share of the machine's limit", f"prefill, {streams}", f"decode, {streams}"
+    yield "---", "---", "---"
+    for each in record["records"]:
+        yield _cells(f"{each['name']}, {each['weights']}", _shares, partial(_limit_shares, each))
+
+
 def _limit_shares(contender: Contender, rate: str) -> list[float]:
     return [row[f"{rate}_share_of_limit"] for row in contender["rows"]]
 
@@ -199,6 +208,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed": ("compare", speed_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
+    "shapes": ("shapes", shape_rows),
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),
 }

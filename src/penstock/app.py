@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from penstock import models
 from penstock.contract.config import (
+    ANY_NAME,
     BYTE_FIELDS,
     EngineConfig,
     Front,
@@ -249,8 +250,9 @@ def assemble(
     loaded = load_model(config, files, say)
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
     runner, memory = _build_runner(config, loaded, grammars, text)
+    names = tuple(dict.fromkeys(name for name in config.served_model_name if name != ANY_NAME)) or (files.name,)
     card = ModelCard(
-        name=config.served_model_name or files.name,
+        name=names[0],
         created=int(time.time()),
         max_model_len=memory.longest_request,
         vocab_size=loaded.shape.vocab_size,
@@ -259,6 +261,9 @@ def assemble(
         thinks=text.reply_format.thinks,
         hidden_size=loaded.shape.hidden_size,
         sampling_defaults=sampling_defaults,
+        named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
+        aliases=names[1:],
+        any_name=ANY_NAME in config.served_model_name,
     )
     if text.plain:
         say(plain_text_line())
@@ -397,8 +402,12 @@ def serve(
     server_options: ServerConfig,
     cache_dir: Path,
     announce: Callable[[str], None],
+    on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
 ) -> None:
-    """Assemble an engine and serve it over HTTP until the process is asked to end."""
+    """Assemble an engine and serve it over HTTP until the process is asked to end.
+
+    `on_ready` is told the URL and the model's name once connections are accepted.
+    """
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
     access = server.open_access(server_options, os.environ)
@@ -410,12 +419,17 @@ def serve(
     if spans is not None:
         observers.append(spans)
     client = assembly.start_client()
+
+    def ready(url: str) -> None:
+        announce(f"listening {url} (POST {url}/v1/chat/completions)")
+        on_ready(url, assembly.card.name)
+
     try:
         app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers)
         server.run(
             app,
             server_options,
-            on_ready=lambda url: announce(f"listening {url} (POST {url}/v1/chat/completions)"),
+            on_ready=ready,
             drain_seconds=server_options.drain_timeout,
         )
     finally:

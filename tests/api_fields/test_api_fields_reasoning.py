@@ -46,13 +46,15 @@ def test_an_effort_becomes_what_the_template_reads(card, effort, expected):
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
-def test_a_model_without_a_switch_refuses_an_effort_by_name(effort):
-    for card in (PLAIN, ALWAYS):
-        if card is PLAIN and effort == "none":
-            continue
-        with pytest.raises(InvalidParameter) as caught:
-            variables(card, reasoning_effort=effort)
-        assert (caught.value.param, caught.value.code) == ("reasoning_effort", "unsupported_parameter")
+def test_a_model_that_always_thinks_refuses_an_effort_by_name(effort):
+    with pytest.raises(InvalidParameter) as caught:
+        variables(ALWAYS, reasoning_effort=effort)
+    assert (caught.value.param, caught.value.code) == ("reasoning_effort", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_to_a_model_that_never_thinks_an_effort_is_a_hint_that_changes_nothing(effort):
+    assert variables(PLAIN, reasoning_effort=effort) == {}
 
 
 def test_an_effort_and_a_variable_may_agree_but_not_contradict_each_other():

@@ -317,7 +317,7 @@ def test_the_model_can_be_listed_and_retrieved(client):
     [
         ({"temperature": -1}, openai.BadRequestError, "temperature", "invalid_value"),
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs", "invalid_value"),
-        ({"stop": ["a"] * 5}, openai.BadRequestError, "stop", "invalid_value"),
+        ({"stop": ["a"] * 65}, openai.BadRequestError, "stop", "invalid_value"),
         ({"max_completion_tokens": 9000}, openai.BadRequestError, "max_completion_tokens", "context_length_exceeded"),
         ({"messages": []}, openai.BadRequestError, "messages", "missing_value"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, openai.BadRequestError, "messages", None),

@@ -218,7 +218,7 @@ def test_trap_07_embeddings_come_in_base64_as_the_client_asks_when_nobody_tells_
     assert all(isinstance(value, float) for value in raw.parse().data[0].embedding)
 
 
-def test_trap_08_no_tokens_are_refused_and_a_prompt_one_below_the_limit_gets_one():
+def test_trap_08_a_chat_of_no_tokens_is_refused_and_a_prompt_one_below_the_limit_gets_one():
     with gated(max_model_len=32, num_blocks=8) as server:
         server.gate.open()
 
@@ -230,12 +230,10 @@ def test_trap_08_no_tokens_are_refused_and_a_prompt_one_below_the_limit_gets_one
         assert request(30, max_tokens=None).json()["usage"]["completion_tokens"] == 2
         over = request(32, max_tokens=1)
         assert (over.status_code, over.json()["error"]["code"]) == (400, "context_length_exceeded")
-        for path, prompt in (
-            ("/v1/completions", {"prompt": "hello"}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
-        ):
-            none = server.post(path, max_tokens=0, **prompt)
-            assert (none.status_code, none.json()["error"]["param"]) == (400, "max_tokens")
+        none = server.post("/v1/chat/completions", max_tokens=0, messages=[{"role": "user", "content": "hello"}])
+        assert (none.status_code, none.json()["error"]["param"]) == (400, "max_tokens")
+        scored = server.post("/v1/completions", max_tokens=0, prompt="hello").json()
+        assert (scored["choices"][0]["text"], scored["usage"]["completion_tokens"]) == ("", 0)
 
 
 @pytest.mark.model

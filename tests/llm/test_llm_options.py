@@ -52,7 +52,7 @@ def test_a_whole_number_stands_for_a_float():
 
 
 QUEUE = {"max_queued_requests": 8, "max_queued_tokens": 100}
-HTTP = {"served_model_name": "mine", "scheduling_policy": "priority"}
+HTTP = {"served_model_name": ("mine",), "scheduling_policy": "priority"}
 
 
 @pytest.mark.parametrize(("library", "unread"), [(LLM, QUEUE | HTTP), (AsyncLLM, HTTP)])

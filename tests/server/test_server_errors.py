@@ -212,10 +212,30 @@ def test_a_body_that_does_not_come_is_408(served, monkeypatch):
     assert b'"request_timeout"' in answer
 
 
+def test_where_there_is_get_there_is_head(served):
+    paths = [path for path, methods in served.http.get("/openapi.json").json()["paths"].items() if "get" in methods]
+    for path in ["/", "/page/app.js", "/engine/events", *paths]:
+        path = path.replace("{model_id}", "acme/tiny-1").replace("{response_id}", "resp_1")
+        head = served.http.head(path)
+        assert head.content == b""
+        if path == "/engine/events":  # which would not end
+            assert (head.status_code, head.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
+            continue
+        get = served.http.get(path)
+        assert (head.status_code, head.headers["content-type"]) == (get.status_code, get.headers["content-type"])
+
+
 def test_a_head_request_is_refused_without_a_body_and_the_connection_lives(served):
-    response = served.http.head("/health")
+    response = served.http.head("/v1/completions")
     assert (response.status_code, response.content) == (405, b"")
     assert served.http.get("/health").status_code == 200
+
+
+def test_a_wrong_method_is_told_every_right_one_of_the_path(served):
+    answer = served.http.post("/v1/responses/resp_1")
+    assert answer.headers["allow"] == "DELETE, GET, HEAD"
+    assert "this endpoint takes DELETE, GET, HEAD" in answer.json()["error"]["message"]
+    assert served.http.post("/v1/nothing", json={}).status_code == 404
 
 
 def test_a_client_that_leaves_within_its_body_asks_nothing(served, caplog):

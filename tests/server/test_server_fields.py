@@ -278,7 +278,7 @@ def test_labels_are_checked_and_the_successor_of_user_is_one(served):
         ({"min_tokens": 65}, "min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"seed": 2**63}, "seed"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"stop": "a" * 257}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"stop_token_ids": [100]}, "stop_token_ids.0"),

@@ -117,7 +117,7 @@ WRONG = {
         "messages": [{"role": "user", "content": [TEXT | {"cache_control": {"type": "for ever"}}]}]
     },
     "system": {"system": 1},
-    "stop_sequences": {"stop_sequences": ["a"] * 5},
+    "stop_sequences": {"stop_sequences": ["a"] * 65},
     "stop_sequences ": {"stop_sequences": [""]},
     "metadata.x": {"metadata": {"x": 1}},
     "surprise": {"surprise": 1},

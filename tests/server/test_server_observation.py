@@ -223,6 +223,7 @@ def test_a_span_is_told_what_the_record_holds_and_joins_the_callers_trace(watche
         "gen_ai.request.top_p": 0.9,
         "gen_ai.request.max_tokens": 7,
         "gen_ai.response.model": CARD.name,
+        "enduser.id": "somebody",
         "gen_ai.usage.num_sequences": 1,
         "gen_ai.usage.prompt_tokens": 9,
         "gen_ai.usage.completion_tokens": 2,
@@ -357,3 +358,30 @@ def test_configuring_twice_writes_each_line_once(capsys):
 def test_an_unknown_format_is_refused():
     with pytest.raises(ConfigError, match="log_format"):
         ServerConfig(log_format="xml")
+
+
+def test_a_span_says_on_whose_behalf_and_with_what_labels(watched):
+    watched.chat(metadata={"ticket": "label-text"})
+    watched.record()
+    attributes = watched.exporter.get_finished_spans()[-1].attributes
+    assert attributes["enduser.id"] == "somebody"
+    assert attributes["penstock.metadata.ticket"] == "label-text"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "metadata": {"user_id": "u7"}},
+        ),
+        ("/v1/responses", {"input": "Hi", "safety_identifier": "u7"}),
+        ("/v1/embeddings", {"input": "Hi", "user": "u7"}),
+        ("/v1/completions", {"prompt": "Hi", "user": "u7"}),
+        ("/generate", {"prompt": "Hi", "user": "u7"}),
+    ],
+)
+def test_every_endpoint_says_on_whose_behalf(watched, path, fields):
+    assert watched.http.post(path, json=fields).status_code == 200
+    watched.record()
+    assert watched.exporter.get_finished_spans()[-1].attributes["enduser.id"] == "u7"

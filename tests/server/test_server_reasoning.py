@@ -20,7 +20,7 @@ NOW = {"type": "function", "function": {"name": "now"}}
 
 
 def test_with_compat_an_effort_that_cannot_be_had_is_left_out_and_listed(served):
-    with running(served.engine, access=Access(compat=True)) as url:
+    with running(served.engine, card=ALWAYS, access=Access(compat=True)) as url:
         answer = served.http.post(url + "/v1/chat/completions", json={"messages": HI, "reasoning_effort": "high"})
     assert answer.status_code == 200
     assert answer.headers["x-ignored-params"] == "reasoning_effort"

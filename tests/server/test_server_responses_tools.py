@@ -250,7 +250,7 @@ def test_an_effort_is_honoured_and_repeated(served):
     assert response.reasoning.effort == "none"
     assert engine.requests[-1].prompt.template_variables == (("enable_thinking", False),)
     with pytest.raises(InvalidParameter) as caught:
-        parsed(reasoning={"effort": "high"})
+        parsed(card=replace(CARD, thinks=True), reasoning={"effort": "high"})
     assert (caught.value.param, caught.value.code) == ("reasoning.effort", "unsupported_parameter")
 
 
@@ -313,11 +313,11 @@ def test_the_other_forms():
         ),
         ({"tools": [NOW], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
         ({"reasoning": {"effort": "lots"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"text": {"verbosity": "endless"}}, "text.verbosity"),
         ({"input": [RESULT]}, "input.0.call_id"),
         ({"input": [CALL, RESULT | {"output": [{"type": "input_image"}]}]}, "input.1.output.0.type"),
         ({"input": [CALL, {"type": "function_call_output", "call_id": "c"}]}, "input.1.output"),

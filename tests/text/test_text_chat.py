@@ -415,3 +415,28 @@ def test_a_template_named_tool_use_serves_conversations_with_tools(saved, tmp_pa
 
 def _render(directory: Path) -> str:
     return open_text(HuggingFaceText(str(directory))).chat_template.render(vocabularies.user("hi")).text
+
+
+# --- who speaks by name
+
+
+@pytest.mark.parametrize(
+    ("source", "roles"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", set()),
+        (
+            "{% for m in messages %}{{ m.name or m.role }}: {{ m.content }}\n{% endfor %}",
+            {"system", "user", "assistant"},
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}{{ m.name }}{% endif %}{{ m.content }}{% endfor %}",
+            {"user"},
+        ),
+        (
+            "{% for m in messages %}{{ raise_exception('none') if m.role == 'system' else m.name }}{% endfor %}",
+            {"user", "assistant"},
+        ),
+    ],
+)
+def test_which_roles_have_a_place_for_a_name(source, roles):
+    assert template(source).named_roles == roles

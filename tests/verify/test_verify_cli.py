@@ -125,8 +125,8 @@ def test_the_seed_decides_what_is_drawn(run, tmp_path):
     ("arguments", "says"),
     [
         (("--requests", "0"), "--requests"),
-        (("--block-size", "0"), "block_size"),
-        (("--new-tokens", "64"), "new_tokens"),
+        (("--block-size", "0"), "--block-size"),
+        (("--new-tokens", "64"), "--new-tokens"),
         ((*SIZES, "--json", "no/such/folder.json"), "--json"),
     ],
 )

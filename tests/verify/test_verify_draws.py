@@ -28,7 +28,7 @@ def draw(count=200, seed=0):
     return draw_requests(count, seed, VOCAB, longest_prompt=40, new_tokens=8)
 
 
-def schedules(requests, count=7, seed=0, served=None, dry=DRY_RUN):
+def schedules(requests, count=7, seed=0, served=None, dry=DRY_RUN, blocks=0):
     return draw_schedules(
         count,
         seed,
@@ -38,6 +38,7 @@ def schedules(requests, count=7, seed=0, served=None, dry=DRY_RUN):
         threads=4,
         model_digest=b"root",
         dry_run=dry,
+        served_blocks=blocks,
     )
 
 
@@ -192,3 +193,14 @@ def test_prompts_shrink_to_the_context_and_outputs_that_fill_it_are_refused():
     assert max(len(request.prompt) for request in report.requests) == 4
     with pytest.raises(ConfigError, match="new_tokens"):
         verify(fake_target(), Budget(new_tokens=64), EngineConfig())
+
+
+def test_the_first_schedule_has_the_kv_blocks_that_the_operator_pays_for():
+    requests = draw(12)
+    enough = schedules(requests)[0].config.num_blocks
+    assert schedules(requests, blocks=10 * enough)[0].config.num_blocks == enough
+    few = schedules(requests, blocks=enough - 1)
+    assert few[0].config.num_blocks == enough - 1
+    assert few[1:] == schedules(requests)[1:]
+    with pytest.raises(ConfigError, match="kv_cache_memory: holds 1 blocks of 16 tokens"):
+        schedules(requests, blocks=1)

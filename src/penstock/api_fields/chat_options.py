@@ -7,6 +7,7 @@ answer that must call a tool.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api_fields.conversation import read_conversation
@@ -19,7 +20,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.request import ChatPrompt, EngineRequest, TemplateValue
+from penstock.contract.request import ChatPrompt, EngineRequest, Message, TemplateValue
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool
 
 __all__ = ["ANSWER_FIELDS", "CHAT_SAMPLING_FIELDS", "PROMPT_FIELDS", "ChatOptions", "read_chat_options"]
@@ -101,6 +102,7 @@ def read_chat_options(given: JsonObject, card: ModelCard, limits: RequestLimits)
 
 def _chat_prompt(given: JsonObject, tools: tuple[Tool, ...], card: ModelCard, limits: RequestLimits) -> ChatPrompt:
     messages = read_conversation(given, limits)
+    _check_names(messages, card)
     continues = given.get("continue_final_message", False)
     if continues and given.get("add_generation_prompt", False):
         message = "continue_final_message and add_generation_prompt contradict each other: give one of them."
@@ -117,6 +119,14 @@ def _chat_prompt(given: JsonObject, tools: tuple[Tool, ...], card: ModelCard, li
     )
     check_prompt_chars(prompt.num_chars, "messages", card, limits)
     return prompt
+
+
+def _check_names(messages: Sequence[Message], card: ModelCard) -> None:
+    for index, message in enumerate(messages):
+        if message.name and message.role != "tool" and message.role not in card.named_roles:
+            where = f"messages.{index}.name"
+            reason = f"{where}: this model's chat template has no place for names of role {message.role!r}."
+            raise InvalidParameter(where, reason, code="unsupported_parameter")
 
 
 def _template_variables(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.api_fields.fields import (
+    INTEGER,
     OBJECT,
     TEXT,
     Field,
@@ -131,7 +132,7 @@ _CALL_FIELDS = (
     Field("id", TEXT, "The call's id."),
     Field("type", TEXT, "Always function."),
     Field("function", OBJECT, "What is called."),
-    Field("index", Kind("an integer", {}, lambda value: type(value) is int), "The place in a stream."),
+    Field("index", INTEGER, "The place in a stream."),
 )
 _FUNCTION_FIELDS = (
     Field("name", TEXT, "The function's name."),

@@ -27,8 +27,10 @@ __all__ = [
     "Kind",
     "Neutrals",
     "join_path",
+    "one_of",
     "read_fields",
     "read_object",
+    "whole_numbers",
 ]
 
 Neutrals = Mapping[str, tuple[Any, ...]]
@@ -37,28 +39,41 @@ Neutrals = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A JSON type: its name in errors, its JSON schema, and a test for values of it."""
+    """A JSON type: its name in errors, its JSON schema, a test for values of it, and their one form."""
 
     name: str
     schema: JsonObject
     accepts: Callable[[Any], bool]
+    canonical: Callable[[Any], Any] = lambda value: value
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that is implemented. `null` is the same as leaving the field out."""
+    """A field that is implemented. `null` is the same as leaving the field out.
+
+    Attributes:
+        hint: it asks for nothing that an answer could lack: it is accepted, checked, and changes nothing.
+    """
 
     name: str
     kind: Kind
     doc: str
+    hint: bool = False
 
 
 def _is_text_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def whole_numbers(value: Any) -> Any:
+    """`value` with the integers that are written as 5.0 as such, in lists too: some languages have no other numbers."""
+    if isinstance(value, list):
+        return [whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT else value
+
+
 def _is_integer(value: Any) -> bool:
-    return type(value) is int  # a JSON true is no 1
+    return type(whole_numbers(value)) is int  # a JSON true is no 1
 
 
 def _is_labels(value: Any) -> bool:
@@ -70,10 +85,11 @@ def _is_labels(value: Any) -> bool:
     )
 
 
+MAX_EXACT = 2**53  # a float beyond may stand for several integers
 MAX_LABELS, MAX_LABEL_KEY, MAX_LABEL_VALUE = 16, 64, 512  # OpenAI's own limits of `metadata`
 
 TEXT = Kind("a string", {"type": "string"}, lambda value: isinstance(value, str))
-INTEGER = Kind("an integer", {"type": "integer"}, _is_integer)
+INTEGER = Kind("an integer", {"type": "integer"}, _is_integer, whole_numbers)
 NUMBER = Kind("a number", {"type": "number"}, lambda value: type(value) in (int, float))
 BOOLEAN = Kind("a boolean", {"type": "boolean"}, lambda value: isinstance(value, bool))
 OBJECT = Kind("an object", {"type": "object"}, lambda value: isinstance(value, dict))
@@ -86,6 +102,7 @@ TOKEN_IDS = Kind(
     "a list of integers",
     {"type": "array", "items": {"type": "integer", "minimum": 0}},
     lambda value: isinstance(value, list) and all(map(_is_integer, value)),
+    whole_numbers,
 )
 LABELS = Kind(
     f"an object of at most {MAX_LABELS} strings, keys of up to {MAX_LABEL_KEY} characters, values of {MAX_LABEL_VALUE}",
@@ -99,22 +116,30 @@ LABELS = Kind(
 )
 
 
+def one_of(*words: str) -> Kind:
+    """One of a few words."""
+    schema = {"type": "string", "enum": list(words)}
+    return Kind(f"one of {', '.join(words)}", schema, lambda value: isinstance(value, str) and value in words)
+
+
 def read_fields(body: JsonObject, fields: Sequence[Field], neutrals: Neutrals, path: str = "") -> JsonObject:
     """The implemented fields of `body` that are not null; each has its declared type.
 
     Raises:
         InvalidParameter: a field is unknown, is not supported at the value it has, or has the wrong type.
     """
-    kinds = {field.name: field.kind for field in fields}
+    known = {field.name: field for field in fields}
     given: JsonObject = {}
     for name, value in body.items():
         where = join_path(path, printable(name))
-        if name not in kinds:
+        if name not in known:
             _refuse_unless_neutral(name, value, neutrals, where)
         elif value is not None:
-            if not kinds[name].accepts(value):
-                raise InvalidParameter(where, f"{where} must be {kinds[name].name}.", code="invalid_type")
-            given[name] = value
+            kind = known[name].kind
+            if not kind.accepts(value):
+                code = "unsupported_parameter" if known[name].hint else "invalid_type"
+                raise InvalidParameter(where, f"{where} must be {kind.name}.", code=code)
+            given[name] = kind.canonical(value)
     return given
 
 
@@ -158,4 +183,6 @@ def _same(value: Any, neutral: Any) -> bool:
 
 def _literal(value: Any) -> str:
     words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value).replace("'", '"')
+    if value is None or isinstance(value, bool):
+        return words[value]
+    return str(value).replace("'", '"') or '""'

@@ -7,7 +7,7 @@ These bounds only describe what the parsers check by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,34 +17,34 @@ from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.model import ModelCard
 
-__all__ = ["fitted"]
+__all__ = ["LENGTHS", "fitted"]
 
-_LENGTHS = {"max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 1, "min_tokens": 0}
+LENGTHS = {"max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 1, "min_tokens": 0}
 """Field that counts tokens -> its least value; its greatest is the context."""
 
 _IDS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids"})
 """Fields in which every integer is a token id."""
 
 
-def fitted(fields: Sequence[Field], card: ModelCard) -> tuple[Field, ...]:
-    """`fields` with schemas that allow no more than this model can do."""
-    return tuple(replace(field, kind=replace(field.kind, schema=_schema(field, card))) for field in fields)
+def fitted(fields: Sequence[Field], card: ModelCard, lengths: Mapping[str, int] = LENGTHS) -> tuple[Field, ...]:
+    """`fields` with schemas that allow no more than this model can do; `lengths` as `LENGTHS`."""
+    return tuple(replace(field, kind=replace(field.kind, schema=_schema(field, card, lengths))) for field in fields)
 
 
-def _schema(field: Field, card: ModelCard) -> JsonObject:
+def _schema(field: Field, card: ModelCard, lengths: Mapping[str, int]) -> JsonObject:
     schema = field.kind.schema
     defaults = dict(card.sampling_defaults)
     if field.name in defaults and "default" in schema:
         return schema | {"default": defaults[field.name]}
-    if field.name in _LENGTHS:
-        bounds = {"type": "integer", "minimum": _LENGTHS[field.name], "maximum": card.max_model_len}
+    if field.name in lengths:
+        bounds = {"type": "integer", "minimum": lengths[field.name], "maximum": card.max_model_len}
         return {name: schema[name] for name in ("default", "description") if name in schema} | bounds
     if field.name in _IDS:
         bounded: JsonObject = _with_ids(schema, {"type": "integer", "minimum": 0, "maximum": card.vocab_size - 1})
         return bounded
     match field.name:
         case "model":
-            return {"type": "string", "enum": [card.name]}
+            return {"type": "string"} if card.any_name else {"type": "string", "enum": list(card.names)}
         case "reasoning_effort":
             return schema | {"enum": _allowed(effort_variables, card)}
         case "output_config":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api_fields.fields import Kind, join_path
+from penstock.api_fields.fields import Kind, join_path, whole_numbers
 from penstock.api_fields.request_options import check_prompt_chars
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter, PromptTooLong
@@ -19,11 +19,17 @@ __all__ = ["PROMPT", "PROMPTS", "check_token_ids", "read_prompt", "split_prompts
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _ONE_PROMPT: list[JsonObject] = [{"type": "string"}, _IDS]
-PROMPT = Kind("a string or a list of token ids", {"anyOf": _ONE_PROMPT}, lambda value: isinstance(value, str | list))
+PROMPT = Kind(
+    "a string or a list of token ids",
+    {"anyOf": _ONE_PROMPT},
+    lambda value: isinstance(value, str | list),
+    whole_numbers,
+)
 PROMPTS = Kind(
     "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     {"anyOf": [*_ONE_PROMPT, *({"type": "array", "items": each, "minItems": 1} for each in _ONE_PROMPT)]},
     lambda value: isinstance(value, str | list),
+    whole_numbers,
 )
 
 

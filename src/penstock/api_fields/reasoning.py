@@ -2,7 +2,7 @@
 
 Decides which variable each word sets, and which words a model cannot follow. A template has a level
 (`reasoning_effort`), a switch (`enable_thinking`, `thinking`), both or neither; with neither, the model thinks always
-or never.
+or never. To one that never thinks every word is a hint that changes nothing: agents send one whatever is served.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def level_variables(effort: str, card: ModelCard, field: str) -> Variables:
     """The variables that set the level, whether or not thinking is on.
 
     Raises:
-        InvalidParameter: the template has no levels.
+        InvalidParameter: the model thinks, and its template has no levels.
     """
+    if LEVEL not in card.template_variables and not card.thinks:
+        return {}  # it does not think, however much it is told to
     if LEVEL not in card.template_variables:
         raise _refusal(field, "this model's chat template has no variable that says how much to think")
     return {LEVEL: effort}

@@ -6,8 +6,9 @@ where one thing is given under two names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.api_fields.do_sample import DO_SAMPLE, temperature_of
 from penstock.api_fields.fields import (
@@ -18,7 +19,9 @@ from penstock.api_fields.fields import (
     Field,
     Kind,
     Neutrals,
+    one_of,
     read_fields,
+    whole_numbers,
 )
 from penstock.api_fields.strict_json import JsonObject, printable
 from penstock.contract.errors import InvalidParameter, UnknownModel
@@ -26,20 +29,22 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.sampling import PARAMETERS, SamplingParams
+from penstock.sampling.parameter import Parameter
 
 __all__ = [
     "COMMON_FIELDS",
+    "HINTS",
     "NEUTRAL_COMMON",
     "NEUTRAL_STREAM_OPTIONS",
     "STREAM_OPTIONS",
     "STREAM_OPTIONS_FIELDS",
     "RequestOptions",
-    "check_model",
     "check_prompt_chars",
     "check_stream_options",
     "max_tokens_alias",
     "read_options",
     "sampling_fields",
+    "served_name",
 ]
 
 MAX_PRIORITY = 2**31 - 1
@@ -51,10 +56,25 @@ NEUTRAL_STREAM_OPTIONS: Neutrals = {"continuous_usage_stats": (False,), "include
 COMMON_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
     Field("stream", BOOLEAN, "Answer piece by piece."),
-    Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged, not stored."),
+    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Prompts share cached work only with prompts of the same salt."),
 )
+HINTS = (
+    Field(
+        "prompt_cache_key",
+        TEXT,
+        "Which requests begin alike: the prefix cache sees that for itself, and finds them without it.",
+        hint=True,
+    ),
+    Field(
+        "service_tier",
+        one_of("auto", "default", "flex", "scale", "priority"),
+        "How the vendor's service would schedule and bill it; here there is one tier.",
+        hint=True,
+    ),
+)
+"""What OpenAI's clients and agents send along, whatever serves them."""
 STREAM_OPTIONS = Field("stream_options", OBJECT, "What a stream carries beside text; only with stream: true.")
 
 
@@ -86,11 +106,22 @@ NEUTRAL_COMMON: dict[str, tuple[object, ...]] = {
 def sampling_fields(*without: str) -> tuple[Field, ...]:
     """The sampling parameters as request fields, and `do_sample`; type and range are checked by `SamplingParams`."""
     parameters = tuple(
-        Field(each.name, Kind("", each.json_schema(), lambda _: True), each.doc)
+        Field(each.name, Kind("", each.json_schema(), lambda _: True, _canonical(each)), each.doc)
         for each in PARAMETERS
         if each.name not in without
     )
     return (*parameters, DO_SAMPLE)
+
+
+def _canonical(parameter: Parameter) -> Callable[[Any], Any]:
+    """How a JSON value of a sampling parameter is written: one of whole numbers has no fractions."""
+    schema = parameter.kind.schema()
+    types = {each.get("items", each).get("type") for each in schema.get("anyOf", [schema])}
+    return whole_numbers if "integer" in types else _unchanged
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +152,21 @@ class RequestOptions:
         )
 
 
-def check_model(body: JsonObject, card: ModelCard) -> None:
-    """Check that the body names the served model, or none.
+def served_name(body: JsonObject, card: ModelCard, limits: RequestLimits) -> str:
+    """The name under which a body asks for the served model, which its answer repeats; the main one where it has none.
 
     Raises:
-        UnknownModel: it names another.
+        UnknownModel: it names another model.
+        InvalidParameter: the name is longer than any.
     """
     asked = body.get("model")
-    if isinstance(asked, str) and asked != card.name:
-        raise UnknownModel(printable(asked), card.name)
+    if not isinstance(asked, str):  # another type is refused with the other fields
+        return card.name
+    if len(asked) > limits.max_name_chars:
+        raise InvalidParameter("model", f"model may have at most {limits.max_name_chars} characters.")
+    if not card.answers_to(asked):
+        raise UnknownModel(printable(asked), *card.names)
+    return asked
 
 
 def check_prompt_chars(count: int, param: str, card: ModelCard, limits: RequestLimits) -> None:

@@ -5,10 +5,13 @@ Exit codes: 0 done, 1 our failure, 2 a mistake in what the user gave (one line s
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 
 import click
 
+from penstock.cli.interrupts import INTERRUPTED, ends_when_interrupted, say_interrupted
 from penstock.contract.errors import PenstockError, RequestError, SetupError
 from penstock.version import __version__
 
@@ -22,14 +25,30 @@ COMMANDS = {
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
     "convert": "Turn a GPT-2 in a .pt file into a model directory.",
+    "rm": "Remove a model from the cache.",
+    "ps": "List the servers that run on this machine.",
     "show": "Say what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
+    "completion": "Print what makes a shell complete commands, options and models.",
 }
+
+
+_OPTION = re.compile(r"[a-z]+(_[a-z]+)*")
 
 
 class _Commands(click.Group):
     """Loads a command's module only when it is called, so that `--help` and `--version` are immediate."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was named, or an error with the ones that may have been meant."""
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            likely = difflib.get_close_matches(args[0], COMMANDS, n=2)
+            meant = f"Did you mean {' or '.join(repr(each) for each in likely)}?" if likely else "See penstock --help."
+            ctx.fail(f"No such command {args[0]!r}. {meant}")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -64,17 +83,33 @@ def main() -> None:
 def run(command: click.Command, name: str) -> None:
     """Run a command under this name and exit with its code; users' mistakes are one line, not a traceback."""
     try:
-        code = command.main(prog_name=name, standalone_mode=False)
+        with ends_when_interrupted():
+            code = _exit_code(command, name)
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        say_interrupted()
+        sys.exit(INTERRUPTED)
+    sys.exit(code)
+
+
+def _exit_code(command: click.Command, name: str) -> int:
+    try:
+        return command.main(prog_name=name, standalone_mode=False) or 0
     except click.ClickException as mistake:
         mistake.show()
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+        return 2
     except (SetupError, RequestError) as mistake:
-        click.echo(f"penstock: {mistake}", err=True)
-        sys.exit(2)
+        click.echo(f"penstock: {_with_flag(mistake)}", err=True)
+        return 2
     except PenstockError as failure:
         click.echo(f"penstock: {failure}", err=True)
-        sys.exit(1)
-    sys.exit(code or 0)
+        return 1
+
+
+def _with_flag(mistake: PenstockError) -> str:
+    """The message; the option that it begins with as people type it, `--max-num-seqs` for `max_num_seqs`."""
+    option = getattr(mistake, "option", "") or getattr(mistake, "param", "")
+    said = str(mistake)
+    if _OPTION.fullmatch(option) and option != "model" and said.startswith(option):
+        return f"--{option.replace('_', '-')}{said.removeprefix(option)}"
+    return said

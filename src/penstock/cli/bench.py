@@ -16,6 +16,7 @@ from penstock.bench.limits import Limits, limits_line, shares
 from penstock.bench.machine import load_average, provenance
 from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
@@ -84,6 +85,7 @@ def batch_command(
     from penstock.exec.device import compute_threads
     from penstock.llm.offline import LLM  # brings torch in: not for --help
 
+    tell_torch_computes(config.device)
     with LLM(**library_options(config) | {"generation_config": "none"}) as llm:
         for line in llm.report:
             click.echo(line, err=json_only(target))

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from penstock.bench.machine import load_average, provenance
 from penstock.bench.variants import VARIANTS
 from penstock.cli.bench_report import json_option, report
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
@@ -98,6 +99,7 @@ def command(
     from penstock.app import find_model  # brings torch in: not for --help
     from penstock.bench import quality
 
+    tell_torch_computes(config.device)
     files = find_model(config)
     variants = quality.possible_variants(config, files, names)
     chunks, text_name = cut_text(files, text_file, context_tokens, tokens)

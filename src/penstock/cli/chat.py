@@ -1,131 +1,256 @@
-"""`penstock chat`: a conversation in the terminal, streamed, with the engine in this process."""
+"""`penstock chat`: a conversation in the terminal, streamed, with the engine in this process or with a server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
 import click
 
+from penstock.cli.chat_input import open_input
+from penstock.cli.chat_partner import EnginePartner, Partner
+from penstock.cli.chat_screen import Screen, open_screen
+from penstock.cli.chat_session import NOT_IN_CHAT, SETTABLE, Conversation, Reply
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
+from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import RequestError
-from penstock.contract.request import ChatPrompt, Message
-from penstock.sampling import SamplingParams
+from penstock.contract.errors import ConfigError, PenstockError
+from penstock.sampling import PARAMETERS, Parameter
 
-if TYPE_CHECKING:
-    from penstock.llm.offline import LLM
+__all__ = ["Chat", "command"]
 
-__all__ = ["command"]
-
-HELP = """/clear    forget the conversation (the system prompt stays)
-/system   show the system prompt, or set it: /system You are terse.
-/help     this list
-/exit     leave (so does Ctrl-D); Ctrl-C stops an answer"""
-
-
-class Conversation:
-    """The messages so far, system prompt first when there is one."""
-
-    def __init__(self, system: str) -> None:
-        self.system = system
-        self._turns: list[Message] = []
-
-    def clear(self) -> None:
-        """Forget every turn."""
-        self._turns = []
-
-    def prompt(self, question: str) -> ChatPrompt:
-        """The conversation with one more question."""
-        head = [Message("system", self.system)] if self.system else []
-        return ChatPrompt((*head, *self._turns, Message("user", question)))
-
-    def remember(self, question: str, answer: str) -> None:
-        """Keep a finished turn."""
-        self._turns += [Message("user", question), Message("assistant", answer)]
+HELP = {
+    "/set": "list the sampling parameters; /set NAME VALUE chooses, /set NAME default takes it back",
+    "/system": "show the system prompt; /system TEXT sets it, /system - removes it",
+    "/retry": "answer the last question again",
+    "/stats": "how fast this conversation was, and what it takes of the context",
+    "/save": "/save FILE: write the conversation as JSON",
+    "/load": "/load FILE: go on with one that was saved, or with a list of messages",
+    "/clear": "forget the conversation (system prompt and parameters stay)",
+    "/help": "this list",
+    "/exit": "leave (so does Ctrl-D); Ctrl-C stops an answer",
+}
+MORE_LINES = "A backslash at the end of a line, or Alt-Enter, begins another line of the question."
+WIDTH = 100
 
 
 @click.command("chat", cls=SectionedCommand)
 @click.option("--system", default="", help="System prompt.")
-@sampling_options(leave_out=frozenset({"best_of", "logprobs_mode", "prompt_logprobs"}), max_tokens=None)
+@click.option(
+    "--base-url",
+    default="",
+    metavar="URL",
+    help="Talk to a server that is running, such as http://127.0.0.1:8000, instead of loading a model; MODEL is then"
+    " a name that it serves, by default the first.",
+)
+@click.option(
+    "--api-key",
+    default="",
+    help="Sent to that server as a bearer token; by default what PENSTOCK_API_KEY holds.",
+)
+@sampling_options(leave_out=NOT_IN_CHAT, max_tokens=None)
 @config_options(EngineConfig, leave_out=NOT_OFFLINE | {"model", "tool_call_parser"})
 @click.pass_context
-def command(context: click.Context, /, system: str, **_: object) -> None:
+def command(context: click.Context, /, system: str, base_url: str, api_key: str, **_: object) -> None:
     """Talk to MODEL in the terminal; /help lists what can be typed beside questions."""
     (config,) = build_configs(context, EngineConfig)
-    sampling_params(context)  # a mistake is told before the model is loaded
+    sampling_params(context)  # what is out of range is said before the model is loaded
+    conversation = Conversation(system, _chosen(context))
+    with _partner(context, config, base_url, api_key) as partner, interrupts_taken():
+        from penstock.weights.locate import default_cache_dir
+
+        screen = open_screen()
+        screen.say(f"{partner.name}: type a question; /help for more, /exit to leave.")
+        Chat(partner, conversation, screen).run(open_input(tuple(HELP), default_cache_dir(os.environ)))
+
+
+@contextmanager
+def _partner(context: click.Context, config: EngineConfig, base_url: str, api_key: str) -> Iterator[Partner]:
+    """Whom to talk to, as the options say."""
+    if base_url:
+        from penstock.cli.chat_server import ServerPartner
+
+        _refuse_engine_options(context)
+        yield ServerPartner(
+            base_url,
+            config.model if _given(context, "model") else "",
+            api_key or os.environ.get("PENSTOCK_API_KEY", ""),
+        )
+        return
+    if api_key:
+        raise ConfigError("api_key", "has no meaning without --base-url")
     with lasting_imports():
         from penstock.llm.offline import LLM  # brings torch in: not for --help
-
+    tell_torch_computes(config.device)
     with LLM(**library_options(config)) as llm:
-        click.echo("Type a question; /help for more, /exit to leave.")
-        converse(llm, Conversation(system), sampling_params(context, llm.card.sampling_defaults))
+        yield EnginePartner(llm)
 
 
-def converse(llm: LLM, conversation: Conversation, params: SamplingParams) -> None:
-    """Read, answer, repeat, until the input ends or /exit."""
-    while True:
+def _given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def _refuse_engine_options(context: click.Context) -> None:
+    """An option of the engine says nothing to a server that runs already."""
+    for name in (*EngineConfig.__dataclass_fields__, "config_file"):
+        if name != "model" and _given(context, name):
+            option = "--config" if name == "config_file" else name
+            raise ConfigError(option, "has no meaning with --base-url: the server has options of its own")
+
+
+def _chosen(context: click.Context) -> dict[str, Any]:
+    """The sampling parameters that the command line names."""
+    names = (each.name for each in PARAMETERS if _given(context, each.name))
+    values = {name: context.params[name] for name in names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+class Chat:
+    """Reads, answers, repeats. Owns the conversation."""
+
+    def __init__(self, partner: Partner, conversation: Conversation, screen: Screen) -> None:
+        self._partner = partner
+        self._conversation = conversation
+        self._screen = screen
+
+    def run(self, read: Callable[[], str]) -> None:
+        """Until the input ends, or /exit."""
+        while True:
+            try:
+                line = read().strip()
+                if line == "/exit":
+                    return
+                self.take(line)
+            except EOFError:
+                click.echo()
+                return
+            except KeyboardInterrupt:
+                self._screen.say("\n(/exit to leave)")
+
+    def take(self, line: str) -> None:
+        """A question, or one of the slash commands; what is wrong with it is said, and nothing has changed."""
         try:
-            line = input("> ").strip()
-        except EOFError:
-            click.echo()
+            if line.startswith("/"):
+                self._obey(line)
+            elif line:
+                self._answer(line)
+        except PenstockError as error:
+            self._screen.say(f"({error})")
+
+    def _obey(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        rest = rest.strip()
+        commands: dict[str, Callable[[str], None]] = {
+            "/set": self._set,
+            "/system": self._system,
+            "/retry": self._retry,
+            "/stats": self._stats,
+            "/save": self._save,
+            "/load": self._load,
+            "/clear": self._clear,
+            "/help": self._help,
+        }
+        if word not in commands:
+            self._screen.say(f"unknown: {word}")
+            word = "/help"
+        commands[word](rest)
+
+    def _answer(self, question: str) -> None:
+        """Stream one answer and keep the turn; an answer that Ctrl-C stopped is kept as far as it got."""
+        conversation, answer, stopped = self._conversation, "", False
+        asked = conversation.asking(question)
+        began = first = time.monotonic()
+        prompt_tokens = tokens = at_first = 0
+        with self._screen.answer() as view:
+            try:
+                with closing(self._partner.stream(asked, conversation.params)) as pieces:
+                    for piece in pieces:
+                        prompt_tokens, tokens = piece.prompt_tokens or prompt_tokens, piece.tokens or tokens
+                        if first == began and (piece.text or piece.reasoning):
+                            first, at_first = time.monotonic(), max(tokens, 1)
+                        answer += piece.text
+                        view.write(piece.text, piece.reasoning)
+            except KeyboardInterrupt:
+                stopped = True
+                view.write(" [stopped]")
+        seconds = time.monotonic() - first
+        rate = (tokens - at_first) / seconds if tokens > at_first and seconds > 0 else 0.0
+        reply = Reply(prompt_tokens, tokens, first - began, rate, stopped)
+        conversation.remember(question, answer, reply)
+        self._screen.aside(reply.line(self._partner.context))
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if name and value.strip():
+            self._conversation.choose(name, value.strip())
+            name = name.replace("-", "_")
+        elif name and name.replace("-", "_") not in SETTABLE:
+            self._conversation.choose(name, "")  # says that there is none
+        for parameter in SETTABLE.values():
+            if name in ("", parameter.name):
+                self._screen.say(self._setting(parameter, whole=bool(name)))
+
+    def _setting(self, parameter: Parameter, *, whole: bool) -> str:
+        """A parameter, its value (chosen, where it has a star) and its meaning, cut to a line unless `whole`."""
+        chosen = self._conversation.params
+        default = None if parameter.name == "max_tokens" else parameter.default
+        value = chosen.get(parameter.name, default)
+        line = f"{'*' if parameter.name in chosen else ' '} {parameter.name:26} {value!s:8} {parameter.doc}"
+        return line if whole or len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "..."
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            self._conversation.system = "" if rest == "-" else rest
+        self._screen.say(self._conversation.system or "(no system prompt)")
+
+    def _retry(self, _: str) -> None:
+        if not self._conversation.turns:
+            self._screen.say("(nothing was asked yet)")
             return
-        except KeyboardInterrupt:
-            click.echo("\n(/exit to leave)")
-            continue
-        if line == "/exit":
-            return
-        if line.startswith("/"):
-            obey(conversation, line)
-        elif line:
-            reply(llm, conversation, line, params)
+        earlier = self._conversation.turns
+        try:
+            self._answer(self._conversation.take_back())
+        except PenstockError:
+            self._conversation.turns = earlier
+            raise
+
+    def _stats(self, _: str) -> None:
+        replies, context = self._conversation.replies, self._partner.context
+        timed = [reply for reply in replies if reply.rate]
+        rate = sum(reply.rate for reply in timed) / len(timed) if timed else 0.0
+        used = replies[-1].used if replies and self._conversation.turns else 0
+        self._screen.say(
+            f"model     {self._partner.name}\n"
+            f"answers   {len(replies)} of {sum(reply.tokens for reply in replies)} tokens, {rate:.1f} tokens/s\n"
+            f"context   {used} of {context or 'unknown'} tokens"
+        )
+
+    def _save(self, rest: str) -> None:
+        self._conversation.save(_path("/save", rest))
+        self._screen.say(f"(saved to {rest})")
+
+    def _load(self, rest: str) -> None:
+        self._conversation.load(_path("/load", rest))
+        self._screen.say(f"({len(self._conversation.turns) // 2} turns from {rest})")
+
+    def _clear(self, _: str) -> None:
+        self._conversation.clear()
+        self._screen.say("(the conversation is forgotten)")
+
+    def _help(self, _: str) -> None:
+        lines = [f"{name:9} {meaning}" for name, meaning in HELP.items()]
+        self._screen.say("\n".join([*lines, MORE_LINES]))
 
 
-def obey(conversation: Conversation, line: str) -> None:
-    """One of the slash commands."""
-    word, _, rest = line.partition(" ")
-    if word == "/clear":
-        conversation.clear()
-        click.echo("(the conversation is forgotten)")
-    elif word == "/system":
-        conversation.system = rest.strip() or conversation.system
-        click.echo(conversation.system or "(no system prompt)")
-    elif word == "/help":
-        click.echo(HELP)
-    else:
-        click.echo(f"unknown: {word}\n{HELP}")
-
-
-def reply(llm: LLM, conversation: Conversation, question: str, params: SamplingParams) -> None:
-    """Stream one answer and keep the turn; an answer stopped by Ctrl-C is kept as far as it got."""
-    answer = ""
-    try:
-        for piece in stream(llm, conversation.prompt(question), params):
-            answer += piece
-            click.echo(piece, nl=False)
-    except RequestError as error:
-        click.echo(f"({error})")
-        return
-    click.echo()
-    conversation.remember(question, answer)
-
-
-def stream(llm: LLM, prompt: ChatPrompt, params: SamplingParams) -> Iterator[str]:
-    """The pieces of one answer as they come."""
-    request_id = llm.add_request(prompt, params)
-    shown = 0
-    try:
-        while llm.has_unfinished_requests():
-            for output in llm.step():
-                text = output.outputs[0].text
-                yield text[shown:]
-                shown = len(text)
-                if output.error:
-                    yield f"\n(the answer failed: {output.error})"
-    except KeyboardInterrupt:
-        yield " [stopped]"
-    finally:  # whoever reads may be interrupted too, between two pieces
-        llm.abort_request(request_id)
+def _path(word: str, rest: str) -> Path:
+    if not rest:
+        raise ConfigError(word, "name a file")
+    return Path(rest)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sampling_options import given_sampling, sampling_options, sampling_params
@@ -76,6 +77,7 @@ def command(
     with lasting_imports():
         from penstock.llm.offline import LLM  # brings torch in: not for --help
 
+    tell_torch_computes(config.device)
     with LLM(**library_options(config)) as llm:
         if target is not None:
             run_jobs(llm, jobs, target)

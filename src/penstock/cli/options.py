@@ -6,7 +6,7 @@ then `--config` file, then default. No environment variable stands in for a flag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,17 @@ def _option(field: Field[Any], section: str) -> Callable[[Any], Any]:
             section=section,
         )
     choices = field.metadata["choices"]
+    if isinstance(field.default, tuple):
+        return click.option(
+            flag,
+            field.name,
+            type=str,
+            multiple=True,
+            metavar="NAME",
+            help=help_text,
+            cls=SectionedOption,
+            section=section,
+        )
     kind: Any = click.Choice(choices) if choices else ByteSize() if field.name in BYTE_FIELDS else type(field.default)
     shown = field.default != ""
     return click.option(
@@ -125,18 +136,25 @@ def _read_file(path: Path, known: set[str]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError("--config", f"{path} must hold `option: value` lines")
     values = {str(key).replace("-", "_"): value for key, value in content.items()}
-    unknown = sorted(values.keys() - known)
+    unknown = values.keys() - known
     if unknown:
         raise ConfigError(
-            "--config", f"{path} has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+            "--config", f"{path} has unknown keys: {_with_dashes(unknown)}; known are {_with_dashes(known)}"
         )
     return values
+
+
+def _with_dashes(names: Iterable[str]) -> str:
+    """Options as their flags spell them."""
+    return ", ".join(sorted(name.replace("_", "-") for name in names))
 
 
 def _convert(context: click.Context, name: str, value: Any, path: Path) -> Any:
     """A value of the file, held to the same type as its flag."""
     for parameter in context.command.params:
         if parameter.name == name:
+            if parameter.multiple and not isinstance(value, list):
+                value = [value]
             try:
                 return parameter.type_cast_value(context, value)
             except click.BadParameter as error:

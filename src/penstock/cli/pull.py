@@ -6,13 +6,14 @@ import os
 
 import click
 
+from penstock.cli.sections import complete_model
 from penstock.contract.config import DEFAULT_MODEL
 
 __all__ = ["command"]
 
 
 @click.command("pull")
-@click.argument("model", default=DEFAULT_MODEL, metavar="[MODEL]")
+@click.argument("model", default=DEFAULT_MODEL, metavar="[MODEL]", shell_complete=complete_model)
 def command(model: str) -> None:
     """Fetch MODEL, verify it, and say where it is; quick when it is there already.
 

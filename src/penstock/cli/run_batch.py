@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 from tqdm import tqdm
 
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
@@ -74,6 +75,7 @@ def command(
     files = BatchFiles(source, results, errors or results)
     total = count_lines(source)
     read_answered(files)  # a file that is not ours is said before the model is loaded
+    tell_torch_computes(config.device)
     with (
         local_application(config, default_cache_dir(os.environ), partial(click.echo, err=True)) as app,
         tqdm(total=total, desc="Answering", unit="line") as bar,

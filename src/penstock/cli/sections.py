@@ -5,13 +5,15 @@ Decides headings and their order alone. Knows no option: each says in which sect
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from penstock.contract.config import DEFAULT_MODEL, EngineConfig, option_help
 
-__all__ = ["OWN", "SectionedCommand", "SectionedOption", "model_argument", "section_of"]
+__all__ = ["OWN", "SectionedCommand", "SectionedOption", "complete_model", "model_argument", "section_of"]
 
 OWN = "Options"
 """The section of a command's own options, which comes first."""
@@ -50,4 +52,14 @@ class SectionedCommand(click.Command):
 
 def model_argument(command: Any) -> Any:
     """Give a command its MODEL, which is the default model when left out."""
-    return click.argument("model", default=DEFAULT_MODEL, metavar="[MODEL]")(command)
+    return click.argument("model", default=DEFAULT_MODEL, metavar="[MODEL]", shell_complete=complete_model)(command)
+
+
+def complete_model(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What a shell offers for MODEL: names that are known or in the cache, else files."""
+    from penstock.weights.catalogue import CATALOGUE
+    from penstock.weights.locate import default_cache_dir, installed_models
+
+    installed = (model.name for model in installed_models(default_cache_dir(os.environ)))
+    names = [name for name in dict.fromkeys((*CATALOGUE, *installed)) if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import click
 
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
+from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
+from penstock.cli.running_servers import listed
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig, ServerConfig
 
@@ -32,4 +36,12 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
         from penstock.app import serve
         from penstock.weights.locate import default_cache_dir
 
-    serve(engine_config, server_config, default_cache_dir(os.environ), announce=click.echo)
+    tell_torch_computes(engine_config.device)
+    cache_dir = default_cache_dir(os.environ)
+    with ExitStack() as while_serving:
+
+        def ready(url: str, model: str) -> None:
+            while_serving.enter_context(listed(cache_dir, url, model))
+            while_serving.enter_context(interrupts_taken())  # from now on the server ends in order
+
+        serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready)

@@ -13,6 +13,7 @@ import click
 from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
+from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
@@ -26,11 +27,10 @@ __all__ = ["command"]
 
 NOT_PROVED = 1
 
-# Options of the engine that mean nothing to a verification: names, queues, memory, and parsers of answers.
+# Options of the engine that mean nothing to a verification: names, queues and parsers of answers.
 _LEFT_OUT = NOT_OFFLINE | {
     "model",
     "max_model_len",
-    "kv_cache_memory",
     "tool_call_parser",
     "reasoning_parser",
     "tokenizer",
@@ -96,6 +96,7 @@ def command(
         from penstock.verify import Budget, ScheduleCrashed, open_target, verify
 
     budget = Budget(requests, schedules, seed, prompt_tokens, new_tokens)
+    tell_torch_computes(config.device)
     loaded = load_model(config, find_model(config), click.echo)
     click.echo(f"verifies         {requests} requests, alone and by {schedules} schedules")
     try:

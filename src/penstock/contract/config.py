@@ -14,6 +14,7 @@ from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS
 
 __all__ = [
+    "ANY_NAME",
     "BYTE_FIELDS",
     "DEFAULT_MODEL",
     "QUANTIZATIONS",
@@ -37,6 +38,9 @@ POLICIES = ("fcfs", "priority")
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "none")
 REASONING_PARSERS = ("auto", "think", "none")
 LOG_FORMATS = ("text", "json")
+
+ANY_NAME = "*"
+"""The served model name that stands for every name."""
 
 BYTE_FIELDS = frozenset({"kv_cache_memory"})
 """Fields that operators may give as text, for `read_bytes`."""
@@ -165,7 +169,12 @@ class EngineConfig:
         "A name that `penstock models` lists, a directory in Hugging Face layout, a .gguf file, or org/name on the"
         " Hugging Face hub.",
     )
-    served_model_name: str = _option("", "The name that clients ask for; by default the model's own.", front=Front.HTTP)
+    served_model_name: tuple[str, ...] = _option(
+        (),
+        "A name that clients ask for; by default the model's own. May be given several times; * serves whatever name is"
+        " asked for.",
+        front=Front.HTTP,
+    )
     dtype: str = _option(
         "auto",
         "Type of weights and activations; auto takes bfloat16 on a CPU with compiled kernels, elsewhere the"
@@ -249,6 +258,10 @@ class EngineConfig:
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:
+        if not isinstance(self.served_model_name, tuple) or not all(
+            each and isinstance(each, str) for each in self.served_model_name
+        ):
+            raise ConfigError("served_model_name", f"must be names, got {self.served_model_name!r}")
         for name in self.__dataclass_fields__:
             choices = self.__dataclass_fields__[name].metadata["choices"]
             if choices and getattr(self, name) not in choices:

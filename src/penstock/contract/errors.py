@@ -100,9 +100,9 @@ class NeverFits(RequestError):
 class UnknownModel(RequestError):
     """The request names a model that this engine does not serve."""
 
-    def __init__(self, asked: str, served: str) -> None:
+    def __init__(self, asked: str, *served: str) -> None:
         super().__init__(
-            f"The model {asked!r} does not exist here; this server serves {served!r}.",
+            f"The model {asked!r} does not exist here; this server serves {', '.join(map(repr, served))}.",
             param="model",
             code="model_not_found",
         )

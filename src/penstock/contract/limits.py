@@ -20,7 +20,7 @@ class RequestLimits:
     """Prompts times choices of one HTTP request."""
     max_embedding_inputs: int = 2048
     """Inputs of one request for embeddings; `max_sequences` of them are in the engine at once."""
-    max_stop_strings: int = 4
+    max_stop_strings: int = 64
     max_stop_string_chars: int = 256
     max_stop_token_ids: int = 64
     max_logprobs: int = 20

@@ -155,6 +155,9 @@ class ModelCard:
         hidden_size: values of an embedding.
         sampling_defaults: (name, value) of each sampling parameter that has another value than usual where a request
             does not give one.
+        named_roles: roles whose messages show a `name` in the model's chat template.
+        aliases: other names of the same model.
+        any_name: whether it answers to whatever name is asked for.
     """
 
     name: str
@@ -166,3 +169,15 @@ class ModelCard:
     thinks: bool = False
     hidden_size: int = 0
     sampling_defaults: tuple[tuple[str, SamplingScalar], ...] = ()
+    named_roles: frozenset[str] = frozenset()
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that the model is listed under, the main one first."""
+        return (self.name, *self.aliases)
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request for this name is served."""
+        return self.any_name or name in self.names

@@ -23,15 +23,16 @@ class _Interrupts:
     def __init__(self) -> None:
         self._own: Callable[[int, FrameType | None], Any] | None = None
         self._came = False
+        self._allowed = False
 
     @property
     def held(self) -> bool:
-        """Whether an interrupt would reach this thread later."""
-        return self._own is not None and threading.current_thread() is threading.main_thread()
+        """Whether this thread would be told of an interrupt later."""
+        return self._own is not None and not self._allowed and _in_main_thread()
 
     def hold(self) -> bool:
         """Remember whatever comes from now on; false where nothing can come, or is held already."""
-        if self._own is not None or threading.current_thread() is not threading.main_thread():
+        if self._own is not None or not _in_main_thread():
             return False
         own = signal.getsignal(signal.SIGINT)
         if not callable(own):
@@ -44,14 +45,35 @@ class _Interrupts:
     def deliver(self) -> None:
         """Put the program's own handler back, and tell it what came meanwhile."""
         own, self._own = self._own, None
-        if own is None:  # an interrupt came just before they were to be held again
+        if own is None:
             return
         signal.signal(signal.SIGINT, own)
         if self._came:
             own(signal.SIGINT, None)
 
+    def allow(self) -> None:
+        """Pass on what came, and what comes from now on."""
+        self._allowed = True
+        if self._came:
+            self._pass_on()
+
+    def forbid(self) -> None:
+        """Remember again."""
+        self._allowed = False
+
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._came = True
+        if self._allowed:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._came = False
+        assert self._own is not None, "allowed is only what is held"
+        self._own(signal.SIGINT, None)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 _INTERRUPTS = _Interrupts()
@@ -76,7 +98,7 @@ def interrupts_allowed() -> Iterator[None]:
         yield
         return
     try:
-        _INTERRUPTS.deliver()
+        _INTERRUPTS.allow()
         yield
     finally:
-        _INTERRUPTS.hold()
+        _INTERRUPTS.forbid()

@@ -27,6 +27,7 @@ __all__ = ["compile_grammar"]
 _NEEDS_CODE = re.compile(r"\\u00(?:0[0-7bef]|1|7f)|\\x[017]")
 """In a schema as JSON, a character that JSON can write in no other way; in a pattern, what may be one."""
 
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
 _FIELD = "structured_outputs"
 _FREE_SPELLING = '%llguidance {"no_forcing": true}'
 _JSON_OPTIONS: JsonCompileOptions = {
@@ -45,7 +46,7 @@ def compile_grammar(grammar: Grammar, speller: Speller) -> LLMatcher:
     """
     matcher = LLMatcher(speller.backend, _definition(grammar), log_level=0, limits=_limits())
     if matcher.is_error():
-        raise InvalidParameter(_FIELD, f"cannot be compiled: {_one_line(matcher.get_error())}")
+        raise InvalidParameter(_FIELD, f"cannot be compiled: {_reason(matcher.get_error(), grammar.kind)}")
     return matcher
 
 
@@ -86,6 +87,13 @@ def _lark(source: str) -> str:
         return any_to_lark(source)
     except Exception as error:  # the converter raises bare exceptions for what it cannot read
         raise InvalidParameter(_FIELD, f"the grammar is not readable: {_one_line(str(error))}") from error
+
+
+def _reason(error: str, kind: GrammarKind) -> str:
+    """What is wrong. The library shows the place in its own language, which only the author of a grammar wrote in."""
+    if kind is GrammarKind.GRAMMAR:
+        return _one_line(error)
+    return _one_line(_PLACE.sub("", error.strip().partition("\n")[0]))
 
 
 def _one_line(text: str) -> str:

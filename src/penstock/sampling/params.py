@@ -64,7 +64,7 @@ class SamplingParams:
         top_k: this many of the most likely tokens; 0 or -1 takes all.
         min_p: tokens at least this fraction as likely as the most likely one; 0 takes all.
         seed: makes a random request repeatable.
-        stop: up to 4 texts that end the completion.
+        stop: texts that end the completion.
         stop_token_ids: token ids that end the completion.
         max_tokens: most tokens to generate; None for the rest of the context.
         min_tokens: nothing stops the completion before it has this many tokens.

@@ -8,6 +8,8 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.routing import Route as AppRoute
 
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import PenstockError
@@ -92,7 +94,18 @@ async def _penstock_error(_: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    return http_error_response(error.status_code, error.headers)
+    headers = dict(error.headers or {})
+    if "Allow" in headers:  # of the first endpoint on this path alone: there may be several
+        headers["Allow"] = ", ".join(_methods(request))
+    return http_error_response(error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the request's path takes."""
+    app: FastAPI = request.app
+    routes = (route for route in app.routes if isinstance(route, AppRoute))
+    found = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in found for method in route.methods or ()})

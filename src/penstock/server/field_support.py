@@ -68,7 +68,6 @@ REASONS = {
     "moderation": _HOSTED,
     "prediction": "There is no speculation from a given text yet.",
     "prompt": "Stored prompts belong to the other vendor's hosted service.",
-    "prompt_cache_key": _AUTOMATIC_CACHE,
     "prompt_cache_options": _AUTOMATIC_CACHE,
     "prompt_cache_retention": _AUTOMATIC_CACHE,
     "prompt_embeds": "No tensors are taken from callers.",
@@ -94,12 +93,14 @@ class FieldSupport:
 
     Attributes:
         honoured: whether it does what it says.
+        hint: whether it is accepted and changes nothing.
         accepted: if it is not honoured, the values beside null that are accepted all the same: they ask for nothing.
         why: what it does, or why it is refused.
     """
 
     field: str
     honoured: bool
+    hint: bool
     accepted: tuple[object, ...]
     why: str
 
@@ -108,9 +109,9 @@ def field_support(endpoint: str) -> Iterator[FieldSupport]:
     """Every field of an endpoint: first what is honoured, then the rest, each by name."""
     fields, neutrals = ENDPOINTS[endpoint]
     for field in sorted(fields, key=lambda each: each.name):
-        yield FieldSupport(field.name, True, (), field.doc)
+        yield FieldSupport(field.name, not field.hint, field.hint, (), field.doc)
     for name in sorted(neutrals.keys() - {field.name for field in fields}):
-        yield FieldSupport(name, False, neutrals[name], REASONS.get(name, NOT_YET))
+        yield FieldSupport(name, False, False, neutrals[name], REASONS.get(name, NOT_YET))
 
 
 def table() -> str:
@@ -119,7 +120,9 @@ def table() -> str:
     for endpoint in ENDPOINTS:
         rows = list(field_support(endpoint))
         honoured = sum(row.honoured for row in rows)
-        parts.append(f"\n## {endpoint}\n\n{honoured} honoured, {len(rows) - honoured} refused, 0 ignored.\n\n")
+        hints = sum(row.hint for row in rows)
+        counts = f"{honoured} honoured, {hints} hints, {len(rows) - honoured - hints} refused, 0 ignored."
+        parts.append(f"\n## {endpoint}\n\n{counts}\n\n")
         parts.append("| field | support | what it does, or why not |\n|---|---|---|\n")
         parts += [f"| `{row.field}` | {_support(row)} | {_cell(row.why)} |\n" for row in rows]
     return "".join(parts)
@@ -128,6 +131,8 @@ def table() -> str:
 def _support(row: FieldSupport) -> str:
     if row.honoured:
         return "honoured"
+    if row.hint:
+        return "a hint"
     if not row.accepted:
         return "refused"
     return "refused, but for " + ", ".join(f"`{_cell(json.dumps(value))}`" for value in row.accepted)
@@ -143,8 +148,9 @@ INTRODUCTION = """\
 Written by `docs/write_api_fields.py` from the tables that requests are checked against; a test holds the two equal, and
 another holds them against the request types of the official `openai` and `anthropic` clients.
 
-No field is silently ignored. It is **honoured**, or **refused** with status 400 and an error that names it. A refused
-field is taken where its value asks for nothing (`null` always does; others are listed). A field that is in no table is
-refused as unknown. With `penstock serve --compat`, what would be refused as unknown or unsupported is left out instead,
-and the answer's `x-ignored-params` header lists it.
+No field is silently ignored. It is **honoured**, or **refused** with status 400 and an error that names it, or **a
+hint**: clients send it along, and it asks for nothing that an answer could lack; it is checked, and changes nothing.
+A refused field is taken where its value asks for nothing (`null` always does; others are listed). A field that is in no
+table is refused as unknown. With `penstock serve --compat`, what would be refused as unknown or unsupported is left out
+instead, and the answer's `x-ignored-params` header lists it.
 """

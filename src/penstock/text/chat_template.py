@@ -36,6 +36,7 @@ from penstock.text.unicode_text import require_unicode
 
 __all__ = ["ChatTemplate"]
 
+_ROLES = ("system", "user", "assistant")
 _ROLE = re.compile(r"[a-z_]{1,32}")
 _OUTPUT_PER_INPUT = 4
 _OUTPUT_EXTRA = 64 * 1024
@@ -90,6 +91,21 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """What a caller may set: the variables that the template reads and nobody else provides."""
         return self._declared - _RESERVED - frozenset(self._special_tokens)
+
+    @property
+    def named_roles(self) -> frozenset[str]:
+        """Roles whose messages show who speaks by name, in a conversation of a turn each."""
+        return frozenset(role for role in _ROLES if self._shows_name(role))
+
+    def _shows_name(self, role: str) -> bool:
+        turns = [Message(each, "Hello.", name="Ada" if each == role else "") for each in _ROLES[_ROLES.index(role) :]]
+        if role == "assistant":  # a conversation begins with the user
+            turns = [Message("user", "Hello."), *turns]
+        try:
+            self.render(turns)
+        except InvalidParameter:  # it has no place for the name, or for the role
+            return False
+        return True
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> RenderedChat:
         """The conversation as the model expects it; as `render_prompt`, without its further wishes."""

@@ -50,7 +50,7 @@ def verify(
         fail_fast: stop after the first schedule in which something differs.
 
     Raises:
-        ConfigError: the budget does not fit the model's context.
+        ConfigError: the budget does not fit the model's context, or a request the KV cache that the operator chose.
         EngineFault: a request cannot be run even alone; a schedule crashed (then it is a `ScheduleCrashed`).
     """
     vocab = Vocab.of(target)
@@ -71,6 +71,7 @@ def verify(
         model_digest=target.model_digest,
         window=target.window,
         dry_run=partial(dry_run, target=target),
+        served_blocks=target.blocks_for(served.kv_cache_memory, served.block_size) if served.kv_cache_memory else 0,
     )
     advance = _counter(on_progress, len(requests) * (1 + sum(schedule.runs for schedule in schedules)))
     try:

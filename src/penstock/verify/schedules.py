@@ -13,6 +13,7 @@ from random import Random
 from typing import Protocol
 
 from penstock.contract.config import EngineConfig, SchedulerConfig
+from penstock.contract.errors import ConfigError
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.verify.requests import Kind, draw_params, draw_prompt, is_plain, kind_of, ragged
 from penstock.verify.vocab import Vocab
@@ -117,6 +118,7 @@ def draw_schedules(
     model_digest: bytes,
     window: int | None = None,
     dry_run: Callable[[Schedule], Seen],
+    served_blocks: int = 0,
 ) -> tuple[Schedule, ...]:
     """Schedule 0 with the sizes of `served`, and drawn ones after it.
 
@@ -131,6 +133,10 @@ def draw_schedules(
         window: see `SchedulerConfig.window`.
         dry_run: runs a schedule without the model. A schedule is drawn up to 16 times, until it preempts and batches
             plain requests as often as its traits ask for; then the best of them is taken.
+        served_blocks: KV blocks of schedule 0; 0 for as many as all requests together need.
+
+    Raises:
+        ConfigError: a request alone needs more than `served_blocks`.
     """
     schedules = []
     for index in range(count):
@@ -139,7 +145,8 @@ def draw_schedules(
         attempts = (
             replace(drawn, config=replace(drawn.config, model_digest=model_digest))
             for drawn in (
-                _draw_schedule(draw, index, traits, requests, served, vocab, threads, window) for _ in range(_ATTEMPTS)
+                _draw_schedule(draw, index, traits, requests, served, vocab, threads, window, served_blocks)
+                for _ in range(_ATTEMPTS)
             )
         )
         schedules.append(_best(attempts, dry_run))
@@ -180,10 +187,14 @@ def _draw_schedule(
     vocab: Vocab,
     threads: int,
     window: int | None,
+    served_blocks: int,
 ) -> Schedule:
     strangers = _draw_strangers(draw, requests, vocab)
     everyone = [*requests, *(stranger.arrival.request for stranger in strangers)]
-    config = _draw_config(draw, traits, everyone, window) if index else _served_config(served, everyone, window)
+    if index:
+        config = _draw_config(draw, traits, everyone, window)
+    else:
+        config = _served_config(served, everyone, window, served_blocks)
     return Schedule(
         index=index,
         config=replace(config, prefix_caching=traits.caching),
@@ -208,7 +219,9 @@ def _deal(index: int, served: EngineConfig) -> _Traits:
     return _Traits(tight, tight or index % 4 == 0, caching=state != 2, runs=2 if state == 0 else 1)
 
 
-def _served_config(served: EngineConfig, everyone: Iterable[SequenceRequest], window: int | None) -> SchedulerConfig:
+def _served_config(
+    served: EngineConfig, everyone: Iterable[SequenceRequest], window: int | None, blocks: int
+) -> SchedulerConfig:
     sizes = SchedulerConfig(
         num_blocks=1,
         block_size=served.block_size,
@@ -217,7 +230,14 @@ def _served_config(served: EngineConfig, everyone: Iterable[SequenceRequest], wi
         max_model_len=_longest(everyone),
         window=window,
     )
-    return replace(sizes, num_blocks=sum(_needs(everyone, sizes)))
+    needs = _needs(everyone, sizes)
+    if blocks and blocks < max(needs):
+        raise ConfigError(
+            "kv_cache_memory",
+            f"holds {blocks} blocks of {served.block_size} tokens, and the longest request needs {max(needs)}: give it"
+            " more, or lower --prompt-tokens",
+        )
+    return replace(sizes, num_blocks=min(blocks or sum(needs), sum(needs)))  # more could never be used
 
 
 def _draw_config(

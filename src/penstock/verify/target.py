@@ -12,6 +12,7 @@ from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.ports import Grammars, Runner
 from penstock.exec.device import compute_threads, open_backend, set_torch_threads
+from penstock.exec.kv_store import blocks_for
 from penstock.text import ReasoningBudgets, TextModel
 
 __all__ = ["Target"]
@@ -31,6 +32,7 @@ class Target:
         text: its tokenizer and chat template.
         grammars: compiles grammars; None if no request is to have one.
         window: see `SchedulerConfig.window`; schedules give blocks back by it, as the engine does.
+        blocks_for: the KV blocks that so many bytes hold, by bytes and block size.
     """
 
     vocab_size: int
@@ -42,6 +44,7 @@ class Target:
     text: TextModel
     grammars: Grammars | None = None
     window: int | None = None
+    blocks_for: Callable[[int, int], int] = lambda memory, block_size: 0  # noqa: ARG005
 
     @classmethod
     def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Target:
@@ -69,4 +72,5 @@ class Target:
             text=text,
             grammars=grammars,
             window=loaded.program.window,
+            blocks_for=lambda memory, size: blocks_for(memory, loaded.program.caches, size, loaded.kv_dtype),
         )

@@ -1,7 +1,8 @@
 """One OpenTelemetry span for each generating request, under the caller's trace where it sent one (W3C Trace Context).
 
-Name and attributes are vLLM's; none of them holds text. OpenTelemetry is optional, so it is imported only when spans
-are wanted.
+Name and attributes are vLLM's, and none of them holds text of a prompt or an answer. The caller's `user` is
+`enduser.id` (OpenTelemetry's semantic conventions), each of its labels `penstock.metadata.NAME`. OpenTelemetry is
+optional, so it is imported only when spans are wanted.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ def span_attributes(
         "http.route": record.route,
         "http.response.status_code": record.status,
     }
+    if parsed.user:
+        attributes["enduser.id"] = parsed.user
+    attributes |= {f"penstock.metadata.{name}": label for name, label in parsed.metadata.items()}
     if request.stop.max_tokens:
         attributes["gen_ai.request.max_tokens"] = request.stop.max_tokens
     if not outputs.usage.prompt_tokens:

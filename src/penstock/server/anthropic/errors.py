@@ -16,6 +16,7 @@ from penstock.api_fields.strict_json import JsonObject, encode
 __all__ = ["AnthropicErrors", "anthropic_error"]
 
 PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+MODELS, VERSION = "/v1/models", b"anthropic-version"
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -35,6 +36,14 @@ def anthropic_error(error: JsonObject, status: int) -> JsonObject:
     return {"type": "error", "error": {"type": kind, "message": error["error"]["message"]}}
 
 
+def _is_anthropic(scope: Scope) -> bool:
+    """Whether the request is one of Anthropic's clients'. Both vendors have `/v1/models`: a header tells them apart."""
+    path: str = scope["path"]
+    if path in PATHS:
+        return True
+    return (path == MODELS or path.startswith(f"{MODELS}/")) and VERSION in dict(scope["headers"])
+
+
 class AnthropicErrors:
     """ASGI middleware; see the module."""
 
@@ -43,7 +52,7 @@ class AnthropicErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass everything through, but rewrite whole error answers."""
-        if scope["type"] != "http" or scope["path"] not in PATHS:
+        if scope["type"] != "http" or not _is_anthropic(scope):
             await self._app(scope, receive, send)
             return
         await self._app(scope, receive, _Rewriter(send).send)

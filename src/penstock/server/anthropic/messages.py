@@ -146,7 +146,7 @@ def _usage(usage: Usage) -> JsonObject:
 def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
     client, card, limits = serving.client, serving.card, serving.limits
-    extra = request_body(fitted(MESSAGES_FIELDS, serving.card), NEUTRAL_MESSAGES, "messages", "max_tokens")
+    extra = request_body(fitted(MESSAGES_FIELDS, serving.card, {}), NEUTRAL_MESSAGES, "messages", "max_tokens")
     described = answers("AnthropicMessage", stream="text/event-stream", error="AnthropicError")
 
     async def messages(http_request: Request) -> Response:
@@ -158,9 +158,9 @@ def routes(serving: Serving) -> tuple[Route, ...]:
                 prompt = await client.tokenize(parsed.requests[0].prompt)
             except RequestError as error:
                 return error_response(error, parsed.aliases)
-            delivery = NamedEventDelivery(MessageFormatter(parsed.id, card.name, len(prompt.token_ids)))
+            delivery = NamedEventDelivery(MessageFormatter(parsed.id, parsed.model, len(prompt.token_ids)))
         else:
-            delivery = WholeDelivery(MessageFormatter(parsed.id, card.name), parsed.num_choices)
+            delivery = WholeDelivery(MessageFormatter(parsed.id, parsed.model), parsed.num_choices)
         return serving.respond(parsed, delivery)
 
     count_extra = request_body(fitted(COUNT_FIELDS, serving.card), NEUTRAL_COUNT, "messages")

@@ -11,7 +11,7 @@ from penstock.api_fields.chat_options import ChatOptions
 from penstock.api_fields.do_sample import DO_SAMPLE
 from penstock.api_fields.fields import BOOLEAN, INTEGER, OBJECT, TEXT, Field, Kind, Neutrals, read_fields, read_object
 from penstock.api_fields.reasoning import Variables, level_variables
-from penstock.api_fields.request_options import check_model, check_prompt_chars, read_options, sampling_fields
+from penstock.api_fields.request_options import check_prompt_chars, read_options, sampling_fields, served_name
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
@@ -44,6 +44,7 @@ STRINGS = Kind(
     {"type": "array", "items": {"type": "string", "minLength": 1}},
     lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 )
+MAX_TOKENS = Kind("an integer", {"type": "integer", "minimum": 1}, INTEGER.accepts, INTEGER.canonical)
 METADATA = Kind(
     "an object",
     {"type": "object", "properties": {"user_id": {"type": ["string", "null"]}}, "additionalProperties": False},
@@ -89,8 +90,8 @@ _PROMPT_FIELDS = (
 )
 MESSAGES_FIELDS = (
     *_PROMPT_FIELDS,
-    Field("max_tokens", INTEGER, "Most tokens to generate."),
-    Field("metadata", METADATA, "user_id: passed to the engine as the request's tenant. Not logged, not stored."),
+    Field("max_tokens", MAX_TOKENS, "Most tokens to generate; where the context holds fewer, as many as fit."),
+    Field("metadata", METADATA, "user_id: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("stop_sequences", STRINGS, "Texts that end the answer."),
     Field("stream", BOOLEAN, "Answer in events."),
     *(field for field in sampling_fields() if field.name in (*SAMPLING, DO_SAMPLE.name)),
@@ -125,13 +126,14 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, MESSAGES_FIELDS, NEUTRAL_MESSAGES)
     if "max_tokens" not in given:
         raise InvalidParameter("max_tokens", "max_tokens is missing.", code="missing_value")
     chat, form = _conversation(given, card, limits)
     metadata = read_fields(given.get("metadata", {}), _METADATA_FIELDS, {}, "metadata")
     wanted = {name: given[name] for name in ("max_tokens", DO_SAMPLE.name, *SAMPLING) if name in given}
+    wanted["max_tokens"] = min(wanted["max_tokens"], card.max_model_len)  # agents ask for 32,000 whatever is served
     wanted |= {"stop": given.get("stop_sequences") or None, "user": metadata.get("user_id", "")}
     wanted["structured_outputs"] = form
     wanted["thinking_token_budget"] = given.get("thinking", {}).get("budget_tokens")
@@ -150,6 +152,8 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
         requests=(chat.applied(options.request(response_id, chat.prompt)),),
         stream=given.get("stream", False),
         aliases=aliases | chat.offer.aliases,
+        model=model,
+        user=options.tenant,
     )
 
 
@@ -159,7 +163,7 @@ def parse_count(body: JsonObject, card: ModelCard, limits: RequestLimits) -> Cha
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    served_name(body, card, limits)
     return _conversation(read_fields(body, COUNT_FIELDS, NEUTRAL_COUNT), card, limits)[0]
 
 

@@ -84,6 +84,11 @@ class OutputStream:
         request = self._parsed.requests[index]
         first = index * request.n
         match output:
+            case ChoiceDelta() if self._parsed.prompt_only:
+                return ()
+            case ChoiceFinished() if self._parsed.prompt_only:
+                self._note(_without_token(output))
+                return (_renumbered(_without_token(output), first),)
             case ChoiceDelta() | ChoiceFinished():  # nearly every output
                 self._note(output)
                 if request.echo and index in self.prompts:  # an abort may come before the prompt
@@ -110,9 +115,10 @@ class OutputStream:
 
     def _add(self, usage: Usage, timings: Timings) -> None:
         self.timings = timings if self.timings is UNTIMED else self.timings.joined(timings)
+        generated = 0 if self._parsed.prompt_only else usage.completion_tokens
         self.usage = Usage(
             prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
-            completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
+            completion_tokens=self.usage.completion_tokens + generated,
             cached_tokens=self.usage.cached_tokens + usage.cached_tokens,
             reasoning_tokens=self.usage.reasoning_tokens + usage.reasoning_tokens,
         )
@@ -122,6 +128,12 @@ def _echo(prompt: PromptTokens, choice: int, request: EngineRequest) -> ChoiceDe
     """The prompt as the beginning of a choice; its tokens have as many alternatives as the generated ones."""
     count = request.sampling.get("logprobs", 0)
     return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
+
+
+def _without_token(end: ChoiceFinished) -> ChoiceFinished:
+    """The end of a choice that was to have no tokens: whatever its one token was, its length ended it."""
+    complete = end.reason in (FinishReason.STOP, FinishReason.LENGTH)
+    return ChoiceFinished(end.choice, FinishReason.LENGTH) if complete else end
 
 
 def _after_echo(prompt: PromptTokens, output: ChoiceDelta | ChoiceFinished) -> ChoiceDelta | ChoiceFinished:

@@ -31,6 +31,10 @@ class ParsedRequest:
         prompt_fields: where each prompt stands in the body, such as `input.3`; empty where all are called `prompt`.
         at_once: how many of the requests may be in the engine at the same time; the others follow, and wait too where
             the engine's queue is full. 0 submits all of them, and refuses the whole answer if the queue is full.
+        user: on whose behalf it comes, by the caller's own word; "" for nobody.
+        metadata: labels of the caller's own.
+        prompt_only: nothing is to be generated: the answer has no token beyond the prompts.
+        model: the name that the request asked for, which the answer repeats.
     """
 
     id: str
@@ -42,6 +46,10 @@ class ParsedRequest:
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
     prompt_fields: tuple[str, ...] = ()
     at_once: int = 0
+    model: str = ""
+    user: str = ""
+    metadata: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
+    prompt_only: bool = False
 
     @property
     def num_choices(self) -> int:

@@ -117,7 +117,9 @@ def error_response(error: Exception, aliases: Mapping[str, str] | None = None) -
 
 def http_error_response(status: int, headers: Mapping[str, str] | None = None) -> Response:
     """The answer where routing failed: no such path, or not with this method."""
-    message = f"{HTTPStatus(status).phrase}: there is no such endpoint here; see /openapi.json."
+    allowed = (headers or {}).get("Allow", "")
+    missing = f"this endpoint takes {allowed}" if allowed else "there is no such endpoint here"
+    message = f"{HTTPStatus(status).phrase}: {missing}; see /openapi.json."
     envelope = _envelope(message, INVALID_REQUEST, "", ROUTING_CODES.get(status, "invalid_request"))
     return json_response(status, envelope, {**(headers or {}), **NO_RETRY})
 

@@ -13,17 +13,18 @@ from fastapi import Request, Response
 from penstock.api_fields.answers import chat_usage_object, logprob_objects
 from penstock.api_fields.chat_options import ANSWER_FIELDS, CHAT_SAMPLING_FIELDS, PROMPT_FIELDS, read_chat_options
 from penstock.api_fields.conversation import MESSAGES
-from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, TEXT, Field, Neutrals, read_fields
+from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, TEXT, Field, Neutrals, one_of, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompt_logprobs import read_prompt_logprobs
 from penstock.api_fields.request_options import (
     COMMON_FIELDS,
+    HINTS,
     NEUTRAL_COMMON,
     STREAM_OPTIONS,
-    check_model,
     check_stream_options,
     max_tokens_alias,
     read_options,
+    served_name,
 )
 from penstock.api_fields.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.api_fields.strict_json import JsonObject
@@ -52,7 +53,14 @@ CHAT_FIELDS = (
     TIMINGS,
     RESPONSE_FORMAT,
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
-    Field("metadata", LABELS, "Labels of the caller's own. Checked, then forgotten: this server stores no requests."),
+    Field("metadata", LABELS, "Labels of the caller's own: attributes of the request's span. Not logged."),
+    Field(
+        "verbosity",
+        one_of("low", "medium", "high"),
+        "How long the answer is to be, for models that were trained to read it: none that is served here.",
+        hint=True,
+    ),
+    *HINTS,
     *COMMON_FIELDS,
     *CHAT_SAMPLING_FIELDS,
 )
@@ -72,13 +80,10 @@ NEUTRAL_CHAT: Neutrals = NEUTRAL_COMMON | {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
     "return_prompt_text": (False,),
-    "service_tier": ("auto", "default"),
     "store": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 
@@ -89,7 +94,7 @@ def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: Requ
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, CHAT_FIELDS, NEUTRAL_CHAT)
     if not card.has_chat_template:
         message = "The served model has no chat template; use /v1/completions."
@@ -107,6 +112,9 @@ def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: Requ
         timings=given.get("timings", False),
         prompt_logprobs=read_prompt_logprobs(options.params, stream=stream, in_choices=False),
         aliases=aliases | chat.offer.aliases,
+        model=model,
+        user=options.tenant,
+        metadata=given.get("metadata", {}),
     )
 
 
@@ -213,7 +221,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """Continue a conversation, as OpenAI's endpoint of this name."""
         parsed = await serving.parse(http_request, "chatcmpl-", parse_chat)
         logprobs = parsed.requests[0].sampling.has("logprobs")
-        formatter = ChatFormatter(parsed.id, serving.card.name, int(time.time()), logprobs)
+        formatter = ChatFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
         return serving.respond(parsed, chunk_delivery(parsed, formatter))
 
     body = request_body(fitted(CHAT_FIELDS, serving.card), NEUTRAL_CHAT, "messages")

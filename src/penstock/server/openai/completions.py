@@ -1,6 +1,6 @@
 """`POST /v1/completions`: its fields, how a body is parsed, and OpenAI's text completion objects for the answer.
 
-`max_tokens` is 16 unless given, as at OpenAI.
+`max_tokens` is 16 unless given, as at OpenAI; 0 generates nothing: with `echo` and `logprobs` a prompt is scored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from fastapi import Request, Response
 
 from penstock.api_fields.answers import finite_logprob, usage_object
 from penstock.api_fields.fields import BOOLEAN, Field, Neutrals, read_fields
-from penstock.api_fields.fitted_fields import fitted
+from penstock.api_fields.fitted_fields import LENGTHS, fitted
 from penstock.api_fields.prompt_logprobs import read_prompt_logprobs
 from penstock.api_fields.prompts import PROMPTS, read_prompt, split_prompts
 from penstock.api_fields.request_options import (
     COMMON_FIELDS,
     NEUTRAL_COMMON,
     STREAM_OPTIONS,
-    check_model,
     check_stream_options,
     read_options,
     sampling_fields,
+    served_name,
 )
 from penstock.api_fields.response_format import RESPONSE_FORMAT, response_format_alias
 from penstock.api_fields.strict_json import JsonObject
@@ -65,9 +65,12 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     aliases = response_format_alias(given)
+    prompt_only = given.get("max_tokens") == 0
+    if prompt_only:
+        given["max_tokens"] = 1  # the engine computes a prompt to generate; `prompt_only` leaves the token out
     options, stream = read_options(given, {"max_tokens": 16}, aliases, card, limits), given.get("stream", False)
     parts = split_prompts(given.get("prompt"), "prompt", limits.max_prompts)
     prompts = [read_prompt(part, path, card, limits) for path, part in parts]
@@ -86,6 +89,9 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
         timings=given.get("timings", False),
         prompt_logprobs=prompt_logprobs,
         aliases=aliases | {"messages": "prompt"},
+        model=model,
+        user=options.tenant,
+        prompt_only=prompt_only,
     )
 
 
@@ -177,9 +183,11 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """Continue text or token ids, as OpenAI's endpoint of this name."""
         parsed = await serving.parse(http_request, "cmpl-", parse_completion)
         logprobs = parsed.requests[0].sampling.has("logprobs")
-        formatter = CompletionFormatter(parsed.id, serving.card.name, int(time.time()), logprobs)
+        formatter = CompletionFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
         return serving.respond(parsed, chunk_delivery(parsed, formatter))
 
-    body = request_body(fitted(COMPLETION_FIELDS, serving.card), NEUTRAL_COMPLETION, "prompt")
+    body = request_body(
+        fitted(COMPLETION_FIELDS, serving.card, LENGTHS | {"max_tokens": 0}), NEUTRAL_COMPLETION, "prompt"
+    )
     described = answers("Completion", stream="text/event-stream")
     return (Route("POST", "/v1/completions", completions, described, body),)

@@ -17,10 +17,10 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, Field, Kind, Neutrals, read_fields
+from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, Field, Neutrals, one_of, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompts import PROMPTS, check_token_ids, split_prompts
-from penstock.api_fields.request_options import check_model, check_prompt_chars, read_options
+from penstock.api_fields.request_options import check_prompt_chars, read_options, served_name
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
@@ -42,22 +42,17 @@ __all__ = ["EMBEDDING_FIELDS", "EmbeddingRequest", "routes", "parse_embeddings"]
 BASE64, FLOAT = "base64", "float"
 
 
-def _one_of(*words: str) -> Kind:
-    name = "one of " + ", ".join(words)
-    return Kind(name, {"type": "string", "enum": list(words)}, lambda value: isinstance(value, str) and value in words)
-
-
 EMBEDDING_FIELDS = (
     Field("input", PROMPTS, "What to embed: text or token ids, one input or several."),
     Field("model", TEXT, "The served model's name; the served model when left out."),
-    Field("encoding_format", _one_of(FLOAT, BASE64), "float: lists of numbers. base64: float32, little-endian."),
+    Field("encoding_format", one_of(FLOAT, BASE64), "float: lists of numbers. base64: float32, little-endian."),
     Field("dimensions", INTEGER, "How many of the first values are kept; what is left is scaled to length 1 again."),
-    Field("pooling", _one_of(*Pooling), "mean (when left out): of all positions. last: the last one's."),
+    Field("pooling", one_of(*Pooling), "mean (when left out): of all positions. last: the last one's."),
     Field("normalize", BOOLEAN, "Whether vectors are scaled to length 1; true when left out."),
     Field(
         "truncate_prompt_tokens", INTEGER, "Keep so many first tokens of each input; -1: as many as the context has."
     ),
-    Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged, not stored."),
+    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Inputs share cached work only with prompts of the same salt."),
 )
@@ -93,7 +88,7 @@ def parse_embeddings(body: JsonObject, response_id: str, card: ModelCard, limits
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS)
     spec, most = _spec(given, card), _most_tokens(given, card)
     options = read_options(given, {}, {}, card, limits)
@@ -111,7 +106,9 @@ def parse_embeddings(body: JsonObject, response_id: str, card: ModelCard, limits
         for index, (path, part) in enumerate(parts)
     )
     fields = tuple(path for path, _ in parts)
-    parsed = ParsedRequest(response_id, requests, prompt_fields=fields, at_once=limits.max_sequences)
+    parsed = ParsedRequest(
+        response_id, requests, prompt_fields=fields, at_once=limits.max_sequences, model=model, user=options.tenant
+    )
     return EmbeddingRequest(parsed, given.get("encoding_format", FLOAT))
 
 
@@ -160,7 +157,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         response_id = "embd-" + secrets.token_hex(16)
         wanted = await serving.read(http_request, lambda body: parse_embeddings(body, response_id, card, limits))
         parsed = bound(wanted.parsed, caller_of(http_request.scope))
-        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, card.name, serving.access.request_seconds)
+        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.access.request_seconds)
         return serving.respond(parsed, delivery)
 
     return (Route("POST", "/v1/embeddings", embeddings, answers("Embeddings"), extra),)
@@ -173,8 +170,8 @@ class _EmbeddingDelivery:
         seconds: how long all of them together may take; 0 for any time.
     """
 
-    def __init__(self, parsed: ParsedRequest, encoding_format: str, model: str, seconds: float) -> None:
-        self._head: JsonObject = {"id": parsed.id, "object": "list", "created": int(time.time()), "model": model}
+    def __init__(self, parsed: ParsedRequest, encoding_format: str, seconds: float) -> None:
+        self._head: JsonObject = {"id": parsed.id, "object": "list", "created": int(time.time()), "model": parsed.model}
         self._count = len(parsed.requests)
         self._written = WRITTEN[encoding_format]
         self._seconds = seconds

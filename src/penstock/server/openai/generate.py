@@ -16,10 +16,10 @@ from penstock.api_fields.prompts import PROMPT, read_prompt
 from penstock.api_fields.request_options import (
     COMMON_FIELDS,
     NEUTRAL_COMMON,
-    check_model,
     max_tokens_alias,
     read_options,
     sampling_fields,
+    served_name,
 )
 from penstock.api_fields.strict_json import JsonObject
 from penstock.api_fields.timings import TIMINGS
@@ -60,7 +60,7 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    served_name(body, card, limits)
     given = read_fields(body, GENERATE_FIELDS, NEUTRAL_GENERATE)
     aliases = max_tokens_alias(given, "max_new_tokens")
     move_stop_on_eos(given)
@@ -78,6 +78,7 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
         timings=timings,
         prompt_logprobs=read_prompt_logprobs(options.params, stream=stream, in_choices=False),
         aliases=aliases | {"messages": "prompt"},
+        user=options.tenant,
     )
 
 

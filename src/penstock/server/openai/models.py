@@ -1,11 +1,17 @@
-"""`GET /v1/models` and `GET /v1/models/{model_id}`: the one served model."""
+"""`GET /v1/models` and `GET /v1/models/{model_id}`: the served model, once for each of its names.
+
+Both vendors have these paths: who sends the header `anthropic-version` is answered in Anthropic's form.
+"""
 
 from __future__ import annotations
 
-from fastapi import Response
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from fastapi import Request, Response
 
 from penstock.api_fields.strict_json import JsonObject, printable
-from penstock.contract.errors import UnknownModel
+from penstock.contract.errors import InvalidParameter, UnknownModel
 from penstock.contract.model import ModelCard
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.failures import json_response
@@ -14,21 +20,26 @@ from penstock.server.http.route import Route
 
 __all__ = ["routes"]
 
+ANTHROPIC = "anthropic-version"
+MOST_MODELS = 1000
+
 
 def routes(serving: Serving) -> tuple[Route, ...]:
     """Both endpoints."""
     card = serving.card
-    model = _model_object(card)
 
-    async def list_models() -> Response:
-        """The one served model, as a list."""
-        return json_response(200, {"object": "list", "data": [model]})
+    async def list_models(http_request: Request) -> Response:
+        """The served model under each of its names."""
+        if ANTHROPIC in http_request.headers:
+            return json_response(200, _anthropic_list(card, http_request.query_params))
+        return json_response(200, {"object": "list", "data": [_model_object(card, name) for name in card.names]})
 
-    async def retrieve_model(model_id: str) -> Response:
+    async def retrieve_model(http_request: Request, model_id: str) -> Response:
         """The served model, by name; names may hold slashes."""
-        if model_id != card.name:
-            raise UnknownModel(printable(model_id), card.name)
-        return json_response(200, model)
+        if not card.answers_to(model_id):
+            raise UnknownModel(printable(model_id), *card.names)
+        as_object = _anthropic_model if ANTHROPIC in http_request.headers else _model_object
+        return json_response(200, as_object(card, model_id))
 
     return (
         Route("GET", "/v1/models", list_models, answers("ModelList", 500)),
@@ -36,9 +47,37 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     )
 
 
-def _model_object(card: ModelCard) -> JsonObject:
+def _anthropic_list(card: ModelCard, query: Mapping[str, str]) -> JsonObject:
+    """A page of Anthropic's list of models.
+
+    Raises:
+        InvalidParameter: the page is described wrongly.
+    """
+    names = list(card.names)
+    for name in query:
+        if name not in ("limit", "after_id", "before_id"):
+            where = printable(name)
+            raise InvalidParameter(where, f"{where!r} is not supported here.", code="unsupported_parameter")
+    limit = query.get("limit", "20")
+    if not limit.isdecimal() or not 1 <= int(limit[:5]) <= MOST_MODELS:
+        raise InvalidParameter("limit", f"limit must lie in 1..{MOST_MODELS}.")
+    if query.get("after_id") in names:
+        names = names[names.index(query["after_id"]) + 1 :]
+    if query.get("before_id") in names:
+        names = names[: names.index(query["before_id"])]
+    data = [_anthropic_model(card, name) for name in names[: int(limit)]]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"data": data, "has_more": len(names) > len(data), **ends}
+
+
+def _anthropic_model(card: ModelCard, name: str) -> JsonObject:
+    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+
+
+def _model_object(card: ModelCard, name: str) -> JsonObject:
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "created": card.created,
         "owned_by": "penstock",

@@ -92,7 +92,7 @@ class Responses:
             "id": wanted.parsed.id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": self._serving.card.name,
+            "model": wanted.parsed.model,
             "background": wanted.background,
             "store": wanted.store,
             "top_logprobs": 0,

@@ -11,9 +11,20 @@ from dataclasses import dataclass
 
 from penstock.api_fields.chat_options import ChatOptions
 from penstock.api_fields.do_sample import DO_SAMPLE
-from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, OBJECT, TEXT, Field, Kind, Neutrals, read_fields
+from penstock.api_fields.fields import (
+    BOOLEAN,
+    INTEGER,
+    LABELS,
+    OBJECT,
+    TEXT,
+    Field,
+    Kind,
+    Neutrals,
+    one_of,
+    read_fields,
+)
 from penstock.api_fields.reasoning import EFFORT, Variables, effort_variables
-from penstock.api_fields.request_options import check_model, check_prompt_chars, read_options, sampling_fields
+from penstock.api_fields.request_options import HINTS, check_prompt_chars, read_options, sampling_fields, served_name
 from penstock.api_fields.strict_json import JsonObject, printable
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import DEFAULT_LIMITS, RequestLimits
@@ -38,8 +49,10 @@ ALIASES = {
 }
 """Names that errors must use here: the engine names chat completions' fields."""
 
-_TEXT_FIELDS = (Field("format", OBJECT, "The form of the answer."),)
-_NEUTRAL_TEXT: Neutrals = {"verbosity": ("medium",)}
+_TEXT_FIELDS = (
+    Field("format", OBJECT, "The form of the answer."),
+    Field("verbosity", one_of("low", "medium", "high"), "How long the answer is to be.", hint=True),
+)
 _FORMAT_FIELDS = (
     Field("type", TEXT, "text, json_object or json_schema."),
     Field("name", TEXT, "What the schema is called; not used."),
@@ -48,7 +61,12 @@ _FORMAT_FIELDS = (
     Field("strict", BOOLEAN, "Either way the schema is followed to the letter."),
 )
 _REASONING_FIELDS = (Field("effort", EFFORT, "How much the model thinks."),)
-_NEUTRAL_REASONING: Neutrals = {"context": ("auto",), "generate_summary": (), "mode": ("standard",), "summary": ()}
+_NEUTRAL_REASONING: Neutrals = {"context": ("auto",), "mode": ("standard",)}
+SUMMARIES = ("auto", "concise", "detailed")
+_NEUTRAL_SUMMARIES: Neutrals = {"generate_summary": SUMMARIES, "summary": SUMMARIES}
+"""Of a model that does not think: there is nothing to be summarised."""
+_NO_SUMMARIES: Neutrals = {"generate_summary": ("auto",), "summary": ("auto",)}
+"""Of a model that does: its reasoning is returned whole."""
 
 REASONING = Kind(
     "an object",
@@ -77,15 +95,17 @@ FORM = Kind(
     lambda value: isinstance(value, dict),
 )
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 INCLUDES = Kind(
     "a list of strings",
-    {"type": "array", "items": {"enum": [LOGPROBS]}},
+    {"type": "array", "items": {"enum": [LOGPROBS, ENCRYPTED]}},
     lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 )
 TOP_LOGPROBS = Kind(
     "an integer",
     {"type": "integer", "minimum": 0, "maximum": DEFAULT_LIMITS.max_logprobs},
     INTEGER.accepts,
+    INTEGER.canonical,
 )
 RESPONSES_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
@@ -107,13 +127,17 @@ RESPONSES_FIELDS = (
     Field(
         "include",
         INCLUDES,
-        "message.output_text.logprobs: the log probability of each token of the message. What else OpenAI can include"
-        " there is none of here.",
+        "message.output_text.logprobs: the log probability of each token of the message. reasoning.encrypted_content"
+        " changes nothing: reasoning is returned as it is, and taken back so. What else OpenAI can include is of tools"
+        " that it runs itself.",
     ),
     Field("top_logprobs", TOP_LOGPROBS, "How many top tokens to return at each position; needs include."),
-    Field("metadata", LABELS, "Labels of the caller's own, repeated in the response."),
-    Field("user", TEXT, "On whose behalf: passed to the engine as the request's tenant. Not logged."),
+    Field(
+        "metadata", LABELS, "Labels of the caller's own, repeated in the response; attributes of the request's span."
+    ),
+    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
+    *HINTS,
     *(field for field in sampling_fields() if field.name in (*SAMPLING, DO_SAMPLE.name)),
 )
 NEUTRAL_RESPONSES: Neutrals = {
@@ -124,10 +148,8 @@ NEUTRAL_RESPONSES: Neutrals = {
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
-    "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
-    "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
     "truncation": ("disabled",),
 }
@@ -170,7 +192,7 @@ def parse_response(
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    model = served_name(body, card, limits)
     given = read_fields(body, RESPONSES_FIELDS, NEUTRAL_RESPONSES)
     if not card.has_chat_template:
         raise InvalidParameter("input", "The served model has no chat template.", code="unsupported_model")
@@ -186,7 +208,15 @@ def parse_response(
     effort, variables = _effort(given, card)
     chat = _chat(given, history, variables, card, limits)
     request = chat.applied(options.request(response_id, chat.prompt))
-    parsed = ParsedRequest(response_id, (request,), stream=stream, aliases=ALIASES | chat.offer.aliases)
+    parsed = ParsedRequest(
+        response_id,
+        (request,),
+        stream=stream,
+        aliases=ALIASES | chat.offer.aliases,
+        model=model,
+        user=options.tenant,
+        metadata=given.get("metadata", {}),
+    )
     repeated = _repeated(given) | {name: getattr(options.params, name) for name in SAMPLING}
     repeated |= {"reasoning": {"effort": effort, "summary": None}, "text": {"format": form}}
     return ResponseRequest(parsed, history, repeated, background, store, "logprobs" in wanted)
@@ -214,10 +244,10 @@ def _logprobs(given: JsonObject) -> JsonObject:
     """The `logprobs` parameter: how many alternatives to each token; nothing where none are wanted."""
     included, top = given.get("include", []), given.get("top_logprobs", 0)
     for name in included:
-        if name != LOGPROBS:
-            message = f"include: {printable(name)!r} is not supported here; there is {LOGPROBS}."
+        if name not in (LOGPROBS, ENCRYPTED):
+            message = f"include: {printable(name)!r} is not supported here; there are {LOGPROBS} and {ENCRYPTED}."
             raise InvalidParameter("include", message, code="unsupported_parameter")
-    if included:
+    if LOGPROBS in included:
         return {"logprobs": top}
     if top:
         raise InvalidParameter("top_logprobs", f"top_logprobs is only allowed together with include: [{LOGPROBS!r}].")
@@ -249,7 +279,8 @@ def _chat(
 
 def _effort(given: JsonObject, card: ModelCard) -> tuple[str | None, Variables]:
     """The effort, and the template variables that it sets."""
-    rules = read_fields(given.get("reasoning", {}), _REASONING_FIELDS, _NEUTRAL_REASONING, "reasoning")
+    neutrals = {**_NEUTRAL_REASONING, **(_NO_SUMMARIES if card.thinks else _NEUTRAL_SUMMARIES)}
+    rules = read_fields(given.get("reasoning", {}), _REASONING_FIELDS, neutrals, "reasoning")
     if "effort" not in rules:
         return None, {}
     return rules["effort"], effort_variables(rules["effort"], card, "reasoning.effort")
@@ -257,7 +288,7 @@ def _effort(given: JsonObject, card: ModelCard) -> tuple[str | None, Variables]:
 
 def _format(given: JsonObject) -> JsonObject:
     """`text.format`, checked; plain text by default."""
-    text = read_fields(given.get("text", {}), _TEXT_FIELDS, _NEUTRAL_TEXT, "text")
+    text = read_fields(given.get("text", {}), _TEXT_FIELDS, {}, "text")
     form = read_fields(text.get("format", PLAIN_FORMAT), _FORMAT_FIELDS, {}, "text.format")
     if form.get("type") not in FORMATS:
         raise InvalidParameter("text.format.type", f"text.format.type must be one of {', '.join(FORMATS)}.")

@@ -91,6 +91,9 @@ def _answer(kind: str, choice: JsonObject, usage: str = "Usage", **optional: Jso
 
 _FROM_MODEL = {each.name: dict(each.kind.schema()) for each in PARAMETERS if each.from_model}
 
+_ANTHROPIC_MODEL = object_of(
+    {"type": {"type": "string", "const": "model"}, "id": STRING, "display_name": STRING, "created_at": STRING}
+)
 SCHEMAS: JsonObject = {
     "Usage": object_of(
         {
@@ -163,6 +166,15 @@ SCHEMAS: JsonObject = {
             "parent": {"type": "null"},
             "max_model_len": INTEGER,
             "default_sampling_params": object_of(_FROM_MODEL, optional=tuple(_FROM_MODEL)),
+        }
+    ),
+    "AnthropicModel": _ANTHROPIC_MODEL,
+    "AnthropicModelList": object_of(
+        {
+            "data": list_of(reference("AnthropicModel")),
+            "has_more": {"type": "boolean"},
+            "first_id": OPTIONAL_STRING,
+            "last_id": OPTIONAL_STRING,
         }
     ),
     "ModelList": object_of({"object": {"type": "string", "const": "list"}, "data": list_of(reference("Model"))}),

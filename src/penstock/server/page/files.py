@@ -97,8 +97,8 @@ def routes() -> tuple[Route, ...]:
         return _answer(files[name], http_request)
 
     return (
-        Route("GET", "/", index, documented=False, head=True),
-        Route("GET", PREFIX + "{name}", page_file, documented=False, head=True),
+        Route("GET", "/", index, documented=False),
+        Route("GET", PREFIX + "{name}", page_file, documented=False),
     )
 
 

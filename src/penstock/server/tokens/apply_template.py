@@ -8,7 +8,7 @@ from penstock.api_fields.chat_options import PROMPT_FIELDS
 from penstock.api_fields.conversation import MESSAGES
 from penstock.api_fields.fields import TEXT, Field, Neutrals, read_fields
 from penstock.api_fields.fitted_fields import fitted
-from penstock.api_fields.request_options import check_model
+from penstock.api_fields.request_options import served_name
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
@@ -36,7 +36,7 @@ def parse_template(body: JsonObject, card: ModelCard, limits: RequestLimits) -> 
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    served_name(body, card, limits)
     given = read_fields(body, TEMPLATE_FIELDS, NEUTRAL_TEMPLATE)
     if "messages" not in given:
         raise InvalidParameter("messages", "messages is missing.", code="missing_value")

@@ -6,7 +6,7 @@ from fastapi import Request, Response
 
 from penstock.api_fields.fields import TEXT, TOKEN_IDS, Field, read_fields
 from penstock.api_fields.fitted_fields import fitted
-from penstock.api_fields.request_options import check_model
+from penstock.api_fields.request_options import served_name
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
@@ -30,7 +30,7 @@ def parse_detokenize(body: JsonObject, card: ModelCard, limits: RequestLimits) -
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    served_name(body, card, limits)
     given = read_fields(body, DETOKENIZE_FIELDS, {})
     if "tokens" not in given:
         raise InvalidParameter("tokens", "tokens is missing.", code="missing_value")

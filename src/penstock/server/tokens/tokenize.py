@@ -12,7 +12,7 @@ from penstock.api_fields.conversation import MESSAGES
 from penstock.api_fields.fields import BOOLEAN, TEXT, Field, Neutrals, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompts import PROMPT, read_prompt
-from penstock.api_fields.request_options import check_model
+from penstock.api_fields.request_options import served_name
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
@@ -48,7 +48,7 @@ def parse_tokenize(body: JsonObject, card: ModelCard, limits: RequestLimits) -> 
     Raises:
         RequestError: it cannot be served; names the field.
     """
-    check_model(body, card)
+    served_name(body, card, limits)
     given = read_fields(body, TOKENIZE_FIELDS, NEUTRAL_TOKENIZE)
     if "prompt" in given and "messages" in given:
         raise InvalidParameter("messages", "Give either prompt or messages, not both.")

@@ -1,0 +1,88 @@
+"""Whom a conversation is held with: one interface for the engine in this process and for a server somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.contract.errors import EngineFault
+from penstock.contract.request import ChatPrompt, Message
+from penstock.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.llm.offline import LLM
+
+__all__ = ["EnginePartner", "Partner", "Piece"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came of an answer at once.
+
+    Attributes:
+        reasoning: what the model thinks before it answers.
+        prompt_tokens: of the whole conversation that was asked; 0 where it is not known (yet).
+        tokens: generated so far; 0 where it is not known (yet).
+        finish_reason: with the last piece.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    finish_reason: str = ""
+
+
+class Partner(Protocol):
+    """Answers conversations, one at a time."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Most tokens of conversation and answer together; 0 where it is not known."""
+        ...
+
+    def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Piece]:
+        """The pieces of an answer as they come; closing the iterator ends the answer.
+
+        Args:
+            messages: the conversation, the question last.
+            params: the sampling parameters that were chosen; the partner's own defaults hold for the others.
+
+        Raises:
+            PenstockError: it cannot be answered, or the answer failed.
+        """
+        ...
+
+
+class EnginePartner:
+    """The engine in this process."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.name = llm.card.name
+        self.context = llm.card.max_model_len
+
+    def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Piece]:
+        """See `Partner.stream`."""
+        llm = self._llm
+        chosen = SamplingParams.from_fields(dict(llm.card.sampling_defaults) | {"max_tokens": None} | dict(params))
+        request_id = llm.add_request(ChatPrompt(tuple(messages)), chosen)
+        said, thought = 0, 0
+        try:
+            while llm.has_unfinished_requests():
+                for output in llm.step():
+                    answer = output.outputs[0]
+                    text, reasoning = answer.text[said:], answer.reasoning[thought:]
+                    said, thought = said + len(text), thought + len(reasoning)
+                    counts = len(output.prompt_token_ids), len(answer.token_ids)
+                    yield Piece(text, reasoning, *counts, answer.finish_reason or "")
+                    if output.error:
+                        raise EngineFault(f"the answer failed: {output.error}")
+        finally:
+            llm.abort_request(request_id)

@@ -1,0 +1,143 @@
+"""A running server as a partner of a conversation: OpenAI's chat completions, streamed.
+
+Any server that speaks them will do. On the standard library: one request at a time needs no pool, and the reader of
+events is the load test's own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from penstock.bench.event_stream import EventReader, Target
+from penstock.cli.chat_partner import Piece
+from penstock.contract.errors import ConfigError, EngineFault
+from penstock.contract.request import Message
+
+__all__ = ["ServerPartner"]
+
+PATIENCE_SECONDS = 600.0
+"""For the next piece of an answer: a long prompt on a busy server takes its time."""
+
+SHOWN_ERROR = 400
+
+
+class ServerPartner:
+    """A server; asks it first which model there is.
+
+    Args:
+        base_url: up to and with its `/v1`, which may be left out.
+        model: a name that it serves; "" for the first one that it lists.
+        api_key: sent as a bearer token, where there is one.
+
+    Raises:
+        ConfigError: nobody answers there, or not as such a server does.
+    """
+
+    def __init__(self, base_url: str, model: str = "", api_key: str = "") -> None:
+        target = Target.parse(base_url)
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("api_key", "holds characters that a header cannot")
+        self._target, self._path = target, target.path or "/v1"
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        served = self._models(base_url)
+        chosen = next((each for each in served if model in ("", each.get("id"))), None)
+        if chosen is None:
+            there = ", ".join(str(each.get("id")) for each in served) or "none"
+            raise ConfigError("model", f"{model!r} is not served at {base_url}; there: {there}")
+        self.name = str(chosen.get("id"))
+        context = chosen.get("max_model_len")
+        self.context = context if isinstance(context, int) else 0
+
+    def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Piece]:
+        """See `Partner.stream`."""
+        body = {
+            "model": self.name,
+            "messages": [{"role": each.role, "content": each.content} for each in messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **{name: value for name, value in params.items() if value is not None},
+        }
+        reader = EventReader()
+        connection = self._connect()
+        try:
+            answer = self._send(connection, "POST", "/chat/completions", json.dumps(body).encode())
+            while bytes_ := answer.read1(65536):
+                for data in reader.push(bytes_):
+                    if data != "[DONE]":
+                        yield _piece(data)
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineFault(f"the connection broke: {_reason(error)}") from error
+        finally:
+            connection.close()  # an answer that is still being written ends there
+
+    def _models(self, base_url: str) -> list[dict[str, Any]]:
+        connection = self._connect()
+        try:
+            listed = json.loads(self._send(connection, "GET", "/models").read())
+            return [each for each in listed["data"] if isinstance(each, dict)]
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError("base_url", f"no server answers at {base_url}: {_reason(error)}") from error
+        except (ValueError, KeyError, TypeError, EngineFault) as error:
+            raise ConfigError(
+                "base_url", f"{base_url} does not list its models as OpenAI's API does: {error}"
+            ) from error
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        target = self._target
+        if target.secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(target.host, target.port, timeout=PATIENCE_SECONDS, context=context)
+        return http.client.HTTPConnection(target.host, target.port, timeout=PATIENCE_SECONDS)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
+    ) -> http.client.HTTPResponse:
+        connection.request(method, self._path + path, body, self._headers)
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            raise EngineFault(f"HTTP {answer.status}: {_error_message(answer.read(65536))}")
+        return answer
+
+
+def _piece(data: str) -> Piece:
+    """One event of the stream.
+
+    Raises:
+        EngineFault: it is an error, or no such event.
+    """
+    try:
+        event = json.loads(data)
+        if "error" in event:
+            raise EngineFault(_error_message(data.encode()))
+        choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
+        delta, usage = choice.get("delta") or {}, event.get("usage") or {}
+        return Piece(
+            text=delta.get("content") or "",
+            reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            tokens=usage.get("completion_tokens", 0),
+            finish_reason=choice.get("finish_reason") or "",
+        )
+    except (ValueError, AttributeError, TypeError) as error:
+        raise EngineFault(f"the server sent what is no chunk of an answer: {data[:SHOWN_ERROR]}") from error
+
+
+def _error_message(body: bytes) -> str:
+    """The message of an error's body, or the beginning of the body."""
+    text = body.decode("utf-8", errors="replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return " ".join(text.split())[:SHOWN_ERROR]
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

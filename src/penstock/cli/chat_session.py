@@ -1,0 +1,166 @@
+"""A conversation and what is chosen for it: turns, system prompt, sampling parameters, and their file.
+
+Knows no terminal and no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
+from penstock.contract.request import Message
+from penstock.sampling import PARAMETERS, Parameter, SamplingParams
+
+__all__ = ["NOT_IN_CHAT", "SETTABLE", "Conversation", "Reply"]
+
+NOT_IN_CHAT = frozenset({"best_of", "logprobs", "logprobs_mode", "n", "prompt_logprobs"})
+"""Parameters of what a conversation does not show: it has one answer, and no numbers."""
+
+SETTABLE: dict[str, Parameter] = {each.name: each for each in PARAMETERS if each.name not in NOT_IN_CHAT}
+"""What `/set` takes, by name."""
+
+DEFAULT = "default"
+"""The VALUE that takes a choice back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How an answer went.
+
+    Attributes:
+        first: seconds until its first piece.
+        rate: tokens a second from then on; 0 where there are too few to tell, or nobody counted them.
+        used: tokens of the context that conversation and answer take; 0 where nobody counted them.
+    """
+
+    prompt_tokens: int
+    tokens: int
+    first: float
+    rate: float
+    stopped: bool = False
+
+    @property
+    def used(self) -> int:
+        """Tokens of conversation and answer together."""
+        return self.prompt_tokens + self.tokens if self.tokens else 0
+
+    def line(self, context: int) -> str:
+        """For the reader: `52.1 tokens/s · first after 0.08 s · 120 of 8192 tokens of context (1%)`."""
+        parts = [f"{self.rate:.1f} tokens/s"] if self.rate else []
+        parts.append(f"first after {self.first:.2f} s")
+        if self.used:
+            share = f" of {context} tokens of context ({self.used / context:.0%})" if context else " tokens of context"
+            parts.append(f"{self.used}{share}")
+        return " · ".join(["stopped", *parts] if self.stopped else parts)
+
+
+class Conversation:
+    """The turns so far, and the choices for the next answer. Changed by the commands of one chat."""
+
+    def __init__(self, system: str = "", params: Mapping[str, Any] | None = None) -> None:
+        self.system = system
+        self.params: dict[str, Any] = dict(params or {})
+        self.turns: list[Message] = []
+        self.replies: list[Reply] = []
+
+    @property
+    def messages(self) -> list[Message]:
+        """All of it, the system prompt first where there is one."""
+        return [*([Message("system", self.system)] if self.system else []), *self.turns]
+
+    def asking(self, question: str) -> list[Message]:
+        """The conversation with one more question."""
+        return [*self.messages, Message("user", question)]
+
+    def remember(self, question: str, answer: str, reply: Reply) -> None:
+        """Keep a turn, as far as it got."""
+        self.turns = [*self.turns, Message("user", question), Message("assistant", answer)]
+        self.replies.append(reply)
+
+    def take_back(self) -> str:
+        """Forget the last answer and its question, which is returned."""
+        question = self.turns[-2].content
+        self.turns = self.turns[:-2]
+        return question
+
+    def clear(self) -> None:
+        """Forget every turn; what was chosen stays."""
+        self.turns = []
+
+    def choose(self, name: str, value: str) -> None:
+        """Set a sampling parameter from text: JSON, or else the text itself; `default` takes the choice back.
+
+        Raises:
+            InvalidParameter: there is no such parameter, or the value is not valid for it.
+        """
+        name = name.replace("-", "_")
+        _check_name(name)
+        if value == DEFAULT:
+            self.params.pop(name, None)
+            return
+        chosen = self.params | {name: _read(value)}
+        _check(chosen)
+        self.params = chosen
+
+    def save(self, path: Path) -> None:
+        """Write messages and choices as JSON.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        messages = [{"role": each.role, "content": each.content} for each in self.messages]
+        text = json.dumps({"messages": messages, "params": self.params}, ensure_ascii=False, indent=2, default=list)
+        try:
+            path.expanduser().write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("/save", f"{path} cannot be written: {error.strerror}") from error
+
+    def load(self, path: Path) -> None:
+        """Go on with what a file holds: one that `save` wrote, or a list of messages. All or nothing is taken.
+
+        Raises:
+            ConfigError: the file cannot be read, or holds no conversation.
+        """
+        try:
+            content = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise ConfigError("/load", f"{path} cannot be read: {error}") from error
+        try:
+            system, turns = _read_messages(content["messages"] if isinstance(content, dict) else content)
+            params = dict(content.get("params", {})) if isinstance(content, dict) else self.params
+            _check(params)
+        except (KeyError, TypeError, ValueError, RequestError) as error:
+            raise ConfigError("/load", f"{path} holds no conversation: {error}") from error
+        self.system, self.turns, self.params = system, turns, params
+
+
+def _check_name(name: str) -> None:
+    if name not in SETTABLE:
+        raise InvalidParameter(name, "is not a sampling parameter; /set lists them", code="unknown_parameter")
+
+
+def _check(params: Mapping[str, Any]) -> None:
+    for name in params:
+        _check_name(name)
+    SamplingParams.from_fields({"max_tokens": None, **params})
+
+
+def _read(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _read_messages(given: Any) -> tuple[str, list[Message]]:
+    """The system prompt, and turns that are questions and answers in pairs."""
+    messages = [Message(str(each["role"]), str(each["content"])) for each in given]
+    system = messages.pop(0).content if messages and messages[0].role == "system" else ""
+    roles = [message.role for message in messages]
+    if roles != ["user", "assistant"] * (len(roles) // 2):
+        raise ValueError("after the system prompt, messages must be of user and assistant in turn")
+    return system, messages

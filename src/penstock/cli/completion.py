@@ -1,0 +1,26 @@
+"""`penstock completion`."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+__all__ = ["command"]
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_PENSTOCK_COMPLETE"
+"""What the script sets when it asks `penstock` what may come next; click derives it from the program's name."""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def command(context: click.Context, /, shell: str) -> None:
+    """Print what makes SHELL complete commands, options and models.
+
+    For bash: penstock completion bash > ~/.local/share/bash-completion/completions/penstock. For zsh, into a file
+    _penstock on the fpath. For fish: penstock completion fish > ~/.config/fish/completions/penstock.fish.
+    """
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None, shell
+    click.echo(shell_class(context.find_root().command, {}, "penstock", VARIABLE).source())

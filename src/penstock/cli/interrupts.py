@@ -1,0 +1,132 @@
+"""Ctrl-C ends a command within two seconds, with one word and exit code 130, whatever the command is doing.
+
+Python raises KeyboardInterrupt between two bytecodes of the main thread. Three things keep that from being enough: a
+call into compiled code (a large model's step, its weights) returns late; a library that is being imported turns it into
+an error of its own; one that lands in a destructor is printed and forgotten. So a thread hears of every Ctrl-C from the
+signal itself, and ends the process where the command has not ended in time.
+
+A command that has a use of its own for Ctrl-C says so with `interrupts_taken`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+__all__ = ["INTERRUPTED", "ends_when_interrupted", "interrupts_taken", "say_interrupted"]
+
+INTERRUPTED = 130
+"""Exit code: 128 and the number of SIGINT, as shells have it."""
+
+GRACE_SECONDS = 1.5
+"""How long a command may take to end by itself: with the end of the process, less than two seconds."""
+
+AGAIN_SECONDS = 0.01
+"""After which an interrupt that was lost is raised once more: the destructor that it fell into has ended by then."""
+
+
+class _Watch:
+    """Ends the process some time after a Ctrl-C that nobody took. One for the process."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.came = False
+        self.over = False
+        self.said = False
+        self.caught_up = threading.Event()
+
+    def listen(self, reader: int) -> None:
+        """Read the numbers of signals as they come, until the pipe ends."""
+        while numbers := os.read(reader, 64):
+            if signal.SIGINT in numbers and not self.taken:
+                self.came = True
+                self.caught_up.set()
+                self._end_late()
+            self.caught_up.set()
+        os.close(reader)
+
+    def _end_late(self) -> None:
+        time.sleep(GRACE_SECONDS)
+        if self.over:
+            return
+        if not self.said:
+            say_interrupted(below="\r\n" if sys.stderr.isatty() else "")
+        os._exit(INTERRUPTED)
+
+
+_WATCH = _Watch()
+
+
+@contextmanager
+def ends_when_interrupted() -> Iterator[None]:
+    """Inside, the process ends soon after a Ctrl-C, with or without the help of what runs.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, even if what ran made another error of that. No further Ctrl-C disturbs
+            the end.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which is told of no signal
+        yield
+        return
+    _WATCH.came = _WATCH.over = _WATCH.said = False
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    threading.Thread(target=_WATCH.listen, args=(reader,), name="interrupts", daemon=True).start()
+    earlier, earlier_hook = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), sys.unraisablehook
+    sys.unraisablehook = _raise_again
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt | click.Abort) and not _hears_of_one(writer):
+            _WATCH.over = True
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt from None  # the watch goes on: the interpreter has yet to end
+    else:
+        _WATCH.over = True
+    finally:
+        sys.unraisablehook = earlier_hook
+        signal.set_wakeup_fd(earlier)
+        os.close(writer)
+
+
+def _hears_of_one(writer: int) -> bool:
+    """Whether a Ctrl-C came before now: the watch may have yet to read of it."""
+    _WATCH.caught_up.clear()
+    os.write(writer, bytes(1))  # the number of no signal
+    _WATCH.caught_up.wait(GRACE_SECONDS)
+    return _WATCH.came
+
+
+def _raise_again(lost: sys.UnraisableHookArgs) -> None:
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    threading.Timer(AGAIN_SECONDS, _thread.interrupt_main).start()
+
+
+@contextmanager
+def interrupts_taken() -> Iterator[None]:
+    """Inside, the command itself does what a Ctrl-C asks for."""
+    _WATCH.taken += 1
+    try:
+        yield
+    finally:
+        _WATCH.taken -= 1
+
+
+def say_interrupted(below: str = "") -> None:
+    """Write the word, below whatever is written already; no buffer keeps it."""
+    _WATCH.said = True
+    try:
+        os.write(sys.stderr.fileno(), f"{below}interrupted\n".encode())
+    except (OSError, ValueError):  # nobody is left to read it
+        return

@@ -1,0 +1,93 @@
+"""Which servers run on this machine: each leaves a file in the cache directory while it listens.
+
+    servers/<pid>.json      what `penstock ps` shows; only its owner may read it
+
+A file whose process is gone (it was killed) is removed by whoever lists; one whose server does not answer is skipped.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+__all__ = ["RunningServer", "listed", "running_servers"]
+
+PATIENCE_SECONDS = 2.0
+ACCESS = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """One server; `started` in seconds since 1970."""
+
+    pid: int
+    url: str
+    model: str
+    started: float
+
+
+@contextmanager
+def listed(cache_dir: Path, url: str, model: str) -> Iterator[None]:
+    """Inside, `running_servers` finds this process. That it cannot be listed is said, and no reason not to serve."""
+    file = cache_dir / "servers" / f"{os.getpid()}.json"
+    text = json.dumps(asdict(RunningServer(os.getpid(), url, model, time.time())))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, ACCESS), "w", encoding="utf-8") as writer:
+            writer.write(text)
+    except OSError as error:
+        click.echo(f"penstock: penstock ps will not list this server: {file}: {error.strerror}", err=True)
+        yield
+        return
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def running_servers(cache_dir: Path) -> list[RunningServer]:
+    """The servers that answer, the oldest first."""
+    found = []
+    for file in (cache_dir / "servers").glob("*.json"):
+        try:
+            server = RunningServer(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # it ends, or has just begun
+            continue
+        if not _is_alive(server.pid):
+            file.unlink(missing_ok=True)
+        elif _answers(server.url):
+            found.append(server)
+    return sorted(found, key=lambda server: server.started)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _answers(url: str) -> bool:
+    """Whether a server of HTTP answers there, well or not: the process may have left its number to another one."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True

@@ -1,0 +1,23 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}. {% endfor %}"
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory) -> str:
+    """A model that never ends an answer by itself, with a context that takes minutes to fill."""
+    from tiny_checkpoints import write_checkpoint, write_letters  # brings transformers in
+
+    directory = write_checkpoint(
+        tmp_path_factory.mktemp("endless"), "llama", "wide_heads_untied", max_position_embeddings=1_000_000
+    )
+    write_letters(directory, 101)
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+    return str(directory)

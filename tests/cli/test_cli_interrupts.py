@@ -1,0 +1,161 @@
+"""Ctrl-C under a pseudo-terminal: every command ends soon, with a word and exit code 130, leaving nothing running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from terminal import Terminal
+
+SMALL = ("--kv-cache-memory", "400MB", "--threads", "1", "--dtype", "float32")
+LONG = ("--max-tokens", "300000", "--ignore-eos")
+
+
+def ended_well(terminal: Terminal, code: int = 130) -> None:
+    """It said so and has ended, without a trace and without leaving anything."""
+    assert terminal.ends() == code, terminal.screen
+    if code:
+        assert terminal.screen.rstrip().endswith("interrupted"), terminal.screen
+    assert "Traceback" not in terminal.screen
+    assert "Exception ignored" not in terminal.screen
+    assert terminal.left_running() == []
+
+
+def test_generate(endless):
+    with Terminal("generate", endless, "-p", "abc", *SMALL, *LONG) as terminal:
+        terminal.expect("<")  # made-up words look so
+        terminal.interrupt()
+        ended_well(terminal)
+
+
+@pytest.mark.model
+def test_generate_with_a_grammar_leaves_no_worker(default_model):
+    form = json.dumps({"regex": "abc[a-z ]+"})
+    with Terminal("generate", "-p", "abc", "--max-tokens", "8000", "--structured-outputs", form) as terminal:
+        terminal.expect("abc")
+        assert len(terminal.left_running()) == 2
+        terminal.interrupt()
+        ended_well(terminal)
+
+
+def test_a_file_of_prompts_keeps_what_was_finished(endless, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    long = {"ignore_eos": True, "max_tokens": 300_000}
+    source.write_text(
+        "".join(json.dumps(each) + "\n" for each in [{"prompt": "a", "max_tokens": 2}, {"prompt": "b"} | long])
+    )
+    with Terminal("generate", endless, "--input", str(source), "--output", str(target), *SMALL) as terminal:
+        terminal.expect("Generating")
+        while not target.exists() or not target.read_text():
+            time.sleep(0.1)
+        terminal.interrupt()
+        ended_well(terminal)
+    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == ["1"]
+
+
+def test_run_batch(endless, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"prompt": "abc", "max_tokens": 300_000, "ignore_eos": True}
+    source.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
+    with Terminal("run-batch", endless, "-i", str(source), "-o", str(target), *SMALL) as terminal:
+        terminal.expect("Answering")
+        while not target.exists():
+            time.sleep(0.1)
+        terminal.interrupt()
+        ended_well(terminal)
+    assert target.read_text() == ""
+
+
+def test_bench_batch(endless):
+    sizes = ("--streams", "2", "--prompt-tokens", "8", "--new-tokens", "5000", "--repeats", "50", "--no-limits")
+    with Terminal("bench", "batch", endless, *SMALL, *sizes) as terminal:
+        terminal.expect("Measuring")
+        terminal.interrupt()
+        ended_well(terminal)
+
+
+def test_chat_goes_on_after_an_answer_was_stopped(endless):
+    with Terminal("chat", endless, *SMALL, *LONG) as terminal:
+        for question in ("abc", "def"):
+            terminal.expect("> ")
+            terminal.type(f"{question}\r")
+            terminal.expect("<")
+            terminal.interrupt()
+            terminal.expect("[stopped]")
+            terminal.expect("first after")
+        terminal.expect("> ")
+        time.sleep(0.5)  # until it reads
+        terminal.interrupt()
+        terminal.expect("/exit")
+        time.sleep(2)  # nobody ends a conversation that goes on
+        terminal.type("/exit\r")
+        ended_well(terminal, 0)
+
+
+def test_verify(endless):
+    with Terminal("verify", endless, "--threads", "1", "--schedules", "5000") as terminal:
+        terminal.expect("Verifying")
+        terminal.interrupt()
+        ended_well(terminal)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate -p abc", "verify", "show"])
+def test_while_libraries_are_imported_and_the_model_is_loaded(endless, command):
+    name, *more = command.split()
+    with Terminal(name, endless, *more, PYTHONVERBOSE="1") as terminal:
+        terminal.expect("import 'torch._C")
+        terminal.interrupt()
+        assert terminal.ends() == 130
+        assert "\ninterrupted" in terminal.screen.replace("\r", "")
+        assert terminal.left_running() == []
+
+
+def test_serve_ends_in_order(endless):
+    with Terminal("serve", endless, "--port", "0", *SMALL) as terminal:
+        terminal.expect("listening")
+        terminal.interrupt()
+        ended_well(terminal, 0)
+
+
+DEAF = """
+import sys, time, click
+from penstock.cli import run
+
+class Sinks:
+    def __del__(self):
+        for _ in range(20):
+            time.sleep(0.1)
+
+@click.command()
+def command():
+    print("ready", flush=True)
+    {body}
+
+run(command, "deaf")
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "__import__('re').match('(a+)+$', 'a' * 60 + 'b')",  # compiled code that would take for ever
+        "\n    try: time.sleep(60)\n    except BaseException: raise ImportError('made of it')",
+        "\n    while True:\n        try: time.sleep(0.01)\n        except BaseException: pass",
+        "Sinks(); time.sleep(60)",  # falls into a destructor
+    ],
+)
+def test_code_that_hears_no_interrupt_is_ended(body):
+    code = DEAF.replace("{body}", body)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.strip()) == (130, "interrupted")
