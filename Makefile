@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Not quiet: what takes minutes shows its progress.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Requirements of extras, read from pyproject.toml: installing them by name would compile the package once more.
 EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*sum((extras[name] for name in sys.argv[1:]), []))'
 # Where a Chromium is, `make test` tests the page in it too; elsewhere those tests are skipped and say why.
@@ -82,32 +83,37 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/cross.py,$(wildcard native/*)) | $(VENV)/bin/python
-	@echo "Installing Penstock into $(VENV) (once; about 300 MB, and a minute of compiling) ..."
+	@echo "== Installing Penstock into $(VENV): once, about 300 MB and a few minutes"
+	@echo "== 1 of 2: torch, the largest part"
 	@$(PIP) install --constraint constraints.txt torch==2.13.0
+	@echo "== 2 of 2: Penstock and its other requirements; compiles the kernels, one to three minutes on two processors"
 	@$(PIP) install --constraint constraints.txt --editable .
+	@$(BIN)/python -c 'import penstock._native' 2>/dev/null || echo "== Without compiled kernels: no C++ compiler worked here. Torch's serve, slower; install one, then: make clean serve"
+	@echo "== Installed"
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@echo "Installing what the tests need ..."
+	@echo "== Installing what the tests need"
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub bench $(if $(HAS_CHROMIUM),page-test))
 	@touch $@
 
 $(VENV)/.installed-page-test: $(VENV)/.installed-test
-	@echo "Installing what the tests of the page need (the browser itself comes from your system) ..."
+	@echo "== Installing what the tests of the page need (the browser itself comes from your system)"
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) page-test)
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	@echo "Installing what the documentation site needs ..."
+	@echo "== Installing what the documentation site needs"
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) docs)
 	@touch $@
 
 $(VENV)/.installed-check: $(VENV)/.installed
-	@echo "Installing what the checks need ..."
+	@echo "== Installing what the checks need"
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) check)
 	@touch $@
 
 build/cross/.installed: Makefile
+	@echo "== Installing a compiler for other systems into build/cross"
 	@$(PYTHON) -m venv build/cross/venv
-	@build/cross/venv/bin/python -m pip --disable-pip-version-check --quiet install cmake==4.4.4 nanobind==3.1.0 ninja==1.13.2 ziglang==0.17.1
+	@build/cross/venv/bin/python -m pip --disable-pip-version-check install cmake==4.4.4 nanobind==3.1.0 ninja==1.13.2 ziglang==0.17.1
 	@touch $@

@@ -17,12 +17,17 @@ def page() -> str:
     """docs/sampling.md."""
     shaping = sorted((each for each in PARAMETERS if each.stages), key=lambda each: each.stages[0].order)
     rest = [each for each in PARAMETERS if not each.stages]
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION.replace("FIRST_ANSWERS", _first_answers())]
     parts += _section("What can be chosen, in the order in which it is applied", STAGES, shaping)
     parts += _section("Details of these", "", (each for each in rest if each.home is Home.SPEC))
     parts += _section("When an answer ends", "", (each for each in rest if each.home is Home.STOP_RULES))
     parts += _section("How many answers, of what form", "", (each for each in rest if each.home is Home.REQUEST))
     return "".join(parts)
+
+
+def _first_answers() -> str:
+    rows = (f"| {question} | {before} | {after} |" for question, before, after in FIRST_ANSWERS)
+    return "\n".join(["| question | `--generation-config none` | by default |", "|---|---|---|", *rows])
 
 
 def _section(title: str, text: str, parameters: Iterable[Parameter]) -> list[str]:
@@ -73,6 +78,31 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+FIRST_ANSWERS = (
+    (
+        "What is the capital of France?",
+        "Madame Elinche René à Bâtrix famously named Saint-Denis, where she worked alongside Colette Béurier ...",
+        "The capital of France is Paris.",
+    ),
+    ("What is 2 + 2?", "The answer is 4. Subtracting 2 + 2 is simply 2.", "The answer is 4."),
+    (
+        "Why is the sky blue?",
+        "The essence of this spherical beauty lies in its unique spectrum, composed of a multitude of colors: ...",
+        "The sky is blue because of a process called Rayleigh Scattering, which occurs when light encounters ...",
+    ),
+    (
+        "Name three primary colours.",
+        "The primary colours are: Blue, Red, and Green.",
+        "The primary colours are: Red, Blue, and Yellow.",
+    ),
+    (
+        "Write one sentence about the sea.",
+        "The sea is the unending bluescreen of old, containing wonders and horrors that remain undefiled.",
+        "The sea is a vast and mysterious realm, teeming with life and unending in its own way.",
+    ),
+)
+"""Question, answer with the general defaults, answer with the publisher's; long ones are cut."""
+
 STAGES = """\
 Each changes the distribution that the ones before it left. At temperature 0 the most likely token is taken, and what
 matters to a random choice alone is passed over.
@@ -95,6 +125,24 @@ with LLM() as llm:
     params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=20)
     print(llm.generate("Once upon a time", params)[0].outputs[0].text)
 ```
+
+## Defaults of the model
+
+Publishers recommend values for their models. Where a request, a command or the page does not give its own, these are
+the defaults. They are read from the model's `generation_config.json`; for the models of the catalogue, they are what
+the publisher's model card says. A request's own value always wins. `SamplingParams(...)` keeps the defaults listed
+below; `LLM.generate` and `LLM.chat` without parameters take `llm.get_default_sampling_params()`. Read are
+`temperature`, `top_p`, `top_k`, `min_p`, `typical_p` and `repetition_penalty`, and `do_sample: false`, which makes the
+choice greedy; lengths such as `max_new_tokens` are not. The start report and `/v1/models` show what was read.
+`--generation-config none` (in the library `LLM(generation_config="none")`) leaves it out; a directory or a file takes
+it from there.
+
+Five plain questions to the default model, whose publisher recommends temperature 0.2 and top_p 0.9 (seed 1, at most 60
+tokens, on the compiled kernels of a CPU with AVX-512; elsewhere other words may be drawn):
+
+FIRST_ANSWERS
+
+## With other clients
 
 With the official `openai` client, parameters that OpenAI does not have go into `extra_body`:
 `create(..., extra_body={"top_k": 40, "min_p": 0.05})`.

@@ -32,7 +32,7 @@ from penstock.contract.config import (
 )
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.model import ModelCard, ModelShape, StepCost, StepRow
+from penstock.contract.model import HuggingFaceText, ModelCard, ModelShape, StepCost, StepRow, TextFiles
 from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
@@ -55,7 +55,15 @@ from penstock.exec.kv_store import (
     resolve_kv_dtype,
 )
 from penstock.exec.runner import TorchRunner
-from penstock.exec.start_report import computing_line, mixed_line, onednn_line, weight_formats, wide_heads_line
+from penstock.exec.start_report import (
+    computing_line,
+    mixed_line,
+    onednn_line,
+    plain_text_line,
+    sampling_line,
+    weight_formats,
+    wide_heads_line,
+)
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
@@ -63,9 +71,11 @@ from penstock.kernels.weight_memory import give_back
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.cost import cost
 from penstock.nn.reference import ReferenceExecutor
+from penstock.sampling import read_model_defaults
 from penstock.text import ReasoningBudgets, TextModel, open_text
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
+from penstock.weights.generation_config import read_generation_config
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.packing import WeightFormat
 from penstock.weights.progress import byte_bar
@@ -230,7 +240,14 @@ def assemble(
             announce(line)
 
     files = find_model(config, cache_dir)
-    text = open_text(files.text, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    recommended = read_generation_config(config.generation_config, files.path)
+    sampling_defaults = read_model_defaults(recommended.values, recommended.origin)
+    text = open_text(
+        _text_files(config, files, cache_dir),
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        chat_template=config.chat_template,
+    )
     loaded = load_model(config, files, say)
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
     runner, memory = _build_runner(config, loaded, grammars, text)
@@ -244,16 +261,31 @@ def assemble(
         template_variables=text.template_variables,
         thinks=text.reply_format.thinks,
         hidden_size=loaded.shape.hidden_size,
+        sampling_defaults=sampling_defaults,
         named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
         aliases=names[1:],
         any_name=ANY_NAME in config.served_model_name,
     )
+    if text.plain:
+        say(plain_text_line())
+    if sampling_defaults:
+        say(sampling_line(sampling_defaults, recommended.origin))
     for line in memory.lines():
         say(line)
     engine, intake = _join(config, loaded, text, runner, card, memory, grammars)
     return Assembly(
         engine, intake, card, config, tuple(report), partial(cost, loaded.program, kv_dtype=loaded.kv_dtype), grammars
     )
+
+
+def _text_files(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> TextFiles:
+    """Where the tokenizer is read from: the model's own files, unless the operator names others."""
+    if not config.tokenizer:
+        return files.text
+    path = pull(config.tokenizer, cache_dir or default_cache_dir(os.environ), show_progress=True)
+    if not path.is_dir():
+        raise ConfigError("tokenizer", f"{path} is no directory with a tokenizer.json")
+    return HuggingFaceText(str(path))
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:

@@ -246,7 +246,7 @@ def test_a_file_of_prompts_is_resumed_and_mistakes_stay_on_their_line(default_mo
     assert results["a"]["choices"] == []  # kept as it was
     assert len(results["b"]["choices"]) == 2
     assert "vocabulary" in results["c"]["error"]
-    source.write_text('{"prompt": "x", "temperatur": 1}\n')
+    source.write_text('{"prompt": "x"\n')
     assert "in.jsonl:1" in refused("generate", "--input", str(source), "--output", str(target))
 
 

@@ -1,11 +1,16 @@
 """The intake: what is resolved, and what is refused by name."""
 
+from dataclasses import replace
+
 import engine_harness as harness
 import pytest
 
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
+from penstock.contract.grammar import JSON_OBJECT, Grammar, GrammarKind
+from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
+from penstock.engine import Intake
 
 
 def refusal(request: EngineRequest) -> RequestError:
@@ -102,3 +107,30 @@ def test_choices_differ_in_id_and_index_only():
 def test_lone_surrogates_are_refused():
     with pytest.raises(InvalidParameter):
         harness.build().intake.resolve(EngineRequest("a", TextPrompt("\ud800")))
+
+
+class AnyGrammar:
+    """Takes every grammar, in any number of tokens."""
+
+    def check(self, grammar, max_new_tokens):
+        self.most = max_new_tokens
+
+
+@pytest.mark.parametrize(
+    ("grammar", "max_tokens", "most"),
+    [
+        (JSON_OBJECT, 0, 8),
+        (JSON_OBJECT, 5, 5),
+        (JSON_OBJECT, 50, 50),
+        (Grammar(GrammarKind.JSON, '{"type":"array"}'), 0, 100),
+        (None, 0, 100),
+    ],
+)
+def test_any_json_object_ends_within_a_bound_where_the_request_has_none(grammar, max_tokens, most):
+    built, grammars = harness.build(), AnyGrammar()
+    limits = replace(DEFAULT_LIMITS, max_json_object_tokens=8)
+    intake = Intake(built.text, built.card, limits, built.clock, lambda: 7, "fcfs", grammars)
+    prompt = TokenPrompt((1,) * 28)
+    resolved = intake.resolve(EngineRequest("a", prompt, stop=StopRules(max_tokens=max_tokens), grammar=grammar))
+    assert resolved.sequences[0].stop.max_tokens == most
+    assert grammar is None or grammars.most == most

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -230,3 +232,15 @@ def test_parameters_cannot_be_changed():
         SamplingParams().temperature = 0.5
     with pytest.raises(dataclasses.FrozenInstanceError):
         BY_NAME["top_p"].default = 0.5
+
+
+def test_a_misspelt_name_is_told_with_the_one_that_was_meant():
+    with pytest.raises(InvalidParameter, match=r"^top_kk: is not a sampling parameter; did you mean top_k\?$") as error:
+        SamplingParams(top_kk=1)
+    assert (error.value.param, error.value.code) == ("top_kk", "unknown_parameter")
+    with pytest.raises(InvalidParameter, match=r"is not a sampling parameter$"):
+        SamplingParams(zzz=1)
+    with pytest.raises(InvalidParameter, match="did you mean temperature"):
+        SamplingParams.from_fields({"temperatur": 1})
+    assert "temperature" in inspect.signature(SamplingParams).parameters
+    assert replace(SamplingParams(top_k=3), top_p=0.5).top_k == 3

@@ -281,6 +281,8 @@ def test_health_says_what_the_engine_is_doing(served):
         "free_blocks": 30,
         "total_blocks": 40,
         "steps": 9,
+        "model_loaded": True,
+        "engine_ready": True,
     }
 
 
@@ -290,6 +292,7 @@ def test_a_dead_engine_is_503_with_the_reason(served):
     check_error(response, 503, "engine_dead")
     assert response.json()["reason"] == "out of memory"
     assert response.json()["status"] == "dead"
+    assert response.json()["engine_ready"] is False
 
 
 def test_models_are_listed_and_found_by_names_with_slashes(served):
@@ -302,6 +305,7 @@ def test_models_are_listed_and_found_by_names_with_slashes(served):
         "root": "acme/tiny-1",
         "parent": None,
         "max_model_len": 64,
+        "default_sampling_params": {},
     }
     assert served.http.get("/v1/models/acme%2Ftiny-1").json() == model
     assert served.http.get("/v1/models").json() == {"object": "list", "data": [model]}

@@ -28,7 +28,15 @@ def check(document: dict, schema: dict, value: object, path: str = "") -> None:
     schema = resolve(document, schema)
     if "anyOf" in schema:
         schema = schema["anyOf"][1 if value is None else 0]
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": float, "null": type(None)}
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": float,
+        "boolean": bool,
+        "null": type(None),
+    }
     kind = schema["type"]
     allowed = tuple(kinds[each] for each in (kind if isinstance(kind, list) else [kind]))
     assert isinstance(value, allowed), path
@@ -57,7 +65,7 @@ def test_answers_are_as_described(served, document):
         check(document, schema_of(document, "post", path, "400"), call(n=-1).json(), path)
     check(document, schema_of(document, "post", "/v1/chat/completions", "200"), served.chat(logprobs=True).json())
     check(document, schema_of(document, "post", "/v1/completions", "200"), served.complete(logprobs=0).json())
-    for path in ("/v1/models", "/health"):
+    for path in ("/v1/models", "/health", "/stats"):
         check(document, schema_of(document, "get", path, "200"), served.http.get(path).json(), path)
 
 
@@ -77,6 +85,7 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/v1/models",
         "/v1/models/{model_id}",
         "/health",
+        "/stats",
         "/health/live",
         "/health/ready",
         "/tokenize",

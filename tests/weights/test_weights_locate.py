@@ -122,7 +122,7 @@ def test_locate_finds_what_is_there_and_says_what_to_run_when_it_is_not(tmp_path
     assert locate(str(file), cache) == file
     assert locate(str(tmp_path), cache) == tmp_path
     (tmp_path / "model.bin").write_bytes(b"x")
-    with pytest.raises(ModelUnavailable, match=r"is not a .gguf file"):
+    with pytest.raises(ModelUnavailable, match=r"is neither a .gguf nor a .pt file"):
         locate(str(tmp_path / "model.bin"), cache)
 
 

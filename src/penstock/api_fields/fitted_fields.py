@@ -1,6 +1,7 @@
 """Request fields with the bounds of the served model, for the OpenAPI document.
 
-Decides which schemas depend on the model: on its name, its context, its vocabulary, and the switches of its thinking.
+Decides which schemas depend on the model: on its name, its context, its vocabulary, its sampling defaults, and the
+switches of its thinking.
 These bounds only describe what the parsers check by themselves.
 """
 
@@ -32,6 +33,9 @@ def fitted(fields: Sequence[Field], card: ModelCard, lengths: Mapping[str, int] 
 
 def _schema(field: Field, card: ModelCard, lengths: Mapping[str, int]) -> JsonObject:
     schema = field.kind.schema
+    defaults = dict(card.sampling_defaults)
+    if field.name in defaults and "default" in schema:
+        return schema | {"default": defaults[field.name]}
     if field.name in lengths:
         bounds = {"type": "integer", "minimum": lengths[field.name], "maximum": card.max_model_len}
         return {name: schema[name] for name in ("default", "description") if name in schema} | bounds

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.api_fields.do_sample import DO_SAMPLE, temperature_of
 from penstock.api_fields.fields import (
     BOOLEAN,
     INTEGER,
@@ -103,12 +104,13 @@ NEUTRAL_COMMON: dict[str, tuple[object, ...]] = {
 
 
 def sampling_fields(*without: str) -> tuple[Field, ...]:
-    """The sampling parameters as request fields; their type and range are checked by `SamplingParams`."""
-    return tuple(
+    """The sampling parameters as request fields, and `do_sample`; type and range are checked by `SamplingParams`."""
+    parameters = tuple(
         Field(each.name, Kind("", each.json_schema(), lambda _: True, _canonical(each)), each.doc)
         for each in PARAMETERS
         if each.name not in without
     )
+    return (*parameters, DO_SAMPLE)
 
 
 def _canonical(parameter: Parameter) -> Callable[[Any], Any]:
@@ -208,14 +210,18 @@ def check_stream_options(given: JsonObject) -> bool:
 def read_options(
     given: JsonObject, defaults: JsonObject, aliases: Mapping[str, str], card: ModelCard, limits: RequestLimits
 ) -> RequestOptions:
-    """The options in `given`, completed by the endpoint's `defaults`; errors use the caller's names (`aliases`).
+    """The options in `given`, completed by the endpoint's and the model's defaults.
+
+    Errors use the caller's names (`aliases`).
 
     Raises:
         InvalidParameter: a value is out of range, or two contradict each other.
     """
     names = {each.name for each in PARAMETERS}
     try:
-        params = SamplingParams(**(defaults | {name: value for name, value in given.items() if name in names}))
+        wanted = {name: value for name, value in given.items() if name in names}
+        own: JsonObject = dict(card.sampling_defaults) | defaults
+        params = SamplingParams(**(own | wanted | temperature_of(given, own.get("temperature", 1.0))))
         _check_lengths(params, card)
         _check_thinking(params, card)
     except InvalidParameter as error:

@@ -24,6 +24,7 @@ COMMANDS = {
     "run-batch": "Answer an OpenAI batch file, offline.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
+    "convert": "Turn a GPT-2 in a .pt file into a model directory.",
     "rm": "Remove a model from the cache.",
     "ps": "List the servers that run on this machine.",
     "show": "Say what a model is made of, down to every operation of a step.",

@@ -31,7 +31,7 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
 
 
 # Options of the engine that a measurement has no use for: prompts are token ids, all of one rank, and none is queued.
-LEFT_OUT = NOT_OFFLINE | {"model", "tool_call_parser", "reasoning_parser"}
+LEFT_OUT = NOT_OFFLINE | {"model", "tool_call_parser", "reasoning_parser", "chat_template", "generation_config"}
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each size; medians are reported."
@@ -86,7 +86,7 @@ def batch_command(
     from penstock.llm.offline import LLM  # brings torch in: not for --help
 
     tell_torch_computes(config.device)
-    with LLM(**library_options(config)) as llm:
+    with LLM(**library_options(config) | {"generation_config": "none"}) as llm:
         for line in llm.report:
             click.echo(line, err=json_only(target))
         kv = llm.scheduler.config

@@ -36,6 +36,9 @@ _LEFT_OUT = NOT_OFFLINE | {
     "prefix_caching",
     "tool_call_parser",
     "reasoning_parser",
+    "tokenizer",
+    "chat_template",
+    "generation_config",
     "record",
 }
 _OPTIONS = (

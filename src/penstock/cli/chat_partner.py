@@ -70,8 +70,8 @@ class EnginePartner:
 
     def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Piece]:
         """See `Partner.stream`."""
-        chosen = SamplingParams.from_fields({"max_tokens": None} | dict(params))
         llm = self._llm
+        chosen = SamplingParams.from_fields(dict(llm.card.sampling_defaults) | {"max_tokens": None} | dict(params))
         request_id = llm.add_request(ChatPrompt(tuple(messages)), chosen)
         said, thought = 0, 0
         try:

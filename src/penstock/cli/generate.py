@@ -15,12 +15,12 @@ from tqdm import tqdm
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
-from penstock.cli.sampling_options import sampling_options, sampling_params
+from penstock.cli.sampling_options import given_sampling, sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
-from penstock.contract.request import Prompt
+from penstock.contract.request import Prompt, TextPrompt
 from penstock.llm.prompts import as_chat_prompt, as_prompt
 from penstock.sampling import SamplingParams
 
@@ -72,8 +72,8 @@ def command(
     if (source is None) != (target is None):
         raise ConfigError("--output", "--input and --output belong together")
     (config,) = build_configs(context, EngineConfig)
-    params = sampling_params(context)
-    jobs = read_jobs(source, params, chat) if source is not None else []
+    sampling_params(context)  # a mistake is told before the model is loaded
+    jobs = read_jobs(source, given_sampling(context), chat) if source is not None else []
     with lasting_imports():
         from penstock.llm.offline import LLM  # brings torch in: not for --help
 
@@ -83,6 +83,7 @@ def command(
             run_jobs(llm, jobs, target)
             return
         content = sys.stdin.read() if text == "-" else str(text)
+        params = sampling_params(context, llm.card.sampling_defaults)
         show_one(llm, as_chat_prompt([{"role": "user", "content": content}]) if chat else as_prompt(content), params)
 
 
@@ -104,26 +105,34 @@ def show_one(llm: LLM, asked: Prompt, params: SamplingParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One line of the input file; `key` is its id, or its line number."""
+    """One line of the input file.
+
+    Attributes:
+        key: its id, or its line number.
+        sampling: what it and the command say.
+        error: why it cannot be served, with its line number; "" where it can.
+    """
 
     key: str
     asked: Prompt
-    params: SamplingParams
+    sampling: dict[str, Any]
+    error: str = ""
 
 
-def read_jobs(source: Path, params: SamplingParams, chat: bool) -> list[Job]:
-    """Every line of the input, checked before the model is loaded.
+def read_jobs(source: Path, sampling: dict[str, Any], chat: bool) -> list[Job]:
+    """Every line of the input, checked before the model is loaded. A request that is wrong fails on its line alone.
 
     Raises:
-        ConfigError: naming the file and the line.
+        ConfigError: naming the file and the line: it is not JSON, or an id is used twice.
     """
     jobs: dict[str, Job] = {}
     for number, record in _read_lines(source):
         place = f"{source}:{number}"
+        key = str(record.pop("id", number))
         try:
-            job = _job(record, str(number), params, chat)
+            job = _job(record, key, sampling, chat)
         except RequestError as error:
-            raise ConfigError(place, str(error)) from error
+            job = Job(key, TextPrompt(""), {}, f"line {number}: {error}")
         if job.key in jobs:
             raise ConfigError(place, f"the id {job.key!r} was used on an earlier line")
         jobs[job.key] = job
@@ -147,9 +156,7 @@ def _read_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _job(record: dict[str, Any], number: str, params: SamplingParams, chat: bool) -> Job:
-    fields = dict(record)
-    key = str(fields.pop("id", number))
+def _job(fields: dict[str, Any], key: str, sampling: dict[str, Any], chat: bool) -> Job:
     if ("prompt" in fields) == ("messages" in fields):
         raise InvalidParameter("prompt", "give either prompt or messages")
     if "messages" in fields:
@@ -161,11 +168,8 @@ def _job(record: dict[str, Any], number: str, params: SamplingParams, chat: bool
             if chat and isinstance(given, str)
             else as_prompt(given)
         )
-    return Job(
-        key,
-        asked,
-        SamplingParams.from_fields({name: getattr(params, name) for name in SamplingParams.__slots__} | fields),
-    )
+    SamplingParams.from_fields(sampling | fields)  # a mistake is told before the model is loaded
+    return Job(key, asked, sampling | fields)
 
 
 def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:
@@ -187,9 +191,13 @@ def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:
 def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
     """Results in the order in which they finish. A prompt that cannot be served has its error as its result."""
     keys: dict[str, str] = {}
+    defaults = dict(llm.card.sampling_defaults)
     for job in jobs:
+        if job.error:
+            yield {"id": job.key, "error": job.error}
+            continue
         try:
-            keys[llm.add_request(job.asked, job.params)] = job.key
+            keys[llm.add_request(job.asked, SamplingParams.from_fields(defaults | job.sampling))] = job.key
         except RequestError as error:
             yield {"id": job.key, "error": str(error)}
         while len(keys) >= READ_AHEAD:

@@ -23,6 +23,9 @@ __all__ = ["NOT_OFFLINE", "build_configs", "config_options", "library_options"]
 NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Front.NONE)
 """Options of the engine that do nothing where the command steps it itself."""
 
+ALIASES = {"tokenizer": ("--tokenizer-name",)}
+"""Other spellings of an option: RoseInfer's."""
+
 METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL"}
 
 
@@ -89,6 +92,7 @@ def _option(field: Field[Any], section: str) -> Callable[[Any], Any]:
     shown = field.default != ""
     return click.option(
         flag,
+        *ALIASES.get(field.name, ()),
         field.name,
         type=kind,
         default=field.default,

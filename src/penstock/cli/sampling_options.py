@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -11,7 +11,7 @@ import click
 from penstock.cli.sections import SectionedOption
 from penstock.sampling import PARAMETERS, Parameter, SamplingParams
 
-__all__ = ["sampling_options", "sampling_params"]
+__all__ = ["given_sampling", "sampling_options", "sampling_params"]
 
 SECTION = "Sampling"
 
@@ -76,11 +76,15 @@ def _option(parameter: Parameter, default: Any) -> Callable[[Any], Any]:
         type=_TYPES[kind],
         default=None if several else default,
         multiple=several,
-        show_default=default is not None and not several,
+        show_default=_shown_default(parameter, default) if default is not None and not several else False,
         help=parameter.doc + (" May be given several times." if several else ""),
         cls=SectionedOption,
         section=SECTION,
     )
+
+
+def _shown_default(parameter: Parameter, default: Any) -> str | bool:
+    return f"the model's, else {default}" if parameter.from_model else True
 
 
 def _json_type(schema: dict[str, Any]) -> tuple[str, bool]:
@@ -92,12 +96,22 @@ def _json_type(schema: dict[str, Any]) -> tuple[str, bool]:
     return next(str(one["type"]) for one in alternatives if one["type"] != "null"), False
 
 
-def sampling_params(context: click.Context) -> SamplingParams:
-    """The command's options as `SamplingParams`.
+def sampling_params(context: click.Context, model_defaults: Iterable[tuple[str, Any]] = ()) -> SamplingParams:
+    """The command's options as `SamplingParams`, on top of what the model has its own defaults of.
 
     Raises:
         InvalidParameter: naming the option whose value is out of range.
     """
-    names = {parameter.name for parameter in PARAMETERS}
-    given = {name: value for name, value in context.params.items() if name in names and value != ()}  # (): not given
-    return SamplingParams.from_fields(given)
+    return SamplingParams.from_fields(dict(model_defaults) | given_sampling(context))
+
+
+def given_sampling(context: click.Context) -> dict[str, Any]:
+    """The sampling parameters that are decided already: given as options, or never a model's to set."""
+    from_model = {parameter.name: parameter.from_model for parameter in PARAMETERS}
+    return {
+        name: value
+        for name, value in context.params.items()
+        if name in from_model
+        and value != ()  # of an option that may be given several times: not given
+        and not (from_model[name] and context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT)
+    }

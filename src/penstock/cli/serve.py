@@ -23,10 +23,13 @@ __all__ = ["command"]
     cls=SectionedCommand,
     help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model.",
 )
+@click.option("--checkpoint-path", help="Another way to write MODEL, as RoseInfer's server has it.", metavar="MODEL")
 @config_options(EngineConfig, ServerConfig)
 @click.pass_context
-def command(context: click.Context, /, **_: object) -> None:
+def command(context: click.Context, /, checkpoint_path: str | None, **_: object) -> None:
     """Assemble the engine and serve until interrupted."""
+    if checkpoint_path is not None:
+        context.params["model"] = checkpoint_path
     engine_config, server_config = build_configs(context, EngineConfig, ServerConfig)
     with lasting_imports():
         import penstock.server  # noqa: F401 - which `serve` imports when it is called

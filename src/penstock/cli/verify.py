@@ -33,6 +33,9 @@ _LEFT_OUT = NOT_OFFLINE | {
     "max_model_len",
     "tool_call_parser",
     "reasoning_parser",
+    "tokenizer",
+    "chat_template",
+    "generation_config",
     "record",
 }
 

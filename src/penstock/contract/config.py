@@ -246,6 +246,21 @@ class EngineConfig:
         " leaves it in the text.",
         REASONING_PARSERS,
     )
+    tokenizer: str = _option(
+        "",
+        "Where tokenizer and chat template come from instead of the model's own files: a directory with a"
+        " tokenizer.json, or org/name on the Hugging Face hub.",
+    )
+    chat_template: str = _option(
+        "auto",
+        "How conversations are written for the model: auto takes its own chat template, and plain text where it has"
+        " none; none refuses conversations where it has none; else a file with a Jinja template.",
+    )
+    generation_config: str = _option(
+        "auto",
+        "Where sampling defaults come from, for requests that do not give their own: auto takes the model's"
+        " generation_config.json, or what the catalogue says of it; none takes none; else a directory or file.",
+    )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Grammar", "GrammarKind"]
+__all__ = ["JSON_OBJECT", "Grammar", "GrammarKind"]
 
 
 class GrammarKind(StrEnum):
@@ -27,3 +27,7 @@ class Grammar:
 
     kind: GrammarKind
     source: str
+
+
+JSON_OBJECT = Grammar(GrammarKind.JSON, '{"type":"object"}')
+"""Any JSON object: what OpenAI calls JSON mode."""

@@ -54,6 +54,8 @@ class RequestLimits:
     max_grammar_chars: int = 64 * 1024
     """Of a JSON schema, a regular expression or a grammar, and of all choices together."""
     max_grammar_choices: int = 1000
+    max_json_object_tokens: int = 2048
+    """Of an answer that may be any JSON object, where the request has no `max_tokens`: nothing else makes it end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.sampling import SamplingScalar
+
 __all__ = [
     "GgufVocabulary",
     "HuggingFaceText",
@@ -151,6 +153,8 @@ class ModelCard:
         template_variables: what callers may set in every chat template that the model has.
         thinks: whether the model may write reasoning before its answer.
         hidden_size: values of an embedding.
+        sampling_defaults: (name, value) of each sampling parameter that has another value than usual where a request
+            does not give one.
         named_roles: roles whose messages show a `name` in the model's chat template.
         aliases: other names of the same model.
         any_name: whether it answers to whatever name is asked for.
@@ -164,6 +168,7 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()
     thinks: bool = False
     hidden_size: int = 0
+    sampling_defaults: tuple[tuple[str, SamplingScalar], ...] = ()
     named_roles: frozenset[str] = frozenset()
     aliases: tuple[str, ...] = ()
     any_name: bool = False

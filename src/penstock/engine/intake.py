@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import InvalidParameter, PromptTooLong
+from penstock.contract.grammar import JSON_OBJECT
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock, Grammars, Tokenized
@@ -103,7 +104,7 @@ class Intake:
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         self._check_prompt_scores(request, len(prompt))
-        rules = self._resolve_rules(request.stop, len(prompt))
+        rules = self._resolve_rules(self._stop_rules(request), len(prompt))
         self._check_grammar(request, rules)
         sampling = _with_seed(self._token_ids.resolve(request.sampling), self._draw_seed)
         if request.candidates > request.n and not sampling.has("logprobs"):
@@ -298,6 +299,12 @@ class Intake:
         if self._text.eos_token_ids:
             return (min(self._text.eos_token_ids),)
         raise InvalidParameter("prompt", "is empty, and this model has no token to start from")
+
+    def _stop_rules(self, request: EngineRequest) -> StopRules:
+        """The request's, with a bound on any JSON object: a model may open one object in another without end."""
+        if request.grammar == JSON_OBJECT and not request.stop.max_tokens:
+            return replace(request.stop, max_tokens=self._limits.max_json_object_tokens)
+        return request.stop
 
     def _resolve_rules(self, rules: StopRules, prompt_tokens: int) -> StopRules:
         max_new_tokens = self._card.max_model_len - prompt_tokens

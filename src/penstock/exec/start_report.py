@@ -5,14 +5,23 @@ Decides the wording alone: `device` and `weights` decide what is chosen, and `Me
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
+from penstock.contract.sampling import SamplingScalar
 from penstock.kernels.backend import Backend
 from penstock.kernels.native import MAX_HEAD_DIM
 
-__all__ = ["computing_line", "mixed_line", "onednn_line", "weight_formats", "wide_heads_line"]
+__all__ = [
+    "computing_line",
+    "mixed_line",
+    "onednn_line",
+    "plain_text_line",
+    "sampling_line",
+    "weight_formats",
+    "wide_heads_line",
+]
 
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 _NAMED = 3
@@ -69,6 +78,19 @@ def mixed_line(mixed: Collection[str]) -> str:
     more = f" and {len(mixed) - _NAMED} more" if len(mixed) > _NAMED else ""
     return (
         f"rounded          {len(mixed)} fused weights to bfloat16, their parts being of different kinds: {names}{more}"
+    )
+
+
+def plain_text_line() -> str:
+    """That conversations are written as plain text."""
+    return "conversations    as plain text: the model has no chat template (--chat-template FILE takes yours)"
+
+
+def sampling_line(defaults: Sequence[tuple[str, SamplingScalar]], origin: str) -> str:
+    """The sampling parameters that the model has its own defaults of, and where they are from."""
+    values = ", ".join(f"{name} {value:g}" for name, value in defaults)
+    return (
+        f"sampling         {values} unless a request says otherwise, from {origin} (--generation-config none: without)"
     )
 
 

@@ -6,7 +6,8 @@ Runs in the caller's thread; nothing happens between calls. One owner: not threa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from penstock.app import Assembly, assemble, engine_config
 from penstock.contract.config import DEFAULT_MODEL, Front
-from penstock.contract.errors import InvalidParameter
+from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.model import ModelCard, StepCost, StepRow
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine import StepOutputs, interrupts_held
@@ -31,6 +32,7 @@ from penstock.llm.embeddings import (
 )
 from penstock.llm.outputs import Answer, RequestOutput
 from penstock.llm.prompts import Conversation, PromptLike, as_prompt, as_prompts
+from penstock.llm.request_book import RequestBook
 from penstock.sampling import SamplingParams
 
 __all__ = ["LLM"]
@@ -60,6 +62,8 @@ class LLM:
         self._answers: dict[str, Answer] = {}
         self._missed: dict[str, RequestOutput] = {}
         self._ids = itertools.count()
+        self._book = RequestBook()
+        self._calls: deque[Callable[[], None]] = deque()
 
     @property
     def scheduler(self) -> Any:
@@ -76,6 +80,10 @@ class LLM:
         """What the start report says: model, device, memory; a line each."""
         return self._assembly.report
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How requests without parameters are sampled: the model's own defaults, else those of `SamplingParams`."""
+        return SamplingParams.from_fields(dict(self.card.sampling_defaults))
+
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
         """What a step of these rows takes: bytes that it reads, and operations by kind."""
         return self._assembly.cost(rows)
@@ -91,7 +99,7 @@ class LLM:
 
         Args:
             prompts: a text, a list of texts, token ids, or a list of lists of token ids.
-            sampling_params: one for all, or one a prompt.
+            sampling_params: one for all, or one a prompt; None takes `get_default_sampling_params()`.
             use_tqdm: show a progress bar.
 
         Raises:
@@ -209,16 +217,72 @@ class LLM:
                 bar.update(sum(search.done for search in growing))
         return [search.output() for search in searches]
 
-    def add_request(self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None) -> str:
+    def add_request(
+        self,
+        prompt: PromptLike | Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        on_text: Callable[[str], None] | None = None,
+    ) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
+
+        Args:
+            prompt: as for `generate`.
+            sampling_params: None takes `get_default_sampling_params()`.
+            on_text: called with each piece of the first choice's text, at the end of the step that brought it.
 
         Raises:
             RequestError: it cannot be served.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         [request_id] = self._queue_all([(self._request(given, params), params.logprobs is not None)])
+        self._book.add(self._answers[request_id], on_text)
         return request_id
+
+    def is_finished(self, request_id: str) -> bool:
+        """Whether a request of `add_request` has ended.
+
+        Raises:
+            InvalidParameter: there is no such request, or it was taken out; the last 1,024 that ended are kept.
+        """
+        return self._book.find(request_id).finished
+
+    def get_output(self, request_id: str) -> RequestOutput:
+        """A request of `add_request` as it stands, finished or not; raises as `is_finished`."""
+        return self._book.find(request_id).output()
+
+    def pop_output(self, request_id: str) -> RequestOutput:
+        """As `get_output`, and the answer is kept no longer; `step` does not return it any more."""
+        output = self.get_output(request_id)
+        if output.finished:
+            self._book.drop(request_id)
+            self._missed.pop(request_id, None)
+        return output
+
+    def stream_text(self, request_id: str) -> Iterator[str]:
+        """The first choice's text piece by piece, from its beginning; steps the engine until the request has ended.
+
+        Everything else runs on meanwhile: what it says waits for the next `step`. Leaving the loop early leaves the
+        request as it is; `abort_request` ends it.
+
+        Raises:
+            InvalidParameter: as `is_finished`.
+            EngineFault: the request failed for a reason of ours.
+        """
+        answer, seen = self._book.find(request_id), 0
+        while True:
+            pieces = answer.pieces[seen:]
+            seen += len(pieces)
+            if text := "".join(pieces):
+                yield text
+            elif answer.finished:
+                break
+            else:
+                self._advance(())
+        self._missed.pop(request_id, None)
+        if answer.error:
+            raise EngineFault(answer.error)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns the requests that moved, as they stand; a finished one for the last time.
@@ -240,6 +304,7 @@ class LLM:
             ended = [answer.output() for answer in self._fold(self._engine.abort(request_id))]
             for output in ended:  # how it stood before is not returned after its end
                 self._missed.pop(output.request_id, None)
+        self._tell()
         return ended
 
     def close(self) -> None:
@@ -268,7 +333,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _one_for_each(sampling_params, len(asked))
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_for_each(given, len(asked))
         order = self._queue_all(
             (self._request(*each), each[1].logprobs is not None) for each in zip(asked, params, strict=True)
         )
@@ -294,6 +360,7 @@ class LLM:
         with interrupts_held():  # what a step said is kept before its caller hears of an interrupt
             moved = self._fold(self._engine.step())
             self._missed |= {answer.id: answer.output() for answer in moved if answer.id not in order}
+        self._tell()
         return [answer for answer in moved if answer.id in order]
 
     def _queue_all(self, requests: Iterable[tuple[EngineRequest, bool]]) -> dict[str, None]:
@@ -332,21 +399,31 @@ class LLM:
             self._engine.submit(resolved)
             self._answers[request.id] = Answer(resolved, wants_logprobs)
 
+    def _tell(self) -> None:
+        """Make the calls that listeners are owed, all of them; then raise what the first of them raised, if one did."""
+        failure: BaseException | None = None
+        while self._calls:
+            try:
+                self._calls.popleft()()
+            except BaseException as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
     def _fold(self, outputs: StepOutputs) -> list[Answer]:
         """Add outputs to their answers; the answers that moved, of which the finished ones are kept no longer."""
         moved: dict[str, Answer] = {}
         for request_id, output in outputs:
             moved[request_id] = self._answers[request_id]
             moved[request_id].add(output)
+        self._calls.extend(self._book.moved(moved.values()))
         for request_id, answer in moved.items():
             if answer.finished:
                 del self._answers[request_id]
         return list(moved.values())
 
 
-def _one_for_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if given is None:
-        return [SamplingParams()] * count
+def _one_for_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
     if isinstance(given, SamplingParams):
         return [given] * count
     if len(given) != count:

@@ -45,6 +45,10 @@ class AsyncLLM:
         self._assembly = assemble(engine_config(Front.QUEUE, model=model, **options), cache_dir)
         self._client = self._assembly.start_client()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How requests without parameters are sampled: the model's own defaults, else those of `SamplingParams`."""
+        return SamplingParams.from_fields(dict(self._assembly.card.sampling_defaults))
+
     def generate(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -58,7 +62,7 @@ class AsyncLLM:
             EngineFault: it failed for a reason of ours.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
-        return self._stream(given, sampling_params or SamplingParams(), request_id)
+        return self._stream(given, sampling_params or self.get_default_sampling_params(), request_id)
 
     async def _stream(
         self, given: Prompt | ChatRequest, params: SamplingParams, request_id: str
@@ -85,6 +89,18 @@ class AsyncLLM:
                 yield answer.output()
         finally:
             await stream.aclose()
+
+    async def stream_text(
+        self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
+    ) -> AsyncGenerator[str, None]:
+        """As `generate`, but each output is only the text that is new, of the first choice."""
+        shown = 0
+        async with aclosing(self.generate(prompt, sampling_params, request_id)) as stream:
+            async for output in stream:
+                text = output.outputs[0].text
+                if len(text) > shown:
+                    yield text[shown:]
+                    shown = len(text)
 
     def chat(
         self,
@@ -120,7 +136,7 @@ class AsyncLLM:
             include_reasoning=include_reasoning,
         )
         request = read_chat(messages, options, self._assembly.card)
-        return self._stream(request, sampling_params or SamplingParams(), request_id)
+        return self._stream(request, sampling_params or self.get_default_sampling_params(), request_id)
 
     async def embed(
         self,

@@ -129,6 +129,11 @@ class Answer:
         """The request's id."""
         return self._resolved.id
 
+    @property
+    def pieces(self) -> list[str]:
+        """The first choice's text, in the pieces in which it came."""
+        return self._choices[0].text
+
     def add(self, output: Output) -> None:
         """Take the next output."""
         match output:

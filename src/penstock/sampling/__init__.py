@@ -6,10 +6,22 @@ tensor library: stages are written with the methods of whatever tensors they are
 
 from __future__ import annotations
 
+from penstock.sampling.model_defaults import read_model_defaults
 from penstock.sampling.parameter import Home, Parameter, RowStage, Stage
 from penstock.sampling.parameters import PARAMETERS, STAGES
 from penstock.sampling.params import SamplingParams
 from penstock.sampling.row_views import RowViews
 from penstock.sampling.uniform import uniform
 
-__all__ = ["Home", "PARAMETERS", "Parameter", "RowStage", "RowViews", "STAGES", "SamplingParams", "Stage", "uniform"]
+__all__ = [
+    "Home",
+    "PARAMETERS",
+    "Parameter",
+    "RowStage",
+    "RowViews",
+    "STAGES",
+    "SamplingParams",
+    "Stage",
+    "read_model_defaults",
+    "uniform",
+]

@@ -79,6 +79,7 @@ class Parameter:
         doc: one or two sentences for users.
         stages: none or one; the maths of a parameter that shapes the distribution.
         random_only: whether it means nothing when the choice is greedy.
+        from_model: whether a model's publisher may set its default; see `penstock.sampling.model_defaults`.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Parameter:
     doc: str
     stages: tuple[Stage | RowStage, ...] = ()
     random_only: bool = False
+    from_model: bool = False
 
     def check(self, value: object) -> Any:
         """`value` in canonical form.

@@ -6,9 +6,11 @@ kept here: `min_tokens` is at most `max_tokens`, and `n` at most `best_of`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar
@@ -25,8 +27,31 @@ from penstock.sampling.parameters.xtc_threshold import THRESHOLD
 __all__ = ["SamplingParams"]
 
 _NAMES = frozenset(parameter.name for parameter in PARAMETERS)
+_Class = TypeVar("_Class", bound=type)
 
 
+def _naming_what_is_unknown(cls: _Class) -> _Class:
+    """A misspelt keyword is an `InvalidParameter` as any other mistake, and not the bare TypeError of a dataclass."""
+    plain = cls.__init__  # type: ignore[misc]
+
+    @wraps(plain)
+    def __init__(self: object, *arguments: object, **fields: object) -> None:  # noqa: N807
+        _check_names(fields)
+        plain(self, *arguments, **fields)
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
+
+
+def _check_names(fields: Iterable[str]) -> None:
+    for name in fields:
+        if name not in _NAMES:
+            near = difflib.get_close_matches(str(name), sorted(_NAMES), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InvalidParameter(str(name), f"is not a sampling parameter{hint}", code="unknown_parameter")
+
+
+@_naming_what_is_unknown
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Validated sampling parameters. Equal meaning in equal form: numbers are floats or ints, lists are tuples.
@@ -70,7 +95,7 @@ class SamplingParams:
         thinking_token_budget: most tokens of reasoning, of models that think; None for no bound of its own.
 
     Raises:
-        InvalidParameter: naming the field whose value has the wrong type or lies out of range.
+        InvalidParameter: naming the field that is unknown, or whose value has the wrong type or lies out of range.
     """
 
     n: int = 1
@@ -124,9 +149,7 @@ class SamplingParams:
         Raises:
             InvalidParameter: for a name that is no sampling parameter, or a value that is not valid.
         """
-        for name in fields:
-            if name not in _NAMES:
-                raise InvalidParameter(str(name), "is not a sampling parameter", code="unknown_parameter")
+        _check_names(fields)
         return cls(**fields)
 
     def spec(self) -> SamplingSpec:

@@ -58,7 +58,7 @@ def _read_backend(file: Path) -> Backend:
             str(file),
             "",
             "is missing; of tokenizers only tokenizer.json is read. Loading the tokenizer with transformers'"
-            " AutoTokenizer and calling save_pretrained writes it",
+            " AutoTokenizer and calling save_pretrained writes it; --tokenizer names another directory",
         )
     try:
         backend = Backend.from_file(str(file))

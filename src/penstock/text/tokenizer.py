@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
-from penstock.contract.errors import InvalidParameter
+from penstock.contract.errors import ConfigError, InvalidParameter
 from penstock.contract.model import GgufVocabulary, TextFiles
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import ReplyRules
@@ -24,6 +25,7 @@ from penstock.text.chat_template import ChatTemplate
 from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.huggingface import read_huggingface
+from penstock.text.plain_template import PLAIN_TEMPLATE
 from penstock.text.reply import PLAIN_FORMAT, ReplyFormat, ReplyReader, find_reply_format
 from penstock.text.token_bytes import strips_leading_space, token_byte_table
 from penstock.text.tokenizer_parts import TemplateSource, TokenizerParts
@@ -209,6 +211,7 @@ class TextModel:
         bos_token_id: None when the model has none.
         reply_format: how it writes calls and reasoning.
         tool_template: renders conversations with tools; None where `chat_template` renders all.
+        plain: whether `chat_template` is plain text, because the model has none of its own.
     """
 
     tokenizer: Tokenizer
@@ -217,6 +220,7 @@ class TextModel:
     bos_token_id: int | None
     reply_format: ReplyFormat = PLAIN_FORMAT
     tool_template: ChatTemplate | None = None
+    plain: bool = False
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -266,19 +270,23 @@ def twin_of(backend: Backend) -> Backend:
     return twin
 
 
-def open_text(files: TextFiles, *, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> TextModel:
+def open_text(
+    files: TextFiles, *, tool_call_parser: str = "auto", reasoning_parser: str = "auto", chat_template: str = "none"
+) -> TextModel:
     """Read a model's tokenizer and chat template.
 
     Args:
         files: the text half of the model's files.
         tool_call_parser: how the model writes calls; see `EngineConfig`.
         reasoning_parser: how it writes its reasoning; likewise.
+        chat_template: a file to take the template from; or what a model without one gets: `auto` for plain text.
 
     Raises:
         ModelFileError: a file is missing, corrupt, or of a kind that is not implemented.
     """
     parts = read_gguf(files) if isinstance(files, GgufVocabulary) else read_huggingface(files)
     tokenizer = Tokenizer(parts.backend, parts.file)
+    parts, plain = _with_template(parts, chat_template)
     template = _chat_template(parts.template, parts, tokenizer)
     tool_template = _chat_template(parts.tool_template, parts, tokenizer)
     return TextModel(
@@ -288,7 +296,24 @@ def open_text(files: TextFiles, *, tool_call_parser: str = "auto", reasoning_par
         bos_token_id=parts.bos if parts.bos >= 0 else None,
         reply_format=find_reply_format(tool_call_parser, reasoning_parser, tool_template or template),
         tool_template=tool_template,
+        plain=plain,
     )
+
+
+def _with_template(parts: TokenizerParts, choice: str) -> tuple[TokenizerParts, bool]:
+    """The parts with the chat template that was chosen, and whether that is plain text."""
+    if choice not in ("auto", "none"):
+        return replace(parts, template=_template_in(Path(choice).expanduser()), tool_template=None), False
+    if choice == "auto" and parts.template is None:
+        return replace(parts, template=TemplateSource(PLAIN_TEMPLATE, "the plain-text template")), True
+    return parts, False
+
+
+def _template_in(file: Path) -> TemplateSource:
+    try:
+        return TemplateSource(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("chat_template", f"{file} cannot be read as text; give auto, none or a file") from error
 
 
 def _chat_template(template: TemplateSource | None, parts: TokenizerParts, tokenizer: Tokenizer) -> ChatTemplate | None:

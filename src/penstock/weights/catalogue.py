@@ -8,7 +8,7 @@ Invariant: an entry pins one exact file by SHA-256, so a catalogue name means th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 __all__ = ["CATALOGUE", "CatalogueModel"]
@@ -28,6 +28,7 @@ class CatalogueModel:
         file_bytes: size of the model file.
         file_sha256: SHA-256 of the model file, in hex.
         licence: SPDX identifier.
+        generation_config: the publisher's values for sampling, as a `generation_config.json` would hold them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class CatalogueModel:
     file_bytes: int
     file_sha256: str
     licence: str
+    generation_config: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -59,6 +61,8 @@ _MODELS = (
         file_bytes=98_362_432,
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
+        # From the model card of HuggingFaceTB/SmolLM2-135M-Instruct; its generation_config.json has no sampling values.
+        generation_config=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),
     ),
 )
 

@@ -14,18 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import HuggingFaceText, TextFiles
 from penstock.weights.catalogue import CATALOGUE
 from penstock.weights.gguf_dialect import FindDialect
 from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_vocabulary import read_vocabulary
+from penstock.weights.pt_checkpoint import PtSource, read_pt
 from penstock.weights.safetensors_files import load_json_object, open_safetensors
 from penstock.weights.source import TensorSource, open_binary
 
 __all__ = ["ModelFiles", "open_model"]
 
 _DTYPE_NAMES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_PT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _SAMPLES = 256
 _SAMPLE_BYTES = 4096
 
@@ -74,13 +78,15 @@ def open_model(path: Path, dialects: FindDialect) -> ModelFiles:
     """Open a model without reading its weights.
 
     Args:
-        path: a `.gguf` file, or a directory in Hugging Face layout.
+        path: a `.gguf` file, a `.pt` file with a GPT-2, or a directory in Hugging Face layout.
         dialects: how families write GGUF files (`models.gguf_dialect`).
 
     Raises:
         ModelFileError: a file is missing, malformed, or uses something that is not supported.
     """
-    return _open_directory(path) if path.is_dir() else _open_gguf_file(path, dialects)
+    if path.is_dir():
+        return _open_directory(path)
+    return _open_pt_file(path) if path.suffix.lower() == ".pt" else _open_gguf_file(path, dialects)
 
 
 def _open_gguf_file(path: Path, dialects: FindDialect) -> ModelFiles:
@@ -93,6 +99,22 @@ def _open_gguf_file(path: Path, dialects: FindDialect) -> ModelFiles:
     name = names[0] if names else path.stem.lower()
     text = read_vocabulary(source.header, source.config["vocab_size"])
     return _model_files(path, name, source.config, source, text, stored, [path])
+
+
+def _open_pt_file(path: Path) -> ModelFiles:
+    checkpoint = read_pt(path)
+    stored = [
+        _Stored(
+            name,
+            tuple(tensor.shape),
+            _PT_NAMES.get(tensor.dtype, ""),
+            tensor.numel(),
+            tensor.numel() * tensor.element_size(),
+        )
+        for name, tensor in checkpoint.tensors.items()
+    ]
+    source, text = PtSource(checkpoint.tensors, path), HuggingFaceText(str(path.parent))
+    return _model_files(path, path.stem.lower(), checkpoint.config, source, text, stored, [path])
 
 
 def _open_directory(path: Path) -> ModelFiles:

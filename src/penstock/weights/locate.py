@@ -100,8 +100,10 @@ def locate_local(model: str, cache_dir: Path) -> Path | None:
     if not model:
         return None
     path = Path(model).expanduser()
-    if path.is_file() and path.suffix.lower() != ".gguf":
-        raise ModelUnavailable(f"{model}: is not a .gguf file; for safetensors name the directory that holds them")
+    if path.is_file() and path.suffix.lower() not in (".gguf", ".pt"):
+        raise ModelUnavailable(
+            f"{model}: is neither a .gguf nor a .pt file; for safetensors name the directory that holds them"
+        )
     if path.is_dir() or path.is_file():
         return path
     if is_hub_name(model) and hub_path(model, cache_dir).is_dir():

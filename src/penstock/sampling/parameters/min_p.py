@@ -34,4 +34,5 @@ PARAMETER = Parameter(
     doc="Draw only from tokens at least this fraction as likely as the most likely one; 0 takes all.",
     stages=(Stage(40, apply),),
     random_only=True,
+    from_model=True,
 )

@@ -37,4 +37,5 @@ PARAMETER = Parameter(
     field="repetition_penalty",
     doc="Above 1, tokens of the prompt and of what was generated become less likely; below 1, more likely. 1 is off.",
     stages=(RowStage(4, apply),),
+    from_model=True,
 )

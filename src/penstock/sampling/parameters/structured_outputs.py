@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.grammar import Grammar, GrammarKind
+from penstock.contract.grammar import JSON_OBJECT, Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.sampling.parameter import Home, Parameter
 
@@ -62,7 +62,7 @@ class _Form:
     def _read(self, name: str, way: str, form: object) -> Grammar | None:
         match way, form:
             case "json_object", bool():
-                return Grammar(GrammarKind.JSON, '{"type":"object"}') if form else None
+                return JSON_OBJECT if form else None
             case "json", str():
                 return Grammar(GrammarKind.JSON, form)
             case "json", Mapping():

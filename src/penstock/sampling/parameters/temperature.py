@@ -42,4 +42,5 @@ PARAMETER = Parameter(
     doc="Randomness of the choice: logits are divided by it. 0 always takes the most likely token (the lowest id where"
     " several are), and makes top_k, top_p, min_p and seed irrelevant.",
     stages=(Stage(10, apply),),
+    from_model=True,
 )

@@ -53,4 +53,5 @@ PARAMETER = Parameter(
     doc="Draw only from this many of the most likely tokens (and those tied with the last of them); 0 or -1 takes all.",
     stages=(Stage(20, apply),),
     random_only=True,
+    from_model=True,
 )

@@ -56,4 +56,5 @@ PARAMETER = Parameter(
     " token that crosses the bound is in the set. 1 takes all.",
     stages=(Stage(30, apply),),
     random_only=True,
+    from_model=True,
 )

@@ -44,4 +44,5 @@ PARAMETER = Parameter(
     " together. 1 takes all.",
     stages=(Stage(25, apply),),
     random_only=True,
+    from_model=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.admin import abort, about, metrics, prefix_cache, probes, reference
+from penstock.server.admin import abort, about, metrics, prefix_cache, probes, reference, stats
 from penstock.server.admin.metrics import RequestCounter
 from penstock.server.admin.schemas import SCHEMAS
 from penstock.server.delivery.serving import Serving
@@ -19,5 +19,6 @@ def routes(serving: Serving, counter: RequestCounter) -> tuple[Route, ...]:
         *prefix_cache.routes(serving),
         *about.ROUTES,
         *reference.ROUTES,
+        *stats.routes(serving),
         *metrics.routes(serving, counter),
     )

@@ -48,7 +48,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
 
 def _health(client: EngineClient) -> Response:
-    health = client.health()
+    health = client.health()  # AstrAI's clients read the last two: a server that answers has its model
     body: JsonObject = {
         "status": "ok" if health.alive else "dead",
         "reason": health.reason,
@@ -57,6 +57,8 @@ def _health(client: EngineClient) -> Response:
         "free_blocks": health.free_blocks,
         "total_blocks": health.total_blocks,
         "steps": health.steps,
+        "model_loaded": True,
+        "engine_ready": health.alive,
     }
     if health.alive:
         return json_response(200, body)

@@ -7,6 +7,8 @@ from penstock.server.http.openapi import ERROR, INTEGER, STRING, list_of, object
 
 __all__ = ["SCHEMAS"]
 
+BOOLEAN: JsonObject = {"type": "boolean"}
+
 SCHEMAS: JsonObject = {
     "Health": object_of(
         {
@@ -17,6 +19,8 @@ SCHEMAS: JsonObject = {
             "free_blocks": INTEGER,
             "total_blocks": INTEGER,
             "steps": INTEGER,
+            "model_loaded": BOOLEAN,
+            "engine_ready": BOOLEAN,
             "error": ERROR,
         },
         optional=("error",),
@@ -28,5 +32,8 @@ SCHEMAS: JsonObject = {
         optional=("error",),
     ),
     "Aborted": object_of({"aborted": list_of(STRING)}),
-    "Reset": object_of({"reset": {"type": "boolean"}}),
+    "Reset": object_of({"reset": BOOLEAN}),
+    "Stats": object_of(
+        {"total_tasks": INTEGER, "total_tokens": INTEGER, "active_tasks": INTEGER, "waiting_queue": INTEGER}
+    ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.api_fields.chat_options import ChatOptions
+from penstock.api_fields.do_sample import DO_SAMPLE
 from penstock.api_fields.fields import BOOLEAN, INTEGER, OBJECT, TEXT, Field, Kind, Neutrals, read_fields, read_object
 from penstock.api_fields.reasoning import Variables, level_variables
 from penstock.api_fields.request_options import check_prompt_chars, read_options, sampling_fields, served_name
@@ -93,7 +94,7 @@ MESSAGES_FIELDS = (
     Field("metadata", METADATA, "user_id: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("stop_sequences", STRINGS, "Texts that end the answer."),
     Field("stream", BOOLEAN, "Answer in events."),
-    *(field for field in sampling_fields() if field.name in SAMPLING),
+    *(field for field in sampling_fields() if field.name in (*SAMPLING, DO_SAMPLE.name)),
 )
 COUNT_FIELDS = _PROMPT_FIELDS
 _NEUTRAL_PROMPT: dict[str, tuple[Any, ...]] = {
@@ -131,7 +132,7 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
         raise InvalidParameter("max_tokens", "max_tokens is missing.", code="missing_value")
     chat, form = _conversation(given, card, limits)
     metadata = read_fields(given.get("metadata", {}), _METADATA_FIELDS, {}, "metadata")
-    wanted = {name: given[name] for name in ("max_tokens", *SAMPLING) if name in given}
+    wanted = {name: given[name] for name in ("max_tokens", DO_SAMPLE.name, *SAMPLING) if name in given}
     wanted["max_tokens"] = min(wanted["max_tokens"], card.max_model_len)  # agents ask for 32,000 whatever is served
     wanted |= {"stop": given.get("stop_sequences") or None, "user": metadata.get("user_id", "")}
     wanted["structured_outputs"] = form

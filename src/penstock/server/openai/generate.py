@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from penstock.api_fields.answers import usage_object
+from penstock.api_fields.do_sample import STOP_ON_EOS, move_stop_on_eos
 from penstock.api_fields.fields import INTEGER, Field, Neutrals, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompt_logprobs import read_prompt_logprobs
@@ -37,6 +38,7 @@ __all__ = ["GENERATE_FIELDS", "NEUTRAL_GENERATE", "GenerateFormatter", "parse_ge
 GENERATE_FIELDS = (
     Field("prompt", PROMPT, "What to continue: text or token ids."),
     Field("max_new_tokens", INTEGER, "Another name of max_tokens."),
+    STOP_ON_EOS,
     TIMINGS,
     *COMMON_FIELDS,
     *sampling_fields("best_of", "logprobs", "logprobs_mode", "n"),
@@ -61,6 +63,7 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
     served_name(body, card, limits)
     given = read_fields(body, GENERATE_FIELDS, NEUTRAL_GENERATE)
     aliases = max_tokens_alias(given, "max_new_tokens")
+    move_stop_on_eos(given)
     options = read_options(given, {}, aliases, card, limits)
     if "prompt" not in given:
         raise InvalidParameter("prompt", "prompt is missing.", code="missing_value")

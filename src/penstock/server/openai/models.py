@@ -92,4 +92,5 @@ def _model_object(card: ModelCard, name: str) -> JsonObject:
         "root": card.name,
         "parent": None,
         "max_model_len": card.max_model_len,
+        "default_sampling_params": dict(card.sampling_defaults),
     }

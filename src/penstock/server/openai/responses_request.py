@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.api_fields.chat_options import ChatOptions
+from penstock.api_fields.do_sample import DO_SAMPLE
 from penstock.api_fields.fields import (
     BOOLEAN,
     INTEGER,
@@ -147,7 +148,7 @@ RESPONSES_FIELDS = (
     Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("safety_identifier", TEXT, "As user; user wins where both are given."),
     *HINTS,
-    *(field for field in sampling_fields() if field.name in SAMPLING),
+    *(field for field in sampling_fields() if field.name in (*SAMPLING, DO_SAMPLE.name)),
 )
 NEUTRAL_RESPONSES: Neutrals = {
     "access_programs": (),
@@ -229,7 +230,7 @@ def parse_response(
     if not card.has_chat_template:
         raise InvalidParameter("input", "The served model has no chat template.", code="unsupported_model")
     background, store, stream = _way_of_answering(given)
-    wanted = {name: given[name] for name in (*SAMPLING, "user", "safety_identifier") if name in given}
+    wanted = {name: given[name] for name in (*SAMPLING, DO_SAMPLE.name, "user", "safety_identifier") if name in given}
     if "max_output_tokens" in given:
         wanted["max_tokens"] = given["max_output_tokens"]
     wanted |= _logprobs(given)

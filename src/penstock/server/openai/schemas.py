@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.api_fields.prompt_logprobs import PROMPT_LOGPROBS_SCHEMA
 from penstock.api_fields.strict_json import JsonObject
+from penstock.sampling import PARAMETERS
 from penstock.server.http.openapi import (
     INTEGER,
     NUMBER,
@@ -88,6 +89,8 @@ def _answer(kind: str, choice: JsonObject, usage: str = "Usage", **optional: Jso
     )
 
 
+_FROM_MODEL = {each.name: dict(each.kind.schema()) for each in PARAMETERS if each.from_model}
+
 _ANTHROPIC_MODEL = object_of(
     {"type": {"type": "string", "const": "model"}, "id": STRING, "display_name": STRING, "created_at": STRING}
 )
@@ -162,6 +165,7 @@ SCHEMAS: JsonObject = {
             "root": STRING,
             "parent": {"type": "null"},
             "max_model_len": INTEGER,
+            "default_sampling_params": object_of(_FROM_MODEL, optional=tuple(_FROM_MODEL)),
         }
     ),
     "AnthropicModel": _ANTHROPIC_MODEL,

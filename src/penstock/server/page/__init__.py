@@ -12,4 +12,4 @@ __all__ = ["SCHEMAS", "routes"]
 
 def routes(serving: Serving) -> tuple[Route, ...]:
     """Every endpoint of this room."""
-    return (*sampling_controls.ROUTES, *engine_events.routes(serving), *files.routes())
+    return (*sampling_controls.routes(serving), *engine_events.routes(serving), *files.routes())

@@ -41,7 +41,8 @@ export class SamplingControls {
 
   /** Mark what means nothing at temperature 0. */
   dim() {
-    const greedy = this.controls.find((each) => each.name === "temperature")?.value === 0;
+    const temperature = this.controls.find((each) => each.name === "temperature");
+    const greedy = (temperature?.value ?? temperature?.parameter.default) === 0;
     for (const control of this.controls) control.node.classList.toggle("moot", greedy && control.parameter.random_only);
   }
 }

@@ -1,0 +1,44 @@
+"""`do_sample` and `stop_on_eos`: what Hugging Face and RoseInfer call it to be greedy, and to go on past the end.
+
+Decides what they become among the sampling parameters, and what happens where both spellings are given.
+"""
+
+from __future__ import annotations
+
+from penstock.api_fields.fields import BOOLEAN, Field
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.errors import InvalidParameter
+from penstock.sampling.parameters.temperature import GREEDY
+
+__all__ = ["DO_SAMPLE", "STOP_ON_EOS", "move_stop_on_eos", "temperature_of"]
+
+DO_SAMPLE = Field(
+    "do_sample",
+    BOOLEAN,
+    "false always takes the most likely token, as temperature 0 does, and whatever temperature says; true draws, also"
+    " where the model's own default is not to.",
+)
+STOP_ON_EOS = Field("stop_on_eos", BOOLEAN, "The opposite of ignore_eos, under another name.")
+
+
+def temperature_of(given: JsonObject, default: float) -> JsonObject:
+    """What `do_sample` in a request makes of its temperature, {} for nothing; `default` is the model's own."""
+    match given.get("do_sample"):
+        case False:
+            return {"temperature": GREEDY}
+        case True if default == GREEDY and "temperature" not in given:
+            return {"temperature": 1.0}
+    return {}
+
+
+def move_stop_on_eos(given: JsonObject) -> None:
+    """Replace `stop_on_eos` in a request by `ignore_eos`.
+
+    Raises:
+        InvalidParameter: both are given, and contradict each other.
+    """
+    if "stop_on_eos" not in given:
+        return
+    ignore = not given.pop("stop_on_eos")
+    if given.setdefault("ignore_eos", ignore) != ignore:
+        raise InvalidParameter("stop_on_eos", "stop_on_eos and ignore_eos contradict each other: give one of them.")
