@@ -179,7 +179,9 @@ def test_mistakes_in_options_are_one_line_and_exit_code_2(tmp_path, refused):
     assert "no-such-model" in refused("generate", "no-such-model", "-p", "x")
     config = tmp_path / "options.yaml"
     config.write_text("no-such-option: 1\n")
-    assert "no-such-option; known are block-size, device" in refused("generate", "-p", "x", "--config", str(config))
+    assert "no-such-option; known are block-size, chat-template, device" in refused(
+        "generate", "-p", "x", "--config", str(config)
+    )
     config.write_text("max-queued-tokens: 5\n")
     assert "keys: max-queued-tokens;" in refused("generate", "-p", "x", "--config", str(config))
     config.write_text("max-num-seqs: many\n")

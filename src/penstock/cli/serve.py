@@ -23,7 +23,7 @@ __all__ = ["command"]
     cls=SectionedCommand,
     help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model.",
 )
-@click.option("--checkpoint-path", help="Another way to write MODEL, as RoseInfer's server has it.", metavar="MODEL")
+@click.option("--checkpoint-path", help="Another way to write MODEL, as RoseInfer's server has it.", metavar="PATH")
 @config_options(EngineConfig, ServerConfig)
 @click.pass_context
 def command(context: click.Context, /, checkpoint_path: str | None, **_: object) -> None:
