@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine, always, delta, finished, stop
+from server_harness import running
 
-from conftest import running
 from penstock.contract.config import ServerConfig
 from penstock.contract.limits import ServerLimits
 

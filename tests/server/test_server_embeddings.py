@@ -9,8 +9,8 @@ import threading
 import openai
 import pytest
 from scripted_engine import ScriptedEngine, Until, Wait, always, failed, finished, stop, vector
+from server_harness import CARD, LIMITS, running
 
-from conftest import CARD, LIMITS, running
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import EngineDead, Overloaded, PromptTooLong
 from penstock.contract.events import ChoiceFinished, FinishReason, RequestFinished, Usage

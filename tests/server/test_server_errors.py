@@ -9,8 +9,8 @@ from dataclasses import replace
 import httpx
 import pytest
 from scripted_engine import HEALTHY, always, delta, failed
+from server_harness import LIMITS
 
-from conftest import LIMITS
 from penstock.contract.errors import (
     EngineDead,
     EngineFault,

@@ -15,8 +15,8 @@ from openai.types import embedding_create_params as embedding_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 from scripted_engine import ScriptedEngine
+from server_harness import CARD, LIMITS, running
 
-from conftest import CARD, LIMITS, running
 from penstock.contract.errors import InvalidParameter, RequestError
 from penstock.server.anthropic.messages_request import parse_count, parse_messages
 from penstock.server.field_support import ENDPOINTS, field_support, table

@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server_harness import CARD, LIMITS
 
-from conftest import CARD, LIMITS
 from penstock.contract.errors import RequestError
 from penstock.server.http.failures import error_response
 from penstock.server.openai.chat import CHAT_FIELDS, NEUTRAL_CHAT, parse_chat

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine, Wait, always, delta
+from server_harness import CARD, LIMITS, running
 
-from conftest import CARD, LIMITS, running
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.server import create_app, open_access

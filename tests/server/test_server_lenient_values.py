@@ -8,8 +8,8 @@ from dataclasses import replace
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine, delta, failed, finished, stop
+from server_harness import CARD, running
 
-from conftest import CARD, running
 from penstock.contract.events import ChoiceFinished, FinishReason, PromptTokens, TokenPiece
 from penstock.server.http.access import Access
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import anthropic
 import pytest
 from scripted_engine import Wait, always, delta, failed, finished, length, stop
+from server_harness import running
 
-from conftest import running
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PromptTooLong
 from penstock.contract.request import ChatPrompt, Message

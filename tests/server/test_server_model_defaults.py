@@ -7,8 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine
-
-from conftest import CARD, running
+from server_harness import CARD, running
 
 BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

@@ -9,8 +9,7 @@ import anthropic
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine
-
-from conftest import CARD, LIMITS, running
+from server_harness import CARD, LIMITS, running
 
 HI = [{"role": "user", "content": "Hi"}]
 NAMED = [

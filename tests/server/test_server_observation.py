@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from scripted_engine import ScriptedEngine, Wait, always, delta, failed, stop
+from server_harness import CARD, LIMITS
 
-from conftest import CARD, LIMITS
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.events import RequestFinished, Usage

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 from scripted_engine import ScriptedEngine
+from server_harness import CARD, running
 
-from conftest import CARD, running
 from penstock.server.openai.chat import CHAT_FIELDS, NEUTRAL_CHAT
 
 

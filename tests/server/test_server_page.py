@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 from scripted_engine import HEALTHY, ScriptedEngine
+from server_harness import start
 
-from conftest import start
 from penstock.sampling import PARAMETERS
 from penstock.server.openai.chat import CHAT_FIELDS
 from penstock.server.page import engine_events, files

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from server_harness import CARD, LIMITS, running
 
-from conftest import CARD, LIMITS, running
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Message
 from penstock.server.http.access import Access

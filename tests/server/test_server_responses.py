@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 from scripted_engine import Until, Wait, always, delta, failed, finished, length, stop
+from server_harness import CARD, running
 
-from conftest import CARD, running
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import EngineFault, Overloaded
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 from scripted_engine import ScriptedEngine, Until, always, delta, finished, stop
+from server_harness import CARD, running
 
-from conftest import CARD, running
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason
 from penstock.contract.tools import CallPiece
 from penstock.server.http.access import Access

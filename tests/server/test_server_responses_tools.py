@@ -10,9 +10,9 @@ import openai
 import pydantic
 import pytest
 from scripted_engine import ScriptedEngine, always, delta, finished, length, stop
+from server_harness import CARD, LIMITS, running
 from test_server_tools import TWO_CALLS, called, calls
 
-from conftest import CARD, LIMITS, running
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceFinished, FinishReason
 from penstock.contract.limits import RequestLimits

@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine, Wait, always, delta
+from server_harness import start
 from sse_reader import read_events
 
-from conftest import start
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.server import run
@@ -27,7 +27,7 @@ from penstock.server.http.run import listen
 
 PROGRAM = """
 from scripted_engine import ScriptedEngine, Wait, always, delta, finished, stop
-from conftest import CARD, LIMITS
+from server_harness import CARD, LIMITS
 from penstock.contract.config import ServerConfig
 from penstock.server import create_app, run
 

@@ -12,8 +12,8 @@ import pytest
 import requests
 from conformance_harness import UNHURRIED, gated
 from scripted_engine import HELLO, ScriptedEngine, delta, finished, stop
+from server_harness import CARD, running
 
-from conftest import CARD, running
 from penstock.contract.events import PromptTokens, TokenPiece
 from penstock.server.field_support import ENDPOINTS
 

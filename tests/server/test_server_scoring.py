@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from scripted_engine import Wait, always, finished, stop, vector
-
-from conftest import LIMITS
+from server_harness import LIMITS
 
 VECTORS = {"q": (1.0, 0.0), "near": (0.8, 0.6), "far": (-1.0, 0.0), "same": (1.0, 0.0), "long": (1.5, 0.0)}
 

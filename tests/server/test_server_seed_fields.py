@@ -7,9 +7,9 @@ from dataclasses import replace
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine, nothing_measured
+from server_harness import CARD, running
 from test_server_model_defaults import BODIES
 
-from conftest import CARD, running
 from penstock.server.http.access import Access
 
 ROSEINFER = {

@@ -8,8 +8,8 @@ from dataclasses import replace
 import httpx
 import pytest
 from scripted_engine import HEALTHY, Wait, always, delta
+from server_harness import running
 
-from conftest import running
 from penstock.contract.limits import ServerLimits
 from penstock.server.http.access import Access
 from penstock.version import __version__

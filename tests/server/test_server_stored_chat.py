@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 from scripted_engine import ScriptedEngine, always, delta, failed
+from server_harness import CARD, running
 
-from conftest import CARD, running
 from penstock.contract.limits import ServerLimits
 from penstock.server.http.access import Access, ApiKeys
 
