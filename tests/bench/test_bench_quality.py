@@ -248,7 +248,7 @@ def test_the_kv_cache_of_the_operator_is_that_of_every_variant(call, tmp_path):
     ("arguments", "says"),
     [
         (("--quantization", "file"), "quantization"),
-        (("--quantization", "none", "--dtype", "float32", "--linear-kernels", "onednn"), "linear_kernels"),
+        (("--quantization", "none", "--dtype", "float32", "--linear-kernels", "onednn"), "--linear-kernels"),
         (("--tokens", "63"), "tokens"),
         (("--context", "513"), "context"),
     ],

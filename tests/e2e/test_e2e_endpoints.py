@@ -148,7 +148,7 @@ def test_sigterm_lets_answers_finish_and_no_log_holds_a_prompt_or_a_key(process)
     url = next(word for word in said[-1].split() if word.startswith("http"))
     headers = {"authorization": f"Bearer {KEY}"}
     assert httpx.post(url + "/v1/completions", json={"prompt": CANARY}).status_code == 401
-    for body in ({"prompt": CANARY, "surprise": CANARY}, {"prompt": CANARY, "stop": [CANARY] * 9}):
+    for body in ({"prompt": CANARY, "surprise": CANARY}, {"prompt": CANARY, "stop": [CANARY] * 65}):
         assert httpx.post(url + "/v1/completions", json=body, headers=headers).status_code == 400
     body = {"prompt": CANARY, "max_tokens": 60, "ignore_eos": True, "temperature": 0, "user": CANARY}
     answers: list[httpx.Response] = []

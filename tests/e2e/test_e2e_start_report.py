@@ -50,7 +50,7 @@ def test_by_default_a_checkpoint_of_any_type_runs_on_the_compiled_kernels(stored
     assert lines["runs on"] == f"cpu, bfloat16, 1 threads, compiled {native.isas()[0]} kernels, exact bit for bit"
     rounded = "" if name == "bfloat16" else f", rounded from the file's {name} (--dtype float32 keeps its numbers)"
     assert lines["weights"].partition(": ")[2] == f"bfloat16{rounded}"
-    assert list(lines) == ["model", "runs on", "weights", "KV cache", "longest request"]
+    assert list(lines) == ["model", "runs on", "conversations", "weights", "KV cache", "longest request"]
 
 
 @compiled
@@ -66,7 +66,7 @@ def test_float32_runs_on_the_compiled_kernels_too_and_rounds_nothing(tiny):
     assert lines["runs on"] == f"cpu, float32, 1 threads, compiled {native.isas()[0]} kernels, exact bit for bit"
     assert lines["weights"].endswith(": float32")
     assert lines["KV cache"].endswith(", float32")
-    assert list(lines) == ["model", "runs on", "weights", "KV cache", "longest request"]
+    assert list(lines) == ["model", "runs on", "conversations", "weights", "KV cache", "longest request"]
 
 
 @compiled

@@ -31,7 +31,7 @@ def refusal(request: EngineRequest) -> RequestError:
         ({"n": 17}, "n"),
         ({"priority": 1}, "priority"),
         ({"cache_salt": "s" * 129}, "cache_salt"),
-        ({"stop": StopRules(strings=("a", "b", "c", "d", "e"))}, "stop"),
+        ({"stop": StopRules(strings=("a",) * 65)}, "stop"),
         ({"stop": StopRules(token_ids=(len(harness.VOCABULARY),))}, "stop_token_ids"),
         ({"stop": StopRules(strings=("a" * 257,))}, "stop"),
         ({"stop": StopRules(strings=("",))}, "stop"),

@@ -86,7 +86,7 @@ def test_plain_turns_may_have_any_role_and_keep_their_grammar():
         (HI, {"tools": [{"type": "function"}]}, "tools.0.function"),
         (HI, {"tool_choice": "required"}, "tool_choice"),
         (HI, {"tools": 1}, "tools"),
-        (HI, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (HI, {"reasoning_effort": 7}, "reasoning_effort"),
         (HI, {"continue_final_message": True}, "continue_final_message"),
         ([{"role": "user"}], {}, "messages.0.content"),
         ([{"role": "user", "content": "x", "weight": 1}], {}, "messages.0.weight"),

@@ -65,7 +65,7 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {
         "wide_heads_tied_small_window": {
             **_WIDE_HEADS,
-            "intermediate_size": 96,
+            "intermediate_size": 112,
             "num_hidden_layers": 7,
             "sliding_window": 7,
             "query_pre_attn_scalar": 300,

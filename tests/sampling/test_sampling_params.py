@@ -97,7 +97,7 @@ def test_defaults_are_those_of_vllm():
         ("repetition_detection", {"max_pattern_size": 2, "min_count": 1}),
         ("repetition_detection", {"max_pattern_size": 257, "min_count": 2}),
         *[("dry_sequence_breakers", bad) for bad in ([""], [1], ["x"] * 33)],
-        *[("stop", bad) for bad in ("", [""], ["a"] * 5, "x" * 257, [1], 7, b"x", ["\ud800"], "\udfff", {"a": 1})],
+        *[("stop", bad) for bad in ("", [""], ["a"] * 65, "x" * 257, [1], 7, b"x", ["\ud800"], "\udfff", {"a": 1})],
         *[("stop_token_ids", bad) for bad in ([-1], [True], [1.0], ["a"], 5, "12", [0] * 65, [HUGE], [2**31], {1: 2})],
         *[("ignore_eos", bad) for bad in (1, 0, "true", None)],
         *[("include_stop_str_in_output", bad) for bad in (1, "no", None, float("nan"))],
