@@ -1,6 +1,7 @@
 """`LLM`: batches of prompts, and the engine stepped by hand for those who want to watch it.
 
-Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe.
+Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe. One file, because every verb is
+a method of the one class that users hold; what a verb needs beside the engine is in the files beside this one.
 """
 
 from __future__ import annotations
