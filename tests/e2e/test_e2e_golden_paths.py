@@ -26,7 +26,12 @@ from penstock.exec.runner import TorchRunner
 
 COUNT = 64
 GREEDY = SamplingSpec((("temperature", 0.0),))
-FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+FAMILIES = [
+    pytest.param((family, variant), id=f"{family}-{variant}", marks=[pytest.mark.deep] if place else [])
+    for family, variants in VARIANTS.items()
+    for place, variant in enumerate(variants)
+]
+"""One checkpoint of each family in `make test`, which takes 7 seconds; the others in `make test-deep`."""
 
 
 class Bench:
@@ -105,7 +110,7 @@ def draw_prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
     return [[draw.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=["-".join(pair) for pair in FAMILIES])
+@pytest.fixture(scope="module", params=FAMILIES)
 def golden(request, tmp_path_factory):
     """A model, prompts of four lengths that fit its context beside the answer, and transformers' answers."""
     directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)
