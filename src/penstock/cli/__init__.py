@@ -25,6 +25,7 @@ COMMANDS = {
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
     "convert": "Turn a GPT-2 in a .pt file into a model directory.",
+    "tokenizer": "Write a model's tokenizer as a directory that transformers reads.",
     "rm": "Remove a model from the cache.",
     "ps": "List the servers that run on this machine.",
     "show": "Say what a model is made of, down to every operation of a step.",
