@@ -26,6 +26,7 @@ from weights_samples import (
     with_gguf_layout,
     write_gguf,
 )
+from write_gguf_grids import grid_bytes
 
 from penstock.contract.errors import ModelFileError
 from penstock.models import gguf_dialect, load
@@ -35,11 +36,12 @@ from penstock.weights.gguf_blocks import decode
 from penstock.weights.gguf_decoder import decoder_settings
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect, HuggingFaceTensor
 from penstock.weights.gguf_file import open_gguf
+from penstock.weights.gguf_grid_blocks import GRID_FILE
 from penstock.weights.gguf_header import GGML_TYPE_NAMES, READABLE_TYPES, read_gguf_header
 from penstock.weights.gguf_keys import GgufKeys
 from penstock.weights.gguf_vocabulary import read_vocabulary
 
-QUANTISED = ("Q4_0", "Q4_1", "Q8_0")
+QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 
 
 @pytest.mark.parametrize("number", READABLE_TYPES)
@@ -52,6 +54,10 @@ def test_blocks_decode_to_the_very_bits_of_the_gguf_package(number: int) -> None
         want = gguf.quants.dequantize(raw, ggml).reshape(-1).astype(np.float32)
     got = decode(torch.from_numpy(raw.reshape(-1)), kind).float().numpy()
     assert np.array_equal(got, want, equal_nan=True)
+
+
+def test_grids_are_the_gguf_packages() -> None:
+    assert GRID_FILE.read_bytes() == grid_bytes()
 
 
 def test_type_names_are_the_gguf_packages() -> None:
@@ -441,8 +447,8 @@ def test_an_unknown_tensor_is_refused_by_name(tmp_path: Path, name: str) -> None
         opened(tmp_path, {}, extra_tensors={name: np.zeros(4, dtype=np.float32)})
 
 
-@pytest.mark.parametrize("quantisation", ["Q5_0", "Q6_K", "IQ4_NL"])
-def test_other_quantisations_are_refused_naming_tensor_and_type(tmp_path: Path, quantisation: str) -> None:
+@pytest.mark.parametrize("quantisation", ["Q8_K", "F64", "I32", "NVFP4"])
+def test_other_types_are_refused_naming_tensor_and_type(tmp_path: Path, quantisation: str) -> None:
     kind = gguf.GGMLQuantizationType[quantisation]
     size = gguf.GGML_QUANT_SIZES[kind]
     writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
@@ -451,7 +457,7 @@ def test_other_quantisations_are_refused_naming_tensor_and_type(tmp_path: Path, 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelFileError, match=rf"token_embd.weight: has type {quantisation}, .*Q4_0, Q4_1, Q8_0"):
+    with pytest.raises(ModelFileError, match=rf"token_embd.weight: has type {quantisation}, .*Q4_0, Q4_1, .*Q6_K"):
         open_gguf(tmp_path / "t.gguf", gguf_dialect)
 
 

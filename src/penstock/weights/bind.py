@@ -15,7 +15,7 @@ from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import StackedWeight
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import Cpu
-from penstock.weights.packing import Packer, WeightFormat
+from penstock.weights.packing import KEPT_BLOCKS, Packer, WeightFormat
 from penstock.weights.source import StoredBlocks, TensorSource
 
 __all__ = ["Binder"]
@@ -236,7 +236,7 @@ class Binder:
         kinds = {self._source.stored_kind(name) for name in names}
         if len(kinds) > 1:
             self.mixed.append(f"{names[0]} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
-        if kinds == {""} or len(kinds) > 1:
+        if len(kinds) > 1 or not kinds <= KEPT_BLOCKS:
             return False
         self.formats[kinds.pop()] = None
         return True

@@ -21,6 +21,7 @@ from penstock.contract.model import HuggingFaceText, TextFiles
 from penstock.weights.catalogue import CATALOGUE
 from penstock.weights.gguf_dialect import FindDialect
 from penstock.weights.gguf_file import open_gguf
+from penstock.weights.gguf_header import BLOCK_TYPES
 from penstock.weights.gguf_vocabulary import read_vocabulary
 from penstock.weights.pt_checkpoint import PtSource, read_pt
 from penstock.weights.safetensors_files import load_json_object, open_safetensors
@@ -160,7 +161,7 @@ def _stored_dtype(path: Path, stored: list[_Stored]) -> str:
     for tensor in stored:
         if tensor.dtype in _DTYPE_NAMES:
             counts[_DTYPE_NAMES[tensor.dtype]] += tensor.elements
-        elif tensor.dtype.startswith("Q"):
+        elif tensor.dtype in BLOCK_TYPES:
             counts["quantised"] += tensor.elements
     if not counts:
         raise ModelFileError(str(path), "", "holds no tensor of a type that weights can have")

@@ -1,23 +1,31 @@
-"""The block formats of GGUF: raw bytes to numbers, on the CPU.
+"""The block formats of GGUF: raw bytes to their parts and to numbers, on the CPU.
 
-The layouts are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, `block_q4_0`,
-`block_q4_1`, `block_q8_0`). Invariant: each number is computed by the same float32 operations as in the `gguf` package,
-so the results are equal bit for bit.
+The layouts are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, `block_q4_0` and its
+neighbours). Those of 32 numbers are here, those of 256 in `gguf_k_blocks` and, with grids, in `gguf_grid_blocks`.
+Invariant: numbers are those of the `gguf` package, bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
+from torch import Tensor
 
+from penstock.weights.gguf_grid_blocks import GRID_BLOCKS
 from penstock.weights.gguf_header import BlockType
+from penstock.weights.gguf_k_blocks import IQ4_VALUES, K_BLOCKS
+from penstock.weights.gguf_parts import BlockParts, half_at, planes
 
-__all__ = ["FLOAT_TYPES", "decode"]
+__all__ = ["FLOAT_TYPES", "block_parts", "decode"]
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that torch has itself; every other one comes in blocks."""
 
+_MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of E2M1, doubled
 
-def decode(raw: torch.Tensor, kind: BlockType) -> torch.Tensor:
+
+def decode(raw: Tensor, kind: BlockType) -> Tensor:
     """Numbers of whole blocks.
 
     Args:
@@ -29,33 +37,68 @@ def decode(raw: torch.Tensor, kind: BlockType) -> torch.Tensor:
     """
     if kind.name in FLOAT_TYPES:
         return raw.view(FLOAT_TYPES[kind.name])
-    return _BLOCK_DECODERS[kind.name](raw.view(-1, kind.bytes)).view(-1)
+    return block_parts(raw.view(-1, kind.bytes), kind.name).numbers().view(-1)
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at byte `at` of each block, as float32 `[B, 1]`."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+def block_parts(blocks: Tensor, name: str) -> BlockParts:
+    """The parts of blocks, uint8 `[B, bytes]`, of the format of this name."""
+    return _BLOCKS[name](blocks)
 
 
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """`[B, 16]` bytes to `[B, 32]` float32: the low halves of all bytes come before the high halves."""
-    return torch.cat((packed & 15, packed >> 4), dim=1).float()
+def _nibbles(packed: Tensor) -> Tensor:
+    """`[B, 16]` bytes to `[B, 32]`: the low halves of all bytes come before the high halves."""
+    return planes(packed, 16, (0, 4), 15)
 
 
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+def _five_bits(high: Tensor, packed: Tensor) -> Tensor:
+    """Nibbles, and above each of them a bit of `high` `[B, 4]`."""
+    return _nibbles(packed) | planes(high, 1, range(8), 1) << 4
+
+
+def _q4_0(blocks: Tensor) -> BlockParts:
     """Bytes 0-1: scale; 2-17: 4-bit numbers around 8."""
-    return (_nibbles(blocks[:, 2:]) - 8.0) * _half(blocks, 0)
+    return BlockParts(_nibbles(blocks[:, 2:]), half_at(blocks, 0), bias=8)
 
 
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+def _q4_1(blocks: Tensor) -> BlockParts:
     """Bytes 0-1: scale; 2-3: minimum; 4-19: 4-bit numbers from 0."""
-    return _nibbles(blocks[:, 4:]) * _half(blocks, 0) + _half(blocks, 2)
+    return BlockParts(_nibbles(blocks[:, 4:]), half_at(blocks, 0), minimum=half_at(blocks, 2))
 
 
-def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    """Bytes 0-1: scale; 2-33: signed bytes."""
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks, 0)
+def _q5_0(blocks: Tensor) -> BlockParts:
+    """Bytes 0-1: scale; 2-5: high bits; 6-21: low bits of 5-bit numbers around 16."""
+    return BlockParts(_five_bits(blocks[:, 2:6], blocks[:, 6:]), half_at(blocks, 0), bias=16)
 
 
-_BLOCK_DECODERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
-"""From `[B, bytes]` to `[B, 32]` float32."""
+def _q5_1(blocks: Tensor) -> BlockParts:
+    """Bytes 0-1: scale; 2-3: minimum; 4-7: high bits; 8-23: low bits of 5-bit numbers from 0."""
+    return BlockParts(_five_bits(blocks[:, 4:8], blocks[:, 8:]), half_at(blocks, 0), minimum=half_at(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> BlockParts:
+    """Bytes 0-1: scale; 2-33: signed bytes, here raised by 128."""
+    return BlockParts(blocks[:, 2:] ^ 128, half_at(blocks, 0), bias=128)
+
+
+def _iq4_nl(blocks: Tensor) -> BlockParts:
+    """Bytes 0-1: scale; 2-17: indices of uneven steps."""
+    return BlockParts(_nibbles(blocks[:, 2:]), half_at(blocks, 0), values=IQ4_VALUES)
+
+
+def _mxfp4(blocks: Tensor) -> BlockParts:
+    """Byte 0: scale in E8M0; 1-16: numbers in E2M1 (Open Compute Project, Microscaling Formats, version 1.0)."""
+    return BlockParts(_nibbles(blocks[:, 1:]), blocks[:, :1], values=_MXFP4_VALUES)
+
+
+_BLOCKS: Mapping[str, Callable[[Tensor], BlockParts]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
+    **K_BLOCKS,
+    **GRID_BLOCKS,
+}
+"""From `[B, bytes]` to the parts of as many blocks."""

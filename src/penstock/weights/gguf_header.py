@@ -17,7 +17,15 @@ from typing import Any, BinaryIO
 from penstock.contract.errors import ModelFileError
 from penstock.weights.source import is_decent_name, open_binary
 
-__all__ = ["GGML_TYPE_NAMES", "READABLE_TYPES", "BlockType", "GgufHeader", "GgufTensor", "read_gguf_header"]
+__all__ = [
+    "BLOCK_TYPES",
+    "GGML_TYPE_NAMES",
+    "READABLE_TYPES",
+    "BlockType",
+    "GgufHeader",
+    "GgufTensor",
+    "read_gguf_header",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,39 +42,44 @@ READABLE_TYPES: Mapping[int, BlockType] = {
     1: BlockType("F16", 1, 2),
     2: BlockType("Q4_0", 32, 18),
     3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
     8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    16: BlockType("IQ2_XXS", 256, 66),
+    17: BlockType("IQ2_XS", 256, 74),
+    18: BlockType("IQ3_XXS", 256, 98),
+    19: BlockType("IQ1_S", 256, 50),
+    20: BlockType("IQ4_NL", 32, 18),
+    21: BlockType("IQ3_S", 256, 110),
+    22: BlockType("IQ2_S", 256, 82),
+    23: BlockType("IQ4_XS", 256, 136),
+    29: BlockType("IQ1_M", 256, 56),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
+    39: BlockType("MXFP4", 32, 17),
 }
 """Types that can be read, by their number in the file."""
 
+BLOCK_TYPES = frozenset(kind.name for kind in READABLE_TYPES.values() if kind.elements > 1)
+"""Names of those that come in quantised blocks."""
+
 GGML_TYPE_NAMES: Mapping[int, str] = {
     **{number: kind.name for number, kind in READABLE_TYPES.items()},
-    6: "Q5_0",
-    7: "Q5_1",
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
 }
 """Names of the types that the format knows, for messages."""
 

@@ -30,7 +30,7 @@ from penstock.kernels.packed_weight import (
 from penstock.kernels.weight_memory import WeightMemory
 from penstock.weights.source import StoredBlocks
 
-__all__ = ["Packer", "WeightFormat"]
+__all__ = ["KEPT_BLOCKS", "Packer", "WeightFormat"]
 
 
 class WeightFormat(StrEnum):
@@ -64,7 +64,8 @@ _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | 
     WeightFormat.INT4: quantize_int4,
 }
 _BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
-
+KEPT_BLOCKS = frozenset(_BLOCKS)
+"""Kinds of blocks that stay as they are in the file, where that is asked for."""
 
 _Packed = TypeVar("_Packed", PackedWeight, PackedStack)
 
