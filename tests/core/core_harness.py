@@ -55,14 +55,12 @@ def embedding(seq_id: str, prompt: Iterable[int], pooling: Pooling = Pooling.MEA
     return SequenceRequest(seq_id, tuple(prompt), embedding=spec, fresh_prompt=fresh, **options)
 
 
-def answer(
-    req: SequenceRequest, max_model_len: int, window: int | None = None
-) -> tuple[tuple[int, ...], FinishReason, int]:
+def answer(req: SequenceRequest, cfg: SchedulerConfig) -> tuple[tuple[int, ...], FinishReason, int]:
     """What must come out: tokens, reason and stop id, from the golden model and the stop rules alone."""
     if req.embedding is not None:
         return (), FinishReason.STOP, -1
-    room = min(req.stop.max_tokens, max_model_len - len(req.prompt))
-    tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice, window)
+    room, stateful = min(req.stop.max_tokens, cfg.max_model_len - len(req.prompt)), cfg.checkpoints is not None
+    tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice, cfg.window, stateful)
     for count, token in enumerate(tokens, start=1):
         if token in req.stop.token_ids and count >= req.stop.min_tokens:
             return tokens[:count], FinishReason.STOP, token
@@ -114,6 +112,7 @@ class Harness:
         self.plans: list[StepPlan] = []
         self.resumed = 0  # admissions with cached positions whose first block is gone
         self.left = 0  # blocks that a sequence had left behind, at the most
+        self.kept = 0  # checkpoints that plans had written
         self.drops = 0  # times that plans in flight were taken back
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
 
@@ -172,6 +171,7 @@ class Harness:
         self.trace.append(trace.encode_plan(plan))
         self._check_admits(plan)
         self._check_drafts(plan, drafts)
+        self.kept += sum(len(row.checkpoints) for row in plan.rows)
         require(len(plan.stalls) <= 1, "at most one stall")
         require(plan.waiting == self.scheduler.num_waiting, "the plan counts who waits")
         waits = plan.waiting > 0
@@ -277,7 +277,7 @@ class Harness:
                     self._check_answer(event)
 
     def _check_answer(self, event: Finished) -> None:
-        tokens, reason, stop_token = answer(self.requests[event.seq_id], self.config.max_model_len, self.config.window)
+        tokens, reason, stop_token = answer(self.requests[event.seq_id], self.config)
         got = tuple(self.tokens[event.seq_id])
         if self.allowed_ends.get(event.seq_id) is event.reason:
             require(got == tokens[: len(got)], f"{event.seq_id}: cut short, but right: {got} of {tokens}")
@@ -287,7 +287,12 @@ class Harness:
         vector = (
             None
             if spec is None
-            else golden_embedding(self.requests[event.seq_id].prompt, spec.pooling, self.config.window)
+            else golden_embedding(
+                self.requests[event.seq_id].prompt,
+                spec.pooling,
+                self.config.window,
+                self.config.checkpoints is not None,
+            )
         )
         require(self.vectors.get(event.seq_id) == vector, f"{event.seq_id}: the vector is the golden one")
         require((event.reason, event.stop_token) == (reason, stop_token), f"{event.seq_id}: ends as it should")
@@ -370,7 +375,7 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
     rng, ahead, broken = random.Random(seed), random.Random(f"{seed} ahead"), random.Random(f"{seed} broken")
     cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]))
     drafter = random_drafter(ahead)
-    harness = Harness(replace(cfg, window=ahead.choice(WINDOWS)), drafter)
+    harness = Harness(replace(cfg, window=ahead.choice(WINDOWS), **random_checkpoints(seed, cfg.block_size)), drafter)
     for number in range(moves):
         if harness.flights and broken.random() < 0.08:
             harness.drop()
@@ -397,10 +402,20 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
     return harness
 
 
-def run_workload(seed: int, depth: int = 1, right: float | None = None, window: int | None = None) -> Harness:
+def random_checkpoints(seed: int, block_size: int) -> dict[str, int]:
+    """Options of a scheduler whose model carries state, for every other seed."""
+    rng = random.Random(f"{seed} state")
+    if rng.random() < 0.5:
+        return {}
+    return {"checkpoints": rng.choice([0, 1, 2, 3, 8]), "checkpoint_interval": rng.choice([0, 1, 2, 4]) * block_size}
+
+
+def run_workload(
+    seed: int, depth: int = 1, right: float | None = None, window: int | None = None, **options: int
+) -> Harness:
     """Random requests that nothing disturbs: what comes of them is the same however they are computed."""
     rng = random.Random(seed)
-    cfg = replace(random_config(rng), depth=depth, window=window)
+    cfg = replace(random_config(rng), depth=depth, window=window, **options)
     harness = Harness(cfg, None if right is None else FakeDrafter(right, seed))
     for number in range(12):
         with suppress(RequestError):

@@ -20,7 +20,7 @@ def test_drafts_that_are_right_save_steps_and_wrong_ones_cost_none(right, count,
 
 def test_a_row_ends_with_its_drafts_and_the_next_one_starts_behind_what_was_right():
     req = request("a", (1, 2, 3), max_tokens=9)
-    tokens = answer(req, 64)[0]
+    tokens = answer(req, config())[0]
     harness = Harness(config())
     harness.submit(req)
     harness.step()
@@ -37,7 +37,7 @@ def test_a_row_ends_with_its_drafts_and_the_next_one_starts_behind_what_was_righ
 def test_a_loop_among_right_drafts_ends_the_sequence_there():
     for first in range(50):  # one of these prompts is followed by a token that comes twice
         req = request("a", (first, 2, 3), max_tokens=20, repetition=(1, 1, 2))
-        tokens, reason, _ = answer(req, 64)
+        tokens, reason, _ = answer(req, config())
         if reason is FinishReason.REPETITION and len(tokens) == 4:
             break
     harness = Harness(config(), FakeDrafter(1.0, count=6))
@@ -48,7 +48,7 @@ def test_a_loop_among_right_drafts_ends_the_sequence_there():
 
 
 def test_nothing_is_drafted_from_a_stop_token_on():
-    third = answer(request("a", (1, 2, 3), max_tokens=20), 64)[0][2]
+    third = answer(request("a", (1, 2, 3), max_tokens=20), config())[0][2]
     harness = Harness(config(), FakeDrafter(1.0, count=5))
     harness.submit(request("a", (1, 2, 3), max_tokens=20, token_ids=(third,), min_tokens=3))
     assert harness.drain() == 2
@@ -168,7 +168,7 @@ def test_plans_are_committed_in_their_order():
 
 
 def test_a_row_computed_in_vain_changes_nothing_and_its_blocks_stay_until_it_is_done():
-    second = answer(request("a", (1, 2, 3), max_tokens=9), 64)[0][1]
+    second = answer(request("a", (1, 2, 3), max_tokens=9), config())[0][1]
     harness = ahead()
     harness.submit(request("a", (1, 2, 3), max_tokens=9, token_ids=(second,), min_tokens=2))
     harness.step()

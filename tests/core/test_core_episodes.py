@@ -10,7 +10,16 @@ import random
 from dataclasses import replace
 
 import pytest
-from core_harness import WINDOWS, Harness, random_config, random_drafter, random_request, run_episode, run_workload
+from core_harness import (
+    WINDOWS,
+    Harness,
+    random_checkpoints,
+    random_config,
+    random_drafter,
+    random_request,
+    run_episode,
+    run_workload,
+)
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,7 +32,7 @@ seeds = st.integers(0, 2**32)
 
 
 def test_random_episodes_hold_every_law():
-    preemptions = hits = shared = drafted = ahead = left = drops = resumed = 0
+    preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -38,11 +47,17 @@ def test_random_episodes_hold_every_law():
         left += harness.left
         drops += harness.drops
         resumed += harness.resumed
+        states = harness.scheduler._pool._checkpoints
+        if states is not None:
+            kept += harness.kept
+            restored += states.restored
+            forgotten += harness.kept > len(states) == states.num_slots
     assert min(preemptions, hits, shared, left, resumed) > 0, (
         "the episodes reach preemption, hits, shared prefixes, blocks left behind and hits whose beginning is gone"
     )
     assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
     assert drops > 0, "they reach steps that are broken off"
+    assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 
 
 WORKLOADS = max(20, EPISODES // 10)
@@ -54,6 +69,15 @@ def test_drafts_and_plans_ahead_change_no_event(depth, right):
         window = WINDOWS[seed % len(WINDOWS)]
         plain, other = run_workload(seed, window=window), run_workload(seed, depth, right, window)
         assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, {right})"
+
+
+@pytest.mark.parametrize("checkpoints", [1, 3, 20])
+def test_checkpoints_change_no_event(checkpoints):
+    """Against the same model with no checkpoint, where every sequence computes all of its positions."""
+    for seed in range(WORKLOADS):
+        depth, window = 1 + seed % 2, WINDOWS[seed % len(WINDOWS)]
+        plain, other = (run_workload(seed, depth, window=window, checkpoints=count) for count in (0, checkpoints))
+        assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, checkpoints={checkpoints})"
 
 
 def said_of(harness: Harness) -> dict[str, list[SeqEvent]]:
@@ -69,8 +93,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(seed=seeds)
     def start(self, seed):
         rng = random.Random(seed)
+        cfg = random_config(rng)
+        options = random_checkpoints(seed, cfg.block_size)
         self.harness = Harness(
-            replace(random_config(rng), depth=rng.choice([1, 2]), window=rng.choice(WINDOWS)), random_drafter(rng)
+            replace(cfg, depth=rng.choice([1, 2]), window=rng.choice(WINDOWS), **options), random_drafter(rng)
         )
         self.number = 0
 

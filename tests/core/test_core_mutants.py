@@ -6,6 +6,7 @@ That the real code passes the same episodes is `test_random_episodes_hold_every_
 from __future__ import annotations
 
 import heapq
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,12 @@ from penstock.contract.errors import EngineFault, NeverFits
 from penstock.contract.plan import SampledToken
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
+from penstock.core.checkpoints import Checkpoints
 from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq
+from penstock.core.state_keeping import StateKeeping
 from penstock.sim.fake_runner import FakeRunner
 
 MOST_EPISODES = 150
@@ -56,7 +59,7 @@ def leave_an_evicted_block_in_the_index(patch):
 
 def use_a_full_hit_whole(patch):
     match = BlockPool._match
-    patch(BlockPool, "_match", lambda pool, keys, known: match(pool, keys, known + 1))
+    patch(BlockPool, "_match", lambda pool, keys, known, *state, **named: match(pool, keys, known + 1, *state, **named))
 
 
 def keep_half_an_acquisition(patch):
@@ -441,7 +444,11 @@ def seal_what_a_broken_off_step_would_have_computed(patch):
 
 
 def go_on_where_a_block_is_missing_that_is_seen(patch):
-    def lenient(pool, keys, known):
+    match = BlockPool._match
+
+    def lenient(pool, keys, known, with_state=True):
+        if pool._checkpoints is not None:
+            return match(pool, keys, known, with_state)
         wanted = keys[: (known - 1) // pool.block_size]
         longest = max((count for count, key in enumerate(wanted, start=1) if key in pool._index), default=0)
         return [pool._index.get(key, 0) for key in wanted[:longest]]
@@ -452,9 +459,9 @@ def go_on_where_a_block_is_missing_that_is_seen(patch):
 def miss_the_first_position_of_a_window_in_a_match(patch):
     match, left_behind = BlockPool._match, BlockPool._left_behind
 
-    def narrow(pool, keys, known):
+    def narrow(pool, keys, known, with_state=True):
         pool.narrow = True
-        found = match(pool, keys, known)
+        found = match(pool, keys, known, with_state)
         pool.narrow = False
         return found
 
@@ -462,7 +469,149 @@ def miss_the_first_position_of_a_window_in_a_match(patch):
     patch(BlockPool, "_left_behind", lambda pool, at: left_behind(pool, at + getattr(pool, "narrow", False)))
 
 
+def let_a_state_be_found_before_it_is_written(patch):
+    take = StateKeeping._take
+
+    def eager(self, seq, position):
+        slot, number = take(self, seq, position), position // self._config.block_size
+        if slot >= 0 and number <= len(seq.chain.keys):
+            self._checkpoints._index[seq.chain.keys[number - 1]] = slot
+        return slot
+
+    patch(StateKeeping, "_take", eager)
+
+
+def keep_a_state_under_the_block_before(patch):
+    keep = BlockPool.keep_state
+
+    def early(pool, lease, key, slot):
+        keys = early.keys[-1] if early.keys else []
+        at = keys.index(key) if key in keys else 0
+        keep(pool, lease, keys[at - 1] if at else key, slot)
+
+    early.keys = []
+    keep_one = StateKeeping._keep
+
+    def remember(self, seq, kept):
+        early.keys.append(seq.chain.keys)
+        keep_one(self, seq, kept)
+
+    patch(BlockPool, "keep_state", early)
+    patch(StateKeeping, "_keep", remember)
+
+
+def keep_the_state_of_a_row_that_failed(patch):
+    commit = StateKeeping.commit
+
+    def hopeful(self, step, results):
+        commit(self, step, {slot: replace(result, failure="") for slot, result in results.items()})
+
+    patch(StateKeeping, "commit", hopeful)
+
+
+def lose_the_checkpoint_of_one_who_left(patch):
+    def commit(self, step, results):
+        for row, seq, lease in zip(step.plan.rows, step.seqs, step.leases, strict=True):
+            for each in row.checkpoints if seq.holds(lease) else ():
+                self._keep(seq, each)
+
+    patch(StateKeeping, "commit", commit)
+
+
+def restore_the_state_of_another_sequence(patch):
+    restore = Checkpoints.restore
+
+    def wrong(self, key):
+        slot = restore(self, key)
+        return next((other for other in self._index.values() if other != slot), slot)
+
+    patch(Checkpoints, "restore", wrong)
+
+
+def take_a_hit_without_its_state(patch):
+    patch(Checkpoints, "__contains__", lambda self, key: True)
+    patch(Checkpoints, "restore", lambda self, key: self._index.get(key, 0))
+    patch(Checkpoints, "touch", lambda self, key: None)
+
+
+def write_over_a_state_that_is_restored(patch):
+    restore = Checkpoints.restore
+
+    def careless(self, key):
+        slot = restore(self, key)
+        self._pinned.clear()
+        self._index.move_to_end(key, last=False)
+        return slot
+
+    patch(Checkpoints, "restore", careless)
+
+
+def keep_what_a_broken_off_step_wrote(patch):
+    drop = Scheduler.drop_in_flight
+
+    def hopeful(self):
+        for step in self._in_flight._steps if self._states is not None else ():
+            with suppress(IndexError):  # its last key may not be known
+                self._states.commit(step, {})
+        drop(self)
+
+    patch(Scheduler, "drop_in_flight", hopeful)
+
+
+def forget_that_a_step_was_broken_off(patch):
+    patch(Checkpoints, "drop_pending", lambda self: None)
+
+
+def keep_a_state_one_position_late(patch):
+    wanted = StateKeeping._wanted
+
+    def late(self, row, seq):
+        return [min(at + 1, row.start + row.count) for at in wanted(self, row, seq)]
+
+    patch(StateKeeping, "_wanted", late)
+
+
+def advance_a_state_twice(patch):
+    carry = FakeRunner._carry_states
+
+    def twice(self, plan, slots):
+        carry(self, plan, slots)
+        if plan.step % 5 == 4:  # as if this step had been broken off and computed again
+            carry(self, plan, slots)
+
+    patch(FakeRunner, "_carry_states", twice)
+
+
+def begin_anew_after_a_hit(patch):
+    patch(FakeRunner, "_initial_state", lambda self, admit: 1)
+
+
+def draft_where_state_is_carried(patch):
+    add = StateKeeping.add_checkpoints
+
+    def and_draft(self, builder):
+        add(self, builder)
+        for index, row in enumerate(builder.rows):
+            if row.sample and row.checkpoints:
+                builder.rows[index] = replace(row, count=row.count + 1, drafts=(1,))
+
+    patch(StateKeeping, "add_checkpoints", and_draft)
+
+
 MUTANTS = [
+    let_a_state_be_found_before_it_is_written,
+    keep_a_state_under_the_block_before,
+    keep_the_state_of_a_row_that_failed,
+    lose_the_checkpoint_of_one_who_left,
+    restore_the_state_of_another_sequence,
+    take_a_hit_without_its_state,
+    write_over_a_state_that_is_restored,
+    keep_what_a_broken_off_step_wrote,
+    forget_that_a_step_was_broken_off,
+    keep_a_state_one_position_late,
+    advance_a_state_twice,
+    begin_anew_after_a_hit,
+    draft_where_state_is_carried,
     go_on_where_a_block_is_missing_that_is_seen,
     miss_the_first_position_of_a_window_in_a_match,
     keep_what_was_planned_when_a_step_is_broken_off,

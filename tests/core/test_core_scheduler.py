@@ -42,7 +42,7 @@ def test_events_come_in_order_and_once():
     harness = Harness(config())
     req = request("a", (1, 2, 3), max_tokens=2)
     harness.submit(req)
-    first, second = answer(req, 64)[0]
+    first, second = answer(req, config())[0]
     one, two = harness.step(), harness.step()
     assert one == (Admitted("a", 0), Generated("a", first, log_probability(first)))
     assert two == (Generated("a", second, log_probability(second)), Finished("a", FinishReason.LENGTH))
@@ -59,7 +59,7 @@ def test_finishing_on_the_first_token_gives_the_blocks_back():
 
 def test_a_stop_id_is_generated_and_named():
     req = request("a", (1, 2, 3), max_tokens=20)
-    third = answer(req, 64)[0][2]
+    third = answer(req, config())[0][2]
     harness = Harness(config())
     harness.submit(request("a", (1, 2, 3), max_tokens=20, token_ids=(third,), min_tokens=3))
     harness.drain()

@@ -118,6 +118,10 @@ class SchedulerConfig:
         depth: plans that may be in flight at once; at most the runner's (`contract.ports.OverlappingRunner`).
         window: positions that any layer looks back to, its own included; None where a layer looks back to all. Blocks
             before it are given back.
+        checkpoints: slots for recurrent state; None for a model that carries none. With any number, sequences are
+            continued only from checkpoints, and no row carries drafts.
+        checkpoint_interval: positions between the checkpoints of a long prompt; a multiple of `block_size`, or
+            0 for none but those at ends and branches.
     """
 
     num_blocks: int
@@ -131,6 +135,8 @@ class SchedulerConfig:
     model_digest: bytes = b""
     depth: int = 1
     window: int | None = None
+    checkpoints: int | None = None
+    checkpoint_interval: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
@@ -138,6 +144,13 @@ class SchedulerConfig:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
         if self.window is not None and self.window < 1:
             raise ConfigError("window", f"must be at least 1, got {self.window}")
+        if self.checkpoints is not None and self.checkpoints < 0:
+            raise ConfigError("checkpoints", f"must be at least 0, got {self.checkpoints}")
+        if self.checkpoint_interval < 0 or self.checkpoint_interval % self.block_size:
+            raise ConfigError(
+                "checkpoint_interval",
+                f"must be a multiple of block_size ({self.block_size}), got {self.checkpoint_interval}",
+            )
         if self.max_bypasses < 0:
             raise ConfigError("max_bypasses", f"must be at least 0, got {self.max_bypasses}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -18,6 +18,7 @@ from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
     "Admit",
+    "Checkpoint",
     "Draft",
     "PromptScores",
     "Row",
@@ -33,6 +34,14 @@ __all__ = [
 
 TopLogprobs = tuple[tuple[int, float], ...]
 """The top tokens at a position, each with its log probability, most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Keep the recurrent state that a sequence has after its first `position` positions in checkpoint `slot`."""
+
+    position: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,8 @@ class Admit:
         grammar: the form that the generated tokens must have; None for free text.
         embedding: the vector that is wanted in place of tokens: no row of the sequence samples. None for tokens.
         thinking: how much reasoning the generated tokens may hold; None for any.
+        checkpoint: the checkpoint slot that holds the recurrent state after `computed` positions; -1 where `computed`
+            is 0, or the model carries none.
     """
 
     slot: int
@@ -69,6 +80,7 @@ class Admit:
     grammar: Grammar | None = None
     embedding: EmbeddingSpec | None = None
     thinking: ThinkingBudget | None = None
+    checkpoint: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,8 @@ class Row:
         sample: whether tokens are drawn; true exactly when the row catches up with every token known (drafts apart),
             so that the first one drawn is the next one, and the sequence is not an embedding's.
         drafts: tokens of the last `len(drafts)` positions; () in a row that does not sample.
+        checkpoints: where to keep recurrent state on the way, in order of position, each after `start` and at most
+            `start + count`; () where the model carries none.
     """
 
     slot: int
@@ -106,6 +120,7 @@ class Row:
     new_blocks: tuple[int, ...]
     sample: bool
     drafts: tuple[int, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 class StallReason(StrEnum):

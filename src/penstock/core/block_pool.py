@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.contract.errors import EngineFault
+from penstock.core.checkpoints import NO_CHECKPOINT, Checkpoints
 
 __all__ = ["BlockPool", "Lease", "Quote"]
 
@@ -29,17 +30,21 @@ class Lease:
         left: how many leading blocks were given back, since no position to come sees them.
         released: whether it has ended.
         era: the pool's cache era in which it began; see `BlockPool.reset_prefix_cache`.
+        checkpoint: the slot of the recurrent state after the cached blocks; -1 where there is none.
     """
 
-    __slots__ = ("blocks", "cached", "era", "left", "released", "sealed")
+    __slots__ = ("blocks", "cached", "checkpoint", "era", "left", "released", "sealed")
 
-    def __init__(self, blocks: list[int], cached: int, era: int, left: int = 0) -> None:
+    def __init__(
+        self, blocks: list[int], cached: int, era: int, left: int = 0, checkpoint: int = NO_CHECKPOINT
+    ) -> None:
         self.blocks = blocks
         self.cached = cached
         self.sealed = cached
         self.left = left
         self.released = False
         self.era = era
+        self.checkpoint = checkpoint
 
     @property
     def held(self) -> list[int]:
@@ -65,6 +70,8 @@ class BlockPool:
         caching: whether full blocks can be found again.
         window: see `SchedulerConfig.window`.
         most: blocks that a lease begins with at the most; it is extended later. None for all that its tokens need.
+        checkpoints: where recurrent state is kept; a prefix is then found only as far as a state is. None for models
+            that carry none.
 
     Attributes:
         query_tokens: positions for which a lease was granted, since the start.
@@ -79,6 +86,7 @@ class BlockPool:
         caching: bool = True,
         window: int | None = None,
         most: int | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -88,6 +96,7 @@ class BlockPool:
         self._caching = caching
         self._window = window
         self._most = most
+        self._checkpoints = checkpoints
         self._era = 0
         self._leases: set[Lease] = set()
         self._holders = [0] * num_blocks
@@ -148,11 +157,16 @@ class BlockPool:
         left = self._left_behind(len(found) * self.block_size)
         for block in found[left:]:
             self._hold(block)
-        lease = Lease(found + [self._take() for _ in range(quote.need)], len(found), self._era, left)
+        blocks = found + [self._take() for _ in range(quote.need)]
+        lease = Lease(blocks, len(found), self._era, left, self._restore(keys[: len(found)]))
         self._leases.add(lease)
         self.query_tokens += num_tokens
         self.hit_tokens += len(found) * self.block_size
         return lease
+
+    def present(self, keys: Sequence[bytes], num_tokens: int) -> int:
+        """How many leading blocks of `num_tokens` known tokens are there, whether or not a state is."""
+        return len(self._match(keys, num_tokens, with_state=False))
 
     def extend(self, lease: Lease, count: int) -> bool:
         """Append `count` new blocks to the lease, or, where there are too few, change nothing and say False."""
@@ -201,6 +215,15 @@ class BlockPool:
         self._index[key] = lease.blocks[index]
         self._keys[lease.blocks[index]] = key
 
+    def keep_state(self, lease: Lease, key: bytes, slot: int) -> None:
+        """Let the state in checkpoint `slot`, which ends the lease's block named `key`, be found, as `seal` its KV."""
+        self._require_live(lease)
+        assert self._checkpoints is not None, "a model without state has none to keep"
+        if self._caching and lease.era == self._era:
+            self._checkpoints.keep(key, slot)
+        else:
+            self._checkpoints.give_back(slot)
+
     def release(self, lease: Lease) -> None:
         """End the lease. Sealed blocks stay findable until they are needed; the tail of a chain is forgotten first.
 
@@ -220,6 +243,8 @@ class BlockPool:
         self._keys.clear()
         self._free += self._unheld
         self._unheld.clear()
+        if self._checkpoints is not None:
+            self._checkpoints.reset()
 
     def key_of(self, block: int) -> bytes | None:
         """The key under which `block` can be found; None where it cannot."""
@@ -253,6 +278,8 @@ class BlockPool:
         for invariant, holds in invariants.items():
             if not holds:
                 raise EngineFault(f"block pool: not so: {invariant}")
+        if self._checkpoints is not None:
+            self._checkpoints.check()
 
     def _quote_of(self, found: Sequence[int], num_tokens: int) -> Quote:
         kept = found[self._left_behind(len(found) * self.block_size) :]
@@ -265,18 +292,24 @@ class BlockPool:
         """How many leading blocks no position from `computed` on sees: it sees `computed - window + 1` and later."""
         return 0 if self._window is None else max(0, computed - self._window + 1) // self.block_size
 
-    def _match(self, keys: Sequence[bytes], num_tokens: int) -> list[int]:
+    def _restore(self, keys: Sequence[bytes]) -> int:
+        """The checkpoint slot at the end of a prefix that was matched."""
+        return NO_CHECKPOINT if self._checkpoints is None or not keys else self._checkpoints.restore(keys[-1])
+
+    def _match(self, keys: Sequence[bytes], num_tokens: int, with_state: bool = True) -> list[int]:
         """The cached blocks of the longest prefix that can be continued, and leaves a position to compute.
 
         All of its blocks must be there, or, with a window, its last one and all that the next position sees. In the
-        place of a block that is gone stands a number that nobody reads.
+        place of a block that is gone stands a number that nobody reads. Where a model carries state, and `with_state`,
+        the prefix ends in a checkpoint too.
         """
+        states = self._checkpoints if with_state else None
         wanted = keys[: (num_tokens - 1) // self.block_size]
         longest = run = 0
         for count, key in enumerate(wanted, start=1):
             run = run + 1 if key in self._index else 0
             if run >= max(1, count - self._left_behind(count * self.block_size)):
-                longest = count
+                longest = count if states is None or key in states else longest
             elif self._window is None:
                 break
         return [self._index.get(key, _GONE) for key in wanted[:longest]]

@@ -27,12 +27,14 @@ from penstock.contract.request import SequenceRequest
 from penstock.contract.stats import SchedulerStats
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.checkpoints import Checkpoints
 from penstock.core.in_flight import InFlight
 from penstock.core.invariants import check_sequences
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
+from penstock.core.state_keeping import StateKeeping
 from penstock.core.steps import Draftable, PlanBuilder
 
 __all__ = ["Scheduler"]
@@ -44,7 +46,11 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         most = None if config.window is None else config.most_blocks(config.max_model_len)
-        self._pool = BlockPool(config.num_blocks, config.block_size, config.prefix_caching, config.window, most)
+        checkpoints = None if config.checkpoints is None else Checkpoints(config.checkpoints)
+        self._pool = BlockPool(
+            config.num_blocks, config.block_size, config.prefix_caching, config.window, most, checkpoints
+        )
+        self._states = None if checkpoints is None else StateKeeping(config, self._pool, checkpoints)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
         self._waiting = SeqList()
@@ -145,7 +151,12 @@ class Scheduler:
     # ---- what is decided
 
     def draftable(self) -> Iterator[Draftable]:
-        """The sequences whose next row could carry drafts: they decode, and their last token is known."""
+        """The sequences whose next row could carry drafts: they decode, and their last token is known.
+
+        None where the model carries state, which cannot be taken back over drafts that were wrong.
+        """
+        if self._states is not None:
+            return
         budget = self.config.max_num_batched_tokens - 1
         for seq in self._running:
             most = min(budget, seq.limit - len(seq.tokens) - 1)
@@ -165,7 +176,10 @@ class Scheduler:
         builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens)
         self._continue_running(builder)
         stall = self._admit_waiting(builder)
-        self._add_drafts(builder, drafts)
+        if self._states is None:
+            self._add_drafts(builder, drafts)
+        else:
+            self._states.add_checkpoints(builder)
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -180,6 +194,8 @@ class Scheduler:
         step = self._in_flight.match(plan, result)
         self._in_flight.end_eldest()
         results = {each.slot: each for each in result.rows}
+        if self._states is not None:
+            self._states.commit(step, results)
         events: list[SeqEvent] = []
         for row, seq, lease in zip(plan.rows, step.seqs, step.leases, strict=True):
             if seq.holds(lease):  # else it left while the step was being computed
@@ -194,6 +210,8 @@ class Scheduler:
         For a runner that was interrupted, and has forgotten every slot (`Runner.reset`).
         """
         self._in_flight.drop()
+        if self._states is not None:
+            self._states.drop()
         for seq in tuple(self._running):
             self._requeue(seq)
         for each in self._in_flight.let_go():
@@ -212,6 +230,8 @@ class Scheduler:
         check_sequences(self.config, self._seqs, self._running, self._waiting, leases, self._pool, self._pending_blocks)
         if not self._in_flight and (departed or any(seq.scheduled != seq.computed for seq in self._running)):
             raise EngineFault("scheduler: not so: what is in flight belongs to a plan in flight")
+        if self._states is not None and self._states.pending and not self._in_flight:
+            raise EngineFault("scheduler: not so: a checkpoint that is pending belongs to a plan in flight")
         slots = sorted([*self._free_slots, *(seq.slot for seq in self._running), *(each.slot for each in departed)])
         if slots != list(range(self.config.max_num_seqs)):
             raise EngineFault("scheduler: not so: every slot is free or belongs to one running sequence")
@@ -302,15 +322,20 @@ class Scheduler:
         if builder.budget < 1:
             return Stall(seq.id, StallReason.NO_BUDGET, need=1, have=0)
         keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
+        present = 0 if self._states is None else self._pool.present(keys, known)
         if self._pending_blocks.makers:
-            cached = self._pool.quote(keys, known).cached
+            cached = self._pool.quote(keys, known).cached if self._states is None else present
             shared = self._pending_blocks.run_length(keys[cached : (known - 1) // self.config.block_size])
             if shared:
+                if self._states is not None:
+                    self._states.branch_at(self._pending_blocks, keys[: cached + shared])
                 return Stall(seq.id, StallReason.SHARED_PREFIX, need=cached + shared, have=cached)
         lease = self._pool.acquire(keys, known, spare)
         if lease is None:
             quote = self._pool.quote(keys, known)
             return Stall(seq.id, StallReason.NO_BLOCKS, need=quote.need + spare, have=quote.have)
+        if self._states is not None:
+            self._states.begin(seq, lease.cached, present)
         self._admit(seq, lease, builder)
         return None
 
@@ -334,6 +359,7 @@ class Scheduler:
                 grammar=request.grammar,
                 embedding=request.embedding,
                 thinking=request.thinking,
+                checkpoint=lease.checkpoint,
             )
         )
         builder.add(seq, min(seq.remaining, builder.budget))

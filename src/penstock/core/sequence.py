@@ -53,12 +53,15 @@ class Seq:
         bypasses: admissions that passed it while it was the head of the queue and lacked blocks.
         cached: prompt tokens found in the prefix cache at the first admission.
         announced: whether `Admitted` has been emitted.
+        branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
+        newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
     """
 
     __slots__ = (
         "_lease",
         "_slot",
         "announced",
+        "branches",
         "bypasses",
         "cached",
         "chain",
@@ -67,6 +70,7 @@ class Seq:
         "drawing",
         "last_step",
         "limit",
+        "newest_state",
         "rank",
         "request",
         "scheduled",
@@ -90,6 +94,8 @@ class Seq:
         self.bypasses = 0
         self.cached = 0
         self.announced = False
+        self.branches: tuple[int, ...] = ()
+        self.newest_state = b""
         self.state = SeqState.WAITING
         self._lease: Lease | None = None
         self._slot = -1
@@ -186,6 +192,7 @@ class Seq:
         self._slot = -1
         self.computed = self.scheduled = self.drawing = 0
         self.drafted = False
+        self.branches = ()
 
     def _change(self, state: SeqState) -> None:
         if state not in TRANSITIONS[self.state]:

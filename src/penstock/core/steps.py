@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from penstock.contract.plan import Admit, Row, Stall, StepPlan
+from penstock.contract.plan import Admit, Checkpoint, Row, Stall, StepPlan
 from penstock.core.block_pool import Lease
 from penstock.core.in_flight import InFlightStep
 from penstock.core.sequence import Seq
@@ -62,6 +62,10 @@ class PlanBuilder:
         self.rows[index] = replace(row, count=row.count + count, new_blocks=blocks, drafts=tokens)
         self.budget -= count
         self.seqs[index].add_drafts(count)
+
+    def add_checkpoints(self, index: int, checkpoints: tuple[Checkpoint, ...]) -> None:
+        """Let row number `index` keep its state on the way."""
+        self.rows[index] = replace(self.rows[index], checkpoints=checkpoints)
 
     def build(self, releases: tuple[int, ...], stall: Stall | None, waiting: int) -> InFlightStep:
         """The plan, and whose its rows are."""

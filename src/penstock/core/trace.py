@@ -44,7 +44,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 6
+TRACE_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)

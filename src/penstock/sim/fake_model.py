@@ -13,15 +13,35 @@ from collections.abc import Sequence
 from penstock.contract.embedding import Pooling
 from penstock.contract.sampling import SamplingSpec
 
-__all__ = ["cell", "golden", "golden_embedding", "hidden_state", "log_probability", "next_token", "seen", "vector"]
+__all__ = [
+    "START",
+    "carry",
+    "cell",
+    "golden",
+    "golden_embedding",
+    "hidden_state",
+    "log_probability",
+    "next_token",
+    "seen",
+    "vector",
+]
 
 CELL_BITS = 63
+START = 1
+"""The recurrent state before the first token."""
 _FINITE = 0xBFFF_FFFF_BFFF_FFFF
 
 
 def cell(token: int, position: int) -> int:
     """What the fake KV memory holds for `token` at `position`: different for any two pairs that a test will meet."""
     return (token * 1_000_003 + position * 7_919 + 1) % (1 << CELL_BITS)
+
+
+def carry(state: int, cells: Sequence[int]) -> int:
+    """The recurrent state after the positions whose KV is `cells`, which follow those that `state` is of."""
+    for each in cells:
+        state = (state * 6_364_136_223_846_793_005 + each) % (1 << CELL_BITS)
+    return state
 
 
 def next_token(cells: Sequence[int], vocab_size: int, sampling: SamplingSpec, choice: int) -> int:
@@ -47,11 +67,14 @@ def hidden_state(cells: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(message, digest_size=6).digest(), "little")
 
 
-def golden_embedding(prompt: Sequence[int], pooling: Pooling, window: int | None = None) -> bytes:
+def golden_embedding(
+    prompt: Sequence[int], pooling: Pooling, window: int | None = None, stateful: bool = False
+) -> bytes:
     """The embedding of `prompt`, computed without any KV memory; a mean is the sum of all hidden states here."""
     cells = [cell(token, position) for position, token in enumerate(prompt)]
     first = len(cells) if pooling is Pooling.LAST else 1
-    return vector(sum(hidden_state(seen(cells[:end], window)) for end in range(first, len(cells) + 1)))
+    ends = range(first, len(cells) + 1)
+    return vector(sum(hidden_state(_known(cells[:end], window, stateful)) for end in ends))
 
 
 def vector(pooled: int) -> bytes:
@@ -66,11 +89,20 @@ def golden(
     sampling: SamplingSpec,
     choice: int = 0,
     window: int | None = None,
+    stateful: bool = False,
 ) -> tuple[int, ...]:
-    """The `count` tokens that follow `prompt`, computed without any KV memory; stop rules are not its business."""
+    """The `count` tokens that follow `prompt`, computed without any KV memory; stop rules are not its business.
+
+    Of a `stateful` model, which carries a recurrent state beside its KV, they depend on that too.
+    """
     tokens = list(prompt)
     cells = [cell(token, position) for position, token in enumerate(tokens)]
     for _ in range(count):
-        tokens.append(next_token(seen(cells, window), vocab_size, sampling, choice))
+        tokens.append(next_token(_known(cells, window, stateful), vocab_size, sampling, choice))
         cells.append(cell(tokens[-1], len(cells)))
     return tuple(tokens[len(prompt) :])
+
+
+def _known(cells: Sequence[int], window: int | None, stateful: bool) -> Sequence[int]:
+    """What the last position sees of its prefix, and behind it the state that it carries, if any."""
+    return [*seen(cells, window), carry(START, cells)] if stateful else seen(cells, window)

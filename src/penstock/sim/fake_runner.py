@@ -5,7 +5,8 @@ the whole prefix back and derives the next token from what it read. So a block t
 or in the wrong order changes its answer, and silent KV corruption becomes a failed equality with `golden`. Blocks are
 poisoned when they are handed out; reading a position that was never written raises. With `config.depth` above 1 it
 computes a plan when its result is asked for, after the next one was given: a block that was handed out too early is
-written late.
+written late. Where the model carries recurrent state, that is a hash of all positions, which is kept in checkpoints as
+plans say.
 
 It also holds each plan to the law of `contract.plan`, and raises `PlanViolation` where the plan breaks it. It decides
 nothing else, and does not know the scheduler.
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
 from penstock.contract.plan import Admit, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.sim.clock import SimClock
-from penstock.sim.fake_model import cell, hidden_state, log_probability, next_token, seen, vector
+from penstock.sim.fake_model import START, carry, cell, hidden_state, log_probability, next_token, seen, vector
 
 __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
@@ -55,6 +56,7 @@ class _Slot:
     computed: int
     failure: str = ""
     pooled: int = 0  # of an embedding: what its hidden states add up to
+    states: list[int] = field(default_factory=list)  # after `computed` positions, and before: of the newest row
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class FakeRunner:
         self._cost = cost or StepCost()
         self._clock = clock
         self._memory: list[list[int | None]] = [[None] * config.block_size for _ in range(config.num_blocks)]
+        self._stateful = config.checkpoints is not None
+        self._checkpoints: list[int | None] = [None] * (config.checkpoints or 0)
         self._slots: dict[int, _Slot] = {}
         self._in_flight: deque[_Started] = deque()
         self._step = 0
@@ -150,6 +154,8 @@ class FakeRunner:
         plan, slots = (started := self._in_flight.popleft()).plan, started.slots
         for row, slot in zip(plan.rows, slots, strict=True):
             self._check_continuation(row, slot)
+        if self._stateful:
+            self._carry_states(plan, slots)
         pairs = zip(plan.rows, slots, strict=True)
         prefixes = [[] if slot.failure else self._read(slot, row.start, row.start) for row, slot in pairs]
         each = zip(plan.rows, slots, prefixes, strict=True)
@@ -166,6 +172,8 @@ class FakeRunner:
                 for position in range(row.start, row.start + row.count):
                     block = slot.table[position // self._config.block_size]
                     self._memory[block][position % self._config.block_size] = None
+                for kept in row.checkpoints:
+                    self._checkpoints[kept.slot] = None
         self._in_flight.clear()
         self._slots.clear()
 
@@ -179,6 +187,10 @@ class FakeRunner:
         self._require(len(set(kept)) == len(kept), f"{admit.seq_id}: a block is listed twice")
         skips = admit.computed and admit.embedding is not None and admit.embedding.pooling is Pooling.MEAN
         self._require(not skips, f"{admit.seq_id}: a mean over positions that are not computed")
+        restores = self._stateful and admit.computed > 0
+        self._require(
+            restores == (admit.checkpoint >= 0), f"{admit.seq_id}: a hit restores its state, nothing else does"
+        )
         slot = _Slot(admit, list(admit.tokens), list(admit.blocks), admit.computed)
         first_new = -(-admit.computed // size)
         self._poison(admit.blocks[first_new:], admit.seq_id)
@@ -219,6 +231,10 @@ class FakeRunner:
         self._require(row.count >= 1, f"{name}: a row computes nothing")
         self._require(len(row.drafts) < row.count, f"{name}: a row of nothing but drafts")
         self._require(row.sample or not row.drafts, f"{name}: drafts in a row that does not sample")
+        places = [kept.position for kept in row.checkpoints]
+        within = all(row.start < place <= end and place % self._config.block_size == 0 for place in places)
+        self._require(within and sorted(set(places)) == places, f"{name}: checkpoints at {places} of a row to {end}")
+        self._require(not (self._stateful and row.drafts), f"{name}: drafts of a model that carries state")
         self._require(end <= self._config.max_model_len, f"{name}: goes beyond the context")
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
 
@@ -262,6 +278,34 @@ class FakeRunner:
         self._require(len(cells) == len(found), f"{slot.admit.seq_id}: reads a position that was never written")
         return [0] * first + cells
 
+    def _carry_states(self, plan: StepPlan, slots: list[_Slot]) -> None:
+        """Take every row's state through its positions, and keep it where the plan says.
+
+        What is written is poisoned first: a real runner computes the rows of a plan all at once.
+        """
+        written = [kept.slot for row in plan.rows for kept in row.checkpoints]
+        self._require(len(set(written)) == len(written), "two rows write one checkpoint")
+        for number in written:
+            self._checkpoints[number] = None
+        for row, slot in zip(plan.rows, slots, strict=True):
+            if slot.failure:
+                continue
+            if not slot.states:
+                slot.states = [self._initial_state(slot.admit)]
+            tokens = enumerate(slot.tokens[row.start : row.start + row.count], start=row.start)
+            slot.states = slot.states[-1:]
+            for position, token in tokens:
+                slot.states.append(carry(slot.states[-1], [cell(token, position)]))
+            for kept in () if slot.admit.seq_id in self._failing else row.checkpoints:
+                self._checkpoints[kept.slot] = slot.states[kept.position - row.start]
+
+    def _initial_state(self, admit: Admit) -> int:
+        if not admit.computed:
+            return START
+        found = self._checkpoints[admit.checkpoint]
+        self._require(found is not None, f"{admit.seq_id}: restores a state that was never kept")
+        return START if found is None else found
+
     def _compute(self, row: Row, slot: _Slot, prefix: list[int]) -> RowResult | None:
         """Write the row's positions, then draw or embed, or fail as ordered; None where nothing is due yet."""
         slot.failure = self._failing.pop(slot.admit.seq_id, slot.failure)
@@ -290,17 +334,22 @@ class FakeRunner:
 
     def _next_token(self, slot: _Slot, cells: list[int]) -> int:
         """What follows the computed positions; `cells` may go on beyond them."""
-        visible = seen(cells[: slot.computed], self._config.window)
+        visible = [*seen(cells[: slot.computed], self._config.window), *slot.states[-1:]]
         return next_token(visible, self._vocab_size, slot.admit.sampling, slot.admit.choice)
 
     def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> RowResult | None:
         """Pool the row's positions; None while the prompt is not complete."""
         end = row.start + row.count
         first = end if pooling is Pooling.LAST else row.start + 1
-        states = sum(hidden_state(seen(cells[:each], self._config.window)) for each in range(first, end + 1))
+        states = sum(hidden_state(self._visible(row, slot, cells, each)) for each in range(first, end + 1))
         slot.pooled = states if pooling is Pooling.LAST else slot.pooled + states
         whole = end == len(slot.tokens)
         return RowResult(row.slot, embedding=vector(slot.pooled)) if whole else None
+
+    def _visible(self, row: Row, slot: _Slot, cells: list[int], count: int) -> list[int]:
+        """What the position number `count` of the sequence, which `row` computes, sees of those before it."""
+        state = slot.states[count - row.start : count - row.start + 1]
+        return [*seen(cells[:count], self._config.window), *state]
 
     def _require(self, holds: bool, law: str) -> None:
         if not holds:

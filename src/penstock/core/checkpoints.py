@@ -1,0 +1,119 @@
+"""Where recurrent state is kept beside the prefix cache, and which of it is forgotten first.
+
+Decides which checkpoint slot is handed out next. Does not know sequences or what a state is; the keys are those of the
+block that a checkpoint ends (`block_keys`). Invariants, verified by `Checkpoints.check`: every slot is free, pending or
+findable under one key; a pending one is being written by a plan that is not committed, and cannot be found.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from penstock.contract.errors import EngineFault
+
+__all__ = ["NO_CHECKPOINT", "Checkpoints"]
+
+NO_CHECKPOINT = -1
+
+
+class Checkpoints:
+    """All checkpoint slots of an engine. Owned by the scheduler's `BlockPool`.
+
+    Args:
+        num_slots: there are.
+
+    Attributes:
+        restored: how often a sequence began with one, since the start.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.restored = 0
+        self._free = list(reversed(range(num_slots)))
+        self._pending: set[int] = set()
+        self._index: OrderedDict[bytes, int] = OrderedDict()  # the first to be forgotten first
+        self._pinned: set[bytes] = set()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    def __len__(self) -> int:
+        """How many can be found."""
+        return len(self._index)
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Slots that plans in flight write."""
+        return frozenset(self._pending)
+
+    def restore(self, key: bytes) -> int:
+        """The slot of the state under `key`, which is there; nobody else gets it before `unpin`."""
+        self._index.move_to_end(key)
+        self._pinned.add(key)
+        self.restored += 1
+        return self._index[key]
+
+    def unpin(self) -> None:
+        """The plan that restores what was pinned is made: plans behind it may write there."""
+        self._pinned.clear()
+
+    def touch(self, key: bytes) -> None:
+        """Note that the state under `key`, which is there, is of use."""
+        self._index.move_to_end(key)
+
+    def demote(self, key: bytes) -> None:
+        """Let the state under `key`, if it is there, be forgotten before all others."""
+        if key in self._index:
+            self._index.move_to_end(key, last=False)
+
+    def take(self) -> int:
+        """A slot to write to, pending from now on; forgets a state for it if need be. -1 where none can be had."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            key = next((key for key in self._index if key not in self._pinned), None)
+            if key is None:
+                return NO_CHECKPOINT
+            slot = self._index.pop(key)
+        self._pending.add(slot)
+        return slot
+
+    def keep(self, key: bytes, slot: int) -> None:
+        """A pending slot is written: let it be found. Where another has the key, that one stays, being the same."""
+        self._end_pending(slot)
+        if key in self._index:
+            self._index.move_to_end(key)
+            self._free.append(slot)
+        else:
+            self._index[key] = slot
+
+    def give_back(self, slot: int) -> None:
+        """A pending slot is of no use."""
+        self._end_pending(slot)
+        self._free.append(slot)
+
+    def drop_pending(self) -> None:
+        """No plan in flight will ever be committed."""
+        self._free += sorted(self._pending)
+        self._pending.clear()
+
+    def reset(self) -> None:
+        """Forget all states that can be found."""
+        self._free += self._index.values()
+        self._index.clear()
+        self._pinned.clear()
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            EngineFault: one does not hold.
+        """
+        slots = sorted([*self._free, *self._pending, *self._index.values()])
+        if slots != list(range(self.num_slots)):
+            raise EngineFault("checkpoints: not so: every slot is free, pending or findable under one key")
+
+    def _end_pending(self, slot: int) -> None:
+        if slot not in self._pending:
+            raise EngineFault(f"checkpoint {slot} is not pending")
+        self._pending.remove(slot)

@@ -1,0 +1,108 @@
+"""When recurrent state is kept on the way, and when what was kept may be found.
+
+Decides at which block boundaries a row keeps its state: where somebody may come to continue from. Knows plans and
+sequences; which slot is forgotten for it is decided by `Checkpoints`. Invariant: a state is findable only once the plan
+that wrote it was committed, for a sequence that still ran and did not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.plan import Checkpoint, Row, RowResult
+from penstock.core.block_pool import BlockPool
+from penstock.core.checkpoints import NO_CHECKPOINT, Checkpoints
+from penstock.core.in_flight import InFlightStep
+from penstock.core.pending_blocks import PendingBlocks
+from penstock.core.sequence import Seq
+from penstock.core.steps import PlanBuilder
+
+__all__ = ["StateKeeping"]
+
+
+class StateKeeping:
+    """What the scheduler does beyond KV for a model that carries state. Owned by the scheduler."""
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, checkpoints: Checkpoints) -> None:
+        self._config = config
+        self._pool = pool
+        self._checkpoints = checkpoints
+
+    def branch_at(self, pending: PendingBlocks, keys: Sequence[bytes]) -> None:
+        """Let whoever computes the last of the blocks `keys`, which somebody waits for, keep its state there."""
+        maker, position = pending.makers[keys[-1]], len(keys) * self._config.block_size
+        if position not in maker.branches:
+            maker.branches = (*maker.branches, position)
+
+    def begin(self, seq: Seq, cached: int, present: int) -> None:
+        """`seq` begins behind `cached` blocks. Where more were present, it branches off behind the last of these."""
+        if present > cached:
+            seq.branches = (present * self._config.block_size,)
+
+    def add_checkpoints(self, builder: PlanBuilder) -> None:
+        """Let the rows of a plan keep their state."""
+        for index, (row, seq) in enumerate(zip(builder.rows, builder.seqs, strict=True)):
+            kept = [
+                Checkpoint(position, slot)
+                for position in self._wanted(row, seq)
+                if (slot := self._take(seq, position)) != NO_CHECKPOINT
+            ]
+            if kept:
+                builder.add_checkpoints(index, tuple(kept))
+        self._checkpoints.unpin()
+
+    def commit(self, step: InFlightStep, results: Mapping[int, RowResult]) -> None:
+        """Let what a step kept be found, if its sequence still runs and did not fail."""
+        for row, seq, lease in zip(step.plan.rows, step.seqs, step.leases, strict=True):
+            if not row.checkpoints:
+                continue
+            result = results.get(row.slot)
+            sound = seq.holds(lease) and not (result is not None and result.failure)
+            for each in row.checkpoints:
+                if sound:
+                    self._keep(seq, each)
+                else:
+                    self._checkpoints.give_back(each.slot)
+
+    def drop(self) -> None:
+        """No plan in flight will ever be committed."""
+        self._checkpoints.drop_pending()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a plan in flight keeps any state."""
+        return bool(self._checkpoints.pending)
+
+    def _wanted(self, row: Row, seq: Seq) -> list[int]:
+        """The block boundaries that `row` passes or reaches and at which its state is worth keeping.
+
+        Multiples of the interval; branches; and the last ones of all that is known, two where tokens fill their blocks:
+        the same prompt again continues before its last block, a longer one after it.
+        """
+        size, interval, end = self._config.block_size, self._config.checkpoint_interval, row.start + row.count
+        first = row.start // size + 1
+        if end // size < first or not self._config.prefix_caching:  # as for most rows of one token
+            return []
+        known = len(seq.tokens) + seq.drawing - row.sample
+        return [
+            at
+            for at in range(first * size, end + 1, size)
+            if at >= known - size or at in seq.branches or (interval and at % interval == 0)
+        ]
+
+    def _take(self, seq: Seq, position: int) -> int:
+        """A slot for the state of `seq` after `position` positions; -1 where it is there already, or none is free."""
+        keys, number = seq.chain.keys, position // self._config.block_size
+        if number <= len(keys) and keys[number - 1] in self._checkpoints:
+            self._checkpoints.touch(keys[number - 1])
+            return NO_CHECKPOINT
+        return self._checkpoints.take()
+
+    def _keep(self, seq: Seq, kept: Checkpoint) -> None:
+        """Among generated tokens the newest state is what the next turn continues: the one before it may go first."""
+        interval, key = self._config.checkpoint_interval, seq.chain.keys[kept.position // self._config.block_size - 1]
+        self._pool.keep_state(seq.lease, key, kept.slot)
+        if kept.position > len(seq.request.prompt):
+            self._checkpoints.demote(seq.newest_state)
+            seq.newest_state = b"" if interval and kept.position % interval == 0 else key
