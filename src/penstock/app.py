@@ -57,6 +57,7 @@ from penstock.exec.kv_store import (
 from penstock.exec.runner import TorchRunner
 from penstock.exec.start_report import (
     computing_line,
+    left_out_line,
     mixed_line,
     onednn_line,
     plain_text_line,
@@ -336,6 +337,8 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     model = executor(program, dtype, backend)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
+    if binder.left_out:
+        announce(left_out_line(binder.left_out))
     head_dim = max(cache.head_dim for cache in program.caches)
     if backend.why_not(dtype, head_dim) is not None:
         announce(wide_heads_line(head_dim))

@@ -113,7 +113,7 @@ def refused(directory: Path) -> str:
         ("model_type", "os.path"),
         ("vocab_size", 102),
         ("num_key_value_heads", 5),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
         ("max_position_embeddings", "many"),
     ],
 )

@@ -16,7 +16,7 @@ from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
 from penstock.nn.operations import Attend, Norm, Rotate
-from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled
+from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled, YarnScaling
 
 FILE = "config.json"
 
@@ -266,7 +266,14 @@ def test_a_size_without_default_is_required(family):
 @pytest.mark.parametrize(
     ("section", "key"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, "rope_type"),
+        ({"rope_type": "ntk", "factor": 4.0}, "rope_type"),
+        ({"rope_type": "yarn", "factor": 0.5}, "factor"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0}, "beta_fast"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_slow": -1.0}, "beta_slow"),
+        ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}, "rope_theta"),
+        ({"rope_type": "yarn", "factor": 4.0, "truncate": 1}, "truncate"),
+        ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 0}, "attention_factor"),
+        ({"rope_type": "yarn", "factor": 4.0, "short_factor": [1.0]}, "short_factor"),
         ({"type": "dynamic", "factor": 4.0}, "type"),
         ({"rope_type": "llama3", "type": "linear"}, "type"),
         ({"rope_type": "linear"}, "factor"),
@@ -347,6 +354,36 @@ def test_the_length_that_is_served_chooses_the_factors_of_longrope():
             assert reader.rope(head_dim=8, max_positions=128) == expected
     unextended = ConfigReader({"rope_scaling": LONGROPE}, FILE).rope(head_dim=8, max_positions=32)
     assert unextended == replace(short, amplitude=1.0)
+
+
+def test_yarn_extends_the_context_and_is_warmer_for_it():
+    section = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    scaling = YarnScaling(1e4, 4.0, 32)
+    for config, expected in (
+        ({"rope_scaling": section}, Rope(1e4, scaling, amplitude=0.1 * math.log(4.0) + 1.0)),
+        ({"rope_scaling": {**section, "attention_factor": 1.5}}, Rope(1e4, scaling, amplitude=1.5)),
+        ({"rope_scaling": {**section, "mscale": 1.0, "mscale_all_dim": 1}}, Rope(1e4, scaling, amplitude=1.0)),
+        (
+            {"rope_scaling": {**section, "truncate": False, "attention_factor": 2, "beta_fast": 9, "beta_slow": 2}},
+            Rope(1e4, replace(scaling, truncate=False, fast=9.0, slow=2.0), amplitude=2.0),
+        ),
+    ):
+        rope = ConfigReader(config, FILE).rope(head_dim=8, max_positions=64)
+        assert rope == expected
+        assert rope.reaches == 128
+    assert ConfigReader({}, FILE).rope(head_dim=8, max_positions=64).reaches == 0
+
+
+@pytest.mark.parametrize(("positions", "served"), [(64, 128), (128, 128), (512, 512)])
+def test_a_config_that_turns_yarn_on_need_not_say_how_far_it_reaches(positions, served, monkeypatch):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    seen = config_seen(monkeypatch, config_of("qwen3", max_position_embeddings=positions, rope_scaling=yarn))
+    assert seen.shape.max_positions == served
+
+
+def test_yarn_beyond_any_context_is_refused():
+    yarn = {"rope_type": "yarn", "factor": 1e6, "original_max_position_embeddings": 32}
+    assert refusal(config_of("qwen3", rope_scaling=yarn)).key == "rope_scaling.factor"
 
 
 def test_heads_are_rotated_in_part_where_the_family_says_so():

@@ -40,6 +40,17 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("granite", "all_to_one_biases_llama3_large_eps"): {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ("olmo2", "wide_heads_untied"): {},
     ("olmo2", "all_to_one_narrow_heads_linear"): {},
+    ("olmo2", "one_to_one_biases_tied"): {
+        "attention_bias": False,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 8.0,
+            "beta_slow": 0.5,
+        },
+    },
     ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
     ("smollm3", "one_to_one_untied_linear_list"): {
         "num_hidden_layers": 4,
@@ -96,6 +107,12 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     if config["model_type"] == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])

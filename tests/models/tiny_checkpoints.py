@@ -48,6 +48,12 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 _LONGROPE = {
     "factor": 1.5,
     "rope_type": "longrope",
@@ -228,6 +234,19 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "intermediate_size": 56,
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
         },
+        "all_to_one_yarn_whose_limits_are_not_rounded": {
+            **_ALL_TO_ONE,
+            "intermediate_size": 100,
+            "rope_parameters": {
+                **_YARN,
+                "rope_theta": 10000.0,
+                "truncate": False,
+                "beta_fast": 6.0,
+                "beta_slow": 0.3,
+                "mscale": 1.3,
+                "mscale_all_dim": 0.4,
+            },
+        },
         "all_to_one_window": {
             **_ALL_TO_ONE,
             "intermediate_size": 100,
@@ -237,6 +256,13 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "qwen3": {
+        "one_to_one_tied_yarn": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 56,
+            "tie_word_embeddings": True,
+            "rope_parameters": _YARN,
+        },
         "wide_heads_tied": {
             **_WIDE_HEADS,
             "intermediate_size": 88,

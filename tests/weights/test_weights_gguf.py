@@ -193,7 +193,7 @@ def opened(tmp_path: Path, keys: dict[str, object], **more: object) -> dict[str,
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         (
             {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
-            {"rope_type": "yarn", "factor": 4.0, "original_context_length": 64},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         ),
     ],
 )

@@ -5,7 +5,7 @@ Decides the wording alone: `device` and `weights` decide what is chosen, and `Me
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from penstock.kernels.native import MAX_HEAD_DIM
 
 __all__ = [
     "computing_line",
+    "left_out_line",
     "mixed_line",
     "onednn_line",
     "plain_text_line",
@@ -79,6 +80,12 @@ def mixed_line(mixed: Collection[str]) -> str:
     return (
         f"rounded          {len(mixed)} fused weights to bfloat16, their parts being of different kinds: {names}{more}"
     )
+
+
+def left_out_line(parts: Mapping[str, int]) -> str:
+    """Which parts of the checkpoint are not computed: the beginning of their names, and how many tensors they have."""
+    named = ", ".join(f"{part}* ({count} tensors)" for part, count in parts.items())
+    return f"not computed     {named}: text alone is read and written"
 
 
 def plain_text_line() -> str:

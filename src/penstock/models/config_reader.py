@@ -13,9 +13,18 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.contract.errors import ModelFileError
-from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Scaling, Unscaled
+from penstock.nn.rope import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    Scaling,
+    Unscaled,
+    YarnScaling,
+    yarn_temperature,
+)
 
-__all__ = ["ConfigReader"]
+__all__ = ["LAYER_TYPES", "MAX_POSITIONS", "ConfigReader"]
 
 _Value = TypeVar("_Value")
 
@@ -28,9 +37,19 @@ _ROPE_KEYS: dict[str, set[str]] = {
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL_POSITIONS},
     "longrope": {"short_factor", "long_factor", "factor", "attention_factor", _ORIGINAL_POSITIONS},
+    "yarn": {
+        *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        _ORIGINAL_POSITIONS,
+    },
     "factors": {"factors"},
 }
 """What describes each rope type, beside its name and `rope_theta`. `factors` is Penstock's own, for GGUF files."""
+
+MAX_POSITIONS = 1 << 21
+"""Beyond any published model."""
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""What `layer_types` may say of a layer."""
 
 _OLDER_ROPE_TYPES = {"su": "longrope"}
 
@@ -155,6 +174,25 @@ class ConfigReader:
                 raise self.error(key, f"{value!r} is not implemented; only {', '.join(repr(one) for one in allowed)}")
         return tuple(values)
 
+    def section(self, key: str) -> ConfigReader:
+        """The object under `key`; without it an empty one."""
+        value = self._config.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"must be an object, got {value!r}")
+        dotted = f"{self._section}.{key}" if self._section else key
+        return ConfigReader(value, self._file, dotted, self._max_model_len)
+
+    def keys(self) -> tuple[str, ...]:
+        """Every key that is set."""
+        return tuple(key for key in self._config if self.is_set(key))
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """The same config, with values for keys that it does not set: a family's sizes, where files leave them out."""
+        given = {key: value for key, value in defaults.items() if not self.is_set(key)}
+        return ConfigReader({**self._config, **given}, self._file, self._section, self._max_model_len)
+
     def rope(self, head_dim: int, max_positions: int, *, partial: bool = False, theta: float = 10000.0) -> Rope:
         """The rotary embedding, in the old spelling (`rope_theta`, `rope_scaling`) or the new (`rope_parameters`).
 
@@ -164,15 +202,42 @@ class ConfigReader:
             partial: the family honours a `partial_rotary_factor` below 1.
             theta: the family's default for `rope_theta`.
         """
-        share = self._rotary_share(head_dim, 1.0, partial=partial)
-        plain = Rope(self._theta(theta), share=share)
-        sections = [key for key in ("rope_parameters", "rope_scaling") if self._config.get(key) not in (None, {})]
-        ropes = [self._rope_section(key, plain, head_dim, max_positions, partial=partial) for key in sections]
-        if not ropes:
-            return plain
-        if len(ropes) == 2 and ropes[0] != ropes[1]:
-            raise self.error("rope_scaling", "contradicts rope_parameters")
-        return ropes[0]
+        plain = Rope(self._theta(theta), share=self._rotary_share(head_dim, 1.0, partial=partial))
+        sections = [self.section(key) for key in ("rope_parameters", "rope_scaling")]
+        return self._rope_of(sections, plain, head_dim, max_positions, partial=partial)
+
+    def layer_rope(
+        self,
+        layer_type: str,
+        head_dim: int,
+        max_positions: int,
+        *,
+        theta: float,
+        theta_key: str = "rope_theta",
+        scaled: bool = True,
+        partial: bool = False,
+    ) -> Rope:
+        """The rotary embedding of the layers of one type, where types differ (Gemma).
+
+        The new spelling has an object for each type in `rope_parameters`; the old one a base for each, and a
+        `rope_scaling` that holds for one type.
+
+        Args:
+            layer_type: as in `layer_types`.
+            head_dim: width of a head.
+            max_positions: the longest sequence that the model was made for.
+            theta: the family's default for the base.
+            theta_key: what the old spelling calls it.
+            scaled: the old spelling's `rope_scaling` is for these layers.
+            partial: the family honours a `partial_rotary_factor` below 1.
+        """
+        plain = Rope(self.number(theta_key, 1.0, 1e12, default=theta))
+        by_type = self.section("rope_parameters")
+        for key in by_type.keys():  # noqa: SIM118 - a reader is no mapping
+            if key not in LAYER_TYPES:
+                raise by_type.error(key, f"is no layer type; there are {', '.join(LAYER_TYPES)}")
+        sections = [by_type.section(layer_type), *([self.section("rope_scaling")] if scaled else [])]
+        return self._rope_of(sections, plain, head_dim, max_positions, partial=partial)
 
     def _value(self, key: str, default: Any) -> Any:
         value = self._config.get(key)
@@ -193,28 +258,40 @@ class ConfigReader:
             raise self.error(_PARTIAL, f"{share:g} leaves nothing of a head of {head_dim} to rotate")
         return share
 
-    def _rope_section(self, key: str, plain: Rope, head_dim: int, max_positions: int, *, partial: bool) -> Rope:
-        section = self._config[key]
-        if not isinstance(section, Mapping):
-            raise self.error(key, f"must be an object, got {section!r}")
-        reader = ConfigReader(section, self._file, key)
-        kind = reader._rope_type()
-        share = reader._rotary_share(head_dim, plain.share, partial=partial)
-        reader._refuse_unknown(kind)
-        context = _Context(max_positions, self._original_positions(key), self._max_model_len or max_positions)
-        rope = Rope(reader._theta(plain.theta), share=share)
+    def _rope_of(
+        self, sections: list[ConfigReader], plain: Rope, head_dim: int, max_positions: int, *, partial: bool
+    ) -> Rope:
+        """What the sections that are there say, in agreement; `plain` without any."""
+        ropes = [
+            self._rope_section(section, plain, head_dim, max_positions, partial=partial)
+            for section in sections
+            if section._config
+        ]
+        if len(ropes) == 2 and ropes[0] != ropes[1]:
+            raise self.error("rope_scaling", "contradicts rope_parameters")
+        return ropes[0] if ropes else plain
+
+    def _rope_section(
+        self, section: ConfigReader, plain: Rope, head_dim: int, max_positions: int, *, partial: bool
+    ) -> Rope:
+        kind = section._rope_type()
+        share = section._rotary_share(head_dim, plain.share, partial=partial)
+        section._refuse_unknown(kind)
+        context = _Context(max_positions, self._original_positions(section), self._max_model_len or max_positions)
+        rope = Rope(section._theta(plain.theta), share=share)
+        amplitudes = {"longrope": section._attention_factor, "yarn": section._yarn_amplitude}
         return replace(
             rope,
-            scaling=reader._scaling(kind, rope.width(head_dim) // 2, context),
-            amplitude=reader._attention_factor(context) if kind == "longrope" else 1.0,
+            scaling=section._scaling(kind, rope, rope.width(head_dim) // 2, context),
+            amplitude=amplitudes[kind](context) if kind in amplitudes else 1.0,
         )
 
-    def _original_positions(self, key: str) -> int | None:
-        """Length of the pretraining's sequences, which may stand in section `key`, beside it, or in both."""
-        readers = self, ConfigReader(self._config[key], self._file, key)
+    def _original_positions(self, section: ConfigReader) -> int | None:
+        """Length of the pretraining's sequences, which may stand in `section`, beside it, or in both."""
+        readers = self, section
         found = [each.integer(_ORIGINAL_POSITIONS, 1, 1 << 30) for each in readers if each.is_set(_ORIGINAL_POSITIONS)]
         if len(set(found)) == 2:
-            raise self.error(_ORIGINAL_POSITIONS, f"{found[0]} contradicts the value in {key}")
+            raise self.error(_ORIGINAL_POSITIONS, f"{found[0]} contradicts the value in {section._section}")
         return found[0] if found else None
 
     def _rope_type(self) -> str:
@@ -231,7 +308,9 @@ class ConfigReader:
             if self.is_set(key) and key not in known:
                 raise self.error(key, f"is not implemented for rope type {kind!r}")
 
-    def _scaling(self, kind: str, pairs: int, context: _Context) -> Scaling:
+    def _scaling(self, kind: str, rope: Rope, pairs: int, context: _Context) -> Scaling:
+        if kind == "yarn":
+            return self._yarn(rope.theta, context)
         if kind == "linear":
             return LinearScaling(self.number("factor", 1.0, _LARGEST_FACTOR))
         if kind == "llama3":
@@ -258,6 +337,42 @@ class ConfigReader:
         scale = self.number("factor", 1.0, _LARGEST_FACTOR) if self.is_set("factor") else extended
         grown = math.sqrt(1.0 + math.log(scale) / math.log(original)) if scale > 1.0 else 1.0
         return self.number("attention_factor", _SMALLEST_FACTOR, _LARGEST_FACTOR, default=grown)
+
+    def _yarn(self, theta: float, context: _Context) -> YarnScaling:
+        fast = self.number("beta_fast", _SMALLEST_FACTOR, _LARGEST_FACTOR, default=32.0)
+        slow = self.number("beta_slow", _SMALLEST_FACTOR, _LARGEST_FACTOR, default=1.0)
+        if fast <= slow:
+            raise self.error("beta_fast", f"must be above beta_slow ({slow:g}), got {fast:g}")
+        if theta <= 1.0:
+            raise self.error("rope_theta", f"must be above 1 for rope type yarn, got {theta:g}")
+        factor, original = self._yarn_factor(context), self._yarn_original(context)
+        if factor * original > MAX_POSITIONS:
+            raise self.error("factor", f"{factor:g} extends {original} positions beyond {MAX_POSITIONS}")
+        return YarnScaling(
+            theta=theta,
+            factor=factor,
+            original_positions=original,
+            fast=fast,
+            slow=slow,
+            truncate=self.boolean("truncate", default=True),
+        )
+
+    def _yarn_factor(self, context: _Context) -> float:
+        extended = max(context.made_for / self._yarn_original(context), 1.0)
+        return self.number("factor", 1.0, _LARGEST_FACTOR, default=extended)
+
+    def _yarn_original(self, context: _Context) -> int:
+        return context.original or context.made_for  # as transformers fills it in
+
+    def _yarn_amplitude(self, context: _Context) -> float:
+        """YaRN's, as `modeling_rope_utils` of transformers derives it where the config does not give it."""
+        if self.is_set("attention_factor"):
+            return self.number("attention_factor", _SMALLEST_FACTOR, _LARGEST_FACTOR)
+        factor = self._yarn_factor(context)
+        scales = [self.number(key, 0.0, _LARGEST_FACTOR, default=0.0) for key in ("mscale", "mscale_all_dim")]
+        if all(scales):
+            return yarn_temperature(factor, scales[0]) / yarn_temperature(factor, scales[1])
+        return yarn_temperature(factor)
 
     def _pretrained(self, context: _Context) -> int:
         if context.original is None or context.original < 2:

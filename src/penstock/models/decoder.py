@@ -8,12 +8,12 @@ implemented is refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.linear import Weight
-from penstock.models.config_reader import ConfigReader
+from penstock.models.config_reader import LAYER_TYPES, MAX_POSITIONS, ConfigReader
 from penstock.nn.blocks import Attention, Block, GatedMlp, Normalization, Projection, residual, rms_norm
 from penstock.nn.operations import Activation, Embed, Heads, NormKind, Operations, Register
 from penstock.nn.program import OUT, STREAM, Head, Program
@@ -39,10 +39,9 @@ MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 22
-MAX_POSITIONS = 1 << 21
 MAX_WINDOW = 1 << 30
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ def read_decoder(
     windows: tuple[int | None, ...] | None = None,
     partial_rotary: bool = False,
     rope_theta: float = 10000.0,
+    rope: Callable[[ModelShape], Rope] | None = None,
 ) -> DecoderConfig:
     """Read the shared keys.
 
@@ -89,18 +89,22 @@ def read_decoder(
         windows: see `DecoderConfig`; None for no window in any layer, which `layer_types` must not contradict.
         partial_rotary: the family honours a `partial_rotary_factor`; others refuse one below 1.
         rope_theta: the family's default for `rope_theta`.
+        rope: what reads the rotary embedding in a way of the family's own; None for the shared keys.
     """
     shape = _read_shape(reader, head_dim)
-    rope = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary, theta=rope_theta)
-    if rope.width(shape.head_dim) > shape.head_dim:
+    if rope is None:
+        read = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary, theta=rope_theta)
+    else:
+        read = rope(shape)
+    if read.width(shape.head_dim) > shape.head_dim:
         raise reader.error("head_dim", f"must be even to be rotated in halves, got {shape.head_dim}")
     if windows is None and _SLIDING in _layer_types(reader, shape.num_layers):
         raise reader.error("layer_types", f"{_SLIDING!r} needs a sliding window, and the config sets none")
     return DecoderConfig(
-        shape=shape,
+        shape=replace(shape, max_positions=max(shape.max_positions, read.reaches)),
         inner_size=reader.integer("intermediate_size", 1, MAX_WIDTH),
         eps=reader.number(eps_key, 0.0, 1.0, default=eps),
-        rope=rope,
+        rope=read,
         tied=reader.boolean("tie_word_embeddings", default=tied),
         windows=(None,) * shape.num_layers if windows is None else windows,
         norm=norm,
@@ -139,9 +143,13 @@ class DecoderParts:
     def rope(self) -> RotaryTable:
         """Angles of all positions."""
         if self._rope is None:
-            shape = self.config.shape
-            self._rope = RotaryTable.build(self.config.rope, shape.head_dim, shape.max_positions, self.weights.device)
+            self._rope = self.rotary_table(self.config.rope)
         return self._rope
+
+    def rotary_table(self, rope: Rope) -> RotaryTable:
+        """Angles of all positions by another embedding than the config's own, for layers that have one."""
+        shape = self.config.shape
+        return RotaryTable.build(rope, shape.head_dim, shape.max_positions, self.weights.device)
 
     def norm(self, name: str, width: int = 0, *, plus_one: bool = False) -> Normalization:
         """A norm of the family's kind, of the stream's width unless another is given; `plus_one` for RMS norms only."""
@@ -258,7 +266,7 @@ def bind_head(weights: WeightLoader, table_name: str, table: Weight, shape: Mode
 
 
 def _layer_types(reader: ConfigReader, layers: int) -> tuple[str, ...]:
-    return reader.choices("layer_types", [_FULL, _SLIDING], layers)
+    return reader.choices("layer_types", LAYER_TYPES, layers)
 
 
 def _read_shape(reader: ConfigReader, head_dim: int | None) -> ModelShape:

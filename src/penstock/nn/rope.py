@@ -21,6 +21,8 @@ __all__ = [
     "RotaryTable",
     "Scaling",
     "Unscaled",
+    "YarnScaling",
+    "yarn_temperature",
 ]
 
 
@@ -91,7 +93,49 @@ class FrequencyFactors:
         return 1.0 / (torch.tensor(self.factors, dtype=torch.float32) * periods)
 
 
-Scaling = Unscaled | LinearScaling | Llama3Scaling | FrequencyFactors
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, section 3.2): fast frequencies are kept, slow ones divided, those between interpolated.
+
+    Attributes:
+        theta: base of the frequencies, from which follows which of them are slow.
+        factor: what slow ones are divided by.
+        original_positions: context length of the pretraining.
+        fast: pairs that turn more often than this within the pretraining's context are kept (`beta_fast`).
+        slow: those that turn less often than this are divided in full (`beta_slow`).
+        truncate: the two limits are rounded to whole pairs, outwards.
+    """
+
+    theta: float
+    factor: float
+    original_positions: int
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: bool = True
+
+    def __call__(self, periods: Tensor) -> Tensor:
+        """From `[R/2]` positions per radian to as many radians per position."""
+        width = 2 * len(periods)
+        first, last = self._pair(self.fast, width), self._pair(self.slow, width)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        span = last - first if last != first else 0.001  # as in the authors' code: no division by 0
+        ramp = ((torch.arange(len(periods), dtype=torch.float32) - first) / span).clamp(0, 1)
+        kept = 1 - ramp  # 1 where a frequency is fast
+        return 1.0 / (self.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+    def _pair(self, turns: float, width: int) -> float:
+        """Which pair of a head turns so often within the pretraining's context, as a real number."""
+        return width * math.log(self.original_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+
+def yarn_temperature(factor: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by: `0.1 * weight * ln(factor) + 1` (equation 22)."""
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+
+Scaling = Unscaled | LinearScaling | Llama3Scaling | FrequencyFactors | YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +154,13 @@ class Rope:
     scaling: Scaling = Unscaled()
     share: float = 1.0
     amplitude: float = 1.0
+
+    @property
+    def reaches(self) -> int:
+        """Positions that the scaling extends the pretraining's to, where it says so; a config may still say fewer."""
+        if isinstance(self.scaling, YarnScaling):
+            return int(self.scaling.factor * self.scaling.original_positions)
+        return 0
 
     def width(self, head_dim: int) -> int:
         """R, elements of a head that are rotated: an even number, so one more than `head_dim` where that is odd."""

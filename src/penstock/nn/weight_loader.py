@@ -6,7 +6,7 @@ tensors of the final dtype on the final device, and fails by name on whatever is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.kernels.experts import StackedWeight
 from penstock.kernels.linear import Weight
 
-__all__ = ["WeightLoader"]
+__all__ = ["PartLoader", "WeightLoader"]
 
 
 class WeightLoader(Protocol):
@@ -82,3 +82,78 @@ class WeightLoader(Protocol):
     def ignore(self, name: str) -> None:
         """State that the tensor `name`, if there is one, is not needed."""
         ...
+
+    def leave_out(self, part: str) -> None:
+        """State that a part of the checkpoint, every tensor whose name begins with `part`, is not computed."""
+        ...
+
+
+class PartLoader:
+    """A `WeightLoader` of a part of a larger model, such as the text model of one that sees images too.
+
+    Args:
+        weights: the whole checkpoint's.
+        prefixes: what the checkpoint puts in place of the beginning of a name, by that beginning; the first that fits.
+    """
+
+    def __init__(self, weights: WeightLoader, prefixes: Mapping[str, str]) -> None:
+        self._weights = weights
+        self._prefixes = dict(prefixes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `WeightLoader.dtype`."""
+        return self._weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """See `WeightLoader.device`."""
+        return self._weights.device
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """See `WeightLoader.take`."""
+        return self._weights.take(self._stored(name), shape, dtype)
+
+    def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
+        """See `WeightLoader.take_fused`."""
+        return self._weights.take_fused([(self._stored(name), shape) for name, shape in parts])
+
+    def take_linear(self, parts: Sequence[tuple[str, tuple[int, int]]], *, transposed: bool = False) -> Weight:
+        """See `WeightLoader.take_linear`."""
+        return self._weights.take_linear([(self._stored(name), shape) for name, shape in parts], transposed=transposed)
+
+    def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
+        """See `WeightLoader.take_head`."""
+        return self._weights.take_head(self._stored(name), shape)
+
+    def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
+        """See `WeightLoader.take_table`."""
+        return self._weights.take_table(self._stored(name), shape)
+
+    def take_router(self, name: str, shape: tuple[int, int]) -> Weight:
+        """See `WeightLoader.take_router`."""
+        return self._weights.take_router(self._stored(name), shape)
+
+    def take_stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
+        """See `WeightLoader.take_stack`."""
+        return self._weights.take_stack(experts, [(self._stored(name), shape) for name, shape in parts])
+
+    def has(self, name: str) -> bool:
+        """See `WeightLoader.has`."""
+        return self._weights.has(self._stored(name))
+
+    def differ(self, first: str, second: str) -> bool:
+        """See `WeightLoader.differ`."""
+        return self._weights.differ(self._stored(first), self._stored(second))
+
+    def ignore(self, name: str) -> None:
+        """See `WeightLoader.ignore`."""
+        self._weights.ignore(self._stored(name))
+
+    def leave_out(self, part: str) -> None:
+        """See `WeightLoader.leave_out`."""
+        self._weights.leave_out(self._stored(part))
+
+    def _stored(self, name: str) -> str:
+        found = next((prefix for prefix in self._prefixes if name.startswith(prefix)), None)
+        return name if found is None else self._prefixes[found] + name[len(found) :]

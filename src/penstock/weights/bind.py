@@ -49,6 +49,8 @@ class Binder:
             types, and of GGUF's block kinds for blocks that stay as they are in the file.
         mixed: of projections that are fused here and whose parts the file has in blocks of different kinds, the first
             tensor and the kinds; such weights become plain numbers, which in a model in bfloat16 rounds them.
+        left_out: parts of the checkpoint that are not computed, by the beginning of their names, and how many tensors
+            they have.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Binder:
         self.bytes = 0
         self.formats: dict[str, None] = {}
         self.mixed: list[str] = []
+        self.left_out: dict[str, int] = {}
         self._file = file
         self._progress = progress
         self._packer = Packer(weight_format, file, cpu)
@@ -286,6 +289,13 @@ class Binder:
     def ignore(self, name: str) -> None:
         """Say that the model does not need a tensor (a buffer it computes itself); no error if there is none."""
         self._left.discard(name)
+
+    def leave_out(self, part: str) -> None:
+        """Say that the model does not compute a part of the checkpoint: tensors whose names begin with `part`."""
+        names = {name for name in self._left if name.startswith(part)}
+        self._left -= names
+        if names:
+            self.left_out[part] = len(names)
 
     def finish(self) -> None:
         """Check that every tensor of the checkpoint was taken or ignored.

@@ -116,9 +116,9 @@ def refuse_window(keys: GgufKeys) -> None:
 def rope_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
     """The `rope_scaling` entry; empty for none.
 
-    `linear` and `longrope` come out in Hugging Face terms, per-frequency factors (`rope_freqs.weight`, which divide the
-    inverse frequencies) as `{"rope_type": "factors", "factors": [...]}`, and anything else under its own name, for the
-    model to refuse.
+    `linear`, `yarn` and `longrope` come out in Hugging Face terms, per-frequency factors (`rope_freqs.weight`, which
+    divide the inverse frequencies) as `{"rope_type": "factors", "factors": [...]}`, and anything else under its own
+    name, for the model to refuse.
 
     Args:
         keys: of the file.
@@ -134,6 +134,8 @@ def rope_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
             raise keys.fail("rope.scaling.type", f"{reprlib.repr(kind)} with rope_freqs.weight is not supported")
         if len(factors) != rotated // 2 or not all(math.isfinite(factor) and factor > 0 for factor in factors):
             raise ModelFileError(keys.file, "rope_freqs.weight", f"must hold {rotated // 2} positive factors")
+    if kind == "yarn":
+        return _yarn(keys, entries)
     if kind not in ("none", "linear"):
         return {"rope_type": str(kind)} | entries
     for key in sorted(set(entries) - {"factor", "finetuned", "original_context_length"}):
@@ -141,6 +143,21 @@ def rope_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
     if factors:
         return {"rope_type": "factors", "factors": list(factors)}
     return {"rope_type": "linear", "factor": keys.real("rope.scaling.factor")} if kind == "linear" else {}
+
+
+def _yarn(keys: GgufKeys, entries: dict[str, Any]) -> dict[str, Any]:
+    """YaRN's settings, whose limits llama.cpp always rounds to whole pairs, as transformers does by default."""
+    names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    known = {"factor", "original_context_length", "finetuned", *names}
+    for key in sorted(set(entries) - known):
+        raise keys.fail(f"rope.scaling.{key}", "is not supported together with scaling type yarn")
+    scaling: dict[str, Any] = {"rope_type": "yarn", "factor": keys.real("rope.scaling.factor")}
+    if "original_context_length" in entries:
+        scaling["original_max_position_embeddings"] = keys.size("rope.scaling.original_context_length")
+    for stored, name in names.items():
+        if stored in entries:
+            scaling[name] = keys.real(f"rope.scaling.{stored}")
+    return scaling
 
 
 def _longrope(keys: GgufKeys) -> dict[str, Any]:
