@@ -59,8 +59,8 @@ def command(
     """Measure what each variant of MODEL's weights costs, ours and llama.cpp's, beside one float32."""
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
-    from penstock.app import find_model  # brings torch in: not for --help
     from penstock.bench import quality
+    from penstock.loading import find_model  # brings torch in: not for --help
     from penstock.weights.locate import default_cache_dir
 
     files = find_model(config)

@@ -10,15 +10,11 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from tqdm import tqdm
-
-from penstock import models
 from penstock.contract.config import (
     ANY_NAME,
     BYTE_FIELDS,
@@ -32,79 +28,41 @@ from penstock.contract.config import (
 )
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.model import HuggingFaceText, ModelCard, ModelShape, StepCost, StepRow, TextFiles
-from penstock.contract.ports import Grammars, ThinkingBudgets
+from penstock.contract.model import HuggingFaceText, ModelCard, StepCost, StepRow, TextFiles
+from penstock.contract.ports import Grammars
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
 from penstock.exec.device import (
-    compute_threads,
-    good_dtypes,
     kv_budget,
-    open_backend,
-    resolve_device,
-    resolve_dtype,
-    resolve_linear_kernels,
-    resolve_weight_format,
-    set_torch_threads,
 )
 from penstock.exec.kv_store import (
-    KVStore,
     MemoryReport,
     block_bytes,
     blocks_for,
-    resolve_kv_dtype,
 )
 from penstock.exec.runner import TorchRunner
 from penstock.exec.start_report import (
-    computing_line,
-    left_out_line,
-    mixed_line,
-    onednn_line,
     plain_text_line,
     sampling_line,
-    weight_formats,
-    wide_heads_line,
 )
 from penstock.grammar import GrammarLibrary, Vocabulary
-from penstock.kernels.backend import Backend
-from penstock.kernels.cpu_backend import CpuBackend
-from penstock.kernels.weight_memory import give_back
-from penstock.nn.compiled import CompiledExecutor, why_not_compiled
+from penstock.loading import LoadedModel, SystemClock, find_model, load_model
 from penstock.nn.cost import cost
-from penstock.nn.reference import ReferenceExecutor
 from penstock.sampling import read_model_defaults
 from penstock.text import ReasoningBudgets, TextModel, open_text
-from penstock.weights.bind import Binder
-from penstock.weights.files import ModelFiles, open_model
+from penstock.weights.files import ModelFiles
 from penstock.weights.generation_config import read_generation_config
 from penstock.weights.locate import default_cache_dir
-from penstock.weights.packing import WeightFormat
-from penstock.weights.progress import byte_bar
 from penstock.weights.pull import pull
-
-if TYPE_CHECKING:
-    from penstock.nn.causal_lm import CausalLM
-    from penstock.nn.program import Program
 
 __all__ = [
     "Assembly",
-    "LoadedModel",
     "assemble",
     "engine_config",
-    "executor",
-    "find_model",
-    "load_model",
     "local_application",
     "serve",
+    "vocabulary_of",
 ]
-
-
-class SystemClock:
-    """The real, monotone clock."""
-
-    def now(self) -> float:
-        """Seconds since an arbitrary start."""
-        return time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,67 +93,6 @@ class Assembly:
         """End the engine and let go of its memory."""
         self.engine.close()
         self.grammars.close()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory, good for any number of KV stores and runners, in any sizes.
-
-    Attributes:
-        backend: what computes with it, on threads of its own.
-        dtype: of activations.
-        kv_dtype: of the KV stores made for it.
-        weight_bytes: memory of its weights.
-        weight_formats: how they are kept, in words.
-    """
-
-    files: ModelFiles
-    program: Program
-    model: CausalLM
-    backend: Backend
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    weight_bytes: int
-    weight_formats: str = ""
-
-    @property
-    def shape(self) -> ModelShape:
-        """The model's sizes."""
-        return self.model.shape
-
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        return self.backend.device
-
-    @property
-    def isa(self) -> str:
-        """The instruction set of the compiled kernels that compute with it, or `torch`."""
-        return self.backend.isa
-
-    def on(self, backend: Backend) -> LoadedModel:
-        """The same weights, computed with by another backend on the same device."""
-        return replace(self, backend=backend, model=executor(self.program, self.dtype, backend))
-
-    def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
-        """A KV store of these sizes, uninitialised."""
-        caches = self.program.caches
-        packed = all(self.backend.packs_kv(self.kv_dtype, each.head_dim, block_size) for each in caches)
-        return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
-
-    def runner(
-        self,
-        kv: KVStore,
-        max_num_seqs: int,
-        max_model_len: int,
-        grammars: Grammars | None = None,
-        budgets: ThinkingBudgets | None = None,
-    ) -> TorchRunner:
-        """A runner over a store of this model's.
-
-        Without `grammars` it cannot be given guided sequences, nor without `budgets` such that think by a budget.
-        """
-        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), self.backend, grammars, budgets)
 
 
 def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
@@ -298,70 +195,14 @@ def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
     return Vocabulary(tokens, special, tuple(sorted(text.eos_token_ids)))
 
 
-def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
-    """Make sure that the model is on disk, and open it; `cache_dir` as for `assemble`.
-
-    Raises:
-        SetupError: there is no such model, or its files cannot be used.
-    """
-    path = pull(config.model, cache_dir or default_cache_dir(os.environ), show_progress=True)
-    return open_model(path, models.gguf_dialect)
-
-
-def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:
-    """Choose a backend, and place a model's weights for it.
-
-    The backend's instruction set and threads are this model's alone. Torch's own threads are set too, of which the
-    process has one number for all models: the last one loaded decides.
-
-    Raises:
-        SetupError: an option cannot be used here, or the files lack something.
-    """
-    device, threads = resolve_device(config.device), compute_threads(config.threads)
-    backend = open_backend(device, threads, os.environ.get("PENSTOCK_ISA", ""))
-    dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, backend.exact))
-    weight_format = resolve_weight_format(config.quantization, files.stored_dtype, dtype, device, backend.isa)
-    weight_format = resolve_linear_kernels(config.linear_kernels, weight_format, files.num_weights)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, backend)
-    set_torch_threads(threads, packed=weight_format is not WeightFormat.DENSE)
-    announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
-    announce(computing_line(backend, dtype, threads))
-    if weight_format is WeightFormat.ONEDNN:
-        announce(onednn_line(config.linear_kernels))
-    with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
-        seen = partial(_update_bytes, bar, dtype.itemsize)
-        cpu = backend.cpu if isinstance(backend, CpuBackend) else None
-        binder = Binder(files.source, dtype, device, str(files.path), seen, weight_format, cpu)
-        program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
-    give_back()
-    model = executor(program, dtype, backend)
-    if binder.mixed and dtype == torch.bfloat16:
-        announce(mixed_line(binder.mixed))
-    if binder.left_out:
-        announce(left_out_line(binder.left_out))
-    head_dim = max(cache.head_dim for cache in program.caches)
-    if backend.why_not(dtype, head_dim) is not None:
-        announce(wide_heads_line(head_dim))
-    formats = weight_formats(binder.formats, files.stored_dtype, dtype)
-    return LoadedModel(files, program, model, backend, dtype, kv_dtype, binder.bytes, formats)
-
-
-def executor(program: Program, dtype: torch.dtype, backend: Backend) -> CausalLM:
-    """What computes a program: one compiled call a step if the backend does all of it so, else operation by operation.
-
-    Decided once, here; a backend never changes afterwards.
-    """
-    if isinstance(backend, CpuBackend) and why_not_compiled(program, dtype, backend) is None:
-        return CompiledExecutor(program, dtype, backend)
-    return ReferenceExecutor(program, dtype, backend)
-
-
 def _build_runner(
     config: EngineConfig, loaded: LoadedModel, grammars: Grammars, text: TextModel
 ) -> tuple[TorchRunner, MemoryReport]:
     """Size the KV cache from what memory is left now, and warm up."""
     caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
-    num_blocks = blocks_for(kv_budget(config.kv_cache_memory, loaded.device), caches, block_size, dtype)
+    least = most_blocks(config.max_model_len, block_size, config.max_num_batched_tokens, loaded.program.window)
+    budget = kv_budget(config.kv_cache_memory, loaded.device, least * block_bytes(caches, block_size, dtype))
+    num_blocks = blocks_for(budget, caches, block_size, dtype)
     max_model_len = _max_model_len(config, loaded, num_blocks)
     kv, budgets = loaded.kv_store(num_blocks, block_size), ReasoningBudgets(text)
     runner = loaded.runner(kv, config.max_num_seqs, max_model_len, grammars, budgets)
@@ -463,10 +304,6 @@ def local_application(
     finally:
         client.close()
         assembly.close()
-
-
-def _update_bytes(bar: tqdm[Any], width: int, count: int) -> None:
-    bar.update(count * width)
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> int:

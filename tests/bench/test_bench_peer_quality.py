@@ -171,7 +171,9 @@ def call(monkeypatch, capsys, tmp_path, text_file, tiny):
 def test_llama_cpp_stands_beside_us_and_a_failure_of_it_is_told(call, tmp_path, monkeypatch, tiny):
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
-    monkeypatch.setattr("penstock.app.find_model", lambda config: replace(open_model(tiny, gguf_dialect), path=model))
+    monkeypatch.setattr(
+        "penstock.loading.find_model", lambda config: replace(open_model(tiny, gguf_dialect), path=model)
+    )
     # reads the base logits by itself, so that the perplexity it tells is the file's
     code = f"""
 import numpy as np

@@ -300,6 +300,8 @@ def test_show_says_what_a_model_is_made_of_down_to_every_operation(default_model
     assert done.returncode == 0, done.stderr
     head, *layers = done.stdout.split("\nlayer ")
     assert "30 layers, 576 wide, 9 heads of 64, 3 of keys, vocabulary 49152, context 8192" in head
+    assert "stored as        Q4_1 69%, Q8_0 31%" in head
+    assert "      8,192      KV cache 180.0 MiB, " in head
     assert len(layers) == 30
     assert all("attend(qkv[0:576], qkv[576:768], qkv[768:960], cache " in layer for layer in layers)
     assert done.stdout.splitlines()[-1] == "logits   <- head(out)"

@@ -29,7 +29,7 @@ TURNS = ("What is the capital of France?", "Paris. <|im_end|> 🙂", "  And\nof 
 def test_the_default_models_directory_is_the_default_model_to_transformers(default_model: Path, tmp_path):
     done = penstock("tokenizer", DEFAULT_MODEL, str(tmp_path / "tokenizer"))
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'tokenizer'}\n"), done.stderr
-    from penstock.app import find_model
+    from penstock.loading import find_model
     from penstock.text import open_text
 
     ours = open_text(find_model(EngineConfig(model=str(default_model))).text)

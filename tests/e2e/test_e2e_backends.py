@@ -16,13 +16,13 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
-from penstock.app import LoadedModel, find_model, load_model
 from penstock.contract.config import EngineConfig, SchedulerConfig
 from penstock.contract.plan import StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.core import Scheduler
 from penstock.kernels import native
 from penstock.kernels.cpu_backend import CpuBackend
+from penstock.loading import LoadedModel, find_model, load_model
 from penstock.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")

@@ -14,12 +14,12 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from penstock import LLM, SamplingParams
-from penstock.app import find_model, load_model
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, ModelFileError, PenstockError
 from penstock.exec import device
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.onednn_linear import OneDnnWeight
+from penstock.loading import find_model, load_model
 from penstock.nn.operations import Linear
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"

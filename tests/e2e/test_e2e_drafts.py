@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app import LoadedModel, find_model, load_model
 from penstock.contract.config import EngineConfig, SchedulerConfig
 from penstock.contract.events import Finished, Generated, SeqEvent
 from penstock.contract.plan import Draft
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.core import Scheduler
+from penstock.loading import LoadedModel, find_model, load_model
 from penstock.sampling import SamplingParams
 
 pytestmark = pytest.mark.model

@@ -10,7 +10,7 @@ from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_check
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from penstock import app
+from penstock import loading
 from penstock.contract.config import EngineConfig
 from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
@@ -59,7 +59,7 @@ def test_short_factors_serve_every_sequence_where_none_is_longer_than_those_of_t
 def test_the_engine_loads_a_model_for_the_context_that_it_is_told_to_serve(checkpoint):
     for told, served in ((0, None), (ORIGINAL, ORIGINAL), (40, None)):
         config = EngineConfig(model=str(checkpoint), threads=1, dtype="float32", max_model_len=told)
-        program = app.load_model(config, open_model(checkpoint, gguf_dialect), lambda line: None).program
+        program = loading.load_model(config, open_model(checkpoint, gguf_dialect), lambda line: None).program
         assert torch.equal(cosines(program), cosines(load_model(checkpoint, max_model_len=served).program))
 
 

@@ -22,11 +22,11 @@ SIZES = ("--requests", "6", "--schedules", "3", "--prompt-tokens", "16", "--new-
 def run(monkeypatch, capsys, tmp_path):
     """Run the command on a toy in place of the model; (exit code, lines of stdout, stderr)."""
     monkeypatch.setattr("penstock.verify.proof.open_text", lambda source: TEXT)
-    monkeypatch.setattr("penstock.app.find_model", lambda config: config.model)
+    monkeypatch.setattr("penstock.loading.find_model", lambda config: config.model)
     monkeypatch.chdir(tmp_path)
 
     def call(model, *arguments):
-        monkeypatch.setattr("penstock.app.load_model", lambda config, files, announce: loaded(model))
+        monkeypatch.setattr("penstock.loading.load_model", lambda config, files, announce: loaded(model))
         monkeypatch.setattr(sys, "argv", ["penstock", "verify", "toy", "--threads", "1", *arguments])
         code = 0
         try:

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import torch
 
-from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.model import GgufVocabulary, KvCacheSpec, ModelShape
 from penstock.contract.plan import RowResult
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.torch_backend import TorchBackend
+from penstock.loading import LoadedModel
 from penstock.sim.fake_runner import FakeRunner
 from penstock.text import TextModel, open_text
 from penstock.verify import Budget, Target

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import save_file
 from weights_samples import Tiny, weights, write_gguf
 
-from penstock import app
+from penstock import loading
 from penstock.contract.config import EngineConfig
 from penstock.kernels import weight_memory
 from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
+from penstock.weights.headers_only import META
 
 PROGRAM = """
 import pathlib, sys
@@ -24,6 +25,7 @@ import torch
 from penstock.weights.bind import Binder
 from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
+from penstock.weights.headers_only import META
 
 torch.set_num_threads(1)
 torch.ones(4).bfloat16()
@@ -113,9 +115,14 @@ def test_a_c_library_that_cannot_is_asked_for_nothing(monkeypatch: pytest.Monkey
 
 def test_a_model_is_loaded_before_memory_is_given_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
-    load = app.models.load
-    monkeypatch.setattr(app.models, "load", lambda *given: (load(*given), happened.append("loaded"))[0])
-    monkeypatch.setattr(app, "give_back", lambda: happened.append("given back"))
+    load = loading.models.load
+
+    def noted(config, binder, *given):
+        happened.append("planned" if binder.device == META else "loaded")
+        return load(config, binder, *given)
+
+    monkeypatch.setattr(loading.models, "load", noted)
+    monkeypatch.setattr(loading, "give_back", lambda: happened.append("given back"))
     path = write_gguf(tmp_path / "tiny.gguf", Tiny(), weights(Tiny()))
-    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), lambda line: None)
-    assert happened == ["loaded", "given back"]
+    loading.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), lambda line: None)
+    assert happened == ["planned", "loaded", "given back"]

@@ -12,7 +12,7 @@ from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_check
 from weights_samples import Tiny, write_gguf
 from weights_samples import weights as random_weights
 
-from penstock import app
+from penstock import loading
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, ModelFileError
 from penstock.kernels import native, onednn_linear
@@ -257,16 +257,16 @@ def test_the_start_report_counts_and_names_what_mixed_kinds_cost(tmp_path):
     kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "Q8_0"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
     said: list[str] = []
-    loaded = app.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
+    loaded = loading.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
     [line] = [line for line in said if line.startswith("rounded")]
     assert line.startswith("rounded          3 fused weights to bfloat16")  # both layers' QKV, and gate and up of one
     assert "model.layers.1.mlp.gate_proj.weight (Q4_0, Q8_0)" in line
     assert loaded.weight_formats == "Q4_0 as in the file; bfloat16"
     wide = EngineConfig(model=str(path), threads=1, dtype="float32", quantization="file")
-    loaded = app.load_model(wide, open_model(path, gguf_dialect), said.append)
+    loaded = loading.load_model(wide, open_model(path, gguf_dialect), said.append)
     assert loaded.weight_formats == "Q4_0 as in the file; float32"
     write_gguf(path, Tiny(), random_weights(Tiny()), "Q4_0")
-    app.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
+    loading.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
     assert len([line for line in said if line.startswith("rounded")]) == 1
 
 

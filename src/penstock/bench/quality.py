@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.app import load_model
 from penstock.bench.arithmetic import percentile
 from penstock.bench.variants import variant_name, with_variant
 from penstock.contract.config import QUANTIZATIONS, EngineConfig
@@ -32,6 +31,7 @@ from penstock.exec.device import (
 from penstock.exec.divergence import Divergence, divergence
 from penstock.exec.kv_store import resolve_kv_dtype
 from penstock.exec.scorer import Scorer
+from penstock.loading import load_model
 from penstock.text import TextModel
 from penstock.weights.files import ModelFiles
 

@@ -96,8 +96,8 @@ def command(
     """
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
-    from penstock.app import find_model  # brings torch in: not for --help
     from penstock.bench import quality
+    from penstock.loading import find_model  # brings torch in: not for --help
 
     tell_torch_computes(config.device)
     files = find_model(config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,7 +12,14 @@ from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.options import build_configs, config_options
 from penstock.contract.config import EngineConfig
 
+if TYPE_CHECKING:
+    from penstock.loading import PlannedModel
+    from penstock.nn.program import Program
+    from penstock.weights.files import ModelFiles
+
 __all__ = ["command"]
+
+_CONTEXTS = (2048, 8192, 32768, 131072)
 
 OPTIONS = ("device", "dtype", "quantization", "linear_kernels", "kv_cache_dtype")
 LEFT_OUT = frozenset(EngineConfig.__dataclass_fields__) - frozenset(OPTIONS)
@@ -21,29 +30,65 @@ LEFT_OUT = frozenset(EngineConfig.__dataclass_fields__) - frozenset(OPTIONS)
 @config_options(EngineConfig, leave_out=LEFT_OUT)
 @click.pass_context
 def command(context: click.Context, /, with_program: bool, **_: object) -> None:
-    """Say what MODEL is made of: sizes, how weights are kept, what a step reads and computes."""
+    """Say what MODEL is made of, and what memory it takes, from its headers alone: nothing is loaded."""
     (config,) = build_configs(context, EngineConfig)
-    from penstock.app import find_model, load_model
-    from penstock.contract.model import StepRow
-    from penstock.nn.cost import cost
+    from penstock.exec.free_memory import free_memory
+    from penstock.exec.start_report import weight_formats
+    from penstock.loading import find_model, plan_model, resolve_choices
     from penstock.weights.locate import default_cache_dir
 
     tell_torch_computes(config.device)
-    loaded = load_model(config, find_model(config, default_cache_dir(os.environ)), click.echo)
-    shape, caches = loaded.shape, loaded.program.caches
-    windows = sorted({cache.window for cache in caches if cache.window is not None})
-    click.echo(f"family           {loaded.files.config['model_type']}")
-    click.echo(
+    files = find_model(config, default_cache_dir(os.environ))
+    planned = plan_model(config, files, resolve_choices(config, files))
+    formats = weight_formats(planned.formats, files.stored_dtype, planned.choices.dtype)
+    click.echo(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
+    for line in (*_what_it_is(files, planned.program), *_what_it_takes(planned, formats)):
+        click.echo(line)
+    for line in _memory(planned, config, free_memory(planned.choices.backend.device)):
+        click.echo(line)
+    if with_program:
+        click.echo(f"\n{planned.program}")
+
+
+def _what_it_is(files: ModelFiles, program: Program) -> Iterator[str]:
+    shape = program.shape
+    windows = sorted({cache.window for cache in program.caches if cache.window is not None})
+    yield f"family           {files.config['model_type']}"
+    yield (
         f"sizes            {shape.num_layers} layers, {shape.hidden_size} wide, {shape.num_heads} heads of"
         f" {shape.head_dim}, {shape.num_kv_heads} of keys, vocabulary {shape.vocab_size}, context {shape.max_positions}"
     )
-    click.echo(f"windows          {', '.join(map(str, windows)) or 'none'}")
-    click.echo(f"weights          {loaded.weight_bytes / 2**20:.1f} MiB: {loaded.weight_formats}")
-    one = cost(loaded.program, [StepRow(1023, 1)], loaded.kv_dtype)
+    yield f"windows          {', '.join(map(str, windows)) or 'none'}"
+    if files.stored:
+        yield f"stored as        {_kinds(files)}"
+
+
+def _kinds(files: ModelFiles) -> str:
+    """Types of the checkpoint's tensors with their share of its bytes, the largest first."""
+    sizes = sorted(files.stored.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {size / files.num_bytes:.0%}" for kind, size in sizes)
+
+
+def _what_it_takes(planned: PlannedModel, formats: str) -> Iterator[str]:
+    from penstock.contract.model import StepRow
+    from penstock.nn.cost import cost
+
+    yield f"weights          {planned.weight_bytes / 2**20:.1f} MiB: {formats}"
+    one = cost(planned.program, [StepRow(1023, 1)], planned.choices.kv_dtype)
     ops = one.fp32_ops + one.bf16_ops + one.int8_ops
-    click.echo(
+    yield (
         f"a token          at 1,024 positions reads {one.weight_bytes / 2**20:.1f} MiB of weights and"
         f" {one.kv_bytes / 2**20:.1f} MiB of keys and values, and takes {ops / 1e6:.0f} million operations"
     )
-    if with_program:
-        click.echo(f"\n{loaded.program}")
+
+
+def _memory(planned: PlannedModel, config: EngineConfig, free: int) -> Iterator[str]:
+    """What a context takes, up to the model's own, and whether it fits beside the weights."""
+    from penstock.exec.kv_store import readable_bytes
+
+    context = planned.program.shape.max_positions
+    yield f"memory           {readable_bytes(free)} free; for one request of so many tokens:"
+    for tokens in (*(size for size in _CONTEXTS if size < context), context):
+        needs = planned.needs(config, tokens)
+        fits = "fits" if needs.total <= free else "does not fit"
+        yield (f"  {tokens:>9,}      KV cache {readable_bytes(needs.kv)}, {readable_bytes(needs.total)} in all: {fits}")

@@ -92,7 +92,7 @@ def command(
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
     with lasting_imports():
-        from penstock.app import find_model, load_model  # brings torch in: not for --help
+        from penstock.loading import find_model, load_model  # brings torch in: not for --help
         from penstock.verify import Budget, ScheduleCrashed, open_target, verify
 
     budget = Budget(requests, schedules, seed, prompt_tokens, new_tokens)

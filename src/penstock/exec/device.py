@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from penstock.contract.errors import ConfigError
+from penstock.exec.free_memory import free_memory
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
@@ -20,7 +21,6 @@ from penstock.weights.packing import WeightFormat
 
 __all__ = [
     "compute_threads",
-    "free_memory",
     "good_dtypes",
     "kv_budget",
     "open_backend",
@@ -49,7 +49,6 @@ _ONEDNN_WEIGHTS = 1_000_000_000
 _AUTO_KV_SHARE = 4  # kv_cache_memory 0 takes one part in four of the free memory
 
 _CPUINFO = Path("/proc/cpuinfo")
-_MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -209,16 +208,18 @@ def set_torch_threads(threads: int, packed: bool = False) -> None:
     torch.set_num_threads(1 if packed else threads)
 
 
-def free_memory(device: torch.device, meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Bytes that can still be taken on `device`, without swapping and within the container's limit if there is one."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return min(_machine_memory(meminfo), _container_memory(cgroup))
+def kv_budget(
+    option: int, device: torch.device, least: int = 0, free: Callable[[torch.device], int] = free_memory
+) -> int:
+    """Bytes for the KV cache, for the option `kv_cache_memory`.
 
-
-def kv_budget(option: int, device: torch.device, free: Callable[[torch.device], int] = free_memory) -> int:
-    """Bytes for the KV cache, for the option `kv_cache_memory`: itself, or for 0 a quarter of what is free now."""
-    return option or free(device) // _AUTO_KV_SHARE
+    Args:
+        option: itself, or 0 for a quarter of what is free now.
+        device: where it will be.
+        least: what 0 gives at any rate: room for the longest request that the operator wants.
+        free: tells what is free.
+    """
+    return option or max(least, free(device) // _AUTO_KV_SHARE)
 
 
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
@@ -251,19 +252,3 @@ def _cpu_quota(cgroup: Path) -> int:
         return os.cpu_count() or 1
     quota, period = int(fields[0]), int(fields[1])
     return max(1, -(-quota // period))
-
-
-def _machine_memory(meminfo: Path) -> int:
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # no better figure: assume half is taken
-
-
-def _container_memory(cgroup: Path) -> int:
-    """What the container's limit leaves; without a limit, more than any machine has."""
-    limit, used = cgroup / "memory.max", cgroup / "memory.current"
-    if not (limit.exists() and used.exists()) or limit.read_text().strip() == "max":
-        return 2**63
-    return max(0, int(limit.read_text()) - int(used.read_text()))

@@ -30,7 +30,7 @@ from penstock.kernels.native_attention import (
 )
 from penstock.kernels.weight_memory import large_block
 
-__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "resolve_kv_dtype"]
+__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "readable_bytes", "resolve_kv_dtype"]
 
 _CACHE_LINE = 64  # bytes
 _HOST = torch.device("cpu")
@@ -70,7 +70,7 @@ def blocks_for(budget_bytes: int, specs: Sequence[KvCacheSpec], block_size: int,
     if budget_bytes < each:
         raise ConfigError(
             "kv_cache_memory",
-            f"{_readable(budget_bytes)} does not hold even one KV block, which takes {_readable(each)}"
+            f"{readable_bytes(budget_bytes)} does not hold even one KV block, which takes {readable_bytes(each)}"
             f" ({block_size} tokens); give it more, or lower block_size",
         )
     return budget_bytes // each
@@ -151,7 +151,7 @@ def _tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch
     try:
         memory = large_block(starts[-1])
     except OSError as error:
-        wanted = _readable(starts[-1])
+        wanted = readable_bytes(starts[-1])
         raise ConfigError("kv_cache_memory", f"the system does not give {wanted}: {error.strerror}") from error
     return tuple(
         memory[start : start + length].view(dtype).view(size)
@@ -189,13 +189,13 @@ class MemoryReport:
         holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
         forms = f": {self.weight_formats}" if self.weight_formats else ""
         return (
-            f"weights          {_readable(self.weight_bytes)}{forms}",
-            f"KV cache         {_readable(self.kv_bytes)}: {holds}",
+            f"weights          {readable_bytes(self.weight_bytes)}{forms}",
+            f"KV cache         {readable_bytes(self.kv_bytes)}: {holds}",
             f"longest request  {self.max_model_len} tokens, prompt and output together",
         )
 
 
-def _readable(count: int) -> str:
+def readable_bytes(count: int) -> str:
     """A number of bytes, in the largest binary unit of which there is one."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB"):

@@ -71,7 +71,7 @@ class PackedWeight:
     Attributes:
         data: uint8 `[bytes]`, laid out as `packed_layout` says.
         scratch_bytes: what a compiled product needs for each row.
-        native: the weight as the compiled functions take it, or None where there are none.
+        native: the weight as the compiled functions take it, or None where there are none, or `data` has no memory.
     """
 
     kind: PackedKind
@@ -84,7 +84,11 @@ class PackedWeight:
     def __post_init__(self) -> None:
         """Say where it lies."""
         module, address = native.module, self.data.data_ptr()
-        known = None if module is None else module.Weight(self.kind, self.outputs, self.inputs, address)
+        known = (
+            None
+            if module is None or self.data.is_meta
+            else module.Weight(self.kind, self.outputs, self.inputs, address)
+        )
         object.__setattr__(self, "native", known)
         object.__setattr__(self, "scratch_bytes", 0 if module is None else module.scratch_bytes(self.kind, self.inputs))
 

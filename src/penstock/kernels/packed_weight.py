@@ -22,9 +22,11 @@ from penstock.kernels.weight_memory import WeightMemory, whole_lines
 
 __all__ = [
     "MAX_INPUTS",
+    "QUANTISED_AT_ONCE",
     "PackedKind",
     "PackedStack",
     "PackedWeight",
+    "block_kind",
     "pack_bf16",
     "pack_f32",
     "pack_q4_0",
@@ -35,6 +37,12 @@ __all__ = [
     "quantize_int8",
     "unpack",
 ]
+
+QUANTISED_AT_ONCE = 32 << 20
+"""Bytes that rounding to 8 or 4 bits takes, besides the numbers and their blocks."""
+
+_ROUNDING_BYTES = 20
+"""Of the steps between a number and its code."""
 
 MAX_INPUTS = 65536
 """An int8 sum over more inputs could leave 32 bits."""
@@ -145,14 +153,17 @@ def quantize_int8(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu |
         ValueError: another shape or dtype, or a group whose numbers are not finite or too large for float16.
     """
     _check_weight(weight)
-    outputs, inputs = weight.shape
-    numbers = torch.nn.functional.pad(weight.float(), (0, -inputs % GROUP)).unflatten(1, (-1, GROUP))  # [N, G, 32]
+    return _quantised("Q8_0", _int8_blocks, weight, memory, cpu)
+
+
+def _int8_blocks(weight: Tensor) -> Tensor:
+    """Rows to blocks of Q8_0: `[N, K]` to uint8 `[N, G, 34]`."""
+    numbers = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
     scales = (numbers.abs().amax(dim=2, keepdim=True) / 127.0).half()  # [N, G, 1]
     _check_finite(scales)
     steps = scales.float()
     codes = (numbers / steps.where(steps > 0, 1.0)).round().clamp(-127, 127).to(torch.int8)
-    blocks = torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), dim=2)
-    return _pack_blocks(_FORMATS["Q8_0"], blocks.flatten(), outputs, inputs, memory, cpu)
+    return torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), dim=2)
 
 
 def quantize_int4(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | None = None) -> PackedWeight:
@@ -167,8 +178,12 @@ def quantize_int4(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu |
         ValueError: another shape or dtype, or a group whose numbers are not finite or too far apart for float16.
     """
     _check_weight(weight)
-    outputs, inputs = weight.shape
-    last = weight[:, -1:].expand(-1, -inputs % GROUP)  # a short group is filled up with a number that it has
+    return _quantised("Q4_1", _int4_blocks, weight, memory, cpu)
+
+
+def _int4_blocks(weight: Tensor) -> Tensor:
+    """Rows to blocks of Q4_1: `[N, K]` to uint8 `[N, G, 20]`."""
+    last = weight[:, -1:].expand(-1, -weight.shape[1] % GROUP)  # a short group is filled up with a number that it has
     numbers = torch.cat((weight, last), dim=1).float().unflatten(1, (-1, GROUP))  # [N, G, 32]
     low, high = numbers.aminmax(dim=2, keepdim=True)
     scales, minima = ((high - low) / 15.0).half(), low.half()  # [N, G, 1]
@@ -177,8 +192,23 @@ def quantize_int4(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu |
     steps = scales.float()
     codes = ((numbers - minima.float()) / steps.where(steps > 0, 1.0)).round().clamp(0, 15).to(torch.uint8)
     nibbles = codes[..., :16] | codes[..., 16:] << 4  # [N, G, 16]
-    blocks = torch.cat((scales.view(torch.uint8), minima.view(torch.uint8), nibbles), dim=2)
-    return _pack_blocks(_FORMATS["Q4_1"], blocks.flatten(), outputs, inputs, memory, cpu)
+    return torch.cat((scales.view(torch.uint8), minima.view(torch.uint8), nibbles), dim=2)
+
+
+def _quantised(
+    name: str,
+    to_blocks: Callable[[Tensor], Tensor],
+    weight: Tensor,
+    memory: WeightMemory | None,
+    cpu: Cpu | None,
+) -> PackedWeight:
+    """Round some rows at a time: whole, the steps between would take five times the memory of the numbers."""
+    (outputs, inputs), form = weight.shape, _FORMATS[name]
+    rows = max(1, QUANTISED_AT_ONCE // (_ROUNDING_BYTES * inputs))
+    blocks = torch.empty(outputs, -(-inputs // GROUP), form.bytes, dtype=torch.uint8)
+    for start in range(0, outputs, rows):
+        blocks[start : start + rows] = to_blocks(weight[start : start + rows])
+    return _pack_blocks(form, blocks.flatten(), outputs, inputs, memory, cpu)
 
 
 def _check_finite(numbers: Tensor) -> None:
@@ -200,6 +230,11 @@ _FORMATS = {
     "Q4_1": _BlockFormat("Q4_1", 20, PackedKind.Q4),
     "Q8_0": _BlockFormat("Q8_0", 34, PackedKind.Q8),
 }
+
+
+def block_kind(name: str) -> PackedKind:
+    """The kind that GGUF's blocks of this name are packed into."""
+    return _FORMATS[name].kind
 
 
 def pack_q4_0(

@@ -13,10 +13,12 @@ import sys
 import torch
 from torch import Tensor
 
-__all__ = ["WeightMemory", "give_back", "large_block", "whole_lines"]
+__all__ = ["LARGE_PAGE", "WeightMemory", "give_back", "large_block", "whole_lines"]
 
 _BLOCK = 64 << 20
-_LARGE_PAGE = 2 << 20
+LARGE_PAGE = 2 << 20
+"""Bytes of a large page, on x86 and on most Arm."""
+
 _ALIGNMENT = 64  # a cache line, and what torch aligns its own tensors to
 
 
@@ -24,11 +26,11 @@ def large_block(size: int) -> Tensor:
     """Zeroed memory of `size` bytes that starts on a large page; what is never written takes no memory."""
     # Python's default is memory to be shared with children, for which systems seldom give large pages.
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, size + _LARGE_PAGE, **private)
+    memory = mmap.mmap(-1, size + LARGE_PAGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     block = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -block.data_ptr() % _LARGE_PAGE
+    start = -block.data_ptr() % LARGE_PAGE
     return block[start : start + size]
 
 

@@ -198,8 +198,10 @@ class RotaryTable:
     @classmethod
     def build(cls, rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> RotaryTable:
         """Tabulate positions `[0, max_positions)`."""
-        positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [P, R/2]
+        frequencies = rope.inverse_frequencies(head_dim)
+        if device == torch.device("meta"):  # planned, not loaded: long tables take a second to compute
+            return cls(*(torch.empty(max_positions, len(frequencies), device=device) for _ in range(2)))
+        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies  # [P, R/2]
         return cls((angles.cos() * rope.amplitude).to(device), (angles.sin() * rope.amplitude).to(device))
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from penstock.app import LoadedModel, find_model, load_model, vocabulary_of
+from penstock.app import vocabulary_of
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
 from penstock.grammar import GrammarLibrary
+from penstock.loading import LoadedModel, find_model, load_model
 from penstock.text import open_text
 from penstock.verify.budget import SMALL, Budget
 from penstock.verify.compare import Mismatch, compare, total

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.app import LoadedModel
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.ports import Grammars, Runner
 from penstock.exec.device import compute_threads, open_backend, set_torch_threads
 from penstock.exec.kv_store import blocks_for
+from penstock.loading import LoadedModel
 from penstock.text import ReasoningBudgets, TextModel
 
 __all__ = ["Target"]

@@ -15,7 +15,9 @@ from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import StackedWeight
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import Cpu
+from penstock.weights.headers_only import META
 from penstock.weights.packing import KEPT_BLOCKS, Packer, WeightFormat
+from penstock.weights.planned_packing import PlannedPacker
 from penstock.weights.source import StoredBlocks, TensorSource
 
 __all__ = ["Binder"]
@@ -37,7 +39,7 @@ class Binder:
     Args:
         source: where they come from.
         dtype: of every tensor taken.
-        device: of every tensor taken.
+        device: of every tensor taken; torch's `meta` with a source of `headers_only` for tensors without memory.
         file: the model as the operator knows it, for messages.
         progress: called with the count of numbers in each tensor taken (`tqdm.update` fits).
         weight_format: of projections and embeddings.
@@ -72,9 +74,15 @@ class Binder:
         self.left_out: dict[str, int] = {}
         self._file = file
         self._progress = progress
-        self._packer = Packer(weight_format, file, cpu)
+        packer = PlannedPacker if self.device == META else Packer
+        self._packer = packer(weight_format, file, cpu)
         self._names = source.names()
         self._left = set(self._names)
+
+    @property
+    def packing_bytes(self) -> int:
+        """Most that packing one weight takes besides what is kept; of a planned model only."""
+        return self._packer.packing_bytes
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of this name, taken or not."""

@@ -48,6 +48,7 @@ class ModelFiles:
         stored_dtype: the type of most weights on disk: `float32`, `bfloat16`, `float16` or `quantised`.
         num_weights: how many numbers the tensors hold together.
         num_bytes: how many bytes they take on disk.
+        stored: bytes on disk of each type of tensor.
         digest: 32 bytes that name the model in cache keys: a hash of the settings, of every tensor's name, shape and
             stored type, and of each weight file's size and contents, the latter sampled at 256 evenly spaced places.
             The same files give the same digest anywhere; an edit that keeps sizes and misses the samples goes unseen.
@@ -61,6 +62,7 @@ class ModelFiles:
     stored_dtype: str
     num_weights: int
     num_bytes: int
+    stored: Mapping[str, int]
     digest: bytes
 
 
@@ -151,8 +153,16 @@ def _model_files(
         stored_dtype=_stored_dtype(path, stored),
         num_weights=sum(tensor.elements for tensor in stored),
         num_bytes=sum(tensor.bytes for tensor in stored),
+        stored=_bytes_by_type(stored),
         digest=_digest(config, stored, files),
     )
+
+
+def _bytes_by_type(stored: list[_Stored]) -> Mapping[str, int]:
+    sizes: Counter[str] = Counter()
+    for tensor in stored:
+        sizes[tensor.dtype] += tensor.bytes
+    return dict(sizes)
 
 
 def _stored_dtype(path: Path, stored: list[_Stored]) -> str:

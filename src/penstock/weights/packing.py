@@ -77,10 +77,14 @@ class Packer:
         weight_format: the format.
         file: where numbers come from, for messages.
         cpu: whose threads pack; None for the caller's alone.
+
+    Attributes:
+        packing_bytes: most that packing one weight takes besides what is kept; counted by a `PlannedPacker` only.
     """
 
     def __init__(self, weight_format: WeightFormat, file: str, cpu: Cpu | None = None) -> None:
         self.weight_format = weight_format
+        self.packing_bytes = 0
         self._cpu = cpu
         self._file = file
         self._memory = WeightMemory()

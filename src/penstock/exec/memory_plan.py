@@ -1,0 +1,110 @@
+"""Does a model fit? What it needs against what is free, before the first weight is read.
+
+Decides what is counted and what is advised; knows models by their sizes in bytes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.contract.errors import ConfigError
+from penstock.exec.kv_store import readable_bytes
+
+__all__ = ["Alternative", "MemoryNeeds", "check_fits"]
+
+RESERVE = 96 << 20
+"""Bytes for what is not counted: grammars, HTTP, threads' stacks, and the allocator's holes."""
+
+USEFUL_TOKENS = 512
+"""An alternative whose KV cache holds less is not advised."""
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes that a model needs with some options.
+
+    Attributes:
+        weights: all parameters, as they will be kept.
+        packing: what the largest of them takes besides while it is read and packed.
+        step: working memory of the largest step.
+        block: one block of the KV cache.
+        block_tokens: how many tokens it holds.
+        blocks: how many there must be.
+        pages: what the KV cache takes as soon as it is used at all: large pages for each layer's keys and values.
+    """
+
+    weights: int
+    packing: int
+    step: int
+    block: int
+    block_tokens: int
+    blocks: int
+    pages: int = 0
+
+    @property
+    def kv(self) -> int:
+        """The KV cache."""
+        return max(self.blocks * self.block, self.pages)
+
+    @property
+    def total(self) -> int:
+        """At its highest: while weights are packed, or in the largest step."""
+        return self.weights + max(self.packing, self.kv + self.step) + RESERVE
+
+    def tokens_within(self, free: int) -> int:
+        """How many tokens the KV cache can hold where `free` bytes are; 0 where the rest does not fit already."""
+        left = free - self.weights - RESERVE
+        if left < max(self.packing, self.pages + self.step):
+            return 0
+        return (left - self.step) // self.block * self.block_tokens
+
+    def text(self) -> str:
+        """The parts, for people."""
+        tokens = self.blocks * self.block_tokens
+        return (
+            f"weights {readable_bytes(self.weights)}, and {readable_bytes(self.packing)} while they are packed;"
+            f" KV cache {readable_bytes(self.kv)} for {tokens:,} tokens; steps {readable_bytes(self.step)};"
+            f" {readable_bytes(RESERVE)} for the rest"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Other options, as they are written on the command line, and what the model needs with them."""
+
+    options: str
+    needs: MemoryNeeds
+
+
+def check_fits(option: str, needs: MemoryNeeds, free: int, alternatives: Sequence[Alternative]) -> None:
+    """Refuse what does not fit.
+
+    Args:
+        option: whose value decided `needs`, for the message.
+        needs: of the model with the operator's options.
+        free: bytes there are.
+        alternatives: in the order in which they should be advised; those that do not fit are left out.
+
+    Raises:
+        ConfigError: more is needed than is free; it says how much, of what, and what would fit.
+    """
+    if needs.total <= free:
+        return
+    raise ConfigError(
+        option,
+        f"{readable_bytes(needs.total)} of memory are needed and {readable_bytes(free)} are free: {needs.text()}."
+        f" {_advice(needs, free, alternatives)}",
+    )
+
+
+def _advice(needs: MemoryNeeds, free: int, alternatives: Sequence[Alternative]) -> str:
+    fitting = [(each.options, each.needs.tokens_within(free)) for each in alternatives]
+    named = [f"{options} ({tokens:,} tokens)" for options, tokens in fitting if tokens >= USEFUL_TOKENS]
+    here = needs.tokens_within(free)
+    if here >= USEFUL_TOKENS:
+        size = readable_bytes(here // needs.block_tokens * needs.block)
+        named.insert(0, f"a KV cache of {size} ({here:,} tokens)")
+    return f"What fits: {'; '.join(named[:_NAMED])}" if named else "No quantisation of it fits: take a smaller model"

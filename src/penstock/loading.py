@@ -1,0 +1,320 @@
+"""From a model's files to a model in memory: what options mean here, whether it fits, and its weights in their places.
+
+Beside `app` the only file that names concrete classes of several rooms. A model can be planned first: its program is
+built from headers alone, with sizes and costs but without a number.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from penstock import models
+from penstock.contract.config import EngineConfig, most_blocks
+from penstock.contract.model import ModelShape
+from penstock.contract.ports import Grammars, ThinkingBudgets
+from penstock.exec.device import (
+    compute_threads,
+    good_dtypes,
+    open_backend,
+    resolve_device,
+    resolve_dtype,
+    resolve_linear_kernels,
+    resolve_weight_format,
+    set_torch_threads,
+)
+from penstock.exec.free_memory import free_memory
+from penstock.exec.kv_store import KVStore, block_bytes, resolve_kv_dtype
+from penstock.exec.memory_plan import Alternative, MemoryNeeds, check_fits
+from penstock.exec.runner import TorchRunner
+from penstock.exec.start_report import (
+    computing_line,
+    left_out_line,
+    mixed_line,
+    onednn_line,
+    weight_formats,
+    wide_heads_line,
+)
+from penstock.kernels.backend import Backend
+from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.weight_memory import LARGE_PAGE, give_back
+from penstock.nn.compiled import CompiledExecutor, why_not_compiled
+from penstock.nn.reference import ReferenceExecutor
+from penstock.nn.working_memory import step_bytes
+from penstock.weights.bind import Binder
+from penstock.weights.files import ModelFiles, open_model
+from penstock.weights.headers_only import META, HeadersOnly
+from penstock.weights.locate import default_cache_dir
+from penstock.weights.packing import WeightFormat
+from penstock.weights.progress import byte_bar
+from penstock.weights.pull import pull
+
+if TYPE_CHECKING:
+    from penstock.nn.causal_lm import CausalLM
+    from penstock.nn.program import Program
+
+__all__ = [
+    "Choices",
+    "LoadedModel",
+    "PlannedModel",
+    "SystemClock",
+    "executor",
+    "find_model",
+    "load_model",
+    "plan_model",
+    "resolve_choices",
+]
+
+_LEAST_CONTEXT = 1024
+"""Tokens that must fit the KV cache where the operator names no size; or the model's context, if it is shorter."""
+
+_SMALLER = ("auto", "int8", "int4")
+
+
+class SystemClock:
+    """The real, monotone clock."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start."""
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, good for any number of KV stores and runners, in any sizes.
+
+    Attributes:
+        backend: what computes with it, on threads of its own.
+        dtype: of activations.
+        kv_dtype: of the KV stores made for it.
+        weight_bytes: memory of its weights.
+        weight_formats: how they are kept, in words.
+    """
+
+    files: ModelFiles
+    program: Program
+    model: CausalLM
+    backend: Backend
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    weight_bytes: int
+    weight_formats: str = ""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return self.model.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.backend.device
+
+    @property
+    def isa(self) -> str:
+        """The instruction set of the compiled kernels that compute with it, or `torch`."""
+        return self.backend.isa
+
+    def on(self, backend: Backend) -> LoadedModel:
+        """The same weights, computed with by another backend on the same device."""
+        return replace(self, backend=backend, model=executor(self.program, self.dtype, backend))
+
+    def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
+        """A KV store of these sizes, uninitialised."""
+        caches = self.program.caches
+        packed = all(self.backend.packs_kv(self.kv_dtype, each.head_dim, block_size) for each in caches)
+        return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
+
+    def runner(
+        self,
+        kv: KVStore,
+        max_num_seqs: int,
+        max_model_len: int,
+        grammars: Grammars | None = None,
+        budgets: ThinkingBudgets | None = None,
+    ) -> TorchRunner:
+        """A runner over a store of this model's.
+
+        Without `grammars` it cannot be given guided sequences, nor without `budgets` such that think by a budget.
+        """
+        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), self.backend, grammars, budgets)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the operator's options mean for some files on this machine.
+
+    Attributes:
+        backend: what computes, on threads of its own.
+        dtype: of activations.
+        weight_format: of projections and embeddings.
+        kv_dtype: of keys and values.
+    """
+
+    backend: Backend
+    dtype: torch.dtype
+    weight_format: WeightFormat
+    kv_dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model that was built from headers alone.
+
+    Attributes:
+        program: its weights have sizes, and no numbers.
+        weight_bytes: memory of its weights, once loaded.
+        packing_bytes: what the largest weight takes besides while it is packed.
+        formats: how weights will be kept, as `Binder.formats`.
+    """
+
+    program: Program
+    choices: Choices
+    weight_bytes: int
+    packing_bytes: int
+    formats: dict[str, None]
+
+    def needs(self, config: EngineConfig, tokens: int | None = None) -> MemoryNeeds:
+        """What it needs with these options.
+
+        Args:
+            config: its sizes of steps and of the KV cache count, where it names them.
+            tokens: for how many the KV cache must have room, instead of what `config` says.
+        """
+        block = block_bytes(self.program.caches, config.block_size, self.choices.kv_dtype)
+        blocks = -(-tokens // config.block_size) if tokens else self._least_blocks(config, block)
+        step = step_bytes(self.program, self.choices.dtype, config.max_num_batched_tokens, config.max_num_seqs)
+        pages = 2 * len(self.program.caches) * LARGE_PAGE
+        return MemoryNeeds(self.weight_bytes, self.packing_bytes, step, block, config.block_size, blocks, pages)
+
+    def _least_blocks(self, config: EngineConfig, block: int) -> int:
+        if config.kv_cache_memory:
+            return max(1, config.kv_cache_memory // block)
+        tokens = config.max_model_len or min(self.program.shape.max_positions, _LEAST_CONTEXT)
+        return most_blocks(tokens, config.block_size, config.max_num_batched_tokens, self.program.window)
+
+
+def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
+    """Make sure that the model is on disk, and open it; `cache_dir` as for `assemble`.
+
+    Raises:
+        SetupError: there is no such model, or its files cannot be used.
+    """
+    path = pull(config.model, cache_dir or default_cache_dir(os.environ), show_progress=True)
+    return open_model(path, models.gguf_dialect)
+
+
+def resolve_choices(config: EngineConfig, files: ModelFiles) -> Choices:
+    """Choose a backend, and the forms of weights, activations, keys and values.
+
+    Raises:
+        ConfigError: an option cannot be used here.
+    """
+    device, threads = resolve_device(config.device), compute_threads(config.threads)
+    return _resolve_forms(config, files, open_backend(device, threads, os.environ.get("PENSTOCK_ISA", "")))
+
+
+def _resolve_forms(config: EngineConfig, files: ModelFiles, backend: Backend) -> Choices:
+    device = backend.device
+    dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, backend.exact))
+    weight_format = resolve_weight_format(config.quantization, files.stored_dtype, dtype, device, backend.isa)
+    weight_format = resolve_linear_kernels(config.linear_kernels, weight_format, files.num_weights)
+    return Choices(backend, dtype, weight_format, resolve_kv_dtype(config.kv_cache_dtype, dtype, backend))
+
+
+def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> PlannedModel:
+    """Build a model's program from headers, as `load_model` would from numbers; takes milliseconds.
+
+    Raises:
+        SetupError: the files lack something.
+    """
+    file = str(files.path)
+    binder = Binder(HeadersOnly(files.source), choices.dtype, META, file, weight_format=choices.weight_format)
+    program = models.load(files.config, binder, file, config.max_model_len or None)
+    return PlannedModel(program, choices, binder.bytes, binder.packing_bytes, binder.formats)
+
+
+def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:
+    """Choose a backend, see whether the model fits, and place its weights.
+
+    The backend's instruction set and threads are this model's alone. Torch's own threads are set too, of which the
+    process has one number for all models: the last one loaded decides.
+
+    Raises:
+        SetupError: an option cannot be used here, the model does not fit, or the files lack something.
+    """
+    choices = resolve_choices(config, files)
+    backend, dtype, weight_format = choices.backend, choices.dtype, choices.weight_format
+    threads = compute_threads(config.threads)
+    set_torch_threads(threads, packed=weight_format is not WeightFormat.DENSE)
+    announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
+    announce(computing_line(backend, dtype, threads))
+    if weight_format is WeightFormat.ONEDNN:
+        announce(onednn_line(config.linear_kernels))
+    _check_memory(config, files, choices)
+    with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
+        seen = partial(_update_bytes, bar, dtype.itemsize)
+        cpu = backend.cpu if isinstance(backend, CpuBackend) else None
+        binder = Binder(files.source, dtype, backend.device, str(files.path), seen, weight_format, cpu)
+        program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
+    give_back()
+    model = executor(program, dtype, backend)
+    if binder.mixed and dtype == torch.bfloat16:
+        announce(mixed_line(binder.mixed))
+    if binder.left_out:
+        announce(left_out_line(binder.left_out))
+    head_dim = max(cache.head_dim for cache in program.caches)
+    if backend.why_not(dtype, head_dim) is not None:
+        announce(wide_heads_line(head_dim))
+    formats = weight_formats(binder.formats, files.stored_dtype, dtype)
+    return LoadedModel(files, program, model, backend, dtype, choices.kv_dtype, binder.bytes, formats)
+
+
+def _check_memory(config: EngineConfig, files: ModelFiles, choices: Choices) -> None:
+    """Refuse a model that does not fit beside the KV cache that was asked for, before any of it is read."""
+    planned = plan_model(config, files, choices)
+    needs, free = planned.needs(config), free_memory(choices.backend.device)
+    if needs.total <= free:
+        return
+    least = planned.needs(replace(config, kv_cache_memory=0, max_model_len=0))
+    named = "kv_cache_memory" if config.kv_cache_memory else "max_model_len" if config.max_model_len else "model"
+    option = named if least.total <= free else "model"
+    check_fits(option, needs, free, list(_alternatives(config, files, choices)))
+
+
+def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> Iterator[Alternative]:
+    """The same model in other forms, those that change least first."""
+    shorter = replace(config, kv_cache_memory=0, max_model_len=0)
+    if choices.backend.why_torch() is not None:
+        return
+    for quantization in dict.fromkeys((config.quantization, *_SMALLER)):
+        for kv_dtype in dict.fromkeys((config.kv_cache_dtype, "int8")):
+            if (quantization, kv_dtype) == (config.quantization, config.kv_cache_dtype):
+                continue
+            other = replace(shorter, quantization=quantization, kv_cache_dtype=kv_dtype)
+            words = [f"--quantization {quantization}"] if quantization != config.quantization else []
+            words += [f"--kv-cache-dtype {kv_dtype}"] if kv_dtype != config.kv_cache_dtype else []
+            planned = plan_model(other, files, _resolve_forms(other, files, choices.backend))
+            yield Alternative(" ".join(words), planned.needs(other))
+
+
+def executor(program: Program, dtype: torch.dtype, backend: Backend) -> CausalLM:
+    """What computes a program: one compiled call a step if the backend does all of it so, else operation by operation.
+
+    Decided once, here; a backend never changes afterwards.
+    """
+    if isinstance(backend, CpuBackend) and why_not_compiled(program, dtype, backend) is None:
+        return CompiledExecutor(program, dtype, backend)
+    return ReferenceExecutor(program, dtype, backend)
+
+
+def _update_bytes(bar: tqdm[Any], width: int, count: int) -> None:
+    bar.update(count * width)

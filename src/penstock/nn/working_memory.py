@@ -1,0 +1,33 @@
+"""What a step needs besides weights and caches: registers, the head's logits, and what is made of them."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.nn.lowering import lower
+from penstock.nn.program import Program
+from penstock.nn.registers import place_registers
+
+__all__ = ["step_bytes"]
+
+_STREAMS = 4
+"""Rows of the model's width, float32, for each token: embeddings, the stream, what the head reads, quantised inputs."""
+
+_LOGITS = 5
+"""Rows of the vocabulary's width, float32, for each sample: logits, sorted ones, their order, probabilities, masks."""
+
+
+def step_bytes(program: Program, dtype: torch.dtype, tokens: int, samples: int) -> int:
+    """About how much memory a step takes while it runs.
+
+    Args:
+        program: the model.
+        dtype: of queries, keys and values.
+        tokens: of the step.
+        samples: how many of them the head computes logits for.
+    """
+    layers = [*(lower(layer) for layer in program.layers), lower(program.final)]
+    registers = sum(place_registers([operation for layer in layers for operation in layer], dtype).area_bytes)
+    streams = _STREAMS * program.shape.hidden_size * torch.float32.itemsize
+    logits = _LOGITS * program.shape.vocab_size * torch.float32.itemsize
+    return tokens * (registers + streams) + samples * logits

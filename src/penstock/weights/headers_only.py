@@ -1,0 +1,52 @@
+"""A checkpoint's headers as a source of tensors that take no memory: for a model that is planned and not loaded.
+
+A binder on torch's `meta` device takes every tensor from it as it would from the files: names, shapes and forms are
+checked alike, and every size is the real one, but no number is read.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.weights.source import StoredBlocks, TensorSource
+
+__all__ = ["META", "HeadersOnly"]
+
+META = torch.device("meta")
+
+
+class HeadersOnly(TensorSource):
+    """What `source` says of its tensors, without their numbers."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+
+    def names(self) -> frozenset[str]:
+        """See `TensorSource.names`."""
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `TensorSource.shape`."""
+        return self._source.shape(name)
+
+    def stored_kind(self, name: str) -> str:
+        """See `TensorSource.stored_kind`."""
+        return self._source.stored_kind(name)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Leave a tensor without memory as it is; one with memory is a look at real numbers, and is filled."""
+        if not out.is_meta:
+            self._source.read_into(name, out)
+
+    def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
+        """As `read_into`."""
+        if not out.is_meta:
+            self._source.read_slice_into(name, index, out)
+
+    def read_blocks(self, name: str) -> StoredBlocks:
+        """The kind of the blocks, without their bytes."""
+        return StoredBlocks(self.stored_kind(name), torch.empty(0, dtype=torch.uint8, device=META))
+
+    def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:  # noqa: ARG002 - slices are all of one kind
+        """As `read_blocks`."""
+        return self.read_blocks(name)

@@ -1,0 +1,64 @@
+"""A planned model, built from headers alone, has the sizes of the loaded one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_checkpoints import VARIANTS, write_checkpoint
+
+from penstock import models
+from penstock.contract.model import StepRow
+from penstock.kernels import native
+from penstock.nn.cost import cost
+from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
+from penstock.weights.headers_only import META, HeadersOnly
+from penstock.weights.packing import WeightFormat
+
+FORMS = [(WeightFormat.DENSE, torch.float32)]
+if native.available():
+    packed = (
+        (WeightFormat.F32, torch.float32),
+        *((WeightFormat(word), torch.bfloat16) for word in ("bf16", "int8", "int4")),
+    )
+    FORMS += packed
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def files(request, tmp_path_factory):
+    directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), request.param, VARIANTS[request.param][0])
+    return open_model(directory, models.gguf_dialect)
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS, ids=[form.value for form, _ in FORMS])
+def test_sizes_forms_and_costs_are_the_loaded_models(files, form, dtype):
+    loaded = Binder(files.source, dtype, "cpu", "loaded", weight_format=form)
+    planned = Binder(HeadersOnly(files.source), dtype, META, "planned", weight_format=form)
+    real, plan = (models.load(files.config, binder, "config.json") for binder in (loaded, planned))
+    assert planned.bytes == loaded.bytes
+    assert planned.formats == loaded.formats
+    assert plan.caches == real.caches
+    rows = [StepRow(7, 5), StepRow(0, 1)]
+    assert cost(plan, rows, dtype) == cost(real, rows, dtype)
+    assert str(plan) == str(real)
+    assert all(weight.is_meta for weight in _tensors(plan))
+
+
+def _tensors(program):
+    for operation in program.operations():
+        for name in getattr(operation, "__dataclass_fields__", ()):
+            value = getattr(operation, name)
+            data = getattr(value, "data", getattr(value, "numbers", value))
+            if isinstance(data, torch.Tensor):
+                yield data
+
+
+def test_a_tensor_that_is_missing_is_missed_in_the_plan_too(files):
+    class Holes(HeadersOnly):
+        def names(self):
+            return super().names() - {first}
+
+    first = min(files.source.names())
+    binder = Binder(Holes(files.source), torch.float32, META, "planned")
+    with pytest.raises(Exception, match=first.replace(".", r"\.")):
+        models.load(files.config, binder, "config.json")
