@@ -68,15 +68,20 @@ inline void round_row(const ConstRows& x, int64_t row, int64_t inputs, bf16* to)
     if (inputs % 2) to[inputs] = bf16{0};
 }
 
-inline void linear_bf16(const LinearCall& call, Pool& pool) {
-    if (call.x.element == Element::bf16 && call.inputs % 2 == 0) {
-        return split_tiles(LinearBf16{call, static_cast<const bf16*>(call.x.data), call.x.stride}, call, pool);
-    }
+inline void prepare_bf16(const LinearCall& call, Pool& pool) {
     bf16* rounded = reinterpret_cast<bf16*>(call.scratch);
     const int64_t stride = scratch_stride(Kind::bf16, call.inputs) / 2;
     each_row(call.rows, call.inputs, pool,
              [&](int64_t row) { round_row(call.x, row, call.inputs, rounded + row * stride); });
-    split_tiles(LinearBf16{call, rounded, stride}, call, pool);
+}
+
+inline void linear_bf16(const LinearCall& call, Pool& pool) {
+    if (!call.prepared && multiplied_as_it_lies(Kind::bf16, call.inputs, call.x.element)) {
+        return split_tiles(LinearBf16{call, static_cast<const bf16*>(call.x.data), call.x.stride}, call, pool);
+    }
+    if (!call.prepared) prepare_bf16(call, pool);
+    const int64_t stride = scratch_stride(Kind::bf16, call.inputs) / 2;
+    split_tiles(LinearBf16{call, reinterpret_cast<const bf16*>(call.scratch), stride}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

@@ -55,10 +55,7 @@ struct LinearF32 {
     }
 };
 
-inline void linear_f32(const LinearCall& call, Pool& pool) {
-    if (call.x.element == Element::f32) {
-        return split_tiles(LinearF32{call, static_cast<const float*>(call.x.data), call.x.stride}, call, pool);
-    }
+inline void prepare_f32(const LinearCall& call, Pool& pool) {
     float* widened = reinterpret_cast<float*>(call.scratch);
     const int64_t stride = scratch_stride(Kind::f32, call.inputs) / int64_t(sizeof(float));
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
@@ -67,7 +64,15 @@ inline void linear_f32(const LinearCall& call, Pool& pool) {
             store_at(widened + row * stride + k, 0, count, load_elements(call.x, row, k, count));
         }
     });
-    split_tiles(LinearF32{call, widened, stride}, call, pool);
+}
+
+inline void linear_f32(const LinearCall& call, Pool& pool) {
+    if (!call.prepared && multiplied_as_it_lies(Kind::f32, call.inputs, call.x.element)) {
+        return split_tiles(LinearF32{call, static_cast<const float*>(call.x.data), call.x.stride}, call, pool);
+    }
+    if (!call.prepared) prepare_f32(call, pool);
+    const int64_t stride = scratch_stride(Kind::f32, call.inputs) / int64_t(sizeof(float));
+    split_tiles(LinearF32{call, reinterpret_cast<const float*>(call.scratch), stride}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

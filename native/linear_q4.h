@@ -110,7 +110,7 @@ struct LinearQ4 {
     }
 };
 
-inline void linear_q4(const LinearCall& call, Pool& pool) {
+inline void prepare_q4(const LinearCall& call, Pool& pool) {
     const QuantizedRows x = quantized_rows(call, Kind::q4);
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
         float* offsets = x.offsets(row);
@@ -118,7 +118,11 @@ inline void linear_q4(const LinearCall& call, Pool& pool) {
             offsets[group] = scale * (float(sums.high) + float(sums.low) * (1.0f / 256));
         });
     });
-    split_tiles(LinearQ4{call, x}, call, pool);
+}
+
+inline void linear_q4(const LinearCall& call, Pool& pool) {
+    if (!call.prepared) prepare_q4(call, pool);
+    split_tiles(LinearQ4{call, quantized_rows(call, Kind::q4)}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

@@ -99,7 +99,7 @@ struct LinearQ8 {
     }
 };
 
-inline void linear_q8(const LinearCall& call, Pool& pool) {
+inline void prepare_q8(const LinearCall& call, Pool& pool) {
     const QuantizedRows x = quantized_rows(call, Kind::q8);
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
         int32_t* offsets = x.whole_offsets(row);
@@ -108,7 +108,11 @@ inline void linear_q8(const LinearCall& call, Pool& pool) {
             offsets[x.groups + group] = -128 * sums.low;
         });
     });
-    split_tiles(LinearQ8{call, x}, call, pool);
+}
+
+inline void linear_q8(const LinearCall& call, Pool& pool) {
+    if (!call.prepared) prepare_q8(call, pool);
+    split_tiles(LinearQ8{call, quantized_rows(call, Kind::q8)}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE
