@@ -15,7 +15,9 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t kMostPairsApart = 512;  // what experts say to their tokens, all of it kept until it is added up
+// What experts say to their tokens is kept until it is added up. So many pairs are a prefill of 256 tokens of 8 experts:
+// expert by expert, with five waits in each, some processes took a fifth longer there.
+constexpr int64_t kMostPairsApart = 2048;
 
 // Whether the kernel that multiplies by gates and ups also weighs the one by the other.
 bool gates_in_place(const ExpertLayer& layer) {
@@ -30,16 +32,19 @@ int64_t rows_at_once(const ExpertLayer& layer, int64_t rows, int threads) {
 // Scratch, one after the other:
 //
 //     | chosen [T][k] | weights [T][k] | tokens of the pairs [T * k] | their weights [T * k] | where each expert's pairs
-//     end [E] | sums [T][hidden] | gathered x [R][hidden] | gates and ups [R][2 * inner] | inner [R][inner] | what
-//     experts say [R][hidden] | of the linear kernels |
+//     end [E] | sums [T][hidden] | prepared x [T] | gathered x [R] | gates and ups [R][2 * inner] | inner [R][inner] |
+//     what experts say [R][hidden] | prepared inner [R] |
 //
-// with R = rows_at_once(). Room for rows is counted in whole cache lines a row, so that it grows evenly.
+// with R = rows_at_once(). Prepared rows are as the linear kernels multiply them: a token's once, for all its experts.
+// Room for rows is counted in whole cache lines a row, so that it grows evenly.
 struct Areas {
-    int64_t weights, pair_tokens, pair_weights, ends, sums, x, wide, inner, said, linear, end;  // offsets in bytes
+    // Offsets in bytes.
+    int64_t weights, pair_tokens, pair_weights, ends, sums, prepared, x, wide, inner, said, linear, end;
 };
 
 Areas areas(const ExpertLayer& layer, int64_t rows, int threads) {
     const int64_t at_once = rows_at_once(layer, rows, threads), pair_numbers = rows * round_up(layer.router.top_k * 4, 64);
+    const int64_t x_stride = scratch_stride(layer.gate_up.kind, layer.gate_up.inputs);
     const auto room = [](int64_t count, int64_t width) { return count * round_up(width * 4, 64); };
     Areas at{};
     at.weights = pair_numbers;
@@ -47,19 +52,26 @@ Areas areas(const ExpertLayer& layer, int64_t rows, int threads) {
     at.pair_weights = at.pair_tokens + pair_numbers;
     at.ends = at.pair_weights + pair_numbers;
     at.sums = at.ends + round_up(layer.router.experts * 4, 64);
-    at.x = at.sums + room(rows, layer.hidden());
-    at.wide = at.x + room(at_once, layer.hidden());
+    at.prepared = at.sums + room(rows, layer.hidden());
+    at.x = at.prepared + rows * x_stride;
+    at.wide = at.x + at_once * x_stride;  // rows that are multiplied as they lie are no longer than prepared ones
     at.inner = at.wide + (gates_in_place(layer) ? 0 : room(at_once, layer.gate_up.outputs));
     at.said = at.inner + room(at_once, layer.inner());
     at.linear = at.said + room(at_once, layer.hidden());
-    at.end = at.linear + at_once * std::max(scratch_stride(layer.gate_up.kind, layer.gate_up.inputs),
-                                            scratch_stride(layer.down.kind, layer.down.inputs));
+    at.end = at.linear + at_once * scratch_stride(layer.down.kind, layer.down.inputs);
     return at;
 }
 
 int64_t row_bytes(int64_t elements, Element element) {
     return elements * int64_t(element == Element::f32 ? sizeof(float) : sizeof(uint16_t));
 }
+
+// Rows to be multiplied: as they lie, or prepared.
+struct Given {
+    const uint8_t* data;
+    int64_t stride, bytes;  // from one row to the next; of a row
+    bool prepared;
+};
 
 // One expert's share of the pairs.
 struct Share {
@@ -71,6 +83,7 @@ struct Run {
     const ExpertsCall& call;
     const KernelTable& kernels;
     Areas at;
+    Given given;
 
     template <class T>
     T* area(int64_t offset) const {
@@ -105,52 +118,54 @@ struct Run {
         return {expert, first, ends[expert] - first};
     }
 
-    // The rows of x of these pairs: where they lie if they are neighbours there, or copied to `place` of their area.
-    ConstRows gather(const Share& of, int64_t place, Pool& pool) const {
-        const int64_t hidden = call.layer.hidden(), from = row_bytes(call.x.stride, call.x.element);
-        const int64_t bytes = row_bytes(hidden, call.x.element);
+    // The given rows of these pairs: where they lie if they are neighbours there, or copied to `place` of their area.
+    Given gather(const Share& of, int64_t place, Pool& pool) const {
         const int32_t* tokens = pair_tokens() + of.first;
-        const uint8_t* x = static_cast<const uint8_t*>(call.x.data);
-        if (tokens[of.count - 1] - tokens[0] + 1 == of.count) return {x + tokens[0] * from, call.x.stride, call.x.element};
+        const auto row = [&](int64_t i) { return given.data + tokens[i] * given.stride; };
+        const int64_t bytes = given.bytes;
+        if (tokens[of.count - 1] - tokens[0] + 1 == of.count) return {row(0), given.stride, bytes, given.prepared};
         uint8_t* to = area<uint8_t>(at.x) + place * bytes;
         constexpr int64_t kTaskBytes = 1 << 15;
         const int64_t each = divide_up(kTaskBytes, bytes);
         pool.run(int(divide_up(of.count, each)), [&](int task) {
             const int64_t last = std::min(of.count, (task + 1) * each);
-            for (int64_t i = task * each; i < last; i++) std::memcpy(to + i * bytes, x + tokens[i] * from, size_t(bytes));
+            for (int64_t i = task * each; i < last; i++) std::memcpy(to + i * bytes, row(i), size_t(bytes));
         });
-        return {to, hidden, call.x.element};
+        return {to, bytes, bytes, given.prepared};
     }
 
-    void multiply(const WeightStack& stack, const Share& of, const ConstRows& x, const Rows& out,
-                  std::optional<Activation> gate, int64_t place, Pool& pool) const {
-        const ExpertLayer& layer = call.layer;
-        const int64_t stride = std::max(scratch_stride(layer.gate_up.kind, layer.gate_up.inputs),
-                                        scratch_stride(layer.down.kind, layer.down.inputs));
-        const LinearCall product{of.count, stack.outputs, stack.inputs,
-                                 x,        stack.of(of.expert), {},
-                                 {},       out,           call.scratch + at.linear + place * stride,
-                                 gate,     call.prefetcher};
+    // `scratch` is written only where x is not prepared, nor multiplied as it lies.
+    void multiply(const WeightStack& stack, const Share& of, const ConstRows& x, const Rows& out, uint8_t* scratch,
+                  std::optional<Activation> gate, bool prepared, Pool& pool) const {
+        const LinearCall product{of.count, stack.outputs, stack.inputs, x,       stack.of(of.expert), {}, {},
+                                 out,      scratch,       gate,         call.prefetcher, prepared};
         linear_kernel(kernels, stack.kind)(product, pool);
+    }
+
+    void multiply_given(const Share& of, int64_t place, const Rows& out, std::optional<Activation> gate,
+                        Pool& pool) const {
+        const Given rows = gather(of, place, pool);
+        const ConstRows x{rows.data, rows.stride / row_bytes(1, call.x.element), call.x.element};
+        multiply(call.layer.gate_up, of, x, out, const_cast<uint8_t*>(rows.data), gate, rows.prepared, pool);
     }
 
     // What an expert says to its tokens, to `place` of its area.
     void ask(const Share& of, int64_t place, Pool& pool) const {
         const ExpertLayer& layer = call.layer;
-        const ConstRows x = gather(of, place, pool);
         const Element element = layer.down.kind == Kind::bf16 ? Element::bf16 : Element::f32;  // as it is multiplied
         const Rows inner{area<uint8_t>(at.inner) + place * row_bytes(layer.inner(), element), layer.inner(), element};
         if (gates_in_place(layer)) {
-            multiply(layer.gate_up, of, x, inner, layer.activation, place, pool);
+            multiply_given(of, place, inner, layer.activation, pool);
         } else {
             const int64_t width = layer.gate_up.outputs;
             const Rows wide{area<float>(at.wide) + place * width, width, Element::f32};
-            multiply(layer.gate_up, of, x, wide, {}, place, pool);
+            multiply_given(of, place, wide, {}, pool);
             const ConstRows made{wide.data, width, wide.element};
             activation_kernel(kernels, layer.activation)({of.count, layer.inner(), made, inner}, pool);
         }
         const Rows said{area<float>(at.said) + place * layer.hidden(), layer.hidden(), Element::f32};
-        multiply(layer.down, of, {inner.data, inner.stride, element}, said, {}, place, pool);
+        uint8_t* scratch = area<uint8_t>(at.linear) + place * scratch_stride(layer.down.kind, layer.down.inputs);
+        multiply(layer.down, of, {inner.data, inner.stride, element}, said, scratch, {}, false, pool);
     }
 
     void add(const Share& of, int64_t place, Pool& pool) const {
@@ -170,7 +185,8 @@ struct Run {
         }
     }
 
-    // Every expert by one thread: there is nothing to wait for but the end of all. `asked` are the experts with tokens.
+    // Every expert by one thread: there is nothing to wait for but the end of all. `asked` are the experts with tokens,
+    // those with most of them first, so that what is left for one thread at the end is little.
     void apart(const int32_t* asked, int64_t count, Pool& pool) const {
         pool.run(int(count), [&](int i) {
             Pool alone(1);
@@ -194,13 +210,28 @@ struct Run {
     }
 };
 
+// Rows that are not multiplied as they lie are prepared here, once: later each of their experts takes a copy.
+Given given_rows(const ExpertsCall& call, const Areas& at, const KernelTable& kernels, Pool& pool) {
+    const WeightStack& stack = call.layer.gate_up;
+    if (multiplied_as_it_lies(stack.kind, stack.inputs, call.x.element)) {
+        return {static_cast<const uint8_t*>(call.x.data), row_bytes(call.x.stride, call.x.element),
+                row_bytes(stack.inputs, call.x.element), false};
+    }
+    uint8_t* prepared = call.scratch + at.prepared;
+    const int64_t stride = scratch_stride(stack.kind, stack.inputs);
+    prepare_kernel(kernels, stack.kind)(
+        {call.rows, stack.outputs, stack.inputs, call.x, stack.weight, {}, {}, {}, prepared, {}}, pool);
+    return {prepared, stride, stride, true};
+}
+
 }  // namespace
 
 int64_t experts_scratch(const ExpertLayer& layer, int64_t rows, int threads) { return areas(layer, rows, threads).end; }
 
 int64_t run_experts(const ExpertsCall& call, const KernelTable& kernels, Pool& pool) {
     if (call.rows == 0) return 0;
-    const Run run{call, kernels, areas(call.layer, call.rows, pool.threads())};
+    const Areas at = areas(call.layer, call.rows, pool.threads());
+    const Run run{call, kernels, at, given_rows(call, at, kernels, pool)};
     run.route(pool);
     int32_t asked[kMostExperts];
     int64_t count = 0, largest = 0;
@@ -212,6 +243,8 @@ int64_t run_experts(const ExpertsCall& call, const KernelTable& kernels, Pool& p
     std::memset(run.area<float>(run.at.sums), 0, size_t(call.rows * call.layer.hidden()) * sizeof(float));
     const bool fits = call.rows * call.layer.router.top_k <= kMostPairsApart;
     if (pool.threads() > 1 && fits && run.divides_evenly(count, largest, pool.threads())) {
+        const auto has_more = [&](int32_t a, int32_t b) { return run.share(a).count > run.share(b).count; };
+        std::stable_sort(asked, asked + count, has_more);
         run.apart(asked, count, pool);
     } else {
         run.together(pool);

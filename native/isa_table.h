@@ -25,6 +25,10 @@ constexpr KernelTable table_named(const char* isa) {
     table.linear_q4 = linear_q4;
     table.linear_q8 = linear_q8;
     table.linear_f32 = linear_f32;
+    table.prepare_bf16 = prepare_bf16;
+    table.prepare_q4 = prepare_q4;
+    table.prepare_q8 = prepare_q8;
+    table.prepare_f32 = prepare_f32;
     table.lookup_bf16 = lookup_bf16;
     table.lookup_q4 = lookup_q4;
     table.lookup_q8 = lookup_q8;

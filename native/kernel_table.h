@@ -18,6 +18,11 @@ struct KernelTable {
     void (*linear_q4)(const LinearCall& call, Pool& pool);
     void (*linear_q8)(const LinearCall& call, Pool& pool);
     void (*linear_f32)(const LinearCall& call, Pool& pool);
+    // What the linear kernels make of call.x in call.scratch before they multiply. Of the call they read no more.
+    void (*prepare_bf16)(const LinearCall& call, Pool& pool);
+    void (*prepare_q4)(const LinearCall& call, Pool& pool);
+    void (*prepare_q8)(const LinearCall& call, Pool& pool);
+    void (*prepare_f32)(const LinearCall& call, Pool& pool);
     void (*lookup_bf16)(const LookupCall& call, Pool& pool);
     void (*lookup_q4)(const LookupCall& call, Pool& pool);
     void (*lookup_q8)(const LookupCall& call, Pool& pool);
@@ -45,6 +50,15 @@ constexpr auto linear_kernel(const KernelTable& table, Kind kind) {
         case Kind::q8: return table.linear_q8;
         case Kind::f32: return table.linear_f32;
         default: return table.linear_bf16;
+    }
+}
+
+constexpr auto prepare_kernel(const KernelTable& table, Kind kind) {
+    switch (kind) {
+        case Kind::q4: return table.prepare_q4;
+        case Kind::q8: return table.prepare_q8;
+        case Kind::f32: return table.prepare_f32;
+        default: return table.prepare_bf16;
     }
 }
 

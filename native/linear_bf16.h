@@ -31,9 +31,9 @@ struct LinearBf16 {
     int64_t x_stride;
 
     template <int R, int P>
-    void tile(int64_t row, int64_t panel) const {
+    void tile(int64_t row, int64_t panel, const Turn& turn) const {
         const int64_t pairs = divide_up(call.inputs, 2), bytes = panel_bytes(Kind::bf16, call.inputs);
-        const WeightsAhead<R, P> ahead(call, bytes);
+        WeightsAhead<R, P> ahead(call, bytes, turn);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const bf16* rows = x + row * x_stride;
@@ -42,12 +42,13 @@ struct LinearBf16 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = zero();
         }
         for (int64_t k = 0; k < pairs; k++) {
+            const int64_t early = ahead.next_early();
             if (k % 2 == 0) PENSTOCK_PREFETCH_FAR(take_prefetch(call, 1, rows));
             Pairs w[P];
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + k * 64;
                 w[p] = load_weight_pairs(at);
-                ahead.ask(at);
+                ahead.ask(at, early);
             }
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 const Pair pair = load_pair(rows + r * x_stride + 2 * k);
@@ -67,15 +68,20 @@ inline void round_row(const ConstRows& x, int64_t row, int64_t inputs, bf16* to)
     if (inputs % 2) to[inputs] = bf16{0};
 }
 
-inline void linear_bf16(const LinearCall& call, Pool& pool) {
-    if (call.x.element == Element::bf16 && call.inputs % 2 == 0) {
-        return split_tiles(LinearBf16{call, static_cast<const bf16*>(call.x.data), call.x.stride}, call, pool);
-    }
+inline void prepare_bf16(const LinearCall& call, Pool& pool) {
     bf16* rounded = reinterpret_cast<bf16*>(call.scratch);
     const int64_t stride = scratch_stride(Kind::bf16, call.inputs) / 2;
     each_row(call.rows, call.inputs, pool,
              [&](int64_t row) { round_row(call.x, row, call.inputs, rounded + row * stride); });
-    split_tiles(LinearBf16{call, rounded, stride}, call, pool);
+}
+
+inline void linear_bf16(const LinearCall& call, Pool& pool) {
+    if (!call.prepared && multiplied_as_it_lies(Kind::bf16, call.inputs, call.x.element)) {
+        return split_tiles(LinearBf16{call, static_cast<const bf16*>(call.x.data), call.x.stride}, call, pool);
+    }
+    if (!call.prepared) prepare_bf16(call, pool);
+    const int64_t stride = scratch_stride(Kind::bf16, call.inputs) / 2;
+    split_tiles(LinearBf16{call, reinterpret_cast<const bf16*>(call.scratch), stride}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "layout.h"
+
 namespace penstock {
 
 class KvPrefetcher;
@@ -52,10 +54,17 @@ struct LinearCall {
     uint8_t* scratch;  // rows * scratch_stride() bytes on a cache line; undefined before and after
     std::optional<Activation> gate;  // of a gated call; one that gates
     KvPrefetcher* prefetcher = nullptr;  // memory to ask for meanwhile, in a call by one thread; or none
+    bool prepared = false;  // whether `scratch` holds already what the kind's prepare_* makes of x, which is not read then
 
     bool gated() const { return gate.has_value(); }
     int64_t columns() const { return gated() ? outputs / 2 : outputs; }  // of out
 };
+
+// Whether rows are multiplied as they lie; others are first turned into the kind's own form, in scratch.
+constexpr bool multiplied_as_it_lies(Kind kind, int64_t inputs, Element element) {
+    return kind == Kind::bf16 ? element == Element::bf16 && inputs % 2 == 0
+                              : kind == Kind::f32 && element == Element::f32;
+}
 
 // out[i, :] = row ids[i] of a packed weight [outputs, inputs]
 struct LookupCall {

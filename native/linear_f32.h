@@ -27,9 +27,9 @@ struct LinearF32 {
     int64_t x_stride;
 
     template <int R, int P>
-    void tile(int64_t row, int64_t panel) const {
+    void tile(int64_t row, int64_t panel, const Turn& turn) const {
         const int64_t bytes = panel_bytes(Kind::f32, call.inputs);
-        const WeightsAhead<R, P> ahead(call, bytes);
+        WeightsAhead<R, P> ahead(call, bytes, turn);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const float* rows = x + row * x_stride;
@@ -38,12 +38,13 @@ struct LinearF32 {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = zero();
         }
         for (int64_t k = 0; k < call.inputs; k++) {
+            const int64_t early = ahead.next_early();
             if (k % 4 == 0) PENSTOCK_PREFETCH_FAR(take_prefetch(call, 1, rows));
             f32x16 w[P];
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + k * 64;
                 w[p] = load(reinterpret_cast<const float*>(at));
-                ahead.ask(at);
+                ahead.ask(at, early);
             }
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 const f32x16 activation = broadcast(rows[r * x_stride + k]);
@@ -54,10 +55,7 @@ struct LinearF32 {
     }
 };
 
-inline void linear_f32(const LinearCall& call, Pool& pool) {
-    if (call.x.element == Element::f32) {
-        return split_tiles(LinearF32{call, static_cast<const float*>(call.x.data), call.x.stride}, call, pool);
-    }
+inline void prepare_f32(const LinearCall& call, Pool& pool) {
     float* widened = reinterpret_cast<float*>(call.scratch);
     const int64_t stride = scratch_stride(Kind::f32, call.inputs) / int64_t(sizeof(float));
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
@@ -66,7 +64,15 @@ inline void linear_f32(const LinearCall& call, Pool& pool) {
             store_at(widened + row * stride + k, 0, count, load_elements(call.x, row, k, count));
         }
     });
-    split_tiles(LinearF32{call, widened, stride}, call, pool);
+}
+
+inline void linear_f32(const LinearCall& call, Pool& pool) {
+    if (!call.prepared && multiplied_as_it_lies(Kind::f32, call.inputs, call.x.element)) {
+        return split_tiles(LinearF32{call, static_cast<const float*>(call.x.data), call.x.stride}, call, pool);
+    }
+    if (!call.prepared) prepare_f32(call, pool);
+    const int64_t stride = scratch_stride(Kind::f32, call.inputs) / int64_t(sizeof(float));
+    split_tiles(LinearF32{call, reinterpret_cast<const float*>(call.scratch), stride}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

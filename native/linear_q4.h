@@ -35,9 +35,9 @@ struct LinearQ4 {
     QuantizedRows x;
 
     template <int R, int P>
-    void tile(int64_t row, int64_t panel) const {
+    void tile(int64_t row, int64_t panel, const Turn& turn) const {
         const int64_t bytes = panel_bytes(Kind::q4, call.inputs);
-        const WeightsAhead<R, P> ahead(call, bytes);
+        WeightsAhead<R, P> ahead(call, bytes, turn);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const int8_t* codes = x.high(row);
@@ -53,6 +53,7 @@ struct LinearQ4 {
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = no_nibbles();
             }
+            const int64_t early = ahead.next_early();
             const uint8_t* next_lines = take_prefetch(call, 4, codes);
             PENSTOCK_UNROLL for (int c = 0; c < 4; c++) {
                 PENSTOCK_PREFETCH_FAR(next_lines + c * 64);
@@ -60,7 +61,7 @@ struct LinearQ4 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;
                     load_nibbles(at, low[p], high[p]);
-                    ahead.ask(at);
+                    ahead.ask(at, early);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const int8_t* eight = codes + r * stride + g * kGroup + c * 8;
@@ -72,7 +73,7 @@ struct LinearQ4 {
             }
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const uint8_t* at = weight[p] + group + 256;
-                ahead.ask(at);
+                ahead.ask(at, early);
                 const f32x16 scale = load_f16(at), minimum = load_f16(at + 32);
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const f32x16 both = mul(scale, broadcast(scales[r * floats + g]));
@@ -109,7 +110,7 @@ struct LinearQ4 {
     }
 };
 
-inline void linear_q4(const LinearCall& call, Pool& pool) {
+inline void prepare_q4(const LinearCall& call, Pool& pool) {
     const QuantizedRows x = quantized_rows(call, Kind::q4);
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
         float* offsets = x.offsets(row);
@@ -117,7 +118,11 @@ inline void linear_q4(const LinearCall& call, Pool& pool) {
             offsets[group] = scale * (float(sums.high) + float(sums.low) * (1.0f / 256));
         });
     });
-    split_tiles(LinearQ4{call, x}, call, pool);
+}
+
+inline void linear_q4(const LinearCall& call, Pool& pool) {
+    if (!call.prepared) prepare_q4(call, pool);
+    split_tiles(LinearQ4{call, quantized_rows(call, Kind::q4)}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

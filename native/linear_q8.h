@@ -31,9 +31,9 @@ struct LinearQ8 {
     QuantizedRows x;
 
     template <int R, int P>
-    void tile(int64_t row, int64_t panel) const {
+    void tile(int64_t row, int64_t panel, const Turn& turn) const {
         const int64_t bytes = panel_bytes(Kind::q8, call.inputs);
-        const WeightsAhead<R, P> ahead(call, bytes);
+        WeightsAhead<R, P> ahead(call, bytes, turn);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const int8_t* codes = x.high(row);
@@ -51,6 +51,7 @@ struct LinearQ8 {
                 const i32x16 offset = broadcast_i32(offsets[r * words + g]);
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
             }
+            const int64_t early = ahead.next_early();
             const uint8_t* next_lines = take_prefetch(call, 4, codes);
             PENSTOCK_UNROLL for (int c = 0; c < 8; c++) {
                 if (c % 2 == 0) PENSTOCK_PREFETCH_FAR(next_lines + c / 2 * 64);
@@ -58,7 +59,7 @@ struct LinearQ8 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t* at = weight[p] + group + c * 64;
                     w[p] = load_codes(at);
-                    ahead.ask(at);
+                    ahead.ask(at, early);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
@@ -98,7 +99,7 @@ struct LinearQ8 {
     }
 };
 
-inline void linear_q8(const LinearCall& call, Pool& pool) {
+inline void prepare_q8(const LinearCall& call, Pool& pool) {
     const QuantizedRows x = quantized_rows(call, Kind::q8);
     each_row(call.rows, call.inputs, pool, [&](int64_t row) {
         int32_t* offsets = x.whole_offsets(row);
@@ -107,7 +108,11 @@ inline void linear_q8(const LinearCall& call, Pool& pool) {
             offsets[x.groups + group] = -128 * sums.low;
         });
     });
-    split_tiles(LinearQ8{call, x}, call, pool);
+}
+
+inline void linear_q8(const LinearCall& call, Pool& pool) {
+    if (!call.prepared) prepare_q8(call, pool);
+    split_tiles(LinearQ8{call, quantized_rows(call, Kind::q8)}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

@@ -9,7 +9,7 @@
 //     kFewRows                                        its tile for few rows has one panel and up to so many rows
 //     kEvenTiles                                      whether rows are shared out evenly among tiles, or are left over
 //                                                     for a low one
-//     template <int R, int P> tile(row, panel)        computes and writes R rows x P panels from there on; in a gated
+//     template <int R, int P> tile(row, panel, turn)  computes and writes R rows x P panels from there on; in a gated
 //                                                     call P / 2 of gates and as many of what they weigh
 #pragma once
 
@@ -51,17 +51,30 @@ PENSTOCK_INLINE const uint8_t* panel_at(const LinearCall& call, int64_t panel, i
 // A tile of one panel and a few rows is done with a line at once: what the processor runs ahead of itself, and a request
 // for the first cache, keep memory busy. A larger tile dwells on each line, and then requests for the first cache, of
 // which few may be on their way, are too few: so it asks early for the second cache, which may have many, and from there
-// in time for the first (ADR 15). One of several tiles that read the same panels for other rows asks for the panels that
-// follow.
+// in time for the first (ADR 15).
+//
+// Several tiles that read the same panels for other rows ask for the panels that follow, each for its share of the lines:
+// if the first asked for all, it would wait for them, and memory would be idle during the others.
+struct Turn {
+    int64_t at, of;  // this tile among those tiles
+};
+
 template <int R, int P>
-struct WeightsAhead {
-    static constexpr bool kQuick = P == 1 && R < 4;
-    int64_t early;
+class WeightsAhead {
+public:
+    PENSTOCK_INLINE WeightsAhead(const LinearCall& call, int64_t panel_bytes, const Turn& turn)
+        : distance_(P == 1 && turn.of == 1 ? 8192 : (call.gated() ? P / 2 : P) * panel_bytes), of_(turn.of),
+          until_mine_(turn.at) {}
 
-    PENSTOCK_INLINE WeightsAhead(const LinearCall& call, int64_t panel_bytes)
-        : early(P == 1 ? 8192 : (call.gated() ? P / 2 : P) * panel_bytes) {}
+    // Goes on by a line or some lines of every panel: how far ahead of them to ask early. 0 asks for what the tile reads
+    // anyhow, where it is another tile's turn: no branch, and nothing on its way.
+    PENSTOCK_INLINE int64_t next_early() {
+        const bool mine = until_mine_ == 0;
+        until_mine_ = mine ? of_ - 1 : until_mine_ - 1;
+        return mine ? distance_ : 0;
+    }
 
-    PENSTOCK_INLINE void ask(const uint8_t* at) const {
+    PENSTOCK_INLINE static void ask(const uint8_t* at, int64_t early) {
         if constexpr (kQuick) {
             PENSTOCK_PREFETCH(at + 4096);
         } else {
@@ -69,6 +82,10 @@ struct WeightsAhead {
             PENSTOCK_PREFETCH(at + 2048);
         }
     }
+
+private:
+    static constexpr bool kQuick = P == 1 && R < 4;
+    int64_t distance_, of_, until_mine_;
 };
 
 // The next `lines` lines that the call is to ask for besides; some that are there anyhow, if there are none. A tile takes
@@ -139,19 +156,20 @@ struct alignas(64) TileSums {
 
 // One tile of `rows` rows, at most R.
 template <int R, int P, class Kernel>
-PENSTOCK_INLINE void walk_tile(const Kernel& kernel, int64_t row, int64_t rows, int64_t panel) {
+PENSTOCK_INLINE void walk_tile(const Kernel& kernel, int64_t row, int64_t rows, int64_t panel, const Turn& turn) {
     if constexpr (R > 1) {
-        if (rows < R) return walk_tile<R - 1, P>(kernel, row, rows, panel);
+        if (rows < R) return walk_tile<R - 1, P>(kernel, row, rows, panel, turn);
     }
-    kernel.template tile<R, P>(row, panel);
+    kernel.template tile<R, P>(row, panel, turn);
 }
 
 // As few tiles as will do.
 template <int R, int P, class Kernel>
 void walk_rows(const Kernel& kernel, int64_t row, int64_t last, int64_t panel) {
-    for (int64_t tiles = divide_up(last - row, R); tiles > 0; tiles--) {
-        const int64_t rows = Kernel::kEvenTiles ? divide_up(last - row, tiles) : smaller(last - row, R);
-        walk_tile<R, P>(kernel, row, rows, panel);
+    Turn turn{0, divide_up(last - row, R)};
+    for (; turn.at < turn.of; turn.at++) {
+        const int64_t rows = Kernel::kEvenTiles ? divide_up(last - row, turn.of - turn.at) : smaller(last - row, R);
+        walk_tile<R, P>(kernel, row, rows, panel, turn);
         row += rows;
     }
 }
