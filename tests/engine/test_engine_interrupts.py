@@ -11,7 +11,7 @@ from engine_harness import tokens_of
 
 from penstock.core.trace import replay
 from penstock.engine import interrupts_held
-from penstock.engine.interrupts import interrupts_allowed
+from penstock.engine.interrupts import interruptible
 
 
 class Interrupted:
@@ -81,23 +81,22 @@ def test_an_interrupt_that_was_held_is_raised_where_it_is_allowed():
     with pytest.raises(KeyboardInterrupt), interrupts_held():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         seen.append("held")
-        with interrupts_allowed():
-            seen.append("not reached")
+        interruptible(lambda: seen.append("not reached"))
     assert seen == ["held"]
 
 
 def test_an_interrupt_where_it_is_allowed_leaves_the_rest_held():
     with interrupts_held():
-        with pytest.raises(KeyboardInterrupt), interrupts_allowed():
-            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interruptible(lambda: signal.raise_signal(signal.SIGINT))
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_what_another_thread_holds_is_nothing():
     def hold():
-        with interrupts_held(), interrupts_allowed():
-            handlers.append(signal.getsignal(signal.SIGINT))
+        with interrupts_held():
+            handlers.append(interruptible(lambda: signal.getsignal(signal.SIGINT)))
 
     handlers = []
     thread = threading.Thread(target=hold)

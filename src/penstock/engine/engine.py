@@ -36,7 +36,7 @@ from penstock.core import Scheduler
 from penstock.engine.best_of import BestOfRanker
 from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
-from penstock.engine.interrupts import interrupts_allowed, interrupts_held
+from penstock.engine.interrupts import interruptible, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
@@ -248,8 +248,7 @@ class Engine:
                 return self._die_in(self._in_flight[-1])
         plan = self._in_flight[0]
         try:
-            with interrupts_allowed():
-                result = self._runner.finish()
+            result = interruptible(self._runner.finish)
         except Exception:
             return self._die_in(plan)
         except BaseException:

@@ -7,14 +7,15 @@ it where SIGINT has no Python handler.
 
 from __future__ import annotations
 
-import signal
+import _signal  # type: ignore[import-not-found]  # `signal` makes enums of handlers: slower than all else here
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
 
-__all__ = ["interrupts_allowed", "interrupts_held"]
+__all__ = ["interruptible", "interrupts_held"]
+
+T = TypeVar("T")
 
 
 class _Interrupts:
@@ -22,24 +23,26 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self._own: Callable[[int, FrameType | None], Any] | None = None
+        self._holder = 0  # the thread
         self._came = False
-        self._allowed = False
+        self.allowed = False
+        """Whether interrupts are passed on though they are held."""
 
     @property
     def held(self) -> bool:
         """Whether this thread would be told of an interrupt later."""
-        return self._own is not None and not self._allowed and _in_main_thread()
+        return self._own is not None and not self.allowed and self._holder == threading.get_ident()
 
     def hold(self) -> bool:
         """Remember whatever comes from now on; false where nothing can come, or is held already."""
-        if self._own is not None or not _in_main_thread():
+        if self._own is not None or threading.current_thread() is not threading.main_thread():
             return False
-        own = signal.getsignal(signal.SIGINT)
+        own = _signal.getsignal(_signal.SIGINT)
         if not callable(own):
             return False
         self._came = False
-        signal.signal(signal.SIGINT, self._note)  # first: an interrupt before it must find nothing changed
-        self._own = own
+        _signal.signal(_signal.SIGINT, self._note)  # first: an interrupt before it must find nothing changed
+        self._own, self._holder = own, threading.get_ident()
         return True
 
     def deliver(self) -> None:
@@ -47,58 +50,52 @@ class _Interrupts:
         own, self._own = self._own, None
         if own is None:
             return
-        signal.signal(signal.SIGINT, own)
+        _signal.signal(_signal.SIGINT, own)
         if self._came:
-            own(signal.SIGINT, None)
+            own(_signal.SIGINT, None)
 
     def allow(self) -> None:
         """Pass on what came, and what comes from now on."""
-        self._allowed = True
+        self.allowed = True
         if self._came:
             self._pass_on()
 
-    def forbid(self) -> None:
-        """Remember again."""
-        self._allowed = False
-
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._came = True
-        if self._allowed:
+        if self.allowed:
             self._pass_on()
 
     def _pass_on(self) -> None:
         self._came = False
         assert self._own is not None, "allowed is only what is held"
-        self._own(signal.SIGINT, None)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+        self._own(_signal.SIGINT, None)
 
 
 _INTERRUPTS = _Interrupts()
 """One for the process, as signal handlers are; changed by the main thread alone."""
 
 
-@contextmanager
-def interrupts_held() -> Iterator[None]:
+class interrupts_held:  # noqa: N801 - a function to those who use it
     """Inside, an interrupt does not break anything off: it is raised at the end of the outermost such block."""
-    outermost = _INTERRUPTS.hold()
-    try:
-        yield
-    finally:
-        if outermost:
+
+    __slots__ = ("_outermost",)
+
+    def __enter__(self) -> None:
+        self._outermost = _INTERRUPTS.hold()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._outermost:
             _INTERRUPTS.deliver()
 
 
-@contextmanager
-def interrupts_allowed() -> Iterator[None]:
-    """Inside `interrupts_held`: what takes long and may be broken off. An interrupt that was held is raised at once."""
+def interruptible(work: Callable[[], T]) -> T:
+    """Inside `interrupts_held`, do what takes long and may be broken off; what was held is raised at once."""
     if not _INTERRUPTS.held:
-        yield
-        return
+        return work()
     try:
         _INTERRUPTS.allow()
-        yield
+        return work()
     finally:
-        _INTERRUPTS.forbid()
+        _INTERRUPTS.allowed = False  # an interrupt could break off a call, but not this
