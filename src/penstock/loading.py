@@ -80,11 +80,9 @@ _SMALLER = ("auto", "int8", "int4")
 
 
 class SystemClock:
-    """The real, monotone clock."""
+    """The real, monotone clock: seconds since an arbitrary start."""
 
-    def now(self) -> float:
-        """Seconds since an arbitrary start."""
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)

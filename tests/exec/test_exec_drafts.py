@@ -213,8 +213,13 @@ def slots_behind_a_draft(patch) -> set[int]:
 
 def plant_a_wrong_position(patch):
     """A draw behind a draft uses the random number of the place before."""
-    behind, position = slots_behind_a_draft(patch), batch.SlotTables.position
-    patch(batch.SlotTables, "position", lambda tables, slot: position(tables, slot) - (slot in behind))
+    behind, next_draws = slots_behind_a_draft(patch), batch.SlotTables.next_draws
+
+    def early(tables, rows):
+        samplings, positions = next_draws(tables, rows)
+        return samplings, [at - (row.slot in behind) for row, at in zip(rows, positions, strict=True)]
+
+    patch(batch.SlotTables, "next_draws", early)
 
 
 def plant_a_view_without_the_drafts(patch):

@@ -141,7 +141,8 @@ class SlotTables:
         assert known <= self._num_tokens[slot], f"slot {slot}: row ends at {known} of {self._num_tokens[slot]} tokens"
         samples = known == self._num_tokens[slot] and self._samplings[slot] is not _SILENT
         assert row.sample == samples, f"slot {slot}: samples at {known}"
-        self._append_blocks(slot, row.new_blocks)
+        if row.new_blocks:  # seldom
+            self._append_blocks(slot, row.new_blocks)
         assert end <= self._num_blocks[slot] * self._block_size, f"slot {slot}: no block for position {end - 1}"
         self._computed[slot] = known
         if row.drafts:
@@ -160,9 +161,9 @@ class SlotTables:
         """The newest token was drafted, so its position is computed already."""
         self._computed[slot] += 1
 
-    def position(self, slot: int) -> int:
-        """Where the next token of the sequence in `slot` will stand: how many there are."""
-        return self._num_tokens[slot]
+    def next_draws(self, rows: Sequence[Row]) -> tuple[list[RowSampling], list[int]]:
+        """How the sequence of each of `rows` chooses its next token, and where that will stand."""
+        return [self._samplings[row.slot] for row in rows], [self._num_tokens[row.slot] for row in rows]
 
     def sampling(self, slot: int) -> RowSampling:
         """How the sequence in `slot` chooses its tokens."""
@@ -188,7 +189,7 @@ class SlotTables:
     def batch(self, rows: Sequence[Row], device: torch.device) -> ForwardBatch:
         """The tensors for `rows`, at least one, all of them already taken note of; they hold until the next call."""
         slots, starts, counts = np.array([(row.slot, row.start, row.count) for row in rows]).T
-        tokens, longest = sum(row.count for row in rows), max(row.start + row.count for row in rows)
+        tokens, longest = sum([row.count for row in rows]), max([row.start + row.count for row in rows])
         form = self._form_of(len(rows), tokens, -(-longest // self._block_size))
         slot_of, positions = slots, starts  # [T]
         if tokens > len(rows):  # not just one token a row
@@ -210,8 +211,6 @@ class SlotTables:
         return self._form
 
     def _append_blocks(self, slot: int, blocks: tuple[int, ...]) -> None:
-        if not blocks:
-            return
         have, size = self._num_blocks[slot], self._block_size
         self._blocks[slot, have : have + len(blocks)] = blocks
         places = (np.array(blocks, dtype=np.int64)[:, None] * size + np.arange(size)).ravel()

@@ -154,10 +154,10 @@ class GrammarMasking:
 
     def begin(self, sampling: Sequence[Row]) -> PendingMasks | None:
         """Start to compute the masks of the masked rows among `sampling`; None if there is nobody to watch."""
+        if not self._matchers and not self._thinking:  # nearly every step
+            return None
         rows = [index for index, row in enumerate(sampling) if row.slot in self._matchers]
-        thinking: list[tuple[int, int]] = []
-        if self._thinking:
-            thinking = [(index, row.slot) for index, row in enumerate(sampling) if row.slot in self._thinking]
+        thinking = [(index, row.slot) for index, row in enumerate(sampling) if row.slot in self._thinking]
         if not rows and not thinking:
             return None
         slots = [sampling[index].slot for index in rows]

@@ -9,7 +9,8 @@ nothing behind that a later sequence could see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -78,7 +79,10 @@ class TorchRunner:
             self._pools.admit(admit)
         for row in plan.rows:
             slots.advance(row)
-        results = self._compute(plan.rows) if plan.rows else ()
+        results: tuple[RowResult, ...] = ()
+        if plan.rows:
+            with torch.inference_mode():
+                results = self._compute(plan.rows)
         return StepResult(plan.step, results, self._clock.now() - began)
 
     def reset(self) -> None:
@@ -107,7 +111,6 @@ class TorchRunner:
         finally:
             self._slots = kept
 
-    @torch.inference_mode()
     def _compute(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
         """Forward all `rows`; score and embed prompts where that is asked for, draw the tokens of rows that sample."""
         sampling = [row for row in rows if row.sample]
@@ -115,45 +118,43 @@ class TorchRunner:
         batch = self._slots.batch(rows, self._kv.device)
         attend = paged_attend(self._kv, batch, self._backend)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
-        prompts = dict(self._prompt_scores(rows, batch, hidden))
+        prompts = self._prompt_scores(rows, batch, hidden) if self._slots.scores_prompts else {}
         vectors = self._pools.take(rows, batch.q_start, hidden)
-        drawn = _Drawn({}, set())
+        drawn = _Drawn(defaultdict(list), set())
         if sampling:
-            places = sum(1 + len(row.drafts) for row in sampling)
-            if places < len(hidden):
+            if len(sampling) < hidden.shape[0]:
                 hidden = hidden[_sampled_places(rows, batch.q_start)]
-            drawn = self._draw(sampling, self._model.logits(hidden), pending)  # of [S, V]
-        return tuple(_results(rows, drawn, prompts, vectors))
+            self._draw(sampling, self._model.logits(hidden), pending, drawn)  # of [S, V]
+        return _results(rows, drawn, prompts, vectors)
 
-    def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> _Drawn:
+    def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None, drawn: _Drawn) -> None:
         """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
 
         One place after the other, as if there were no drafts: whatever a place depends on (masks, budgets, penalties)
         has then seen exactly the tokens before it.
 
         Args:
-            rows: all sample.
+            rows: at least one; all sample.
             logits: `[S, V]`, of each row's last known position and its drafts, row after row; changed.
             pending: the masks of the first places.
+            drawn: what comes of it is added here.
         """
-        drawn = _Drawn({row.slot: [] for row in rows}, set())
-        going, places = rows, list(accumulate((1 + len(row.drafts) for row in rows[:-1]), initial=0))
-        while going:
-            here = logits if len(places) == len(logits) else logits[places]
+        going, places = rows, list(accumulate([1 + len(row.drafts) for row in rows[:-1]], initial=0))
+        while True:
+            here = logits if len(places) == logits.shape[0] else logits[places]
             sampled = self._draw_once(going, here, pending)
             right = [at for at, row in enumerate(going) if self._keep(row, drawn, sampled, at)]
+            if not right:
+                return
             going, places = [going[at] for at in right], [places[at] + 1 for at in right]
-            pending = self._masking.begin(going) if going else None
-        return drawn
+            pending = self._masking.begin(going)
 
     def _draw_once(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> Sampled:
         """One token of each row, from `logits` `[R, V]`."""
-        slots = [row.slot for row in rows]
-        samplings = [self._slots.sampling(slot) for slot in slots]
-        positions = [self._slots.position(slot) for slot in slots]
+        samplings, positions = self._slots.next_draws(rows)
 
         def row_views(chosen: Sequence[int]) -> RowViews:
-            return self._slots.views([slots[at] for at in chosen])
+            return self._slots.views([rows[at].slot for at in chosen])
 
         return self._masking.sample(logits, samplings, positions, pending, row_views)
 
@@ -170,24 +171,22 @@ class TorchRunner:
         self._slots.confirm_draft(row.slot)
         return True
 
-    def _prompt_scores(
-        self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor
-    ) -> Iterator[tuple[int, PromptScores]]:
-        """Slot and scores of the prompt tokens that `rows` predict, of those rows that want them."""
-        if not self._slots.scores_prompts:
-            return
+    def _prompt_scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> dict[int, PromptScores]:
+        """Slot to scores of the prompt tokens that its row predicts, of those `rows` that want them."""
+        scores: dict[int, PromptScores] = {}
         for row, first in zip(rows, batch.q_start.tolist(), strict=False):  # of which the last is an end
             count = self._slots.sampling(row.slot).prompt_top
             targets = self._slots.prompt_targets(row) if count >= 0 else []
             if targets:
                 of_row = hidden[first : first + len(targets)]
-                yield row.slot, prompt_scores(self._model.logits, of_row, targets, count, row.start + 1)
+                scores[row.slot] = prompt_scores(self._model.logits, of_row, targets, count, row.start + 1)
+        return scores
 
 
 class _Drawn(NamedTuple):
     """What the rows of a step drew: slot to tokens, in order of position, and the slots whose last draw failed."""
 
-    tokens: dict[int, list[SampledToken]]
+    tokens: defaultdict[int, list[SampledToken]]
     failed: set[int]
 
 
@@ -204,15 +203,17 @@ def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
 
 def _results(
     rows: Sequence[Row], drawn: _Drawn, prompts: Mapping[int, PromptScores], vectors: Mapping[int, bytes | None]
-) -> Iterator[RowResult]:
+) -> tuple[RowResult, ...]:
     """What came of each row that has something to say."""
+    results = []
     for row in rows:
         slot = row.slot
         if row.sample:
             failure = _NOT_FINITE if slot in drawn.failed else ""
-            yield RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure)
+            results.append(RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure))
         elif slot in vectors:
             vector = vectors[slot]
-            yield RowResult(slot, (), None, vector, "" if vector is not None else _NOT_FINITE)
+            results.append(RowResult(slot, (), None, vector, "" if vector is not None else _NOT_FINITE))
         elif slot in prompts:
-            yield RowResult(slot, (), prompts[slot])
+            results.append(RowResult(slot, (), prompts[slot]))
+    return tuple(results)

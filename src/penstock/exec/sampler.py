@@ -159,7 +159,8 @@ def sample(
     """
     if choose is None:
         return _sample_in_torch(logits, samplings, positions, row_views)
-    compiled, others = _ways(tuple(samplings))
+    samplings = tuple(samplings)
+    compiled, others = _ways(samplings)
     if not others:
         return _sample_compiled(choose, logits, samplings, positions)
     if not compiled:
@@ -174,21 +175,29 @@ def sample(
 
 def _pick(
     rows: Sequence[int], samplings: Sequence[RowSampling], positions: Sequence[int]
-) -> tuple[list[RowSampling], list[int]]:
-    return [samplings[row] for row in rows], [positions[row] for row in rows]
+) -> tuple[tuple[RowSampling, ...], list[int]]:
+    return tuple(samplings[row] for row in rows), [positions[row] for row in rows]
 
 
 def _sample_compiled(
-    choose: Choose, logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int]
+    choose: Choose, logits: Tensor, samplings: tuple[RowSampling, ...], positions: Sequence[int]
 ) -> Sampled:
     """`sample`, for rows whose stages are `_COMPILED`."""
-    metadata, drawn = _metadata(tuple(samplings)), None
+    metadata, drawn = _metadata(samplings), None
     if metadata.random:
         drawn = torch.tensor(_uniforms(samplings, positions), dtype=torch.float64)
     chosen = choose(logits, metadata, drawn)
     sampled = Sampled.unscored(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
-    _score(sampled, logits, samplings, [row for row, sampling in enumerate(samplings) if sampling.wants_logprob])
+    scored = _scored(samplings)
+    if scored:
+        _score(sampled, logits, samplings, scored)
     return sampled
+
+
+@lru_cache(maxsize=16)
+def _scored(samplings: tuple[RowSampling, ...]) -> list[int]:
+    """The rows that want the log probability of their token."""
+    return [row for row, sampling in enumerate(samplings) if sampling.wants_logprob]
 
 
 @lru_cache(maxsize=16)
@@ -225,7 +234,7 @@ def _sample_in_torch(
     if random:
         at = _index(random, logits)
         tokens[at] = _draw(staged[at], _uniforms(*_pick(random, samplings, positions)))
-    scored = [row for row, sampling in enumerate(samplings) if sampling.wants_logprob]
+    scored = _scored(tuple(samplings))
     raw = [row for row in scored if not samplings[row].processed]
     processed = [row for row in scored if samplings[row].processed]
     logprobs = _logprobs(logits, tokens, raw) + _logprobs(staged, tokens, processed)

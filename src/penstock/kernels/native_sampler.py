@@ -99,8 +99,8 @@ def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor
     count, vocabulary = logits.shape
     if logits.dtype != torch.float32 or (vocabulary > 1 and logits.stride(1) != 1):
         raise ValueError(f"logits must be [S, V] float32 with contiguous rows, not {logits.dtype}")
-    if len(metadata.temperature) != count:
-        raise ValueError(f"metadata has {len(metadata.temperature)} rows, and logits have {count}")
+    if metadata.temperature.shape[0] != count:
+        raise ValueError(f"metadata has {metadata.temperature.shape[0]} rows, and logits have {count}")
     if uniform is None:
         if metadata.random:
             raise ValueError("uniform must be given where a row draws")

@@ -165,7 +165,7 @@ def packed_linear(
     _check_operands(x, weight, bias, residual, out_dtype)
     if cpu is None:
         return packed_linear_reference(x, weight, bias, residual, out_dtype)
-    out = torch.empty(len(x), weight.outputs, dtype=out_dtype)
+    out = torch.empty(x.shape[0], weight.outputs, dtype=out_dtype)
     _run(cpu, x, weight, bias, residual, out, gate=None)
     return out
 
@@ -205,7 +205,7 @@ def _run(
     gate: int | None,
 ) -> None:
     """The compiled kernel, on operands that were checked."""
-    module, rows = native.required(), len(x)
+    module, rows = native.required(), x.shape[0]
     scratch_bytes = rows * weight.scratch_bytes
     cpu.linear(
         rows=rows,
@@ -307,9 +307,10 @@ def embedding_rows(
         raise ValueError(f"out_dtype must be float32 or bfloat16; got {out_dtype}")
     if cpu is None:
         return _embedding_rows_in_torch(ids, weight).to(out_dtype)
-    out = torch.empty((len(ids), weight.inputs), dtype=out_dtype)
+    count = ids.shape[0]
+    out = torch.empty((count, weight.inputs), dtype=out_dtype)
     to = native.required().Rows(out.data_ptr(), weight.inputs, ELEMENTS[out_dtype])
-    cpu.lookup(weight=weight.native, count=len(ids), ids=ids.data_ptr(), out=to)
+    cpu.lookup(weight=weight.native, count=count, ids=ids.data_ptr(), out=to)
     return out
 
 

@@ -112,9 +112,14 @@ class _GrowingChoice:
 
 
 class Answer:
-    """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by the call that waits for it."""
+    """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by the call that waits for it.
+
+    Attributes:
+        id: the request's.
+    """
 
     def __init__(self, resolved: ResolvedRequest, wants_logprobs: bool = False) -> None:
+        self.id = resolved.id
         self._resolved = resolved
         self._wants_logprobs = wants_logprobs
         self._choices = [_GrowingChoice() for _ in range(resolved.answered)]
@@ -123,11 +128,6 @@ class Answer:
         self._vector: bytes | None = None
         self.error = ""
         self.finished = False
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self._resolved.id
 
     @property
     def pieces(self) -> list[str]:
@@ -209,7 +209,7 @@ class Answer:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             reasoning="".join(choice.reasoning),
-            tool_calls=made_calls(choice.calls),
+            tool_calls=made_calls(choice.calls) if choice.calls else (),
         )
 
 

@@ -77,6 +77,7 @@ class CompiledExecutor:
         self._scratch = Scratch()
         self._seen_caches: tuple[Sequence[Tensor], Sequence[Tensor], Any] | None = None
         self._seen_step: tuple[tuple[Tensor, ...], Any] | None = None
+        self._native = required()
         self._compiled = _compile(program, dtype)
 
     @property
@@ -99,15 +100,15 @@ class CompiledExecutor:
 
     def compute_layers(self, stream: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
         """From embeddings `[T, H]` float32, contiguous and used up, to what the head reads; raises as `forward`."""
-        if stream.shape != (len(positions), self.shape.hidden_size) or not stream.is_contiguous():
-            raise ValueError(f"stream must be [T, {self.shape.hidden_size}] and contiguous, not {tuple(stream.shape)}")
-        kv_len = attend.kv_len
+        hidden_size, count, kv_len = self.program.shape.hidden_size, positions.shape[0], attend.kv_len
+        if stream.shape != (count, hidden_size) or not stream.is_contiguous():
+            raise ValueError(f"stream must be [T, {hidden_size}] and contiguous, not {tuple(stream.shape)}")
         step = self._step(positions, attend.write_slots, attend.q_start, kv_len, attend.block_table)
         caches = self._caches(attend.keys, attend.values)
         out = torch.empty(stream.shape, dtype=self._out_dtype)
         longest = max(kv_len.tolist(), default=0)  # a step's tensors are small
-        native, cpu = required(), self.backend.cpu
-        size = self._compiled.scratch_bytes(cpu, len(positions), len(kv_len), longest)
+        native, cpu = self._native, self.backend.cpu
+        size = self._compiled.scratch_bytes(cpu, count, kv_len.shape[0], longest)
         self._compiled.run(
             cpu=cpu,
             step=step,
