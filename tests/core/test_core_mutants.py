@@ -90,8 +90,8 @@ def forget_the_parent(patch):
 def seal_when_planned_not_when_computed(patch):
     add = scheduler.PlanBuilder.add
 
-    def eager(draft, seq, count, new_blocks=()):
-        add(draft, seq, count, new_blocks)
+    def eager(draft, seq, *row):
+        add(draft, seq, *row)
         pool = eager.pools[-1]
         for index in range(seq.lease.sealed, min(seq.scheduled // pool.block_size, len(seq.chain.keys))):
             pool.seal(seq.lease, index, seq.chain.keys[index])
@@ -201,12 +201,12 @@ def keep_a_promise_of_one_who_left(patch):
 
 def take_the_aborted_ones_token(patch):
     def commit(self, plan, result):
-        flight = self._in_flight.match(plan, result)
+        flight, _ = self._in_flight.match(plan, result)
         lost = tuple(i for i, seq in enumerate(flight.seqs) if seq.state is sequence.SeqState.FINISHED)
         drew = [row for row in result.rows if row.tokens]
         if lost and drew:
             moved = dict(zip((row.slot for row in drew), (row.tokens for row in drew[1:] + drew[:1]), strict=True))
-            rows = tuple(replace(row, tokens=moved.get(row.slot, ())) for row in result.rows)
+            rows = tuple(row._replace(tokens=moved.get(row.slot, ())) for row in result.rows)
             result = replace(result, rows=rows)
         return original(self, plan, result)
 
@@ -504,7 +504,7 @@ def keep_the_state_of_a_row_that_failed(patch):
     commit = StateKeeping.commit
 
     def hopeful(self, step, results):
-        commit(self, step, {slot: replace(result, failure="") for slot, result in results.items()})
+        commit(self, step, [None if result is None else result._replace(failure="") for result in results])
 
     patch(StateKeeping, "commit", hopeful)
 
@@ -552,7 +552,7 @@ def keep_what_a_broken_off_step_wrote(patch):
     def hopeful(self):
         for step in self._in_flight._steps if self._states is not None else ():
             with suppress(IndexError):  # its last key may not be known
-                self._states.commit(step, {})
+                self._states.commit(step, [None] * len(step.seqs))
         drop(self)
 
     patch(Scheduler, "drop_in_flight", hopeful)

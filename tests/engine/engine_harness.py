@@ -132,7 +132,7 @@ class Scoring:
         result = self._runner.run(plan)
         said = {row.slot: row for row in result.rows}
         rows = (said.get(row.slot, RowResult(row.slot)) for row in plan.rows)
-        return replace(result, rows=tuple(replace(row, prompt=prompts.get(row.slot)) for row in rows))
+        return replace(result, rows=tuple(row._replace(prompt=prompts.get(row.slot)) for row in rows))
 
 
 def build(

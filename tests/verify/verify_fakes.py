@@ -209,7 +209,7 @@ def nudge_logprobs(plan, result):
     """One unit in the last place, when three rows share a step."""
     if len(plan.rows) < 3:
         return result
-    return _each_token(result, lambda token: replace(token, logprob=math.nextafter(token.logprob, 1.0)))
+    return _each_token(result, lambda token: token._replace(logprob=math.nextafter(token.logprob, 1.0)))
 
 
 def fail_in_company(plan, result):
@@ -230,11 +230,11 @@ def misplace_ranks(plan, result):
     """Ranks start from 0 when three rows share a step."""
     if len(plan.rows) < 3:
         return result
-    return _each_token(result, lambda token: replace(token, rank=token.rank - 1))
+    return _each_token(result, lambda token: token._replace(rank=token.rank - 1))
 
 
 def _each_token(result, change):
-    rows = (replace(row, tokens=tuple(map(change, row.tokens))) for row in result.rows)
+    rows = (row._replace(tokens=tuple(map(change, row.tokens))) for row in result.rows)
     return replace(result, rows=tuple(rows))
 
 
@@ -242,7 +242,7 @@ def misread_prompts(plan, result):
     """Scores of prompts are one unit off in the last place when three rows share a step."""
     if len(plan.rows) < 3:
         return result
-    rows = (row if row.prompt is None else replace(row, prompt=_nudged(row.prompt)) for row in result.rows)
+    rows = (row if row.prompt is None else row._replace(prompt=_nudged(row.prompt)) for row in result.rows)
     return replace(result, rows=tuple(rows))
 
 

@@ -2,12 +2,15 @@
 
 Invariant: every accepted sequence yields exactly one `Finished`, and nothing after it. Every request yields one
 `ChoiceFinished` for each of its choices and then one `RequestFinished`, or one `RequestFailed` and nothing more.
+
+What is made for every token is a named tuple, as in `penstock.contract.plan`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.plan import TopLogprobs
@@ -58,8 +61,7 @@ class Admitted:
     cached: int
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(NamedTuple):
     """The sequence has one more token; `rank` is 0 where its log probability was not requested."""
 
     seq_id: str
@@ -106,8 +108,7 @@ class Embedded:
 SeqEvent = Admitted | PromptScored | Generated | Embedded | Finished
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPiece:
+class TokenPiece(NamedTuple):
     """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not requested).
 
     Attributes:
@@ -127,7 +128,7 @@ class TokenPiece:
 
     def with_top(self, count: int) -> TokenPiece:
         """The same with `count` alternatives at most."""
-        return replace(self, top=self.top[:count]) if len(self.top) > count else self
+        return self._replace(top=self.top[:count]) if len(self.top) > count else self
 
     @property
     def text(self) -> str:
@@ -166,8 +167,7 @@ class Usage:
     """How many of `completion_tokens` began inside the reasoning, where answers are parsed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(NamedTuple):
     """More of one choice: text that is final (nothing of it is held back or will be cut), and the tokens behind it.
 
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
@@ -195,7 +195,7 @@ class ChoiceDelta:
         """The same in parts that hold one piece of a call at most: text and reasoning first."""
         if not self.calls:  # nearly every delta; a copy of each would be a tenth of what streaming it costs
             return (self,)
-        spoken = replace(self, calls=())
+        spoken = self._replace(calls=())
         calls = tuple(ChoiceDelta(self.choice, "", (), calls=(piece,)) for piece in self.calls)
         return calls if spoken.empty else (spoken, *calls)
 
@@ -211,8 +211,7 @@ class ChoiceDelta:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceFinished:
+class ChoiceFinished(NamedTuple):
     """A choice is complete.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.contract.errors import EngineFault
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import RowResult, StepPlan, StepResult
 from penstock.core.block_pool import Lease
 from penstock.core.row_check import mismatch
 from penstock.core.sequence import Seq
@@ -80,7 +80,7 @@ class InFlight:
         Raises:
             EngineFault: as many as may be in flight have not been committed.
         """
-        if not self.has_room:
+        if len(self._steps) >= self._depth:
             raise EngineFault(f"plan {self._steps[0].plan.step} has not been committed")
 
     def add(self, step: InFlightStep) -> None:
@@ -88,8 +88,8 @@ class InFlight:
         self._steps.append(step)
         self.next_step += 1
 
-    def match(self, plan: StepPlan, result: StepResult) -> InFlightStep:
-        """The eldest step, of which `result` is to come.
+    def match(self, plan: StepPlan, result: StepResult) -> tuple[InFlightStep, list[RowResult | None]]:
+        """The eldest step, of which `result` is to come, and what came of each of its rows.
 
         Raises:
             EngineFault: `plan` is not the eldest, or `result` cannot be its.
@@ -98,14 +98,15 @@ class InFlight:
             raise EngineFault(f"plan {plan.step} is not the eldest in flight")
         if result.step != plan.step:
             raise EngineFault(f"a result of step {result.step} came for plan {plan.step}")
-        results = {each.slot: each for each in result.rows}
-        if len(results) != len(result.rows) or not results.keys() <= {row.slot for row in plan.rows}:
+        eldest, by_slot = self._steps[0], {each.slot: each for each in result.rows}
+        results = [by_slot.pop(row.slot, None) for row in plan.rows]
+        if by_slot or len(results) - results.count(None) != len(result.rows):
             raise EngineFault(f"step {plan.step}: results name slots that have no row, or one twice")
-        for row, seq in zip(plan.rows, self._steps[0].seqs, strict=True):
-            fault = mismatch(row, seq, results.get(row.slot))
+        for row, seq, of_row in zip(plan.rows, eldest.seqs, results, strict=True):
+            fault = mismatch(row, seq, of_row)
             if fault:
                 raise EngineFault(f"step {plan.step}, slot {row.slot}: {fault}")
-        return self._steps[0]
+        return eldest, results
 
     def end_eldest(self) -> None:
         """The eldest step has its result."""

@@ -16,7 +16,7 @@ The same inputs give the same plans. Invariants: see `check`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from penstock.contract.config import SchedulerConfig
@@ -163,7 +163,7 @@ class Scheduler:
             if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
                 yield Draftable(seq.id, seq.tokens, most)
 
-    def plan(self, drafts: Iterable[Draft] = ()) -> StepPlan:
+    def plan(self, drafts: Sequence[Draft] = ()) -> StepPlan:
         """Decide the next step.
 
         Args:
@@ -175,11 +175,11 @@ class Scheduler:
         self._in_flight.require_room()
         builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens)
         self._continue_running(builder)
-        stall = self._admit_waiting(builder)
-        if self._states is None:
-            self._add_drafts(builder, drafts)
-        else:
+        stall = self._admit_waiting(builder) if self._waiting else None
+        if self._states is not None:
             self._states.add_checkpoints(builder)
+        elif drafts:
+            self._add_drafts(builder, drafts)
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -191,15 +191,14 @@ class Scheduler:
         Raises:
             EngineFault: `result` is not a result of the eldest plan in flight; nothing has changed.
         """
-        step = self._in_flight.match(plan, result)
+        step, results = self._in_flight.match(plan, result)
         self._in_flight.end_eldest()
-        results = {each.slot: each for each in result.rows}
         if self._states is not None:
             self._states.commit(step, results)
         events: list[SeqEvent] = []
-        for row, seq, lease in zip(plan.rows, step.seqs, step.leases, strict=True):
+        for row, seq, lease, of_row in zip(plan.rows, step.seqs, step.leases, results, strict=True):
             if seq.holds(lease):  # else it left while the step was being computed
-                self._take_in(row, seq, results.get(row.slot), events)
+                self._take_in(row, seq, of_row, events)
         for each in self._in_flight.let_go():
             self._give_back(each.lease, each.slot)
         return tuple(events)
@@ -241,7 +240,7 @@ class Scheduler:
     def _continue_running(self, builder: PlanBuilder) -> None:
         """A row for each running sequence, eldest first. No chunk takes the token that a later one needs to decode."""
         todo = [(seq, seq.remaining) for seq in self._running]
-        reserved = sum(remaining == 1 for _, remaining in todo)
+        reserved = [remaining for _, remaining in todo].count(1)
         for seq, remaining in todo:
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
                 continue
@@ -249,22 +248,22 @@ class Scheduler:
             count = min(remaining, builder.budget - reserved)
             if count < 1:
                 continue
-            new_blocks = self._cover(seq, seq.scheduled + count)
+            lease, end = seq.lease, seq.scheduled + count
+            covered = end <= len(lease.blocks) * self.config.block_size
+            new_blocks = () if covered else self._cover(seq, end)
             if new_blocks is not None:
-                builder.add(seq, count, new_blocks)
+                builder.add(seq, lease, remaining, count, new_blocks)
             elif seq.state is SeqState.RUNNING:  # the youngest is in flight: let it be preempted in the next plan
                 break
 
     def _cover(self, seq: Seq, num_positions: int) -> tuple[int, ...] | None:
-        """Extend the lease to `num_positions`, at the cost of the youngest.
+        """Extend the lease to `num_positions`, more than it has, at the cost of the youngest.
 
         Returns:
             The new blocks; None if `seq` itself was the youngest, or if the youngest's blocks are in use by a plan in
             flight, so that `seq` has to wait.
         """
         need = self._pool.blocks_for(num_positions) - len(seq.lease.blocks)
-        if need <= 0:
-            return ()
         while not self._pool.extend(seq.lease, need):
             youngest = self._running[-1]
             if self._in_flight.uses(youngest):
@@ -295,7 +294,7 @@ class Scheduler:
         index, lacking = 0, 0
         head: Seq | None = None  # the first that lacks blocks
         first_stall: Stall | None = None
-        spare = sum(self._may_grow(seq) for seq in self._running) if len(self._waiting) else 0
+        spare = sum(self._may_grow(seq) for seq in self._running)
         while index < len(self._waiting):
             if head is not None and head.bypasses + lacking > self.config.max_bypasses:
                 break
@@ -362,7 +361,8 @@ class Scheduler:
                 checkpoint=lease.checkpoint,
             )
         )
-        builder.add(seq, min(seq.remaining, builder.budget))
+        remaining = seq.remaining
+        builder.add(seq, lease, remaining, min(remaining, builder.budget))
 
     def _may_grow(self, seq: Seq) -> bool:
         """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.
@@ -373,15 +373,13 @@ class Scheduler:
 
     # ---- planning: drafts
 
-    def _add_drafts(self, builder: PlanBuilder, drafts: Iterable[Draft]) -> None:
+    def _add_drafts(self, builder: PlanBuilder, drafts: Sequence[Draft]) -> None:
         """Let rows carry drafts, as far as budget and blocks are left; a block stays for each who may need one.
 
         Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need
         not know how to go on past its end.
         """
         guesses = {draft.seq_id: draft.tokens for draft in drafts}
-        if not guesses:
-            return
         spare = sum(self._may_grow(seq) for seq in self._running)
         for index, seq in enumerate(builder.seqs):
             row = builder.rows[index]

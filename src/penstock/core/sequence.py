@@ -44,6 +44,7 @@ class Seq:
         chain: names its blocks.
 
     Attributes:
+        id: the request's.
         tokens: every token known: the prompt, then what was generated.
         computed: leading positions whose KV lies in the lease's blocks.
         scheduled: leading positions that are computed, or that plans in flight compute.
@@ -68,6 +69,7 @@ class Seq:
         "computed",
         "drafted",
         "drawing",
+        "id",
         "last_step",
         "limit",
         "newest_state",
@@ -84,6 +86,7 @@ class Seq:
         self.rank = rank
         self.limit = limit
         self.chain = chain
+        self.id = request.id
         self.stop_ids = frozenset(request.stop.token_ids)
         self.tokens = list(request.prompt)
         self.computed = 0
@@ -99,11 +102,6 @@ class Seq:
         self.state = SeqState.WAITING
         self._lease: Lease | None = None
         self._slot = -1
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.request.id
 
     @property
     def lease(self) -> Lease:

@@ -7,7 +7,7 @@ that wrote it was committed, for a sequence that still ran and did not fail.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.plan import Checkpoint, Row, RowResult
@@ -52,12 +52,11 @@ class StateKeeping:
                 builder.add_checkpoints(index, tuple(kept))
         self._checkpoints.unpin()
 
-    def commit(self, step: InFlightStep, results: Mapping[int, RowResult]) -> None:
-        """Let what a step kept be found, if its sequence still runs and did not fail."""
-        for row, seq, lease in zip(step.plan.rows, step.seqs, step.leases, strict=True):
+    def commit(self, step: InFlightStep, results: Sequence[RowResult | None]) -> None:
+        """Let what a step kept be found, if its sequence still runs and did not fail. `results` are its rows'."""
+        for row, seq, lease, result in zip(step.plan.rows, step.seqs, step.leases, results, strict=True):
             if not row.checkpoints:
                 continue
-            result = results.get(row.slot)
             sound = seq.holds(lease) and not (result is not None and result.failure)
             for each in row.checkpoints:
                 if sound:

@@ -46,12 +46,12 @@ class PlanBuilder:
     leases: list[Lease] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
 
-    def add(self, seq: Seq, count: int, new_blocks: tuple[int, ...] = ()) -> None:
-        """A row of `count` positions for `seq`."""
-        sample = count == seq.remaining and seq.request.embedding is None
+    def add(self, seq: Seq, lease: Lease, remaining: int, count: int, new_blocks: tuple[int, ...] = ()) -> None:
+        """A row of `count` of the `remaining` positions of `seq`, which holds `lease`."""
+        sample = count == remaining and seq.request.embedding is None
         self.rows.append(Row(seq.slot, seq.scheduled, count, new_blocks, sample))
         self.seqs.append(seq)
-        self.leases.append(seq.lease)
+        self.leases.append(lease)
         self.budget -= count
         seq.schedule(self.step, count, sample)
 

@@ -237,7 +237,7 @@ def _first_difference(recorded: StepPlan, made: StepPlan) -> str:
     raise AssertionError("two plans that differ have a field that differs")
 
 
-# ---- the codec: frozen dataclasses <-> JSON, led by their annotations
+# ---- the codec: frozen dataclasses and named tuples <-> JSON, led by their annotations
 
 
 class _Reader:
@@ -275,8 +275,8 @@ def _encode(kind: str, record: _Record) -> str:
 
 def _plain(value: Any) -> Any:
     """A value of the contract as what JSON has; bytes become hexadecimal digits."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if _is_record(type(value)):
+        return {name: _plain(getattr(value, name)) for name in _hints(cast("Hashable", type(value)))}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value.hex() if isinstance(value, bytes) else value
@@ -284,14 +284,20 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _hints(kind: Hashable) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name."""
+    """The types of a record's fields, by name, in order."""
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cast("type[Any]", kind))}
+    named = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(cast("type[Any]", kind))]
+    return {name: hints[name] for name in named}
+
+
+def _is_record(kind: Any) -> bool:
+    """Whether the values of a type have named fields: a dataclass or a named tuple."""
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")
 
 
 def _decode(kind: Any, data: Any) -> Any:
     """The value of type `kind` that `_plain` made `data` of; anything else is a ValueError that names the field."""
-    if dataclasses.is_dataclass(kind):
+    if _is_record(kind):
         return _decode_fields(cast("type[Any]", kind), data)
     if isinstance(kind, types.UnionType) and typing.get_args(kind)[-1] is types.NoneType:  # `Value | None`
         return None if data is None else _decode(typing.get_args(kind)[0], data)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from penstock.contract.events import Output, PromptScored, PromptTokens, TokenPiece
 from penstock.engine.intake import ResolvedRequest
@@ -55,7 +54,7 @@ class PromptEcho:
         text = self._resolved.prompt_text or self._decoded(prompt)
         tokens = (self._scores.get(at, piece) for at, piece in enumerate(unscored))
         placed = zip(tokens, self._starts(prompt, text), strict=True)
-        return PromptTokens(text, tuple(replace(piece, start=start) for piece, start in placed))
+        return PromptTokens(text, tuple(piece._replace(start=start) for piece, start in placed))
 
     def _starts(self, prompt: Sequence[int], text: str) -> list[int]:
         """Where each token begins in `text`, in front of which the tokenizer may have put some."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from itertools import chain, repeat
 
 from penstock.contract.errors import EngineFault
@@ -144,13 +143,14 @@ def _after_echo(prompt: PromptTokens, output: ChoiceDelta | ChoiceFinished) -> C
     """`output` of a choice that begins with the prompt, so that its tokens start later in the text."""
     if isinstance(output, ChoiceFinished):
         return output
-    return replace(output, tokens=tuple(replace(each, start=each.start + len(prompt.text)) for each in output.tokens))
+    before = len(prompt.text)
+    return output._replace(tokens=tuple(each._replace(start=each.start + before) for each in output.tokens))
 
 
 def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta | ChoiceFinished:
     if isinstance(output, ChoiceFinished) and output.reason is FinishReason.ERROR:
         raise EngineFault("One of the choices failed.")
-    return replace(output, choice=first + output.choice) if first else output
+    return output._replace(choice=first + output.choice) if first else output
 
 
 class Transcript:
