@@ -15,7 +15,7 @@ ARGS ?=
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page test-openai docs-images check format bench cross docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page test-openai test-clients docs-images check format bench cross docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,11 @@ test-page: $(VENV)/.installed-page-test ## Run the tests of the web page in a he
 test-openai: $(VENV)/.installed-test ## Run openai-python's own tests against the default command (OPENAI_SUITE=checkout, OPENAI_SUITE_PYTHON=python with what they import)
 	@$(BIN)/penstock pull $(MODEL)
 	@OPENAI_SUITE=$(OPENAI_SUITE) OPENAI_SUITE_PYTHON=$(or $(OPENAI_SUITE_PYTHON),$(PYTHON)) $(BIN)/python -m pytest -n 0 -rs tests/conformance/test_conformance_openai_suite.py $(ARGS)
+
+test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each installed into build/clients (2 GB, once; npm for Continue)
+	@$(BIN)/penstock pull $(MODEL)
+	@$(BIN)/python tests/clients/environments.py build/clients
+	@PENSTOCK_CLIENTS=build/clients $(BIN)/python -m pytest -n 0 -rs tests/clients $(ARGS)
 
 docs-images: $(VENV)/.installed-page-test ## Take the pictures of docs/page.md again
 	@PENSTOCK_PAGE_TESTS=required PENSTOCK_PICTURES=docs/images PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest tests/server/test_page_pictures.py

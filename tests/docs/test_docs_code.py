@@ -1,7 +1,8 @@
 """What the documents show runs: Python blocks, curl requests with their answers, and generated pages.
 
 A block marked `python` is run as it stands, against a server of the default command; what a comment behind `print` says
-must be printed. A block marked `py` needs a package that the tests do not install: it must be Python at least. A `curl`
+must be printed. A block marked `py` needs a package that the tests do not install: it must be Python at least, and
+`make test-clients` runs it. A `curl`
 in a block marked `sh` is sent; a JSON block behind it must have the shape of what comes back.
 """
 
@@ -120,12 +121,11 @@ def test_there_are_blocks_of_both_official_clients_and_of_the_library():
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks("py") if block.page.parent.name == "recipes"}))
-def test_a_recipe_that_is_not_run_is_python_that_names_the_served_model(page):
-    for block in blocks("py"):
-        if block.page == page:
-            compile(block.code, page.name, "exec")
-            assert "smollm2-135m-instruct" in block.code
-            assert f"{ADDRESS}/v1" in block.code
+def test_a_recipe_of_another_client_is_python_that_names_the_served_model(page):
+    code = "\n".join(block.code for block in blocks("py") if block.page == page)
+    compile(code, page.name, "exec")
+    assert "smollm2-135m-instruct" in code
+    assert f"{ADDRESS}/v1" in code
 
 
 @pytest.mark.parametrize("number", range(len(blocks("yaml"))), ids=names(blocks("yaml")))

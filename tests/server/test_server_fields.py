@@ -125,6 +125,16 @@ def test_an_unknown_field_is_refused_by_name(served, endpoint):
     assert "temprature" in error["message"]
 
 
+def test_what_litellm_adds_to_a_message_that_it_sends_back_means_nothing(served):
+    spoken = {"role": "assistant", "content": "Hi"}
+    for added in ({}, {"refusal": None}):
+        turns = [spoken | {"provider_specific_fields": added}, {"role": "user", "content": "And?"}]
+        assert served.chat(messages=turns).status_code == 200
+    turns[0]["provider_specific_fields"] = {"refusal": "No."}
+    error = served.chat(messages=turns).json()["error"]
+    assert (error["param"], error["code"]) == ("messages.0.provider_specific_fields", "unsupported_parameter")
+
+
 def test_false_is_not_zero_and_zero_is_a_float_too(served):
     assert served.chat(length_penalty=True).json()["error"]["code"] == "unsupported_parameter"
     assert served.chat(frequency_penalty=False).json()["error"]["param"] == "frequency_penalty"

@@ -102,6 +102,7 @@ NEUTRAL_MESSAGE: Neutrals = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
+    "provider_specific_fields": ({}, {"refusal": None}),  # LiteLLM's copy of what it does not know in our answers
     "refusal": (),
 }
 
