@@ -36,7 +36,7 @@ TEMPLATE = (
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = Tool("f", json.dumps({"type": "function", "function": {"name": "f", "parameters": SCHEMA}}), json.dumps(SCHEMA))
 CALL = '{"name":"f","arguments":{"city":"Rome"}}'
-ARGUMENTS = '{"city": "Rome"}'
+ARGUMENTS = '{"city":"Rome"}'
 AUTO = ReplyRules(ReasoningUse.SPLIT, ToolUse.AUTO)
 LOOKED = ["<think>", *"hm\n", "</think>", *"\n\nI look. ", "[TOOL_CALLS]", *f"[{CALL},{CALL}]", "<|end|>"]
 
@@ -113,7 +113,14 @@ def reasoning_of(outputs: list[Output]) -> str:
 
 
 def calls_of(outputs: list[Output], choice: int = 0) -> list[tuple[int, str, str]]:
-    return [(p.index, p.name, p.arguments) for each in deltas(outputs, choice) for p in each.calls]
+    """The pieces of its calls, arguments in a row joined."""
+    joined: list[tuple[int, str, str]] = []
+    for piece in (piece for each in deltas(outputs, choice) for piece in each.calls):
+        if not piece.name and joined and not joined[-1][1]:
+            joined[-1] = (piece.index, "", joined[-1][2] + piece.arguments)
+        else:
+            joined.append((piece.index, piece.name, piece.arguments))
+    return joined
 
 
 TWICE = [(0, "f", ""), (0, "", ARGUMENTS), (1, "f", ""), (1, "", ARGUMENTS)]
@@ -167,11 +174,23 @@ def test_the_only_call_that_is_wanted_ends_the_answer_and_frees_its_blocks():
     assert terminal_of(outputs).usage.completion_tokens == 1 + len(CALL)
 
 
-def test_a_call_cut_off_by_the_length_is_text():
+def test_what_the_length_cuts_off_is_a_call_from_its_arguments_on():
     outputs = answer(LOOKED, max_tokens=30)
     assert calls_of(outputs) == []
     assert text_of(outputs) == "I look. [TOOL_CALLS]" + f"[{CALL}"[:14]
+    outputs = answer(LOOKED, max_tokens=46)
+    assert calls_of(outputs) == [TWICE[0], (0, "", '{"cit')]
+    assert text_of(outputs) == "I look."
     assert [each.reason for each in finishes_of(outputs)] == [FinishReason.LENGTH]
+
+
+def test_a_call_says_what_stands_in_front_of_it():
+    heads = [piece for each in deltas(answer(LOOKED)) for piece in each.calls if piece.id]
+    thinking, text = len(["<think>", *"hm\n", "</think>", *"\n\n"]), len("I look. ")
+    until_arguments = len('[{"name":"f","arguments":{') + 1  # with the opening
+    assert [head.text_before for head in heads] == [len("I look.")] * 2
+    assert heads[0].tokens_before == thinking + text + until_arguments
+    assert heads[1].tokens_before == heads[0].tokens_before + len(CALL) + 1
 
 
 def test_a_call_cut_off_by_a_stop_string_is_text_and_a_whole_one_is_not():

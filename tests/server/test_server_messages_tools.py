@@ -91,7 +91,14 @@ SCRIPTS = {
     "nothing": always(stop(), finished(completion=0)),
     "thinking cut off": always(calls(reasoning="h"), calls(reasoning="m"), length(), finished()),
     "text": always(delta("a"), delta("b"), stop(by="!"), finished()),
-}
+    "a call between texts": always(
+        calls(text="So."), calls(CallPiece(0, "a", "now", "{}", 3)), calls(text="Then."),
+        calls(CallPiece(1, "b", "now", "{}", 8)), calls(text="Done."), called(), finished()
+    ),
+    "a call cut off": always(
+        calls(CallPiece(0, "a", "weather", "")), calls(CallPiece(0, "", "", '{"city": "R')), length(), finished()
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -108,7 +115,7 @@ def test_the_helper_fires_its_events(thinker):
     client, engine = thinker
     engine.script = TWO_CALLS
     _, kinds = streamed(client, tools=[WEATHER, NOW], thinking={"type": "adaptive"})
-    assert (kinds.count("input_json"), kinds.count("thinking"), kinds.count("text")) == (2, 1, 1)
+    assert (kinds.count("input_json"), kinds.count("thinking"), kinds.count("text")) == (3, 1, 1)
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
 
 
@@ -118,12 +125,14 @@ def test_the_events_open_fill_and_close_each_block_in_turn(served):
     lines = served.http.post("/v1/messages", json=body).text.split("\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     said = [(e["type"].removeprefix("content_block_"), e["index"]) for e in events if "index" in e]
-    assert said == [(kind, index) for index in range(4) for kind in ("start", "delta", "stop")]
+    deltas_of = {0: 1, 1: 1, 2: 2, 3: 1}  # the first call's arguments came in two pieces
+    kinds = {index: ("start", *["delta"] * count, "stop") for index, count in deltas_of.items()}
+    assert said == [(kind, index) for index in range(4) for kind in kinds[index]]
     starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
     assert starts[2] == {"type": "tool_use", "id": "call_a", "name": "weather", "input": {}}
     deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
-    assert [each["type"] for each in deltas] == ["thinking_delta", "text_delta", "input_json_delta", "input_json_delta"]
-    assert deltas[2]["partial_json"] == '{"city": "Rome"}'
+    assert [each["type"] for each in deltas] == ["thinking_delta", "text_delta", *["input_json_delta"] * 3]
+    assert [each["partial_json"] for each in deltas[2:]] == ['{"city": ', '"Rome"}', "{}"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 

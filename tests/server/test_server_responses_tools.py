@@ -74,7 +74,14 @@ SCRIPTS = {
     "thinking cut off": always(calls(reasoning="h"), calls(reasoning="m"), length(), finished()),
     "a call, then cut off": always(calls(CallPiece(0, "a", "now", "{}")), delta("x"), length(), finished()),
     "text": always(delta("a"), delta("b"), stop(), finished()),
-}
+    "a call between texts": always(
+        calls(text="So."), calls(CallPiece(0, "a", "now", "{}", 3)), calls(text="Then."),
+        calls(CallPiece(1, "b", "now", "{}", 8)), calls(text="Done."), called(), finished()
+    ),
+    "a call cut off": always(
+        calls(CallPiece(0, "a", "weather", "")), calls(CallPiece(0, "", "", '{"city": "R')), length(), finished()
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -96,13 +103,13 @@ def test_the_events_of_each_item_come_in_openais_order(client, served):
     served.engine.script = TWO_CALLS
     events = list(client.responses.create(model=MODEL, input="Hi", tools=[WEATHER, NOW], stream=True))
     added, part, done, item = "output_item.added", "content_part.added", "content_part.done", "output_item.done"
-    call = [added, "function_call_arguments.delta", "function_call_arguments.done", item]
+    arguments, arguments_done = "function_call_arguments.delta", "function_call_arguments.done"
     assert [event.type.removeprefix("response.") for event in events] == [
         *("created", "in_progress"),
         *(added, part, "reasoning_text.delta", "reasoning_text.done", done, item),
         *(added, part, "output_text.delta", "output_text.done", done, item),
-        *call,
-        *call,
+        *(added, arguments, arguments, arguments_done, item),
+        *(added, arguments, arguments_done, item),
         "completed",
     ]
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -116,7 +123,7 @@ def test_the_stream_helper_makes_the_whole_response_of_the_events(client, served
     with client.responses.stream(model=MODEL, input="Hi", tools=[WEATHER, NOW]) as stream:
         snapshots = [e.snapshot for e in stream if e.type == "response.function_call_arguments.delta"]
         final = stream.get_final_response()
-    assert snapshots == ['{"city": "Rome"}', "{}"]
+    assert snapshots == ['{"city": ', '{"city": "Rome"}', "{}"]
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
     assert final.output[2].parsed_arguments == {"city": "Rome"}
 
@@ -179,6 +186,7 @@ def test_what_an_assistant_did_in_a_row_is_one_turn_and_what_it_did_again_anothe
         Message("assistant", "", (call,)),
         Message("assistant", "", (call,), reasoning="hm"),
     )
+    assert items(SPOKEN, CALL, SPOKEN) == (Message("assistant", "aa", (call,)),)
     assert items(CALL, RESULT, SPOKEN) == (
         Message("assistant", "", (call,)),
         Message("tool", "ok", tool_call_id="c", name="now"),
@@ -231,7 +239,7 @@ def test_the_response_repeats_what_was_asked(client):
     response = client.responses.create(
         model=MODEL, input="Hi", tools=[NOW, WEATHER], tool_choice=choice, parallel_tool_calls=False
     )
-    bare = {"description": None, "parameters": {"type": "object", "properties": {}}, "strict": True}
+    bare = {"description": None, "parameters": {"type": "object", "properties": {}}, "strict": False}
     assert [tool.model_dump(exclude_unset=True) for tool in response.tools] == [NOW | bare, WEATHER]
     assert (response.tool_choice.name, response.parallel_tool_calls) == ("weather", False)
     plain = client.responses.create(model=MODEL, input="Hi")

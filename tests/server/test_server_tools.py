@@ -38,8 +38,10 @@ def calls(*pieces: CallPiece, choice: int = 0, text: str = "", reasoning: str = 
 TWO_CALLS = always(
     calls(reasoning="hm"),
     calls(text="I look."),
-    calls(CallPiece(0, "call_a", "weather", ""), CallPiece(0, "", "", '{"city": '), CallPiece(0, "", "", '"Rome"}')),
-    calls(CallPiece(1, "call_b", "now", ""), CallPiece(1, "", "", "{}")),
+    calls(
+        CallPiece(0, "call_a", "weather", "", 7, 3), CallPiece(0, "", "", '{"city": '), CallPiece(0, "", "", '"Rome"}')
+    ),
+    calls(CallPiece(1, "call_b", "now", "", 7, 4), CallPiece(1, "", "", "{}")),
     called(),
     RequestFinished(Usage(5, 9, 0, 3)),
 )

@@ -89,3 +89,28 @@ def test_the_first_impossible_character_breaks_it():
 def test_nesting_is_bounded():
     assert run("[" * 64)[0] is ScanState.OPEN
     assert run("[" * 65)[0] is ScanState.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (r'["\ud800"', 8),
+        (r'["\ud800x', 8),
+        (r'["\ud800\n', 9),
+        (r'["\ud800\u0041', 13),
+        (r'["\ud800\ud800', 13),
+        (r'["\udc00', 7),
+        ("[" + "1" * 1_001, 1_001),
+    ],
+)
+def test_half_a_pair_and_an_endless_number_break_a_value_that_python_would_take(text, at):
+    assert run(text) == (ScanState.BROKEN, at)
+    scanner = JsonScan()
+    for character in text:
+        scanner.take(character, 0)
+    assert scanner.state is ScanState.BROKEN
+
+
+def test_whole_pairs_and_long_numbers_are_taken():
+    for text in (r'["\ud83d\ude00\uD83D\uDE00x"]', "[" + "1" * 1_000 + "]"):
+        assert run(text) == (ScanState.DONE, len(text))

@@ -13,8 +13,9 @@ from penstock.contract.errors import ConfigError, InvalidParameter
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.text.call_format import CALL_FORMATS, find_call_format
-from penstock.text.call_parser import CallParser
+from penstock.text.call_parser import CallParser, CallPart
 from penstock.text.call_values import FoundCall
+from penstock.text.json_scan import JsonScan, ScanState
 from penstock.text.reasoning import ReasoningSplit
 from penstock.text.reply import ReplyFormat
 from penstock.text.tool_schemas import ToolSchemas
@@ -27,24 +28,45 @@ WEATHER = {
 }
 
 
-def tool(name: str = "weather", parameters: object = WEATHER) -> Tool:
+def tool(name: str = "weather", parameters: object = WEATHER, *, strict: bool = False) -> Tool:
     definition = {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
-    return Tool(name, json.dumps(definition), json.dumps(parameters))
+    return Tool(name, json.dumps(definition), json.dumps(parameters), strict)
 
 
 TOOLS = (tool(), tool("now", {"type": "object"}))
-ACCEPTS = ToolSchemas(TOOLS).accepts
+FREE = ToolSchemas(TOOLS)
+STRICT = ToolSchemas([tool(strict=True), tool("now", {"type": "object"}, strict=True)])
 PARIS = FoundCall("weather", '{"city": "Paris"}')
-ROME = FoundCall("weather", '{"city": "Rome", "days": 2}')
+ROME = FoundCall("weather", '{"city":"Rome","days":2}')
+ROME_WHOLE = FoundCall("weather", '{"city": "Rome", "days": 2}')
 NOW = FoundCall("now", "{}")
 P, R = '{"name": "weather", "arguments": {"city": "Paris"}}', '{"name":"weather","arguments":{"city":"Rome","days":2}}'
 BAD = '{"name": "weather", "arguments": {"town": "Paris"}}'
 
 
-def parse(form: str, *pieces: str, **options) -> tuple[str, list[FoundCall]]:
-    parser = CallParser(CALL_FORMATS[form], ACCEPTS, **options)
+def parser_of(form: str, tools: ToolSchemas = FREE, **options) -> CallParser:
+    return CallParser(CALL_FORMATS[form], tools.accepts, tools.takes_any, **options)
+
+
+def calls_of(parts: list[CallPart]) -> list[FoundCall]:
+    """The calls that parts add up to."""
+    calls: list[FoundCall] = []
+    for part in parts:
+        if part.name:
+            calls.append(FoundCall(part.name, part.arguments))
+        else:
+            calls[-1] = FoundCall(calls[-1].name, calls[-1].arguments + part.arguments)
+    return calls
+
+
+def parse(form: str, *pieces: str, tools: ToolSchemas = FREE, **options) -> tuple[str, list[FoundCall]]:
+    parser = parser_of(form, tools, **options)
     results = [parser.push(piece) for piece in pieces] + [parser.finish()]
-    return "".join(text for text, _ in results), [call for _, calls in results for call in calls]
+    return "".join(text for text, _ in results), calls_of([part for _, parts in results for part in parts])
+
+
+def called(name: str, arguments: str) -> FoundCall:
+    return FoundCall(name, arguments)
 
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
@@ -60,10 +82,19 @@ WHOLE = [
     ("hermes", f"<tool_call>{P}</tool_call> Done.", "Done.", [PARIS]),
     ("hermes", f"<tool_call>{P}", "", [PARIS]),
     ("hermes", f"<tool_call>[{P}, {R}]</tool_call>", "", [PARIS, ROME]),
-    ("hermes", f"<tool_call>\n{BAD}\n</tool_call>", f"<tool_call>\n{BAD}\n</tool_call>", []),
+    ("hermes", f"<tool_call>\n{BAD}\n</tool_call>", "", [called("weather", '{"town": "Paris"}')]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Par', "", [called("weather", '{"city": "Par')]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": Paris}}</tool_call>', "Paris}}</tool_call>",
+     [called("weather", '{"city": ')]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}</tool_call> Done.', "Done.", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}, "id": 1}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}, "id" 1}</tool_call>', ', "id" 1}</tool_call>', [NOW]),
+    ("hermes", '<tool_call>{"arguments": { }, "name": "now"}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"id": 1, "name": "now", "arguments": { }}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": { }}</tool_call>', "", [called("now", "{ }")]),
     ("hermes", f"a <tool_call> b <tool_call>{P}</tool_call>", "a <tool_call> b", [PARIS]),
     ("hermes", f"<tool_call><tool_call>{P}</tool_call>", "<tool_call>", [PARIS]),
-    ("hermes", f"<tool_call>{P}</tool_cool>", f"<tool_call>{P}</tool_cool>", []),
+    ("hermes", f"<tool_call>{P}</tool_cool>", "</tool_cool>", [PARIS]),
     ("hermes", f"{P}", P, []),
     ("hermes", "a < b <tool and <tool_cal", "a < b <tool and <tool_cal", []),
     ("hermes", ' \n {"x": 1} \n', ' \n {"x": 1} \n', []),
@@ -73,10 +104,10 @@ WHOLE = [
     ("hermes", '<tool_call>{"name": "now"}</tool_call>', '<tool_call>{"name": "now"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "later", "arguments": {}}</tool_call>',
      '<tool_call>{"name": "later", "arguments": {}}</tool_call>', []),
-    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>',
-     '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>', []),
-    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": 1e999}}</tool_call>',
-     '<tool_call>{"name": "now", "arguments": {"x": 1e999}}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>', '"}}</tool_call>',
+     [called("now", '{"x": "\\ud800')]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": 1e999}}</tool_call>', "",
+     [called("now", '{"x": 1e999}')]),
     ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
     ("llama3_json", f"<|python_tag|>{P}; {R}", "", [PARIS, ROME]),
     ("llama3_json", f"{P};{R}\n", "", [PARIS, ROME]),
@@ -87,7 +118,12 @@ WHOLE = [
     ("mistral", f"[TOOL_CALLS] [{P}]", "", [PARIS]),
     ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now{}', "", [PARIS, NOW]),
     ("mistral", "[TOOL_CALLS]weather[ARGS] none", "[TOOL_CALLS]weather[ARGS] none", []),
-    ("mistral", f"[TOOL_CALLS][{P}, {BAD}]", f"[TOOL_CALLS][{P}, {BAD}]", []),
+    ("mistral", f"[TOOL_CALLS][{P}, {BAD}]", "", [PARIS, called("weather", '{"town": "Paris"}')]),
+    ("mistral", f'[TOOL_CALLS][{P}, {{"x": 1}}] So.', ', {"x": 1}] So.', [PARIS]),
+    ("mistral", f"[TOOL_CALLS][{P}", "", [PARIS]),
+    ("mistral", f"[TOOL_CALLS][{P},", "", [PARIS]),
+    ("mistral", f"[TOOL_CALLS][{P} {R}]", '{"name":"weather","arguments":{"city":"Rome","days":2}}]', [PARIS]),
+    ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Par', "", [called("weather", '{"city": "Par')]),
     ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
     ("json", P, "", [PARIS]),
     ("json", f" [{P}, {R}] ", "", [PARIS, ROME]),
@@ -102,6 +138,25 @@ WHOLE = [
 def test_what_an_answer_means(form, answer, text, calls):
     assert parse(form, answer) == (text, calls)
     assert parse(form, *answer) == (text, calls)
+
+
+OF_STRICT_TOOLS = [
+    ("hermes", f"<tool_call>{P}</tool_call><tool_call>{R}", "", [PARIS, ROME_WHOLE]),
+    ("hermes", f"<tool_call>\n{BAD}\n</tool_call>", f"<tool_call>\n{BAD}\n</tool_call>", []),
+    ("hermes", f"<tool_call>{P[:-3]}", f"<tool_call>{P[:-3]}", []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>',
+     '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"x": 1e999}}</tool_call>',
+     '<tool_call>{"name": "now", "arguments": {"x": 1e999}}</tool_call>', []),
+    ("mistral", f"[TOOL_CALLS][{P}, {BAD}]", f", {BAD}]", [PARIS]),
+    ("mistral", f"[TOOL_CALLS][{BAD}, {P}]", f"[TOOL_CALLS][{BAD}, {P}]", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "answer", "text", "calls"), OF_STRICT_TOOLS)
+def test_a_strict_tool_is_called_whole_and_by_its_schema(form, answer, text, calls):
+    assert parse(form, answer, tools=STRICT) == (text, calls)
+    assert parse(form, *answer, tools=STRICT) == (text, calls)
 
 
 # --- however it is cut
@@ -123,6 +178,47 @@ def test_calls_and_text_do_not_depend_on_the_cut(form, answer, cuts, parallel):
     assert parse(form, *answer, parallel=parallel) == whole
     if not whole[1]:
         assert whole[0] == answer  # what is no call is text, to the last blank
+    assert parse(form, *pieces_of(answer, cuts), parallel=parallel, tools=STRICT) == parse(
+        form, answer, parallel=parallel, tools=STRICT
+    )
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "json"])
+@pytest.mark.parametrize("tools", [FREE, STRICT], ids=["free", "strict"])
+def test_every_cut_into_three_gives_the_same_calls_at_the_same_places(form, tools):
+    opening, closing = {
+        "hermes": ("So.\n<tool_call>\n", "\n</tool_call>\nDone"),
+        "llama3_json": ("<|python_tag|>", "; " + R),
+        "mistral": ("So. [TOOL_CALLS][", f",{R}] Done"),
+        "json": ("", " Done"),
+    }[form]
+    answer = opening + '{"name": "weather", "arguments": {"city": "a \\"}{ é", "days": 1}}' + closing
+
+    def read(*pieces: str) -> tuple[str, list[FoundCall], list[int]]:
+        parser = parser_of(form, tools)
+        results = [parser.push(piece) for piece in pieces] + [parser.finish()]
+        parts = [part for _, found in results for part in found]
+        return (
+            "".join(text for text, _ in results),
+            calls_of(parts),
+            [part.text_before for part in parts if part.name],
+        )
+
+    whole = read(answer)
+    assert whole[1][0].name == "weather"
+    assert json.loads(whole[1][0].arguments) == {"city": 'a "}{ é', "days": 1}
+    for first in range(len(answer) + 1):
+        for second in range(first, len(answer) + 1):
+            assert read(answer[:first], answer[first:second], answer[second:]) == whole
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(CALL_FORMATS)), ANSWERS, st.booleans())
+def test_arguments_are_always_the_beginning_of_an_object(form, answer, parallel):
+    for call in parse(form, answer, parallel=parallel)[1]:
+        scan = JsonScan()
+        assert scan.take(call.arguments, 0) == len(call.arguments)
+        assert scan.state is not ScanState.BROKEN
 
 
 @settings(max_examples=200)
@@ -160,33 +256,55 @@ def test_what_is_reasoning(answer, opened, reasoning, text):
 
 
 def test_no_more_is_held_back_than_may_still_be_a_call():
-    parser = CallParser(CALL_FORMATS["hermes"], ACCEPTS)
+    parser = parser_of("hermes")
     assert parser.push("It is <b>")[0] == "It is <b>"
     assert parser.push(" so <tool_c")[0] == " so"
     assert parser.push("ool>")[0] == " <tool_cool>"
     assert parser.push('<tool_call>{"name": ')[0] == ""
     assert parser.push("'x'}")[0] == "<tool_call>{\"name\": 'x'}"
-    assert parser.push(f"<tool_call>{P}</tool_call")[1] == []
-    assert parser.push(">")[1] == [PARIS]
+    strict = parser_of("hermes", STRICT)
+    assert strict.push(f"<tool_call>{P[:-1]}") == ("", [])
+    assert calls_of(strict.push("}")[1]) == [PARIS]
+
+
+def test_arguments_go_on_as_they_are_written():
+    parser = parser_of("hermes")
+    assert parser.push('Well. <tool_call>{"name": "weather", "arguments": ') == ("Well.", [])
+    assert parser.push("{") == ("", [CallPart("weather", "", 5), CallPart("", "{")])
+    assert parser.push('"city": "Par') == ("", [CallPart("", '"city": "Par')])
+    assert parser.push('is"}') == ("", [CallPart("", 'is"}')])
+    assert parser.push("}</tool_call>") == ("", [])
+    assert parser.finish() == ("", [])
+
+
+def test_a_named_tools_arguments_go_on_from_their_first_character():
+    parser = parser_of("json", arguments_of="weather")
+    assert parser.push("{") == ("", [CallPart("weather", ""), CallPart("", "{")])
+    assert parser.push('"city"') == ("", [CallPart("", '"city"')])
 
 
 def test_an_answer_that_is_json_but_no_call_comes_as_soon_as_that_is_clear():
-    parser = CallParser(CALL_FORMATS["json"], ACCEPTS)
+    parser = parser_of("json")
     assert parser.push('{"answer": 42') == ("", [])
     assert parser.push("}") == ('{"answer": 42}', [])
     assert parser.push(f" {P}") == (f" {P}", [])
 
 
 def test_the_only_call_that_is_wanted_ends_the_answer():
-    parser = CallParser(CALL_FORMATS["hermes"], ACCEPTS, parallel=False)
-    assert parser.push(f"<tool_call>{P}</tool_call><tool_call>{R}</tool_call> and more") == ("", [PARIS])
-    assert parser.ended
-    assert parser.finish() == ("", [])
+    for form, answer in (("hermes", f"<tool_call>{P}</tool_call><tool_call>{R}</tool_call> and"), ("json", f"[{P},")):
+        parser = parser_of(form, parallel=False)
+        text, parts = parser.push(answer)
+        assert (text, calls_of(parts)) == ("", [PARIS])
+        assert parser.ended
+        assert parser.finish() == ("", [])
 
 
 def test_a_named_tools_answer_is_its_arguments():
     assert parse("json", '{"city": "Paris"}', arguments_of="weather") == ("", [PARIS])
-    assert parse("json", '{"town": "Paris"}', arguments_of="weather") == ('{"town": "Paris"}', [])
+    assert parse("json", '{"town": "Paris"}', arguments_of="weather")[1] == [called("weather", '{"town": "Paris"}')]
+    strict = parse("json", '{"town": "Paris"}', arguments_of="weather", tools=STRICT)
+    assert strict == ('{"town": "Paris"}', [])
+    assert parse("json", "[{}]", arguments_of="weather") == ("[{}]", [])
 
 
 @pytest.mark.parametrize(
@@ -300,11 +418,13 @@ REFERRING = {"$defs": {"city": {"type": "string"}}, "properties": {"c": {"$ref":
 
 
 def accepts(schema: object, arguments: dict) -> bool:
-    return ToolSchemas([tool("f", schema)]).accepts("f", arguments)
+    return ToolSchemas([tool("f", schema, strict=True)]).accepts("f", arguments)
 
 
 def test_arguments_are_checked_against_the_schema():
     assert accepts(WEATHER, {"city": "Paris", "days": 1})
+    assert FREE.accepts("weather", {})
+    assert not FREE.accepts("later", {})
     for wrong in ({}, {"city": 1}, {"city": "P", "days": 0}, {"city": "P", "x": 1}):
         assert not accepts(WEATHER, wrong)
     assert accepts(REFERRING, {"c": "x", "t": {"t": {"c": "y"}}})

@@ -64,7 +64,11 @@ _FUNCTION_FIELDS = (
     Field("name", TEXT, "Letters, digits, dots, dashes and underscores."),
     Field("description", TEXT, "What it is for."),
     Field("parameters", OBJECT, "JSON Schema of the arguments; none by default."),
-    Field("strict", BOOLEAN, "Calls fit the schema either way: what does not is no call."),
+    Field(
+        "strict",
+        BOOLEAN,
+        "true: only arguments that fit the schema make a call, and it comes whole. Else they come as written.",
+    ),
 )
 _CHOICE_FIELDS = (
     Field("type", TEXT, "function or allowed_tools."),
@@ -174,7 +178,7 @@ def make_tool(function: JsonObject, path: str, limits: RequestLimits) -> Tool:
     ordered = {key: function[key] for key in ("name", "description", "parameters", "strict") if key in function}
     definition = {"type": "function", "function": ordered}
     parameters = json.dumps(function["parameters"], ensure_ascii=False)
-    return Tool(name, json.dumps(definition, ensure_ascii=False), parameters)
+    return Tool(name, json.dumps(definition, ensure_ascii=False), parameters, bool(function.get("strict")))
 
 
 def _tool(value: Any, path: str, limits: RequestLimits) -> Tool:

@@ -8,7 +8,8 @@ What is made for every token is a named tuple, as in `penstock.contract.plan`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -199,6 +200,22 @@ class ChoiceDelta(NamedTuple):
         calls = tuple(ChoiceDelta(self.choice, "", (), calls=(piece,)) for piece in self.calls)
         return calls if spoken.empty else (spoken, *calls)
 
+    def in_order(self, told: int) -> Iterator[str | CallPiece]:
+        """Its text and its pieces of calls, in the order in which the model wrote them.
+
+        Args:
+            told: characters of text in the choice's earlier deltas.
+        """
+        at = 0
+        for piece in self.calls:
+            before = piece.text_before - told
+            if piece.id and before > at:
+                yield self.text[at:before]
+                at = before
+            yield piece
+        if at < len(self.text):
+            yield self.text[at:]
+
     def then(self, later: ChoiceDelta) -> ChoiceDelta:
         """This one and the next of the same choice as one."""
         return ChoiceDelta(
@@ -206,9 +223,17 @@ class ChoiceDelta(NamedTuple):
             self.text + later.text,
             self.tokens + later.tokens,
             self.reasoning + later.reasoning,
-            self.calls + later.calls,
+            _joined(self.calls, later.calls) if later.calls else self.calls,
             self.reasoning_tokens + later.reasoning_tokens,
         )
+
+
+def _joined(calls: tuple[CallPiece, ...], later: tuple[CallPiece, ...]) -> tuple[CallPiece, ...]:
+    """The pieces in a row, arguments that go on as one piece."""
+    if not calls or later[0].id or calls[-1].id:
+        return calls + later
+    last = replace(calls[-1], arguments=calls[-1].arguments + later[0].arguments)
+    return (*calls[:-1], last, *later[1:])
 
 
 class ChoiceFinished(NamedTuple):

@@ -20,11 +20,13 @@ class Tool:
         name: how the model calls it; unique among the tools of a request.
         definition: JSON object as chat templates expect it: `{"type": "function", "function": {"name", ...}}`.
         parameters: JSON Schema of the arguments, as JSON text.
+        strict: whether only arguments that fit the schema make a call.
     """
 
     name: str
     definition: str
     parameters: str
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,16 @@ class CallPiece:
         id: given by the first piece of a call alone; "" in the others.
         name: likewise.
         arguments: more of the arguments' JSON text; joined over a call's pieces, all of it.
+        text_before: of a call's first piece: how many characters of the choice's text stand in front of the call.
+        tokens_before: of a call's first piece: how many of the choice's tokens were let out when it was found.
     """
 
     index: int
     id: str
     name: str
     arguments: str
+    text_before: int = 0
+    tokens_before: int = 0
 
 
 def made_calls(pieces: Iterable[CallPiece]) -> tuple[ToolCall, ...]:

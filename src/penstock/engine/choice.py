@@ -11,11 +11,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.contract.events import ChoiceDelta, FinishReason, TokenPiece
 from penstock.contract.plan import TopLogprobs
 from penstock.contract.request import StopRules
-from penstock.contract.tools import ToolUse
+from penstock.contract.tools import CallPiece, ToolUse
 from penstock.engine.token_pieces import token_piece
 from penstock.text import Detokenizer, ReplyReader, StopStrings, Tokenizer
 
@@ -113,11 +114,15 @@ class Choice:
             return ChoiceDelta(self.index, text, tokens)
         piece = self._parser.push(text)
         count = self._newly_reasoning(tokens)
-        delta = ChoiceDelta(self.index, piece.text, tokens, piece.reasoning, piece.calls, count)
+        delta = ChoiceDelta(self.index, piece.text, tokens, piece.reasoning, self._placed(piece.calls), count)
         if not last:
             return delta
         rest = self._parser.finish()
-        return delta.then(ChoiceDelta(self.index, rest.text, (), rest.reasoning, rest.calls))
+        return delta.then(ChoiceDelta(self.index, rest.text, (), rest.reasoning, self._placed(rest.calls)))
+
+    def _placed(self, calls: tuple[CallPiece, ...]) -> tuple[CallPiece, ...]:
+        """The pieces, the first of each call with the tokens that were let out so far."""
+        return tuple(replace(call, tokens_before=self._told_tokens) if call.id else call for call in calls)
 
     def _newly_reasoning(self, tokens: Sequence[TokenPiece]) -> int:
         """How many of the tokens let out, these included, turn out to be reasoning that were not known to be."""

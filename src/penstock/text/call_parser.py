@@ -1,8 +1,9 @@
 """Finds tool calls in an answer that arrives in pieces; whatever turns out not to be a call is text.
 
-Decides where a call begins and ends, by the model's `CallFormat`, and lets it out whole, once its arguments fit the
-tool's schema. What may still be a call is held back, nothing else: the first character that makes it impossible
-releases all of it as text. Blank space beside a call belongs to the format and is dropped.
+Decides where a call begins and ends, by the model's `CallFormat`. What may still be a call is held back, nothing else:
+the first character that makes it impossible releases all of it as text. From where it is certain to be a call, its
+arguments go on as they are written (`CallEntry`). Each entry of a list is judged by itself. Blank space beside a call
+belongs to the format and is dropped.
 
 Does not know tokens, ids of calls or HTTP. Invariants: each character is looked at a bounded number of times; calls and
 text depend on the answer alone, not on how it is cut into pieces.
@@ -11,17 +12,20 @@ text depend on the answer alone, not on how it is cut into pieces.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum, auto
 
+from penstock.text.call_entry import CallEntry, Streams
 from penstock.text.call_format import ARGS, CallFormat
-from penstock.text.call_values import Accepts, FoundCall, read_calls
-from penstock.text.json_scan import JsonScan, ScanState
+from penstock.text.call_values import Accepts
+from penstock.text.json_scan import ScanState
 from penstock.text.reasoning import partial_suffix
 
-__all__ = ["CallParser"]
+__all__ = ["CallParser", "CallPart"]
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
 _LONGEST_NAME = 64
+_SPACE = " \t\n\r"  # of JSON
 
 
 class _Place(Enum):
@@ -31,9 +35,25 @@ class _Place(Enum):
     NAME = auto()
     MARK = auto()
     """In the mark between a name and its JSON."""
-    JSON = auto()
+    ENTRY = auto()
+    """In a call's JSON object."""
+    LIST = auto()
+    """In a list of such objects, between them."""
     TAIL = auto()
     """Between the JSON and the end of the closing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A part of a call: first its name; then, with no name, its arguments.
+
+    Attributes:
+        text_before: with a name: how many characters of the answer's text stand in front of the call.
+    """
+
+    name: str
+    arguments: str
+    text_before: int = 0
 
 
 class CallParser:
@@ -42,6 +62,7 @@ class CallParser:
     Args:
         form: how the model writes calls.
         accepts: the tools' judgement on a name and arguments.
+        streams: their judgement on a name alone: whether its call is one whatever its arguments will be.
         parallel: whether more than one call is wanted.
         arguments_of: the answer is to be the arguments of this tool alone; "" when calls carry their names.
 
@@ -49,10 +70,19 @@ class CallParser:
         ended: no further text is wanted, as the only call that was wanted is made.
     """
 
-    def __init__(self, form: CallFormat, accepts: Accepts, *, parallel: bool = True, arguments_of: str = "") -> None:
+    def __init__(
+        self,
+        form: CallFormat,
+        accepts: Accepts,
+        streams: Streams,
+        *,
+        parallel: bool = True,
+        arguments_of: str = "",
+    ) -> None:
         self.ended = False
         self._form = form
         self._accepts = accepts
+        self._streams = streams
         self._parallel = parallel
         self._arguments_of = arguments_of
         self._opening = re.compile("|".join(map(re.escape, form.openings)) or "(?!)")
@@ -64,34 +94,38 @@ class CallParser:
         self._after_call = False
         self._start_unit()
         self._said: list[str] = []
-        self._calls: list[FoundCall] = []
+        self._said_chars = 0
+        self._parts: list[CallPart] = []
 
-    def push(self, text: str) -> tuple[str, list[FoundCall]]:
-        """The next piece of the answer: text that is final, and calls that are complete."""
+    def push(self, text: str) -> tuple[str, list[CallPart]]:
+        """The next piece of the answer: text that is final, and parts of calls."""
         at = 0
         while at < len(text) and not self.ended:
             at = self._step(text, at)
         return self._result()
 
-    def finish(self) -> tuple[str, list[FoundCall]]:
-        """What was held back, when the answer has ended. A call that lacks but its closing is one."""
+    def finish(self) -> tuple[str, list[CallPart]]:
+        """What was held back, when the answer has ended. What a call lacks behind its arguments does no harm."""
         if self.ended:
             return self._result()
-        if self._place is _Place.TAIL:
-            self._complete()
-        elif self._place is not _Place.TEXT:
+        if self._place is not _Place.TEXT and not self._only_syntax_lacks():
             self._fail()
         self._say(self._tail)
         self._tail = ""
         if not self._after_call:
-            self._said += self._space
+            self._let_out(self._space)
         self._space = []
         return self._result()
 
-    def _result(self) -> tuple[str, list[FoundCall]]:
-        said, calls = "".join(self._said), self._calls
-        self._said, self._calls = [], []
-        return said, calls
+    def _only_syntax_lacks(self) -> bool:
+        if self._place is _Place.ENTRY:
+            return self._entry.called
+        return self._place in (_Place.TAIL, _Place.LIST) and self._unit_called
+
+    def _result(self) -> tuple[str, list[CallPart]]:
+        said, parts = "".join(self._said), self._parts
+        self._said, self._parts = [], []
+        return said, parts
 
     def _step(self, text: str, at: int) -> int:
         """Take some characters from `at` on; where to go on."""
@@ -104,8 +138,10 @@ class CallParser:
                 return self._in_name(text, at)
             case _Place.MARK:
                 return self._in_mark(text, at)
-            case _Place.JSON:
-                return self._in_json(text, at)
+            case _Place.ENTRY:
+                return self._in_entry(text, at)
+            case _Place.LIST:
+                return self._in_list(text, at)
             case _Place.TAIL:
                 return self._in_tail(text, at)
 
@@ -118,8 +154,7 @@ class CallParser:
         bare = self._bare_start(buffer)
         if bare is not None:
             self._say(buffer[:bare])
-            self._place = _Place.JSON
-            return origin + bare
+            return self._begin_json(buffer[bare], origin + bare)
         opening = self._opening.search(buffer)
         if opening is not None:
             self._say(buffer[: opening.start()])
@@ -150,25 +185,33 @@ class CallParser:
             self._space.append(text)
             return
         if not self._after_call:
-            self._said += self._space
-        self._said.append(body)
+            self._let_out(self._space)
+        self._let_out([body])
         self._space = [text[len(body) :]]
         self._fresh = self._after_call = False
+
+    def _let_out(self, texts: list[str]) -> None:
+        self._said += texts
+        self._said_chars += sum(map(len, texts))
 
     # --- a call
 
     def _start_unit(self) -> None:
-        self._raw: list[str] = []  # all of what may be a call, as the model wrote it
-        self._json: list[str] = []
+        self._raw: list[str] = []  # what may be a call, as the model wrote it, in front of the entry that is read
         self._name: list[str] = []
-        self._scan = JsonScan()
+        self._entry = self._new_entry()
+        self._listed = False
+        self._wants_entry = False  # in a list: after its bracket, or a comma
+        self._unit_called = False
         self._marked = 0  # characters of the mark, or of the closing, that have come
+
+    def _new_entry(self) -> CallEntry:
+        return CallEntry("".join(self._name) or self._arguments_of, self._accepts, self._streams)
 
     def _in_head(self, text: str, at: int) -> int:
         character = text[at]
         if character in "{[":
-            self._place = _Place.JSON
-            return at
+            return self._begin_json(character, at)
         if character.isspace():
             self._raw.append(character)
             return at + 1
@@ -180,8 +223,7 @@ class CallParser:
     def _in_name(self, text: str, at: int) -> int:
         character = text[at]
         if character == "{":
-            self._place = _Place.JSON
-            return at
+            return self._begin_json(character, at)
         if character == ARGS[0]:
             self._place = _Place.MARK
             return at
@@ -195,24 +237,72 @@ class CallParser:
         if self._marked == len(ARGS):
             if text[at] != "{":
                 return self._fail(at)
-            self._place, self._marked = _Place.JSON, 0
-            return at
+            self._marked = 0
+            return self._begin_json(text[at], at)
         if text[at] != ARGS[self._marked]:
             return self._fail(at)
         return self._take_mark(text, at)
 
-    def _in_json(self, text: str, at: int) -> int:
-        end = self._scan.take(text, at)
-        self._raw.append(text[at:end])
-        self._json.append(text[at:end])
-        if self._scan.state is ScanState.BROKEN:
+    def _begin_json(self, bracket: str, at: int) -> int:
+        """Go on with the object or list that begins at `at`."""
+        if bracket == "{":
+            self._place, self._entry = _Place.ENTRY, self._new_entry()
+            return at
+        if self._arguments_of:
+            return self._fail(at)
+        self._place, self._listed, self._wants_entry = _Place.LIST, True, True
+        self._raw.append(bracket)
+        return at + 1
+
+    def _in_list(self, text: str, at: int) -> int:
+        character = text[at]
+        if self._wants_entry and character == "{":
+            return self._begin_json(character, at)
+        if character == "]" and not self._wants_entry:
+            self._end_unit()
+            return at + 1
+        if character == "," and not self._wants_entry:
+            self._wants_entry = True
+        elif character not in _SPACE:
+            return self._fail(at)
+        self._raw.append(character)
+        return at + 1
+
+    def _in_entry(self, text: str, at: int) -> int:
+        entry = self._entry
+        end = entry.take(text, at)
+        for found in entry.found():
+            self._add(found.name, found.arguments)
+        if entry.state is ScanState.OPEN:
+            return end
+        if entry.called and (not self._parallel or self._arguments_of):
+            self.ended = True
+            return end
+        if entry.state is ScanState.BROKEN:
             return self._fail(end)
-        if self._scan.state is ScanState.DONE:
-            if self._form.closing:
-                self._place = _Place.TAIL
-            else:
-                self._complete()
+        self._raw = []
+        if self._listed:
+            self._place, self._wants_entry, self._entry = _Place.LIST, False, self._new_entry()
+        else:
+            self._end_unit()
         return end
+
+    def _add(self, name: str, arguments: str) -> None:
+        """Let out a part of a call."""
+        if name:
+            self._raw, self._space = [], []
+            self._after_call = self._unit_called = True
+            self._parts.append(CallPart(name, "", self._said_chars))
+        elif self._parts and not self._parts[-1].name:
+            self._parts[-1] = CallPart("", self._parts[-1].arguments + arguments)
+        else:
+            self._parts.append(CallPart("", arguments))
+
+    def _end_unit(self) -> None:
+        """The JSON is over, and had a call."""
+        self._start_unit()
+        self._unit_called = True
+        self._place = _Place.TAIL if self._form.closing else _Place.TEXT
 
     def _in_tail(self, text: str, at: int) -> int:
         character = text[at]
@@ -223,7 +313,8 @@ class CallParser:
             return self._fail(at)
         at = self._take_mark(text, at)
         if self._marked == len(self._form.closing):
-            self._complete()
+            self._start_unit()
+            self._place = _Place.TEXT
         return at
 
     def _take_mark(self, text: str, at: int) -> int:
@@ -232,22 +323,10 @@ class CallParser:
         return at + 1
 
     def _fail(self, at: int = 0) -> int:
-        """It is no call: all of it is text. The character at `at` is looked at anew."""
-        raw = "".join(self._raw)
+        """What was held back is no call: all of it is text. The character at `at` is looked at anew."""
+        raw = "".join(self._raw) + self._entry.raw
         self._start_unit()
         self._place = _Place.TEXT
         self._say(raw)
         self._fresh = False
         return at
-
-    def _complete(self) -> None:
-        found = read_calls("".join(self._json), "".join(self._name) or self._arguments_of, self._accepts)
-        if not found:
-            self._fail()
-            return
-        self._calls += found if self._parallel else found[:1]
-        self.ended = not self._parallel or bool(self._arguments_of)
-        self._start_unit()
-        self._place = _Place.TEXT
-        self._space = []
-        self._after_call = True

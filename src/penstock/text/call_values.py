@@ -1,6 +1,6 @@
-"""Names and arguments of the calls in a finished JSON value, under any of the spellings that models use.
+"""The call in a finished JSON object, under any of the spellings that models use.
 
-Decides when a value is a call (it has a name and arguments, and its tool accepts them) and how its arguments are
+Decides when an object is a call (it has a name and arguments, and its tool accepts them) and how its arguments are
 written on. Does not know formats or streams.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Accepts", "FoundCall", "read_calls"]
+__all__ = ["Accepts", "FoundCall", "read_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +26,23 @@ Accepts = Callable[[str, dict[str, Any]], bool]
 """Whether there is a tool of this name that takes these arguments."""
 
 
-def read_calls(text: str, name: str, accepts: Accepts) -> list[FoundCall]:
-    """The calls that a JSON object or list holds; none at all if any of its entries is no call.
+def read_call(text: str, name: str, accepts: Accepts) -> FoundCall | None:
+    """The call that a JSON object is; None where it is none.
 
     Args:
         text: the JSON text.
-        name: of the tool whose arguments it is; "" when it names its tools itself.
+        name: of the tool whose arguments it is; "" when it names its tool itself.
         accepts: the tools' judgement.
     """
     try:
         value = json.loads(text)
     except ValueError:  # an integer of thousands of digits
-        return []
-    if name:
-        named = [(name, value)]
-    else:
-        named = [_name_and_arguments(entry) for entry in (value if isinstance(value, list) else [value])]
-    calls = [_checked(each, arguments, accepts) for each, arguments in named]
-    found = [call for call in calls if call is not None]
-    return found if len(found) == len(calls) else []
-
-
-def _checked(name: Any, arguments: Any, accepts: Accepts) -> FoundCall | None:
-    if not isinstance(name, str) or not isinstance(arguments, dict) or not accepts(name, arguments):
+        return None
+    called, arguments = (name, value) if name else _name_and_arguments(value)
+    if not isinstance(called, str) or not isinstance(arguments, dict) or not accepts(called, arguments):
         return None
     written = _written(arguments)
-    return None if written is None else FoundCall(name, written)
+    return None if written is None else FoundCall(called, written)
 
 
 def _name_and_arguments(entry: Any) -> tuple[Any, Any]:

@@ -1,7 +1,8 @@
 """Recognises a JSON object or list (RFC 8259) character by character, so that other text is known at once.
 
-Decides where the value ends and which character makes it impossible. Builds nothing: the finished text is for
-`json.loads`, which accepts it. Each character is looked at once. Does not know what the value is for.
+Decides where the value ends and which character makes it impossible. Half of a surrogate pair does, as it is no
+character. Builds nothing: the finished text is for `json.loads`, which accepts it. Each character is looked at once.
+Does not know what the value is for.
 Invariant: as long as the scan is open, some continuation of what it has taken is a JSON value.
 """
 
@@ -13,10 +14,13 @@ from enum import Enum, auto
 __all__ = ["JsonScan", "ScanState"]
 
 _DEEPEST = 64
+_LONGEST_NUMBER = 1_000  # characters; longer integers are refused by parsers, as they take quadratic time
 _SPACE = " \t\n\r"
 _STRING_EVENT = re.compile(r'["\\\x00-\x1f]')
 _ESCAPES = '"\\/bfnrt'
 _HEX = "0123456789abcdefABCDEF"
+_HEX_DIGITS = 4
+_FIRST_HALVES, _SECOND_HALVES = range(0xD800, 0xDC00), range(0xDC00, 0xE000)  # of surrogate pairs
 _LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
 
 # A number as a table: state -> (character class -> next state). "d" stands for a digit, "z" for zero.
@@ -58,15 +62,18 @@ class _Expect(Enum):
 class JsonScan:
     """The scan of one value, at most 64 levels deep. Owned by the parser that feeds it."""
 
-    __slots__ = ("_expect", "_is_key", "_number", "_rest", "_stack", "state")
+    __slots__ = ("_digits", "_expect", "_is_key", "_length", "_number", "_pair", "_rest", "_stack", "state")
 
     def __init__(self) -> None:
         self.state = ScanState.OPEN
         self._expect = _Expect.VALUE
         self._stack: list[str] = []
         self._is_key = False
-        self._rest = ""  # what a literal still lacks; in an escape, one character for each hex digit still to come
+        self._rest = ""  # what a literal still lacks
         self._number = ""
+        self._length = 0  # of the number
+        self._digits = ""  # of the escape
+        self._pair = False  # the second half of a surrogate pair must follow
 
     def take(self, text: str, start: int) -> int:
         """Take characters from `start` on; where it stopped: after the value, before what broke it, or at the end."""
@@ -81,6 +88,9 @@ class JsonScan:
         return at
 
     def _in_string(self, text: str, start: int) -> int:
+        if self._pair and text[start] != "\\":
+            self.state = ScanState.BROKEN
+            return start
         event = _STRING_EVENT.search(text, start)
         if event is None:
             return len(text)
@@ -135,6 +145,7 @@ class JsonScan:
         if character == "-" or _digit(character):
             self._expect = _Expect.NUMBER
             self._number = "-" if character == "-" else "0" if character == "0" else "i"
+            self._length = 1
             return True
         return self._string(character, is_key=False)
 
@@ -144,16 +155,21 @@ class JsonScan:
 
     def _escaped(self, character: str) -> bool:
         if character == "u":
-            self._expect, self._rest = _Expect.HEX, "uuuu"
+            self._expect, self._digits = _Expect.HEX, ""
             return True
         self._expect = _Expect.STRING
-        return character in _ESCAPES
+        return character in _ESCAPES and not self._pair
 
     def _hex_digit(self, character: str) -> bool:
-        self._rest = self._rest[1:]
-        if not self._rest:
-            self._expect = _Expect.STRING
-        return character in _HEX
+        if character not in _HEX:
+            return False
+        self._digits += character
+        if len(self._digits) < _HEX_DIGITS:
+            return True
+        self._expect = _Expect.STRING
+        code, second = int(self._digits, 16), self._pair
+        self._pair = not second and code in _FIRST_HALVES
+        return (code in _SECOND_HALVES) == second
 
     def _literal(self, character: str) -> bool:
         expected, self._rest = self._rest[0], self._rest[1:]
@@ -166,7 +182,8 @@ class JsonScan:
         after = _NUMBER[self._number].get(kind)
         if after is not None:
             self._number = after
-            return True
+            self._length += 1
+            return self._length <= _LONGEST_NUMBER
         self._expect = _Expect.COMMA_OR_END
         return self._number in _NUMBER_ENDS and self._move(character)
 

@@ -18,8 +18,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Prompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
 from penstock.text.call_format import CALL_FORMATS, CallFormat, find_call_format
-from penstock.text.call_parser import CallParser
-from penstock.text.call_values import FoundCall
+from penstock.text.call_parser import CallParser, CallPart
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
 from penstock.text.tool_schemas import ToolSchemas
@@ -158,6 +157,8 @@ class ReplyParser:
             self._calls = CallParser(
                 reader.calls,
                 reader.schemas.accepts,
+                # What must call is held to a grammar of calls; a strict tool in any other answer is called whole.
+                reader.schemas.takes_any if rules.tool_use is ToolUse.AUTO else reader.schemas.knows,
                 parallel=rules.parallel_tool_calls,
                 arguments_of=rules.tool_name if rules.tool_use is ToolUse.NAMED else "",
             )
@@ -192,14 +193,16 @@ class ReplyParser:
         more, last = self._calls.finish()
         return self._piece(reasoning, said + more, [*found, *last])
 
-    def _piece(self, reasoning: str, text: str, found: Sequence[FoundCall]) -> ReplyPiece:
+    def _piece(self, reasoning: str, text: str, parts: Sequence[CallPart]) -> ReplyPiece:
         if self._reader.rules.reasoning is ReasoningUse.HIDDEN:
             reasoning = ""
         pieces: list[CallPiece] = []
-        for call in found:
-            pieces.append(CallPiece(self._made, self._call_id(self._made), call.name, ""))
-            pieces.append(CallPiece(self._made, "", "", call.arguments))
-            self._made += 1
+        for part in parts:
+            if part.name:
+                self._made += 1
+            index = self._made - 1
+            call_id = self._call_id(index) if part.name else ""
+            pieces.append(CallPiece(index, call_id, part.name, part.arguments, part.text_before))
         self.called = self._made > 0
         return ReplyPiece(reasoning, text, tuple(pieces))
 

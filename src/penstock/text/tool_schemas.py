@@ -38,10 +38,11 @@ class ToolSchemas:
         InvalidParameter: a schema is none, or refers outside itself; names `tools.<index>.function.parameters`.
     """
 
-    __slots__ = ("_schemas",)
+    __slots__ = ("_schemas", "_strict")
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._schemas: dict[str, tuple[Any, Any]] = {}
+        self._strict = frozenset(tool.name for tool in tools if tool.strict)
         subschemas = patterns = 0
         for index, tool in enumerate(tools):
             schema, param = json.loads(tool.parameters), f"tools.{index}.function.parameters"
@@ -54,8 +55,20 @@ class ToolSchemas:
                 _refuse_foreign(node, schema, param)
             self._schemas[tool.name] = (schema, _compile(schema, param))
 
+    def knows(self, name: str) -> bool:
+        """Whether there is such a tool."""
+        return name in self._schemas
+
+    def takes_any(self, name: str) -> bool:
+        """Whether there is such a tool, and a call of it is one whatever its arguments are."""
+        return name in self._schemas and name not in self._strict
+
     def accepts(self, name: str, arguments: dict[str, Any]) -> bool:
-        """Whether there is such a tool, and it takes these arguments."""
+        """Whether arguments make a call: of a strict tool, those that fit its schema; of any other tool, all."""
+        return self.takes_any(name) or self.fits(name, arguments)
+
+    def fits(self, name: str, arguments: dict[str, Any]) -> bool:
+        """Whether there is such a tool, and arguments fit its schema."""
         if name not in self._schemas:
             return False
         schema, validator = self._schemas[name]

@@ -7,7 +7,6 @@ Anthropic; together they are the prompt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 
 from fastapi import Request, Response
@@ -16,7 +15,7 @@ from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import RequestError
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
-from penstock.contract.tools import CallPiece, ToolCall, made_calls
+from penstock.contract.tools import CallPiece, ToolCall
 from penstock.server.anthropic.errors import anthropic_error
 from penstock.server.anthropic.messages_request import (
     COUNT_FIELDS,
@@ -26,6 +25,7 @@ from penstock.server.anthropic.messages_request import (
     parse_count,
     parse_messages,
 )
+from penstock.server.delivery.call_arguments import arguments_object, spoken_and_called
 from penstock.server.delivery.deliveries import Delivery, WholeDelivery
 from penstock.server.delivery.named_events import NamedEventDelivery
 from penstock.server.delivery.serving import Serving
@@ -42,8 +42,8 @@ SERVER_FAILED = 500
 class MessageFormatter:
     """Anthropic's `message`. Each answer has its own instance.
 
-    Blocks have one order, reasoning, text, calls, in whatever order the engine's outputs came. So calls are sent at the
-    end, and a stream says the same as a whole answer.
+    Blocks have the order in which the model wrote them: reasoning first, then text and calls, each call a block and
+    the text between two calls one. A stream says the same as a whole answer.
 
     Args:
         prompt_tokens: how many tokens the prompt has, for a stream's opening event.
@@ -54,17 +54,19 @@ class MessageFormatter:
         self._prompt_tokens = prompt_tokens
         self._open = ""  # the kind of the block that is being sent
         self._blocks = 0  # opened so far
-        self._pieces: list[CallPiece] = []
+        self._told = 0  # characters of text so far
+        self._called = False
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The `message` object."""
         ((delta, finished),) = choices
-        calls = made_calls(delta.calls)
         content = [_block("thinking", delta.reasoning)] if delta.reasoning else []
-        if delta.text or not (content or calls):
-            content.append(_block("text", delta.text))
-        content += [_call_block(call, json.loads(call.arguments)) for call in calls]
-        return self._head | {"content": content} | _ending(finished, bool(calls)) | {"usage": _usage(usage)}
+        content += [
+            _block("text", part) if isinstance(part, str) else _call_block(part, arguments_object(part.arguments))
+            for part in spoken_and_called(delta)
+        ]
+        content = content or [_block("text", "")]
+        return self._head | {"content": content} | _ending(finished, bool(delta.calls)) | {"usage": _usage(usage)}
 
     def opening(self) -> Iterator[JsonObject]:
         """The empty message."""
@@ -73,24 +75,32 @@ class MessageFormatter:
         yield {"type": "message_start", "message": self._head | {"content": []} | nothing | {"usage": usage}}
 
     def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
-        """More reasoning or text."""
-        for kind, text in (("thinking", delta.reasoning), ("text", delta.text)):
-            if text:
-                yield from self._into(kind)
-                yield self._more({"type": f"{kind}_delta", kind: text})
-        self._pieces += delta.calls
+        """More reasoning, text, or arguments of a call."""
+        if delta.reasoning:
+            yield from self._into("thinking")
+            yield self._more({"type": "thinking_delta", "thinking": delta.reasoning})
+        for part in delta.in_order(self._told):
+            if isinstance(part, CallPiece):
+                yield from self._call(part)
+            else:
+                yield from self._into("text")
+                yield self._more({"type": "text_delta", "text": part})
+        self._told += len(delta.text)
+
+    def _call(self, piece: CallPiece) -> Iterator[JsonObject]:
+        if piece.id:
+            self._called = True
+            yield from self._stop()
+            yield from self._start(_call_block(ToolCall(piece.id, piece.name, ""), {}))
+        if piece.arguments:
+            yield self._more({"type": "input_json_delta", "partial_json": piece.arguments})
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
-        """The end of the block, the calls, and the end of the message."""
-        calls = made_calls(self._pieces)
-        if not (self._blocks or calls):
+        """The end of the last block, and the end of the message."""
+        if not self._blocks:
             yield from self._into("text")
         yield from self._stop()
-        for call in calls:
-            yield from self._start(_call_block(call, {}))
-            yield self._more({"type": "input_json_delta", "partial_json": call.arguments})
-            yield from self._stop()
-        yield {"type": "message_delta", "delta": _ending(finished, bool(calls)), "usage": _usage(usage)}
+        yield {"type": "message_delta", "delta": _ending(finished, self._called), "usage": _usage(usage)}
         yield {"type": "message_stop"}
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterable[JsonObject]:  # noqa: ARG002 (EventFormatter's signature)

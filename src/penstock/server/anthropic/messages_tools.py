@@ -89,7 +89,11 @@ _TOOL_FIELDS = (
     Field("name", TEXT, "Letters, digits, dots, dashes and underscores."),
     Field("description", TEXT, "What it is for."),
     Field("input_schema", OBJECT, "JSON Schema of the arguments."),
-    Field("strict", BOOLEAN, "Calls fit the schema either way: what does not is no call."),
+    Field(
+        "strict",
+        BOOLEAN,
+        "true: only arguments that fit the schema make a call, and it comes whole. Else they come as written.",
+    ),
     CACHE_FIELD,
 )
 _NEUTRAL_TOOL: Neutrals = {

@@ -1,19 +1,22 @@
 """OpenAI's `response` object while it is being made, and its events.
 
-A response is in_progress and then completed, incomplete, cancelled or failed. Its items have one order, reasoning,
-message, calls, in whatever order the engine's outputs came; so calls are sent at the end. Every event carries the next
-`sequence_number`. The object that is sent, the one that is stored and the one that the events build are the same.
+A response is in_progress and then completed, incomplete, cancelled or failed. Its items have the order in which the
+model wrote them: reasoning, then messages and calls; text behind a call is a message of its own. Every event carries
+the next `sequence_number`. The object that is sent, the one that is stored and the one that the events build are the
+same: a whole response is built as a streamed one, and its events are dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from penstock.api_fields.answers import logprob_objects
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece, Usage
 from penstock.contract.request import Message
-from penstock.contract.tools import CallPiece, ToolCall, made_calls
+from penstock.contract.tools import CallPiece, ToolCall
+from penstock.server.delivery.call_arguments import closed
 
 __all__ = ["ResponsesFormatter", "usage_of"]
 
@@ -25,9 +28,30 @@ STATUSES = {
     FinishReason.ERROR: "failed",
 }
 LAST_EVENTS = {"completed": "response.completed", "failed": "response.failed"}
-REASONING, MESSAGE = "reasoning", "message"
+REASONING, MESSAGE, CALL = "reasoning", "message", "function_call"
 PREFIXES = {REASONING: "rs_", MESSAGE: "msg_"}
 TEXT_EVENTS = {REASONING: "response.reasoning_text", MESSAGE: "response.output_text"}
+
+
+@dataclass
+class _Item:
+    """An item while it is made.
+
+    Attributes:
+        index: its place in the output.
+        text: the pieces of its text; of a call, of the arguments.
+        call_id, name: a call's.
+        first_token, end_token: which of the choice's tokens are a message's; the end is None until it is known.
+    """
+
+    kind: str
+    id: str
+    index: int
+    text: list[str] = field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+    first_token: int = 0
+    end_token: int | None = None
 
 
 class ResponsesFormatter:
@@ -45,14 +69,13 @@ class ResponsesFormatter:
         self._head = head
         self._changed = changed
         self._stem = head["id"].removeprefix("resp_")
-        self._said: dict[str, list[str]] = {REASONING: [], MESSAGE: []}
-        self._pieces: list[CallPiece] = []
+        self._items: list[_Item] = []
+        self._open = False  # whether the last item is being sent
+        self._told = 0  # characters of messages so far
         self._logprobs = logprobs
         self._tokens: list[TokenPiece] = []
         self._reasoning_tokens = 0
-        self._sent_tokens = 0  # of the message
-        self._open = ""  # the kind of the item that is being sent
-        self._items = 0  # sent so far
+        self._sent_tokens = 0
         self._sequence = 0
         self.ended = False
 
@@ -63,7 +86,8 @@ class ResponsesFormatter:
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The complete response."""
         ((delta, finished),) = choices
-        self._take(delta)
+        for _ in (*self.piece(delta), *self._last_events(STATUSES[finished.reason])):
+            pass
         return self._end(STATUSES[finished.reason], usage)
 
     def opening(self) -> Iterator[JsonObject]:
@@ -73,36 +97,35 @@ class ResponsesFormatter:
         yield self._event("response.in_progress", response=response)
 
     def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
-        """More reasoning or text."""
-        self._note_tokens(delta)
-        for kind, text in ((REASONING, delta.reasoning), (MESSAGE, delta.text)):
-            if text:
-                yield from self._into(kind)
-                self._said[kind].append(text)
-                yield from self._say(kind, text)
-        self._pieces += delta.calls
-
-    def _say(self, kind: str, text: str) -> Iterator[JsonObject]:
-        """The next piece of a part; a message's piece has the tokens that no event has had yet."""
-        extras: JsonObject = {}
-        if kind == MESSAGE:
-            tokens = self._message_tokens()
-            extras = {"logprobs": _in_events(tokens[self._sent_tokens :])}
-            self._sent_tokens = len(tokens)
-        yield self._event(f"{TEXT_EVENTS[kind]}.delta", delta=text, **extras, **self._place(kind))
+        """More reasoning, text, or arguments of a call."""
+        if self._logprobs:
+            self._tokens += delta.tokens
+            self._reasoning_tokens += delta.reasoning_tokens
+        if delta.reasoning:
+            yield from self._into(REASONING)
+            yield from self._say(delta.reasoning)
+        heads = [call for call in delta.calls if call.id]
+        for part in delta.in_order(self._told):
+            if isinstance(part, CallPiece):
+                if part.id:
+                    yield from self._begin_call(heads.pop(0))
+                yield from self._argue(part.arguments)
+            else:
+                yield from self._into(MESSAGE)
+                yield from self._say(part, heads[0].tokens_before if heads else None)
+        self._told += len(delta.text)
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
-        """The end of the item, the calls, and the end of the response."""
-        status, calls = STATUSES[finished.reason], made_calls(self._pieces)
-        if not (self._items or calls):
-            yield from self._into(MESSAGE)
-        if self._open == MESSAGE and len(self._message_tokens()) > self._sent_tokens:
-            yield from self._say(MESSAGE, "")
-        yield from self._close("completed" if calls else status)
-        for index, call in enumerate(calls):
-            yield from self._call(index, call)
+        """The end of the last item, and the end of the response."""
+        status = STATUSES[finished.reason]
+        yield from self._last_events(status)
         response = self._end(status, usage)
         yield self._event(LAST_EVENTS.get(status, "response.incomplete"), response=response)
+
+    def _last_events(self, status: str) -> Iterator[JsonObject]:
+        if not self._items:
+            yield from self._into(MESSAGE)
+        yield from self._close(status)
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterator[JsonObject]:
         """The failed response."""
@@ -117,89 +140,109 @@ class ResponsesFormatter:
         if not self.ended:
             self._end("cancelled", None)
 
-    def _take(self, delta: ChoiceDelta) -> None:
-        self._said = {REASONING: [delta.reasoning], MESSAGE: [delta.text]}
-        self._pieces = list(delta.calls)
-        self._note_tokens(delta)
-
-    def _note_tokens(self, delta: ChoiceDelta) -> None:
-        if self._logprobs:
-            self._tokens += delta.tokens
-            self._reasoning_tokens += delta.reasoning_tokens
-
-    def _message_tokens(self) -> list[TokenPiece]:
-        return self._tokens[self._reasoning_tokens :]
-
     # --- items, as they are sent
 
     def _into(self, kind: str) -> Iterator[JsonObject]:
         """The events that lead from the present state into an item of this kind."""
-        if self._open == kind:
+        if self._open and self._items[-1].kind == kind:
             return
         yield from self._close("completed")
-        self._open = kind
-        self._items += 1
-        yield self._event(
-            "response.output_item.added", output_index=self._items - 1, item=self._item(kind, "in_progress", [])
-        )
-        yield self._event("response.content_part.added", part=_part(kind, "", []), **self._place(kind))
+        earlier = sum(item.kind == kind for item in self._items)
+        item_id = PREFIXES[kind] + self._stem + (f"_{earlier}" if earlier else "")
+        first = max((item.end_token or 0 for item in self._items), default=0)
+        item = _Item(kind, item_id, len(self._items), first_token=max(first, self._reasoning_tokens))
+        yield self._added(item)
+        yield self._event("response.content_part.added", part=self._part(item), content_index=0, **_place(item))
 
-    def _close(self, status: str) -> Iterator[JsonObject]:
-        """The events that end the open part and the open item, if there is one."""
-        kind, self._open = self._open, ""
-        if not kind:
+    def _added(self, item: _Item) -> JsonObject:
+        self._items.append(item)
+        self._open = True
+        begun = self._object_of(item, "in_progress")
+        begun |= {} if item.kind == CALL else {"content": []}
+        return self._event("response.output_item.added", output_index=item.index, item=begun)
+
+    def _say(self, text: str, end: int | None = None) -> Iterator[JsonObject]:
+        """The next piece of a part; a message's has the tokens, up to `end`, that no event has had yet."""
+        item = self._items[-1]
+        item.text.append(text)
+        extras: JsonObject = {}
+        if item.kind == MESSAGE:
+            tokens = self._tokens[max(item.first_token, self._sent_tokens) : end]
+            self._sent_tokens = len(self._tokens) if end is None else end
+            extras = {"logprobs": _in_events(tokens)}
+        yield self._event(f"{TEXT_EVENTS[item.kind]}.delta", delta=text, **extras, content_index=0, **_place(item))
+
+    def _begin_call(self, piece: CallPiece) -> Iterator[JsonObject]:
+        yield from self._close("completed", piece.tokens_before)
+        number = sum(item.kind == CALL for item in self._items)
+        call_item = _Item(CALL, f"fc_{self._stem}_{number}", len(self._items), call_id=piece.id, name=piece.name)
+        yield self._added(call_item)
+
+    def _argue(self, arguments: str) -> Iterator[JsonObject]:
+        if arguments:
+            item = self._items[-1]
+            item.text.append(arguments)
+            yield self._event("response.function_call_arguments.delta", delta=arguments, **_place(item))
+
+    def _close(self, status: str, end_token: int | None = None) -> Iterator[JsonObject]:
+        """The events that end the open item, if there is one."""
+        if not self._open:
             return
-        text, place = self._text(kind), self._place(kind)
-        extras: JsonObject = {"logprobs": _in_events(self._message_tokens())} if kind == MESSAGE else {}
-        yield self._event(f"{TEXT_EVENTS[kind]}.done", text=text, **extras, **place)
-        yield self._event("response.content_part.done", part=_part(kind, text, self._message_tokens()), **place)
-        item = self._filled(kind, status)
-        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
-
-    def _call(self, index: int, call: ToolCall) -> Iterator[JsonObject]:
-        place = {"item_id": self._call_item_id(index), "output_index": self._items}
-        begun = self._call_item(index, ToolCall(call.id, call.name, ""), "in_progress")
-        yield self._event("response.output_item.added", output_index=self._items, item=begun)
-        yield self._event("response.function_call_arguments.delta", delta=call.arguments, **place)
-        yield self._event("response.function_call_arguments.done", name=call.name, arguments=call.arguments, **place)
-        done = self._call_item(index, call, "completed")
-        yield self._event("response.output_item.done", output_index=self._items, item=done)
-        self._items += 1
-
-    def _place(self, kind: str) -> JsonObject:
-        return {"item_id": PREFIXES[kind] + self._stem, "output_index": self._items - 1, "content_index": 0}
+        item = self._items[-1]
+        text = "".join(item.text)
+        if item.kind == MESSAGE:
+            known = len(self._tokens)
+            item.end_token = known if end_token is None else min(end_token, known)
+            if item.end_token > max(item.first_token, self._sent_tokens):
+                yield from self._say("", item.end_token)
+        self._open = False
+        if item.kind == CALL:
+            done = {"name": item.name, "arguments": text}
+            yield self._event("response.function_call_arguments.done", **done, **_place(item))
+        else:
+            part = self._part(item)
+            extras: JsonObject = {"logprobs": _in_events(self._tokens_of(item))} if item.kind == MESSAGE else {}
+            where = _place(item) | {"content_index": 0}
+            yield self._event(f"{TEXT_EVENTS[item.kind]}.done", text=text, **extras, **where)
+            yield self._event("response.content_part.done", part=part, **where)
+        done = self._object_of(item, status)
+        yield self._event("response.output_item.done", output_index=item.index, item=done)
 
     # --- items, as they are
 
     def _output(self, status: str) -> list[JsonObject]:
-        """The items. The last one of a cut answer is incomplete; calls are always whole."""
-        calls = made_calls(self._pieces)
-        spoken = [kind for kind in (REASONING, MESSAGE) if self._text(kind)]
-        if not (spoken or calls):
-            spoken = [MESSAGE]
-        ends = ["completed"] * len(spoken)
-        if not calls:
-            ends[-1] = status
-        items = [self._filled(kind, end) for kind, end in zip(spoken, ends, strict=True)]
-        return items + [self._call_item(index, call, "completed") for index, call in enumerate(calls)]
+        """The items. The last one of a cut answer is incomplete, but for a call with all its arguments."""
+        items = self._items or [_Item(MESSAGE, PREFIXES[MESSAGE] + self._stem, 0)]
+        return [self._object_of(item, status if item is items[-1] else "completed") for item in items]
 
     def _text(self, kind: str) -> str:
-        return "".join(self._said[kind])
+        return "".join(text for item in self._items if item.kind == kind for text in item.text)
 
-    def _filled(self, kind: str, status: str) -> JsonObject:
-        ended = "completed" if status == "completed" else "incomplete"
-        return self._item(kind, ended, [_part(kind, self._text(kind), self._message_tokens())])
+    def _object_of(self, item: _Item, status: str) -> JsonObject:
+        if status != "in_progress":
+            whole = status == "completed" if item.kind != CALL else closed("".join(item.text)) == "".join(item.text)
+            status = "completed" if whole else "incomplete"
+        head: JsonObject = {"id": item.id, "type": item.kind, "status": status}
+        if item.kind == CALL:
+            return head | {"call_id": item.call_id, "name": item.name, "arguments": "".join(item.text)}
+        own: JsonObject = {"summary": []} if item.kind == REASONING else {"role": "assistant"}
+        return head | {"content": [self._part(item)]} | own
 
-    def _item(self, kind: str, status: str, content: list[JsonObject]) -> JsonObject:
-        own: JsonObject = {"summary": []} if kind == REASONING else {"role": "assistant"}
-        return {"id": PREFIXES[kind] + self._stem, "type": kind, "status": status, "content": content} | own
+    def _part(self, item: _Item) -> JsonObject:
+        text = "".join(item.text)
+        if item.kind == REASONING:
+            return {"type": "reasoning_text", "text": text}
+        logprobs = logprob_objects(self._tokens_of(item)) if text or item.end_token else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
-    def _call_item(self, index: int, call: ToolCall, status: str) -> JsonObject:
-        what = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-        return {"id": self._call_item_id(index), "type": "function_call", "status": status} | what
+    def _tokens_of(self, item: _Item) -> list[TokenPiece]:
+        return self._tokens[item.first_token : item.end_token]
 
-    def _call_item_id(self, index: int) -> str:
-        return f"fc_{self._stem}_{index}"
+    def _calls(self) -> tuple[ToolCall, ...]:
+        """The calls as the conversation goes on from them: with arguments that can be shown to the model."""
+        return tuple(
+            ToolCall(item.call_id, item.name, closed("".join(item.text))) for item in self._items if item.kind == CALL
+        )
 
     # --- the response
 
@@ -213,7 +256,7 @@ class ResponsesFormatter:
 
     def _stored(self, response: JsonObject) -> JsonObject:
         """`response`, once it was handed to `changed`."""
-        answer = Message("assistant", self._text(MESSAGE), made_calls(self._pieces), reasoning=self._text(REASONING))
+        answer = Message("assistant", self._text(MESSAGE), self._calls(), reasoning=self._text(REASONING))
         self._changed(response, answer)
         return response
 
@@ -233,10 +276,8 @@ class ResponsesFormatter:
         return event
 
 
-def _part(kind: str, text: str, tokens: Sequence[TokenPiece]) -> JsonObject:
-    if kind == REASONING:
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprob_objects(tokens)}
+def _place(item: _Item) -> JsonObject:
+    return {"item_id": item.id, "output_index": item.index}
 
 
 def _in_events(tokens: Sequence[TokenPiece]) -> list[JsonObject]:

@@ -137,16 +137,18 @@ def _joined(turns: Iterable[Message]) -> list[Message]:
 
 
 def _goes_on(turn: Message, later: Message) -> bool:
-    """Whether `later` continues the same assistant turn: first it thinks, then it speaks, then it calls."""
+    """Whether `later` continues the same assistant turn: first it thinks, then it speaks and calls."""
     if turn.role != "assistant" or later.role != "assistant":
         return False
+    if turn.tool_calls and later.content:  # text behind calls that were not answered yet
+        return True
     return bool(later.tool_calls) or not (turn.tool_calls or turn.content)
 
 
 def _both(turn: Message, later: Message) -> Message:
     thoughts = "\n".join(each for each in (turn.reasoning, later.reasoning) if each)
     calls = turn.tool_calls + later.tool_calls
-    return replace(turn, content=turn.content or later.content, tool_calls=calls, reasoning=thoughts)
+    return replace(turn, content=turn.content + later.content, tool_calls=calls, reasoning=thoughts)
 
 
 def _item(value: Any, path: str, made: dict[str, str]) -> Message:

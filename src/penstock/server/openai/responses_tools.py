@@ -56,7 +56,11 @@ _TOOL_FIELDS = (
     _NAME,
     Field("description", TEXT, "What it is for."),
     Field("parameters", OBJECT, "JSON Schema of the arguments; none by default."),
-    Field("strict", BOOLEAN, "Calls fit the schema either way: what does not is no call."),
+    Field(
+        "strict",
+        BOOLEAN,
+        "true: only arguments that fit the schema make a call, and it comes whole. Else they come as written.",
+    ),
 )
 _NEUTRAL_TOOL: Neutrals = {"allowed_callers": (["direct"],), "defer_loading": (False,), "output_schema": ()}
 _CHOICE_FIELDS = (
@@ -82,8 +86,8 @@ def read_response_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
 
 
 def repeated_tools(given: JsonObject) -> JsonObject:
-    """The tools as the response repeats them. As at OpenAI, what a tool leaves out is filled in."""
-    whole = {"description": None, "parameters": {"type": "object", "properties": {}}, "strict": True}
+    """The tools as the response repeats them, with what a tool leaves out filled in: here no tool is strict unasked."""
+    whole = {"description": None, "parameters": {"type": "object", "properties": {}}, "strict": False}
     return {
         "tools": [
             whole | {name: value for name, value in tool.items() if value is not None}
