@@ -219,7 +219,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
-        *((family, variant) for family, variant in FAMILIES if family in ("gemma2", "olmo2")),
+        *((family, variant) for family, variant in FAMILIES if family in ("gemma2", "gemma3_text", "olmo2")),
         ("gpt2", "odd_heads"),
         ("gpt2", "untied_inner_gelu"),
         ("llama", "all_to_one_biases_llama3"),

@@ -16,7 +16,7 @@ from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
 from penstock.nn.operations import Attend, Norm, Rotate
-from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, Unscaled, YarnScaling
+from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, RotaryTable, Unscaled, YarnScaling
 
 FILE = "config.json"
 
@@ -76,6 +76,9 @@ class NoTensors:
     def differ(self, first, second):
         raise TouchedError
 
+    def leave_out(self, part):
+        pass
+
     def ignore(self, name):
         raise TouchedError
 
@@ -113,7 +116,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gemma2, gpt2, granite, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
+    assert "gemma2, gemma3, gemma3_text, gpt2, granite, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -183,6 +186,18 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("gemma2", "sliding_window", None),
         ("gemma2", "layer_types", ["sliding_attention"]),
         ("gemma2", "head_dim", 7),
+        ("gemma3_text", "hidden_activation", "gelu"),
+        ("gemma3_text", "use_bidirectional_attention", True),
+        ("gemma3_text", "attn_logit_softcapping", 50.0),
+        ("gemma3_text", "final_logit_softcapping", 0.0),
+        ("gemma3_text", "query_pre_attn_scalar", 0),
+        ("gemma3_text", "sliding_window", None),
+        ("gemma3_text", "sliding_window_pattern", 0),
+        ("gemma3_text", "rope_local_base_freq", 0),
+        ("gemma3_text", "layer_types", ["sliding_attention"]),
+        ("gemma3_text", "head_dim", 7),
+        ("gemma3", "text_config", 3),
+        ("gemma3", "tie_word_embeddings", 1),
         ("olmo2", "hidden_act", "gelu"),
         ("olmo2", "attention_bias", "no"),
         ("olmo2", "layer_types", ["full_attention", "sliding_attention"]),
@@ -447,6 +462,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("gemma2", {"sliding_window": 99}, (99, None)),
         ("gemma2", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
         ("gemma2", {"sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
+        ("gemma3_text", {}, (4096, 4096)),
+        ("gemma3_text", {"sliding_window": 99, "sliding_window_pattern": 2}, (99, None)),
+        ("gemma3_text", {"sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
         ("olmo2", {"layer_types": [FULL, FULL]}, (None, None)),
         ("qwen2", {"sliding_window": 99}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
@@ -554,6 +572,62 @@ def test_what_a_gemma2_config_leaves_out_of_its_scores_has_the_default_of_transf
     assert softcap == theirs.final_logit_softcapping
 
 
+GEMMA3_SECTIONS = [
+    ({"text_config": {"model_type": "llama"}}, "text_config.model_type"),
+    ({"text_config": {"hidden_activation": "relu"}}, "text_config.hidden_activation"),
+    ({"text_config": {"rope_parameters": {"rope_type": "linear"}}}, "text_config.rope_parameters.rope_type"),
+    (
+        {"text_config": {"rope_parameters": {"full_attention": {"factor": 2.0}}}},
+        "text_config.rope_parameters.full_attention.factor",
+    ),
+    ({"text_config": {"final_logit_softcapping": 30.0}}, "text_config.final_logit_softcapping"),
+    ({"text_config": {"rope_scaling": {"rope_type": "linear"}}}, "text_config.rope_scaling.factor"),
+]
+
+
+@pytest.mark.parametrize(("config", "key"), GEMMA3_SECTIONS)
+def test_what_a_text_part_says_is_refused_by_dotted_key(config, key):
+    assert refusal({"model_type": "gemma3", **config}).key == key
+
+
+def test_what_a_gemma3_config_leaves_out_has_the_default_of_transformers(monkeypatch):
+    from transformers import AutoConfig
+
+    seen = config_seen(monkeypatch, {"model_type": "gemma3_text"})
+    theirs = AutoConfig.for_model("gemma3_text")
+    shape = seen.shape
+    assert (shape.num_layers, shape.hidden_size, shape.num_heads, shape.num_kv_heads) == (
+        *(theirs.num_hidden_layers, theirs.hidden_size, theirs.num_attention_heads, theirs.num_key_value_heads),
+    )
+    assert (shape.head_dim, shape.vocab_size, shape.max_positions) == (
+        *(theirs.head_dim, theirs.vocab_size, theirs.max_position_embeddings),
+    )
+    assert (seen.inner_size, seen.eps, seen.tied) == (theirs.intermediate_size, theirs.rms_norm_eps, True)
+    wanted = [theirs.sliding_window if each == SLIDING else None for each in theirs.layer_types]
+    assert list(seen.windows) == wanted
+    assert seen.rope == Rope(theirs.rope_parameters["full_attention"]["rope_theta"])
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_theta": 1e6, "rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 500.0},
+            }
+        },
+    ],
+)
+def test_local_layers_of_a_gemma3_are_rotated_by_a_base_of_their_own(spelling):
+    config = config_of("gemma3_text", layer_types=[FULL, SLIDING], **spelling)
+    tables = [each.table for each in load(config, ZeroTensors(), FILE).operations() if isinstance(each, Rotate)]
+    wanted = [Rope(1e6, LinearScaling(8.0))] * 2 + [Rope(500.0)] * 2
+    for table, rope in zip(tables, wanted, strict=True):
+        assert torch.equal(table.cos, RotaryTable.build(rope, 256, 128, torch.device("cpu")).cos)
+
+
 def test_a_gemma2_config_may_turn_softcaps_off():
     off = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 64}
     specs, softcap = specs_and_softcap(config_of("gemma2", **off))
@@ -612,7 +686,7 @@ KEYS = [
     *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "tie_word_embeddings", "n_inner"),
     *("activation_function", "scale_attn_weights", "partial_rotary_factor", *LLAMA_LIKE, *GPT2),
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
-    "use_bidirectional_attention",
+    *("use_bidirectional_attention", "sliding_window_pattern", "rope_local_base_freq", "text_config"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
     *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
     *("use_bias", "norm_epsilon"),

@@ -36,6 +36,13 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "attention_bias": False,
         "tie_word_embeddings": True,
     },
+    ("gemma3_text", "wide_heads_tied_small_window"): {"query_pre_attn_scalar": 20},
+    ("gemma3_text", "one_to_one_untied_capped"): {
+        "layer_types": None,
+        "num_hidden_layers": 6,
+        "query_pre_attn_scalar": 24,
+        "tie_word_embeddings": True,
+    },
     ("granite", "wide_heads_untied_factors"): {},
     ("granite", "all_to_one_biases_llama3_large_eps"): {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ("olmo2", "wide_heads_untied"): {},
@@ -62,6 +69,9 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
 
+ARCHITECTURES = {"gemma3_text": "gemma3"}
+"""What files call a family, where its name is another."""
+
 CONVERTED_AS_LLAMA = {"granite", "smollm3"}
 """Families of which llama.cpp converts queries and keys so that the two elements that are rotated together lie so."""
 
@@ -70,13 +80,15 @@ def write_gguf(path: Path, directory: Path) -> Path:
     """The checkpoint in `directory` as one GGUF file, in float32."""
     config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
     family = config["model_type"]
-    writer = gguf.GGUFWriter(path, family)
+    architecture = ARCHITECTURES.get(family, family)
+    writer = gguf.GGUFWriter(path, architecture)
     add_settings(writer, config)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), config["num_hidden_layers"])
+    known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
     for name, tensor in tensors.items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        shift = 1.0 if family == "gemma2" and name.endswith("norm.weight") else 0.0
+        shift = 1.0 if "gemma" in family and name.endswith("norm.weight") else 0.0
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         if family in CONVERTED_AS_LLAMA and ("q_proj" in name or "k_proj" in name):
             tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -91,6 +103,9 @@ def write_gguf(path: Path, directory: Path) -> Path:
 def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -118,6 +133,10 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if config["model_type"] == "gemma3_text":
+        writer.add_sliding_window(config["sliding_window"])
+        if config["final_logit_softcapping"] is not None:
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -164,6 +183,17 @@ def test_what_a_gemma2_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
     assert largest["query_pre_attn_scalar"] == 16, "Gemma 2 27B scales by hidden size over heads"
 
 
+def test_what_a_gemma3_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
+    small = open_gguf(header_only(tmp_path / "small.gguf", "gemma3"), gguf_dialect).config
+    assert (small["model_type"], small["query_pre_attn_scalar"]) == ("gemma3_text", 20)
+    assert (small["rope_local_base_freq"], small["final_logit_softcapping"]) == (1e4, None)
+    assert small["layer_types"] == ["full_attention"] * 2, "a file without a window has none in any layer"
+    sliding = {"attention.sliding_window": 16, "block_count": 62}
+    largest = open_gguf(header_only(tmp_path / "large.gguf", "gemma3", **sliding), gguf_dialect).config
+    assert largest["query_pre_attn_scalar"] == 16, "Gemma 3 27B scales by hidden size over heads"
+    assert (largest["sliding_window"], largest["sliding_window_pattern"]) == (16, 6)
+
+
 def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
     config = open_gguf(header_only(tmp_path / "tiny.gguf", "granite", logit_scale=4.0), gguf_dialect).config
     assert config["attention_multiplier"] == 20**-0.5
@@ -186,6 +216,9 @@ def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
         ("gemma2", "final_logit_softcapping", -1.0),
         ("gemma2", "attention.sliding_window", 0),
         ("gemma2", "attention.scale", 0.5),
+        ("gemma3", "attn_logit_softcapping", 30.0),
+        ("gemma3", "attention.scale", 0.5),
+        ("gemma3", "rope.freq_base_swa", 0.0),
         ("olmo2", "attention.sliding_window", 16),
         ("olmo2", "attn_logit_softcapping", 30.0),
         ("smollm3", "attention.sliding_window", 16),

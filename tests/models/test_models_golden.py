@@ -84,7 +84,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_bfloat16_is(checkpoint)
 def test_the_shape_is_what_transformers_says(checkpoint):
     from transformers import AutoConfig
 
-    config, shape = AutoConfig.from_pretrained(checkpoint), load_model(checkpoint).shape
+    config, shape = AutoConfig.from_pretrained(checkpoint).get_text_config(), load_model(checkpoint).shape
     assert (shape.num_layers, shape.hidden_size, shape.num_heads, shape.vocab_size) == (
         config.num_hidden_layers,
         config.hidden_size,

@@ -67,6 +67,54 @@ _WIDE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads
 _ONE_TO_ONE = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 97}
 _ALL_TO_ONE = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 127}
 
+
+def _two_ropes(**of_global: Any) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": 700.0}
+    return {"sliding_attention": local, "full_attention": {"rope_type": "default", "rope_theta": 90000.0} | of_global}
+
+
+_GEMMA3: dict[str, dict[str, Any]] = {
+    "wide_heads_tied_small_window": {
+        **_WIDE_HEADS,
+        "intermediate_size": 112,
+        "num_hidden_layers": 7,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 300,
+        "rope_parameters": _two_ropes(rope_type="linear", factor=8.0),
+    },
+    "one_to_one_untied_capped": {
+        **_ONE_TO_ONE,
+        "head_dim": 24,
+        "intermediate_size": 56,
+        "sliding_window": 33,
+        "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 300,
+        "final_logit_softcapping": 6.5,
+        "tie_word_embeddings": False,
+        "rope_parameters": _two_ropes(),
+    },
+    "all_to_one_untied_biases_widest_heads": {
+        **_ALL_TO_ONE,
+        "head_dim": 256,
+        "intermediate_size": 100,
+        "num_hidden_layers": 3,
+        "sliding_window_pattern": 2,
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 4096,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "rope_parameters": _two_ropes(rope_type="linear", factor=2.5),
+    },
+}
+_TINY_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
 _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {
         "wide_heads_tied_small_window": {
@@ -99,6 +147,12 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "attention_bias": True,
             "tie_word_embeddings": False,
         },
+    },
+    "gemma3_text": _GEMMA3,
+    "gemma3": {  # with a vision part beside it
+        "wide_heads_untied": {**_GEMMA3["wide_heads_tied_small_window"], "tie_word_embeddings": False},
+        "one_to_one_untied": {**_GEMMA3["one_to_one_untied_capped"], "final_logit_softcapping": None},
+        "all_to_one_widest": _GEMMA3["all_to_one_untied_biases_widest_heads"],
     },
     "gpt2": {
         "tied": {"n_embd": 60, "n_head": 3, "n_layer": 3, "vocab_size": 101},
@@ -388,6 +442,9 @@ def write_checkpoint(
         settings |= {"n_positions": 512, **_IDS}
     else:
         settings = {**_SIZES, "rope_parameters": dict(_DEFAULT_ROPE), **settings}
+    if family == "gemma3":
+        tied = settings.get("tie_word_embeddings", True)
+        settings = {"text_config": settings, "vision_config": _TINY_VISION, "tie_word_embeddings": tied}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
     _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
     _leave_out_experts(model, _UNUSED_EXPERTS.get((family, variant), 0))

@@ -137,19 +137,19 @@ class DecoderParts:
         self.config = config
         self.weights = weights
         self.stream = Register(STREAM, config.shape.hidden_size)
-        self._rope: RotaryTable | None = None
+        self._tables: dict[Rope, RotaryTable] = {}
 
     @property
     def rope(self) -> RotaryTable:
         """Angles of all positions."""
-        if self._rope is None:
-            self._rope = self.rotary_table(self.config.rope)
-        return self._rope
+        return self.rotary_table(self.config.rope)
 
     def rotary_table(self, rope: Rope) -> RotaryTable:
-        """Angles of all positions by another embedding than the config's own, for layers that have one."""
-        shape = self.config.shape
-        return RotaryTable.build(rope, shape.head_dim, shape.max_positions, self.weights.device)
+        """Angles of all positions by an embedding; the same table for the same one."""
+        if rope not in self._tables:
+            shape = self.config.shape
+            self._tables[rope] = RotaryTable.build(rope, shape.head_dim, shape.max_positions, self.weights.device)
+        return self._tables[rope]
 
     def norm(self, name: str, width: int = 0, *, plus_one: bool = False) -> Normalization:
         """A norm of the family's kind, of the stream's width unless another is given; `plus_one` for RMS norms only."""
