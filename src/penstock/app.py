@@ -45,6 +45,7 @@ from penstock.exec.start_report import (
     plain_text_line,
     sampling_line,
 )
+from penstock.exec.state_store import share_memory, state_bytes
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.loading import LoadedModel, SystemClock, find_model, load_model
 from penstock.nn.cost import cost
@@ -202,15 +203,39 @@ def _build_runner(
     caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
     least = most_blocks(config.max_model_len, block_size, config.max_num_batched_tokens, loaded.program.window)
     budget = kv_budget(config.kv_cache_memory, loaded.device, least * block_bytes(caches, block_size, dtype))
+    num_seqs, checkpoints = config.max_num_seqs, None
+    carried = state_bytes(loaded.program.states)
+    if carried:
+        position_bytes = block_bytes(caches, block_size, dtype) // block_size
+        interval = _checkpoint_interval(config)
+        num_seqs, checkpoints, budget = share_memory(budget, carried, position_bytes, num_seqs, interval)
     num_blocks = blocks_for(budget, caches, block_size, dtype)
     max_model_len = _max_model_len(config, loaded, num_blocks)
     kv, budgets = loaded.kv_store(num_blocks, block_size), ReasoningBudgets(text)
-    runner = loaded.runner(kv, config.max_num_seqs, max_model_len, grammars, budgets)
+    states = loaded.state_store(num_seqs, checkpoints or 0)
+    runner = loaded.runner(kv, num_seqs, max_model_len, grammars, budgets, states)
     runner.warm_up()
     kv_bytes = num_blocks * block_bytes(caches, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")
-    formats = loaded.weight_formats
-    return runner, MemoryReport(loaded.weight_bytes, kv_bytes, num_blocks, block_size, max_model_len, kept_in, formats)
+    report = MemoryReport(
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes=kv_bytes,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        kv_dtype=kept_in,
+        weight_formats=loaded.weight_formats,
+        max_num_seqs=num_seqs,
+        state_bytes=carried * (num_seqs + (checkpoints or 0)),
+        checkpoints=checkpoints,
+    )
+    return runner, report
+
+
+def _checkpoint_interval(config: EngineConfig) -> int:
+    """In whole blocks."""
+    size = config.block_size
+    return -(-config.state_checkpoint_interval // size) * size
 
 
 def _join(
@@ -226,13 +251,15 @@ def _join(
     scheduler_config = SchedulerConfig(
         num_blocks=memory.num_blocks,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=memory.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=card.max_model_len,
         policy=config.scheduling_policy,
         prefix_caching=config.prefix_caching,
         model_digest=loaded.files.digest,
         window=loaded.program.window,
+        checkpoints=memory.checkpoints,
+        checkpoint_interval=_checkpoint_interval(config),
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())

@@ -43,6 +43,7 @@ from penstock.exec.start_report import (
     weight_formats,
     wide_heads_line,
 )
+from penstock.exec.state_store import StateStore
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.weight_memory import LARGE_PAGE, give_back
@@ -131,6 +132,11 @@ class LoadedModel:
         packed = all(self.backend.packs_kv(self.kv_dtype, each.head_dim, block_size) for each in caches)
         return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
 
+    def state_store(self, num_slots: int, checkpoints: int) -> StateStore | None:
+        """Memory for recurrent state, uninitialised; None for a model that carries none."""
+        states = self.program.states
+        return StateStore(states, num_slots, checkpoints, self.device) if states else None
+
     def runner(
         self,
         kv: KVStore,
@@ -138,12 +144,14 @@ class LoadedModel:
         max_model_len: int,
         grammars: Grammars | None = None,
         budgets: ThinkingBudgets | None = None,
+        states: StateStore | None = None,
     ) -> TorchRunner:
-        """A runner over a store of this model's.
+        """A runner over stores of this model's.
 
         Without `grammars` it cannot be given guided sequences, nor without `budgets` such that think by a budget.
         """
-        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, SystemClock(), self.backend, grammars, budgets)
+        clock, backend = SystemClock(), self.backend
+        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, clock, backend, grammars, budgets, states)
 
 
 @dataclass(frozen=True, slots=True)

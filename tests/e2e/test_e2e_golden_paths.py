@@ -22,6 +22,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.core import Scheduler
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
+from penstock.exec.state_store import StateStore
 from penstock.loading import SystemClock
 
 COUNT = 64
@@ -47,6 +48,8 @@ class Bench:
         seqs: int = 8,
         window: int | None = None,
         caching: bool = True,
+        checkpoints: int = 64,
+        interval: int = 20,
     ) -> None:
         longest = model.shape.max_positions if window else min(model.shape.max_positions, num_blocks * block_size)
         self.config = SchedulerConfig(
@@ -57,12 +60,17 @@ class Bench:
             max_model_len=longest,
             prefix_caching=caching,
             window=window,
+            checkpoints=checkpoints if model.program.states else None,
+            checkpoint_interval=interval - interval % block_size,
         )
         self.scheduler = Scheduler(self.config)
         self.kv = kv = KVStore(model.program.caches, num_blocks, block_size, torch.float32, torch.device("cpu"))
         for cache in (*kv.keys, *kv.values):
             cache.fill_(float("nan"))  # whoever reads what was never written fails loudly
-        self.runner = TorchRunner(model, kv, seqs, longest, SystemClock(), model.backend)
+        states = StateStore(model.program.states, seqs, checkpoints, torch.device("cpu"))
+        states.fill_with_nan()
+        states = states if model.program.states else None
+        self.runner = TorchRunner(model, kv, seqs, longest, SystemClock(), model.backend, states=states)
         self.submitted = 0
         self.cached: dict[str, int] = {}
         self.resumed: list[tuple[int, int]] = []  # of each admission after a preemption: tokens, cached positions
@@ -154,6 +162,20 @@ def test_after_forced_preemption(golden):
     bench = Bench(model, num_blocks=longest // 4 + 6, block_size=4)
     assert bench.run(prompts * 2) == expected * 2
     assert bench.scheduler.stats.preemptions > 0
+
+
+def test_after_a_hit_in_the_middle_of_a_checkpoint_interval(golden):
+    """A turn is edited: the state is that of the last checkpoint before, and of the branch itself the next time."""
+    model, prompts, expected = golden
+    long, tail = prompts[-1], prompts[-1][50:]
+    changed = [*long[:45], *tail]
+    whole = Bench(model).run([changed])
+    bench = Bench(model, block_size=4, interval=16)
+    assert bench.run([long]) == expected[-1:]
+    assert bench.run([changed]) == whole
+    assert bench.cached["1"] == (32 if model.program.states else 44)
+    assert bench.run([changed]) == whole
+    assert bench.cached["2"] == (len(changed) - 1) // 4 * 4
 
 
 def test_with_only_the_blocks_that_a_window_sees(golden):

@@ -42,7 +42,9 @@ from penstock.weights.packing import WeightFormat
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 
-FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+FAMILIES = [
+    (family, variant) for family, variants in VARIANTS.items() for variant in variants if family not in ("lfm2",)
+]
 WEIGHT_FORMATS = [WeightFormat.BF16, WeightFormat.INT8, WeightFormat.INT4]
 FORMS = [(torch.bfloat16, fmt) for fmt in WEIGHT_FORMATS]
 FORMS += [(torch.float32, WeightFormat.F32), (torch.float32, WeightFormat.INT8)]

@@ -104,6 +104,28 @@ def is_accepted(config):
     return True
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"block_ff_dim": 100},
+        {"block_multiple_of": 7},
+        {"block_ffn_dim_multiplier": 1.7, "block_multiple_of": 5},
+        {"block_auto_adjust_ff_dim": False},
+    ],
+)
+def test_lfm2_has_mlps_as_wide_as_those_of_transformers(settings, monkeypatch):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {**LLAMA_LIKE, **settings}
+    sizes.pop("model_type", None)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("lfm2", **sizes))
+    assert config_seen(monkeypatch, {"model_type": "lfm2", **sizes}).inner_size == len(
+        theirs.model.layers[0].feed_forward.w1.weight
+    )
+
+
 @pytest.mark.parametrize("family", families())
 def test_a_plain_config_is_accepted(family):
     assert is_accepted(config_of(family))
@@ -116,7 +138,7 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gemma2, gemma3, gemma3_text, gpt2, granite, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
+    assert "gemma2, gemma3, gemma3_text, gpt2, granite, lfm2, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -210,6 +232,16 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_moe", "mlp_only_layers", "1"),
         ("qwen3_moe", "hidden_act", "gelu"),
         ("qwen3_moe", "layer_types", ["full_attention", "sliding_attention"]),
+        ("lfm2", "layer_types", ["conv", "conv"]),
+        ("lfm2", "layer_types", ["conv", "sliding_attention"]),
+        ("lfm2", "full_attn_idxs", []),
+        ("lfm2", "conv_L_cache", 1),
+        ("lfm2", "conv_bias", 1),
+        ("lfm2", "block_auto_adjust_ff_dim", "yes"),
+        ("lfm2", "block_multiple_of", 0),
+        ("lfm2", "block_ffn_dim_multiplier", -1.0),
+        ("lfm2", "block_ff_dim", 0),
+        ("lfm2", "tie_embedding", 1),
         ("smollm3", "hidden_act", "gelu"),
         ("smollm3", "attention_bias", 1),
         ("smollm3", "mlp_bias", "no"),
@@ -513,7 +545,10 @@ def config_seen(monkeypatch, config):
 
 @pytest.mark.parametrize(
     "family",
-    ["gemma2", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"],
+    [
+        *("gemma2", "granite", "lfm2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"),
+        "starcoder2",
+    ],
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
     from transformers import AutoConfig
@@ -522,7 +557,8 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     ours = config_seen(monkeypatch, config)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
     theirs = AutoConfig.for_model(family, **sizes)
-    assert ours.eps == (theirs.norm_epsilon if family == "starcoder2" else theirs.rms_norm_eps)
+    eps = {"starcoder2": "norm_epsilon", "lfm2": "norm_eps"}.get(family, "rms_norm_eps")
+    assert ours.eps == getattr(theirs, eps)
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
     assert ours.rope == Rope(theirs.rope_parameters["rope_theta"])
@@ -690,6 +726,8 @@ KEYS = [
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
     *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
     *("use_bias", "norm_epsilon"),
+    *("conv_L_cache", "conv_bias", "full_attn_idxs", "block_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"),
+    *("block_auto_adjust_ff_dim", "norm_eps", "tie_embedding"),
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
 ]
 

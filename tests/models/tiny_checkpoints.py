@@ -199,6 +199,34 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": _LLAMA3_ROPE,
         },
     },
+    "lfm2": {
+        "wide_heads_tied_four_taps": {
+            **_WIDE_HEADS,
+            "num_hidden_layers": 4,
+            "intermediate_size": 100,
+            "block_multiple_of": 8,
+            "conv_L_cache": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+        },
+        "one_to_one_untied_biases_attention_first": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "block_auto_adjust_ff_dim": False,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "conv", "full_attention"],
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_two_taps_no_multiplier": {
+            **_ALL_TO_ONE,
+            "intermediate_size": 100,
+            "block_ffn_dim_multiplier": 1.3,
+            "block_multiple_of": 12,
+            "conv_L_cache": 2,
+            "norm_eps": 0.1,
+            "full_attn_idxs": [1],
+        },
+    },
     "llama": {
         "wide_heads_untied": {
             **_WIDE_HEADS,

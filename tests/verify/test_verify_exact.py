@@ -285,6 +285,22 @@ def test_without_a_window_no_block_is_given_back_and_nothing_is_said_of_it():
     assert report.coverage_line().endswith("positions from the cache")
 
 
+def test_a_model_that_carries_state_is_run_with_checkpoints_and_alone_without():
+    configs = []
+
+    def make(config):
+        configs.append(config)
+        return FakeRunner(config, 97)
+
+    report = verify(fake_target(make, stateful=True), replace(SMALL, schedules=6), EngineConfig())
+    assert report.proved, report.verdict_line()
+    restored = [verdict.restored for verdict in report.verdicts]
+    assert sum(restored) > 0
+    assert report.coverage_line().endswith(f", {sum(restored)} states restored")
+    assert {config.checkpoints for config in configs if not config.prefix_caching and config.max_num_seqs == 1} == {0}
+    assert min(verdict.schedule.config.checkpoints for verdict in report.verdicts) > 0
+
+
 @pytest.mark.parametrize("window", [7, 21])
 def test_tight_schedules_preempt_under_a_window_too(window):
     """No sequence holds more than it sees and a step computes, so the pool is cut to that."""

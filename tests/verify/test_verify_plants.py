@@ -45,6 +45,15 @@ def windowed_model(tmp_path_factory):
     return write_byte_model(directory, MistralConfig, MistralForCausalLM, sliding_window=WINDOW)
 
 
+@pytest.fixture(scope="session")
+def stateful_model(tmp_path_factory):
+    """One whose first layer is a short convolution."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    directory, layers = tmp_path_factory.mktemp("plants") / "byte-lfm2", ["conv", "full_attention"]
+    return write_byte_model(directory, Lfm2Config, Lfm2ForCausalLM, layer_types=layers, block_multiple_of=8)
+
+
 def write_byte_model(directory: Path, config_class, model_class, **settings) -> Path:
     import torch
     from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -98,21 +107,22 @@ def check(bug: str, said: list[dict]) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("bug", BUGS)
-def test_verify_finds_a_planted_bug_with_every_seed(bug, byte_model, windowed_model, tmp_path):
-    said = verified(bug, windowed_model if BUGS[bug].windowed else byte_model, tmp_path, SEEDS)
+def test_verify_finds_a_planted_bug_with_every_seed(bug, tmp_path, request):
+    model = "windowed_model" if BUGS[bug].windowed else "stateful_model" if BUGS[bug].stateful else "byte_model"
+    said = verified(bug, request.getfixturevalue(model), tmp_path, SEEDS)
     assert len(said) == SEEDS
     check(bug, said)
 
 
 @pytest.mark.deep
 @pytest.mark.model
-@pytest.mark.parametrize("bug", [name for name, bug in BUGS.items() if not bug.windowed])
+@pytest.mark.parametrize("bug", [name for name, bug in BUGS.items() if not (bug.windowed or bug.stateful)])
 def test_verify_finds_a_planted_bug_in_the_default_model(bug, default_model, tmp_path):
     check(bug, verified(bug, default_model, tmp_path, seeds=1))
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("model", ["byte_model", "windowed_model"])
+@pytest.mark.parametrize("model", ["byte_model", "windowed_model", "stateful_model"])
 def test_verify_finds_nothing_where_nothing_is_planted(model, tmp_path, request):
     for each in verified("none", request.getfixturevalue(model), tmp_path, SEEDS):
         assert (each["code"], each["first"]) == (0, ""), each

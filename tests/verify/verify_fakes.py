@@ -142,7 +142,8 @@ def _attend(q, keys, values, scale, parts):
 
 def loaded(model: RowLM, *, split_at_chunk: bool = False) -> LoadedModel:
     files = SimpleNamespace(digest=b"a toy", path="toy", text=None)
-    program = SimpleNamespace(caches=(KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers, window=None)
+    caches = (KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers
+    program = SimpleNamespace(caches=caches, window=None, states=())
     backend = RowBackend(split_at_chunk=split_at_chunk)
     return LoadedModel(files, program, model, backend, torch.float32, torch.float32, weight_bytes=0)
 
@@ -170,10 +171,12 @@ def wrapped(target: Target, edit=None, spoil=None) -> Target:
 
 
 def fake_target(
-    make: Callable[[SchedulerConfig], object] = lambda config: FakeRunner(config, 97), window: int | None = None
+    make: Callable[[SchedulerConfig], object] = lambda config: FakeRunner(config, 97),
+    window: int | None = None,
+    stateful: bool = False,
 ) -> Target:
     """A target without a tensor: exact, whatever its plans."""
-    return Target(97, 64, make, lambda threads: None, 2, b"fake", TEXT, window=window)
+    return Target(97, 64, make, lambda threads: None, 2, b"fake", TEXT, window=window, stateful=stateful)
 
 
 VOCAB = Vocab.of(fake_target())

@@ -35,12 +35,14 @@ class Bug:
         place: the function that is wrapped, as `module:name` or `module:Class.name`.
         wrap: makes the faulty one.
         windowed: whether it can show only in a model whose layers all have windows.
+        stateful: whether it can show only in a model that carries recurrent state.
     """
 
     does: str
     place: str
     wrap: Wrap
     windowed: bool = False
+    stateful: bool = False
 
 
 def place_of(bug: Bug) -> tuple[Any, str]:
@@ -215,6 +217,37 @@ def _leave_a_block_too_many(left_behind: Callable[..., Any], took_effect: Callab
     return faulty
 
 
+def _restore_another_checkpoint(admit: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
+    def faulty(self: Any, given: Any) -> None:
+        places = len(self.states[0]) - self._num_slots
+        if given.computed and places > 1:
+            took_effect()
+            given = replace(given, checkpoint=(given.checkpoint + 1) % places)
+        admit(self, given)
+
+    return faulty
+
+
+def _restore_nothing(admit: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
+    def faulty(self: Any, given: Any) -> None:
+        if given.computed:
+            took_effect()
+            given = replace(given, computed=0, checkpoint=-1)
+        admit(self, given)
+
+    return faulty
+
+
+def _compute_steps_twice(forward: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
+    def faulty(self: Any, token_ids: Any, positions: Any, attend: Any) -> Any:
+        if len(attend.kv_len) > 4:  # as if the step had been broken off when it was nearly done
+            took_effect()
+            forward(self, token_ids, positions, attend)
+        return forward(self, token_ids, positions, attend)
+
+    return faulty
+
+
 BUGS: dict[str, Bug] = {
     "table-off-by-one-after-hit": Bug(
         "The block table of a sequence that found a cached prefix is off by one behind it.",
@@ -266,6 +299,24 @@ BUGS: dict[str, Bug] = {
         "penstock.core.block_pool:BlockPool._left_behind",
         _leave_a_block_too_many,
         windowed=True,
+    ),
+    "checkpoint-of-another": Bug(
+        "A sequence goes on from the checkpoint beside its own.",
+        "penstock.exec.state_store:StateStore.admit",
+        _restore_another_checkpoint,
+        stateful=True,
+    ),
+    "state-not-restored": Bug(
+        "A sequence that found a cached prefix begins with an empty state.",
+        "penstock.exec.state_store:StateStore.admit",
+        _restore_nothing,
+        stateful=True,
+    ),
+    "state-advanced-twice": Bug(
+        "A step of more than four rows is computed again on the state that it has left.",
+        "penstock.nn.reference:ReferenceExecutor.forward",
+        _compute_steps_twice,
+        stateful=True,
     ),
 }
 

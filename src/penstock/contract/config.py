@@ -230,6 +230,11 @@ class EngineConfig:
         KV_CACHE_DTYPES,
     )
     block_size: int = _option(16, "Tokens in one KV block.")
+    state_checkpoint_interval: int = _option(
+        512,
+        "Tokens between the checkpoints of a long prompt, for models that carry recurrent state: how much is read again"
+        " when a conversation is edited in the middle. 0: only at ends of prompts and answers, and at branches.",
+    )
     max_num_seqs: int = _option(64, "Sequences that run at once.")
     max_num_batched_tokens: int = _option(
         256, "Most tokens computed in one step: the chunk size of long prompts. Smaller keeps running streams smoother."
@@ -286,7 +291,7 @@ class EngineConfig:
             if choices and getattr(self, name) not in choices:
                 raise ConfigError(name, f"must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         _check_numbers(self)
-        for name in ("threads", "max_model_len", "kv_cache_memory"):
+        for name in ("threads", "max_model_len", "kv_cache_memory", "state_checkpoint_interval"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
         for name in (

@@ -12,6 +12,7 @@ __all__ = [
     "KvCacheSpec",
     "ModelCard",
     "ModelShape",
+    "StateSpec",
     "StepCost",
     "StepRow",
     "TextFiles",
@@ -52,6 +53,13 @@ class KvCacheSpec:
     heads: int
     head_dim: int
     window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """Recurrent state that a layer carries from token to token: float32 numbers of this `shape` for each sequence."""
+
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,11 @@ class Scheduler:
         return self._pool.given_back
 
     @property
+    def restored(self) -> int:
+        """How often a sequence went on from a checkpoint of its recurrent state, since the start."""
+        return 0 if self._states is None else self._states.restored
+
+    @property
     def stats(self) -> SchedulerStats:
         """A snapshot."""
         return SchedulerStats(

@@ -69,6 +69,11 @@ class StateKeeping:
         self._checkpoints.drop_pending()
 
     @property
+    def restored(self) -> int:
+        """See `Checkpoints.restored`."""
+        return self._checkpoints.restored
+
+    @property
     def pending(self) -> bool:
         """Whether a plan in flight keeps any state."""
         return bool(self._checkpoints.pending)

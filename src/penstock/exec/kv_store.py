@@ -169,6 +169,9 @@ class MemoryReport:
         kv_bytes: what the KV cache takes once all of it is used.
         kv_dtype: what it is kept in, as its name in torch.
         max_model_len: most tokens of one request.
+        max_num_seqs: sequences that run at once.
+        state_bytes: of recurrent state, that of running sequences and checkpoints together; 0 for none.
+        checkpoints: of recurrent state; None for a model that carries none.
     """
 
     weight_bytes: int
@@ -178,6 +181,9 @@ class MemoryReport:
     max_model_len: int
     kv_dtype: str
     weight_formats: str = ""
+    max_num_seqs: int = 0
+    state_bytes: int = 0
+    checkpoints: int | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -188,11 +194,17 @@ class MemoryReport:
         """The report, a line each."""
         holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
         forms = f": {self.weight_formats}" if self.weight_formats else ""
+        state = () if self.checkpoints is None else (self._state_line(self.checkpoints),)
         return (
             f"weights          {readable_bytes(self.weight_bytes)}{forms}",
             f"KV cache         {readable_bytes(self.kv_bytes)}: {holds}",
+            *state,
             f"longest request  {self.max_model_len} tokens, prompt and output together",
         )
+
+    def _state_line(self, checkpoints: int) -> str:
+        holds = f"{self.max_num_seqs} running sequences, {checkpoints} checkpoints"
+        return f"recurrent state  {readable_bytes(self.state_bytes)}: {holds}"
 
 
 def readable_bytes(count: int) -> str:

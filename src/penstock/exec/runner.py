@@ -26,7 +26,9 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.pooling import Pools
 from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.sampler import Sampled
+from penstock.exec.state_store import StateStore
 from penstock.kernels.backend import Backend
+from penstock.kernels.state_runs import StateRuns
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
 from penstock.sampling import RowViews
@@ -36,13 +38,26 @@ __all__ = ["TorchRunner", "paged_attend"]
 _NOT_FINITE = "The model's output for this request is not finite."
 
 
-def paged_attend(kv: KVStore, batch: ForwardBatch, backend: Backend) -> PagedAttend:
-    """The way to attend in one step: writes its keys and values to the store, then reads all of each row's."""
-    return PagedAttend(kv.keys, kv.values, batch.write_slots, batch.q_start, batch.kv_len, batch.block_table, backend)
+def paged_attend(
+    kv: KVStore,
+    batch: ForwardBatch,
+    backend: Backend,
+    states: Sequence[Tensor] = (),
+    runs: StateRuns | None = None,
+) -> PagedAttend:
+    """The way to attend in one step: writes its keys and values to the store, then reads all of each row's.
+
+    With `states` and their `runs`, where the model carries state.
+    """
+    of = batch
+    return PagedAttend(kv.keys, kv.values, of.write_slots, of.q_start, of.kv_len, of.block_table, backend, states, runs)
 
 
 class TorchRunner:
-    """Runs a `CausalLM` over a `KVStore`. Owned by the engine's thread; not thread-safe."""
+    """Runs a `CausalLM` over a `KVStore`, and a `StateStore` where it carries state.
+
+    Owned by the engine's thread; not thread-safe.
+    """
 
     def __init__(
         self,
@@ -54,7 +69,9 @@ class TorchRunner:
         backend: Backend,
         grammars: Grammars | None = None,
         budgets: ThinkingBudgets | None = None,
+        states: StateStore | None = None,
     ) -> None:
+        self._states = states
         self._model = model
         self._kv = kv
         self._backend = backend
@@ -77,6 +94,8 @@ class TorchRunner:
             slots.admit(admit)
             self._masking.admit(admit)
             self._pools.admit(admit)
+            if self._states is not None:
+                self._states.admit(admit)
         for row in plan.rows:
             slots.advance(row)
         results: tuple[RowResult, ...] = ()
@@ -89,6 +108,8 @@ class TorchRunner:
         """See `contract.ports.Runner`."""
         self._slots = SlotTables(self._max_num_seqs, self._max_model_len, self._kv.block_size)
         self._masking.reset()
+        if self._states is not None:
+            self._states.reset()
         self._pools = Pools()
 
     def warm_up(self) -> None:
@@ -116,7 +137,8 @@ class TorchRunner:
         sampling = [row for row in rows if row.sample]
         pending = self._masking.begin(sampling)
         batch = self._slots.batch(rows, self._kv.device)
-        attend = paged_attend(self._kv, batch, self._backend)
+        carried = () if self._states is None else (self._states.states, self._states.runs(rows))
+        attend = paged_attend(self._kv, batch, self._backend, *carried)
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         prompts = self._prompt_scores(rows, batch, hidden) if self._slots.scores_prompts else {}
         vectors = self._pools.take(rows, batch.q_start, hidden)

@@ -17,6 +17,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.kernels.native_sampler import Choices, SamplingMetadata
+from penstock.kernels.state_runs import StateRuns
 
 __all__ = ["Backend", "Choose"]
 
@@ -112,6 +113,21 @@ class Backend(Protocol):
         residual: Tensor | None = None,
     ) -> Tensor:
         """See `kernels.experts.experts`, with the activation by its name."""
+        ...
+
+    def short_convolution(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        runs: StateRuns,
+        *,
+        silu: bool = False,
+        gate_in: Tensor | None = None,
+        gate_out: Tensor | None = None,
+    ) -> Tensor:
+        """See `kernels.short_convolution.short_convolution_reference`."""
         ...
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:

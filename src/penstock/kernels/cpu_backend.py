@@ -18,6 +18,7 @@ from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import MAX_HEAD_DIM, Cpu
 from penstock.kernels.native_experts import NativeExperts
+from penstock.kernels.state_runs import StateRuns
 from penstock.kernels.torch_backend import TorchBackend
 
 __all__ = ["DTYPES", "CpuBackend"]
@@ -137,6 +138,23 @@ class CpuBackend:
                 x, router_logits, stack, spec, activation, selection_bias=selection_bias, residual=residual
             )
         return NativeExperts(self.cpu, stack, spec, activation, selection_bias)(x, router_logits, residual)
+
+    def short_convolution(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        runs: StateRuns,
+        *,
+        silu: bool = False,
+        gate_in: Tensor | None = None,
+        gate_out: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.short_convolution`."""
+        return self._torch.short_convolution(
+            x, weight, bias, states, runs, silu=silu, gate_in=gate_in, gate_out=gate_out
+        )
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`, for both layouts of a cache."""

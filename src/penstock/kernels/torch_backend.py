@@ -17,6 +17,8 @@ from penstock.kernels.activation import ACTIVATIONS
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
+from penstock.kernels.short_convolution import short_convolution_reference
+from penstock.kernels.state_runs import StateRuns
 
 __all__ = ["TorchBackend"]
 
@@ -102,6 +104,21 @@ class TorchBackend:
         return experts.experts(
             x, router_logits, stack, spec, function, selection_bias=selection_bias, residual=residual
         )
+
+    def short_convolution(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        runs: StateRuns,
+        *,
+        silu: bool = False,
+        gate_in: Tensor | None = None,
+        gate_out: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.short_convolution`."""
+        return short_convolution_reference(x, weight, bias, states, runs, silu=silu, gate_in=gate_in, gate_out=gate_out)
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`."""

@@ -7,10 +7,10 @@ implemented is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.contract.model import KvCacheSpec, ModelShape
+from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.linear import Weight
 from penstock.models.config_reader import LAYER_TYPES, MAX_POSITIONS, ConfigReader
@@ -76,6 +76,7 @@ def read_decoder(
     partial_rotary: bool = False,
     rope_theta: float = 10000.0,
     rope: Callable[[ModelShape], Rope] | None = None,
+    inner_size: int | None = None,
 ) -> DecoderConfig:
     """Read the shared keys.
 
@@ -90,6 +91,7 @@ def read_decoder(
         partial_rotary: the family honours a `partial_rotary_factor`; others refuse one below 1.
         rope_theta: the family's default for `rope_theta`.
         rope: what reads the rotary embedding in a way of the family's own; None for the shared keys.
+        inner_size: where the family has another rule than `intermediate_size`.
     """
     shape = _read_shape(reader, head_dim)
     if rope is None:
@@ -102,7 +104,7 @@ def read_decoder(
         raise reader.error("layer_types", f"{_SLIDING!r} needs a sliding window, and the config sets none")
     return DecoderConfig(
         shape=replace(shape, max_positions=max(shape.max_positions, read.reaches)),
-        inner_size=reader.integer("intermediate_size", 1, MAX_WIDTH),
+        inner_size=inner_size or reader.integer("intermediate_size", 1, MAX_WIDTH),
         eps=reader.number(eps_key, 0.0, 1.0, default=eps),
         rope=read,
         tied=reader.boolean("tie_word_embeddings", default=tied),
@@ -169,6 +171,7 @@ class DecoderParts:
         spec: AttentionSpec | None = None,
         norms: tuple[Normalization, Normalization] | None = None,
         norms_heads: bool = True,
+        output_name: str = "o_proj",
     ) -> Attention:
         """Self-attention under `name`.
 
@@ -180,6 +183,7 @@ class DecoderParts:
             spec: how scores are computed; None for `1 / sqrt(D)` and the layer's window.
             norms: of queries and keys, before they are rotated; see `Attention` for `norms_heads`.
             norms_heads: as there.
+            output_name: what the output projection is called.
         """
         shape = self.config.shape
         q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -189,7 +193,7 @@ class DecoderParts:
         return Attention(
             heads=Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
             qkv=Projection.bind_fused(self.weights, parts, shape.hidden_size, bias=qkv_bias),
-            output=Projection.bind(self.weights, f"{name}.o_proj", shape.hidden_size, q_width, bias=output_bias),
+            output=Projection.bind(self.weights, f"{name}.{output_name}", shape.hidden_size, q_width, bias=output_bias),
             cache=layer,
             spec=spec or AttentionSpec(shape.head_dim**-0.5, window=self.config.windows[layer]),
             rope=self.rope,
@@ -199,14 +203,21 @@ class DecoderParts:
         )
 
     def mlp(
-        self, name: str, *, bias: bool = False, activation: Activation = Activation.SILU_AND_MUL, inner_size: int = 0
+        self,
+        name: str,
+        *,
+        bias: bool = False,
+        activation: Activation = Activation.SILU_AND_MUL,
+        inner_size: int = 0,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> GatedMlp:
-        """A gated MLP: `gate_proj`, `up_proj` and `down_proj` under `name`."""
+        """A gated MLP: gate, up and down projection under `name`, called `names` there."""
         hidden, inner = self.config.shape.hidden_size, inner_size or self.config.inner_size
-        parts = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
+        gate, up, down = (f"{name}.{each}" for each in names)
+        parts = {gate: inner, up: inner}
         return GatedMlp(
             gate_up=Projection.bind_fused(self.weights, parts, hidden, bias=bias),
-            down=Projection.bind(self.weights, f"{name}.down_proj", hidden, inner, bias=bias),
+            down=Projection.bind(self.weights, down, hidden, inner, bias=bias),
             inner_size=inner,
             activation=activation,
         )
@@ -228,6 +239,9 @@ class DecoderParts:
         plus_one: bool = False,
         softcap: float | None = None,
         logit_scale: float = 1.0,
+        final_norm: str = "model.norm",
+        cached: Sequence[int] | None = None,
+        states: Sequence[StateSpec] = (),
     ) -> Program:
         """The whole model.
 
@@ -237,12 +251,16 @@ class DecoderParts:
             plus_one: of the last norm; see `rms_norm`.
             softcap: of logits; see `Head`.
             logit_scale: what logits are multiplied by.
+            final_norm: name of the last norm.
+            cached: the layers that have a cache, in the order of the caches; None for all.
+            states: see `Program.states`.
         """
         config, shape = self.config, self.config.shape
         table = self.weights.take_table("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))
         layers = tuple(layer(i, f"model.layers.{i}") for i in range(shape.num_layers))
         self.weights.ignore("model.rotary_emb.inv_freq")
-        norm = self.norm("model.norm", plus_one=plus_one)
+        norm = self.norm(final_norm, plus_one=plus_one)
+        windows = config.windows if cached is None else [config.windows[layer] for layer in cached]
         head = bind_head(self.weights, "model.embed_tokens", table, shape, tied=config.tied)
         return Program(
             shape=shape,
@@ -250,7 +268,8 @@ class DecoderParts:
             layers=layers,
             final=norm(self.stream, Register(OUT, shape.hidden_size)),
             head=Head(head, softcap, logit_scale),
-            caches=tuple(KvCacheSpec(shape.num_kv_heads, shape.head_dim, window) for window in config.windows),
+            caches=tuple(KvCacheSpec(shape.num_kv_heads, shape.head_dim, window) for window in windows),
+            states=tuple(states),
         )
 
 

@@ -10,14 +10,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.contract.model import ModelShape
+from penstock.contract.model import ModelShape, StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.state_runs import StateRuns
 
 __all__ = ["Attend", "CausalLM"]
 
 
 class Attend(Protocol):
-    """Causal attention with a memory of earlier keys and values."""
+    """Causal attention with a memory of earlier keys and values, and of recurrent state where a model carries any."""
 
     def __call__(
         self,
@@ -42,6 +43,18 @@ class Attend(Protocol):
 
         Returns:
             `[T, Hq, D]`, contiguous, in the dtype of `q`.
+        """
+        ...
+
+    def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:
+        """Where a recurrent state lies, `[places, *spec.shape]` float32, to be changed; and who continues which.
+
+        Asked once in a call of the model for each state.
+
+        Args:
+            state: its index, from 0.
+            spec: its shape.
+            tokens: T, of this call.
         """
         ...
 

@@ -27,7 +27,7 @@ from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, lower
-from penstock.nn.operations import Activate, Experts, Linear, Norm, NormKind, Register
+from penstock.nn.operations import Activate, Experts, Linear, Norm, NormKind, Register, ShortConvolution
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
@@ -50,6 +50,8 @@ def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> 
                 return f"{operation} is not multiplied by the compiled kernels"
             case Experts(stack=stack) if not stack.is_packed:
                 return f"{operation} is not multiplied by the compiled kernels"
+            case ShortConvolution():
+                return f"{operation} has no compiled kernel"
             case AttendOperation(heads=heads) if reason := backend.why_not(dtype, heads.dim):
                 return reason
     return backend.why_not(dtype, 0)

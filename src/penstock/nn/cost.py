@@ -1,12 +1,13 @@
 """What a program asks of a machine: the bytes that a step reads, and its arithmetic by kind.
 
 Decides how it is counted: weights are read once in a step, of experts those that its tokens can be expected to ask;
-every row reads the keys and values that its layers can see; products and attention are two operations for each
-multiplication. Norms, rotations and activations are left out: a few parts in a hundred.
+every row reads the keys and values that its layers can see, and its recurrent state; products and attention are two
+operations for each multiplication. Norms, rotations and activations are left out: a few parts in a hundred.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from penstock.contract.model import KvCacheSpec, StepCost, StepRow
 from penstock.kernels.experts import bytes_read
 from penstock.kernels.linear import Weight
-from penstock.nn.operations import Attend, Embed, Experts, Linear
+from penstock.nn.operations import Attend, Embed, Experts, Linear, ShortConvolution
 from penstock.nn.program import Program
 
 __all__ = ["cost"]
@@ -41,8 +42,11 @@ def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> St
                 total += StepCost(weight_bytes=bytes_read(stack, spec, tokens))
                 for weights in (stack.gate_up, stack.down):
                     total += _operations(stack.arithmetic, 2 * weights.shape[1] * weights.shape[2] * chosen)
+            case ShortConvolution(weight=weight):
+                total += StepCost(weight_bytes=weight.nbytes, fp32_ops=2 * weight.numel() * tokens)
             case Attend():
                 total += _attention(operation, program.caches[operation.cache], rows, kv_dtype)
+    total += StepCost(kv_bytes=len(rows) * sum(4 * math.prod(state.shape) for state in program.states))
     return total + _product(program.head.weight, samples) if samples else total
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.contract.model import StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.state_runs import FROM_ZERO, StateRuns
 
 __all__ = ["DenseAttention"]
 
@@ -16,13 +18,15 @@ __all__ = ["DenseAttention"]
 class DenseAttention:
     """An `Attend` for one sequence; owned by whoever decodes that sequence, and good for no other.
 
-    Keeps the keys and values it was given, so that calling a model again with the next tokens continues the sequence.
+    Keeps the keys and values it was given, and recurrent state, so that calling a model again with the next tokens
+    continues the sequence.
     Rows of a call are consecutive positions, following those of the calls before.
     """
 
     def __init__(self) -> None:
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
+        self._states: dict[int, Tensor] = {}
 
     def __call__(
         self,
@@ -49,6 +53,12 @@ class DenseAttention:
         weights = scores.softmax(dim=-1)[..., : len(keys)]
         out = torch.einsum("hgtl,lhd->thgd", weights, values.float())  # [T, Hkv, G, D]
         return out.reshape(tokens, heads, head_dim).to(q.dtype).contiguous()
+
+    def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:
+        """See `Attend`."""
+        source = 0 if state in self._states else FROM_ZERO
+        place = self._states.setdefault(state, torch.zeros(1, *spec.shape))
+        return place, StateRuns.of([(tokens, source, 0)])
 
 
 def _append(memory: dict[int, Tensor], cache: int, new: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from penstock.nn.operations import (
     Operations,
     Register,
     Rotate,
+    ShortConvolution,
 )
 from penstock.nn.rope import RotaryTable
 
@@ -57,7 +58,7 @@ class Attended:
     rope: RotaryTable | None = None
 
 
-Lowered = Norm | Linear | Gated | Activate | Attended | Experts
+Lowered = Norm | Linear | Gated | Activate | Attended | Experts | ShortConvolution
 
 
 def lower(operations: Operations) -> list[Lowered]:
@@ -77,7 +78,7 @@ def lower(operations: Operations) -> list[Lowered]:
                 before = []
             case Activate() if _gates(lowered[-1] if lowered else None, operation):
                 lowered.append(Gated(operation.out, lowered.pop(), operation.kind))
-            case Norm() | Linear() | Activate() | Experts():
+            case Norm() | Linear() | Activate() | Experts() | ShortConvolution():
                 lowered.append(operation)
             case _:
                 raise ValueError(f"{operation} has no compiled kernel here")
@@ -98,6 +99,9 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
             return (x,), (out,)
         case Experts(out, x, logits):
             return (x, logits, out), (out,)
+        case ShortConvolution(out, x):
+            gates = tuple(each for each in (operation.gate_in, operation.gate_out) if each is not None)
+            return (x, *gates), (out,)
         case _:
             return (operation.x, *((operation.out,) if operation.adds else ())), (operation.out,)
 

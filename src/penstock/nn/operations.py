@@ -34,6 +34,7 @@ __all__ = [
     "Operations",
     "Register",
     "Rotate",
+    "ShortConvolution",
 ]
 
 
@@ -252,7 +253,36 @@ class Experts:
         return _line(self.out, f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=True)
 
 
-Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend | Experts
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortConvolution:
+    """`out = gate_out * f(conv(gate_in * x))`, causal, a filter a channel; see `kernels.short_convolution`.
+
+    Attributes:
+        weight: `[C, L]` float32.
+        bias: `[C]` float32, or None.
+        state: index into `Program.states`, of shape `(L - 1, C)`.
+        silu: whether f is SiLU, and not the identity.
+        gate_in: as wide as `x`, or None.
+        gate_out: the same.
+    """
+
+    out: Register
+    x: Register
+    weight: Tensor
+    bias: Tensor | None
+    state: int
+    silu: bool = False
+    gate_in: Register | None = None
+    gate_out: Register | None = None
+
+    def __str__(self) -> str:
+        x = str(self.x) if self.gate_in is None else f"{self.gate_in} * {self.x}"
+        bias, silu = "" if self.bias is None else ", bias", ", silu" if self.silu else ""
+        text = f"short_convolution({x}, w{list(self.weight.shape)}{bias}{silu}, state {self.state})"
+        return _line(self.out, text if self.gate_out is None else f"{self.gate_out} * {text}")
+
+
+Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend | Experts | ShortConvolution
 Operations = tuple[Operation, ...]
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from penstock.contract.model import StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.backend import Backend
+from penstock.kernels.state_runs import StateRuns
 
 __all__ = ["PagedAttend"]
 
@@ -29,6 +31,8 @@ class PagedAttend:
         kv_len: `[R]` int32 on the host, positions of each row's sequence, the new ones included.
         block_table: `[R, M]` int32.
         backend: what writes and attends, one operation at a time.
+        states: recurrent states, `[places, ...]` float32; () where the model carries none.
+        runs: which tokens continue which state; None beside no states.
     """
 
     keys: Sequence[Tensor]
@@ -38,6 +42,8 @@ class PagedAttend:
     kv_len: Tensor
     block_table: Tensor
     backend: Backend
+    states: Sequence[Tensor] = ()
+    runs: StateRuns | None = None
 
     def __call__(
         self,
@@ -53,3 +59,8 @@ class PagedAttend:
         if k is not None and v is not None:
             self.backend.write_kv(keys, values, k, v, self.write_slots)
         return self.backend.paged_attention(q, keys, values, self.q_start, self.kv_len, self.block_table, spec, sinks)
+
+    def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:  # noqa: ARG002 - as made
+        """See `Attend`."""
+        assert self.runs is not None, "a model that carries state was given no runs"
+        return self.states[state], self.runs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.contract.model import KvCacheSpec, ModelShape
+from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.linear import Weight
 from penstock.nn.operations import Operation, Operations, Register
 
@@ -46,6 +46,7 @@ class Program:
         layers: operations of each layer, which read the stream and add to it.
         final: operations that turn the stream into `OUT`.
         caches: keys and values that are kept, by the index that operations name; layers may share one.
+        states: recurrent state that sequences carry, by the index that operations name.
     """
 
     shape: ModelShape
@@ -54,6 +55,7 @@ class Program:
     final: Operations
     head: Head
     caches: tuple[KvCacheSpec, ...]
+    states: tuple[StateSpec, ...] = ()
 
     @property
     def stream(self) -> Register:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.contract.model import ModelShape
 from penstock.kernels.backend import Backend
+from penstock.kernels.state_runs import StateRuns
 from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
     Activate,
@@ -22,6 +23,7 @@ from penstock.nn.operations import (
     Operation,
     Register,
     Rotate,
+    ShortConvolution,
 )
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.program import OUT, Head, Program
@@ -50,7 +52,7 @@ class ReferenceExecutor:
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
-        walk = _Walk(self.backend, token_ids, positions, attend, self.dtype)
+        walk = _Walk(self.program, self.backend, token_ids, positions, attend, self.dtype)
         for operation in self.program.operations():
             walk.compute(operation)
         return walk.result()
@@ -64,8 +66,15 @@ class _Walk:
     """One step: what its registers hold, `[T, width]` each."""
 
     def __init__(
-        self, backend: Backend, token_ids: Tensor, positions: Tensor, attend: Attend, dtype: torch.dtype
+        self,
+        program: Program,
+        backend: Backend,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        dtype: torch.dtype,
     ) -> None:
+        self._program = program
         self._backend = backend
         self._token_ids, self._positions = token_ids, positions
         self._attend = attend
@@ -107,6 +116,20 @@ class _Walk:
                     None if each is None else self._read(each).unflatten(1, (-1, heads.dim)) for each in (q, k, v)
                 )
                 self._write(out, self._attend(cache, q, k, v, spec, sinks).flatten(1))
+
+            case ShortConvolution():
+                self._convolve(operation)
+
+    def _convolve(self, by: ShortConvolution) -> None:
+        gate_in, gate_out = (None if each is None else self._read(each) for each in (by.gate_in, by.gate_out))
+        states, runs = self._carried(by.state)
+        out = self._backend.short_convolution(
+            self._read(by.x), by.weight, by.bias, states, runs, silu=by.silu, gate_in=gate_in, gate_out=gate_out
+        )
+        self._write(by.out, out)
+
+    def _carried(self, state: int) -> tuple[Tensor, StateRuns]:
+        return self._attend.carried(state, self._program.states[state], len(self._positions))
 
     def result(self) -> Tensor:
         """`[T, H]`."""

@@ -71,6 +71,7 @@ def verify(
         threads=target.threads,
         model_digest=target.model_digest,
         window=target.window,
+        stateful=target.stateful,
         dry_run=partial(dry_run, target=target),
         served_blocks=target.blocks_for(served.kv_cache_memory, served.block_size) if served.kv_cache_memory else 0,
     )
@@ -148,6 +149,7 @@ def _judge(schedule: Schedule, done: ScheduleRun, alone: Mapping[str, Outcome]) 
         plain_steps=done.plain_steps,
         hit_tokens=done.hit_tokens,
         given_back=done.given_back,
+        restored=done.restored,
         tally=total(tallies),
         first=mismatches[0] if mismatches else None,
         trace=done.trace if mismatches else (),

@@ -36,6 +36,7 @@ class Verdict:
         plain_steps: steps that drew tokens for several plain requests and nobody else.
         hit_tokens: positions found in the prefix cache.
         given_back: blocks that sequences gave back while they ran, since their window had left them.
+        restored: admissions that went on from a checkpoint of recurrent state.
         first: the first request, of the first run that has one, whose outcome differs from the one alone; None if none.
         trace: the lines of the schedule's record; () if nothing differs.
     """
@@ -47,6 +48,7 @@ class Verdict:
     plain_steps: int
     hit_tokens: int
     given_back: int
+    restored: int
     tally: Tally
     first: Mismatch | None
     trace: tuple[str, ...]
@@ -78,9 +80,17 @@ class Report:
         ]
         lacks = [f"schedule {index} was built to preempt, and recomputed no request" for index in idle]
         expected = any(verdict.schedule.can_batch_plain for verdict in self.verdicts)
+        if self._expects_states and not any(verdict.restored for verdict in self.verdicts):
+            lacks.append("no sequence went on from a checkpoint of its state")
         if expected and not any(verdict.plain_steps for verdict in self.verdicts):
             lacks.append("no step drew for several plain requests alone")
         return tuple(lacks)
+
+    @property
+    def _expects_states(self) -> bool:
+        """Whether any schedule runs everything twice, and has checkpoints and a cache to find them by."""
+        runs = (verdict.schedule for verdict in self.verdicts)
+        return any(each.config.checkpoints and each.cache == "warm" for each in runs)
 
     @property
     def proved(self) -> bool:
@@ -102,16 +112,18 @@ class Report:
     def coverage_line(self) -> str:
         """How often what may not matter did happen."""
         tight = ", ".join(str(verdict.schedule.index) for verdict in self.verdicts if verdict.schedule.tight)
-        preemptions, recomputed, plain_steps, hit_tokens, given_back = (
+        preemptions, recomputed, plain_steps, hit_tokens, given_back, restored = (
             sum(getattr(verdict, name) for verdict in self.verdicts)
-            for name in ("preemptions", "recomputed", "plain_steps", "hit_tokens", "given_back")
+            for name in ("preemptions", "recomputed", "plain_steps", "hit_tokens", "given_back", "restored")
         )
+        stateful = any(verdict.schedule.config.checkpoints is not None for verdict in self.verdicts)
         windowed = any(verdict.schedule.config.window is not None for verdict in self.verdicts)
         return (
             f"seen: {preemptions} preemptions, of which {recomputed} recomputed generated tokens"
             f" (built to preempt: schedules {tight or 'none'}), {plain_steps} steps of plain requests alone,"
             f" {hit_tokens} positions from the cache"
             + (f", {given_back} blocks given back behind a window" if windowed else "")
+            + (f", {restored} states restored" if stateful else "")
         )
 
     def verdict_line(self) -> str:
@@ -158,6 +170,8 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "block_size": config.block_size,
         "num_blocks": config.num_blocks,
         "window": config.window,
+        "checkpoints": config.checkpoints,
+        "checkpoint_interval": config.checkpoint_interval,
         "cache": schedule.cache,
         "tight": schedule.tight,
         "by_kind": schedule.by_kind,
@@ -171,6 +185,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "plain_steps": verdict.plain_steps,
         "hit_tokens": verdict.hit_tokens,
         "given_back": verdict.given_back,
+        "restored": verdict.restored,
         "tally": _tally(verdict.tally),
         "first_mismatch": None if verdict.first is None else asdict(verdict.first),
     }

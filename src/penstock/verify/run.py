@@ -89,6 +89,7 @@ class ScheduleRun:
         plain_steps: steps that drew tokens for two or more plain requests, and for nobody else.
         hit_tokens: positions that admissions found in the prefix cache.
         given_back: blocks that sequences gave back while they ran, since their window had left them.
+        restored: admissions that went on from a checkpoint of recurrent state.
         records: the trace, one function a line.
     """
 
@@ -99,6 +100,7 @@ class ScheduleRun:
     plain_steps: int
     hit_tokens: int
     given_back: int
+    restored: int
     records: tuple[Record, ...]
 
     @property
@@ -255,6 +257,7 @@ def run_alone(target: Target, request: SequenceRequest) -> Outcome:
         max_num_batched_tokens=len(request.prompt),
         max_model_len=tokens,
         prefix_caching=False,
+        checkpoints=0 if target.stateful else None,
         model_digest=target.model_digest,
     )
     drive = _Drive(target, config)
@@ -295,6 +298,7 @@ def run_schedule(target: Target, schedule: Schedule, on_finished: OnFinished) ->
         plain_steps=watch.plain_steps,
         hit_tokens=stats.hit_tokens,
         given_back=drive.scheduler.given_back,
+        restored=drive.scheduler.restored,
         records=tuple(drive.records),
     )
 

@@ -117,6 +117,7 @@ def draw_schedules(
     threads: int,
     model_digest: bytes,
     window: int | None = None,
+    stateful: bool = False,
     dry_run: Callable[[Schedule], Seen],
     served_blocks: int = 0,
 ) -> tuple[Schedule, ...]:
@@ -131,6 +132,7 @@ def draw_schedules(
         threads: the operator's number; drawn schedules use others too.
         model_digest: names the model in block keys.
         window: see `SchedulerConfig.window`.
+        stateful: the model carries recurrent state: schedules have checkpoints, few and many.
         dry_run: runs a schedule without the model. A schedule is drawn up to 16 times, until it preempts and batches
             plain requests as often as its traits ask for; then the best of them is taken.
         served_blocks: KV blocks of schedule 0; 0 for as many as all requests together need.
@@ -149,6 +151,8 @@ def draw_schedules(
                 for _ in range(_ATTEMPTS)
             )
         )
+        if stateful:
+            attempts = (_with_checkpoints(draw, drawn, served) for drawn in attempts)
         schedules.append(_best(attempts, dry_run))
     return tuple(schedules)
 
@@ -259,6 +263,17 @@ def _draw_config(
     )
     needs = _needs(everyone, sizes)
     return replace(sizes, num_blocks=max(needs) + spare if traits.tight else sum(needs))
+
+
+def _with_checkpoints(draw: Random, schedule: Schedule, served: EngineConfig) -> Schedule:
+    """Checkpoints of recurrent state: in schedule 0 at the operator's interval, in others few or many, near and far."""
+    config = schedule.config
+    size, seqs = config.block_size, config.max_num_seqs
+    if schedule.index == 0:
+        interval, count = -(-served.state_checkpoint_interval // size) * size, 4 * len(schedule.arrivals)
+    else:
+        interval, count = draw.choice((0, 1, 2, 4)) * size, draw.choice((2, seqs, 4 * seqs, 16 * seqs))
+    return replace(schedule, config=replace(config, checkpoints=count, checkpoint_interval=interval))
 
 
 def _needs(everyone: Iterable[SequenceRequest], sizes: SchedulerConfig) -> list[int]:

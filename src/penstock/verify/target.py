@@ -32,6 +32,7 @@ class Target:
         text: its tokenizer and chat template.
         grammars: compiles grammars; None if no request is to have one.
         window: see `SchedulerConfig.window`; schedules give blocks back by it, as the engine does.
+        stateful: whether it carries recurrent state, for which schedules have checkpoints.
         blocks_for: the KV blocks that so many bytes hold, by bytes and block size.
     """
 
@@ -44,6 +45,7 @@ class Target:
     text: TextModel
     grammars: Grammars | None = None
     window: int | None = None
+    stateful: bool = False
     blocks_for: Callable[[int, int], int] = lambda memory, block_size: 0  # noqa: ARG005
 
     @classmethod
@@ -60,7 +62,11 @@ class Target:
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = on_threads.kv_store(config.num_blocks, config.block_size)
             kv.fill_with_nan()  # reading a position that was never written then shows in the result
-            return on_threads.runner(kv, config.max_num_seqs, config.max_model_len, grammars, ReasoningBudgets(text))
+            states = on_threads.state_store(config.max_num_seqs, config.checkpoints or 0)
+            if states is not None:
+                states.fill_with_nan()
+            budgets = ReasoningBudgets(text)
+            return on_threads.runner(kv, config.max_num_seqs, config.max_model_len, grammars, budgets, states)
 
         return cls(
             vocab_size=loaded.shape.vocab_size,
@@ -72,5 +78,6 @@ class Target:
             text=text,
             grammars=grammars,
             window=loaded.program.window,
+            stateful=bool(loaded.program.states),
             blocks_for=lambda memory, size: blocks_for(memory, loaded.program.caches, size, loaded.kv_dtype),
         )

@@ -1,0 +1,123 @@
+"""Recurrent state of every running sequence, and the checkpoints: memory sized once, and who reads which place next.
+
+Decides where a state lies: a place for each slot, and behind them one for each checkpoint, alike in all states of a
+model. Does not know which checkpoint holds what: plans say so. Invariant: a slot's place holds the state of all
+positions that its rows have computed, from the first row after its admission on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.contract.errors import ConfigError
+from penstock.contract.model import StateSpec
+from penstock.contract.plan import Admit, Row
+from penstock.kernels.state_runs import FROM_ZERO, StateRuns
+from penstock.kernels.weight_memory import large_block
+
+__all__ = ["StateMemory", "StateStore", "share_memory", "state_bytes"]
+
+_HOST = torch.device("cpu")
+
+
+def state_bytes(specs: Sequence[StateSpec]) -> int:
+    """Bytes of one sequence's state, and of one checkpoint."""
+    return sum(4 * math.prod(spec.shape) for spec in specs)
+
+
+class StateMemory(NamedTuple):
+    """How a budget is shared where a model carries state.
+
+    Attributes:
+        num_seqs: sequences that run at once.
+        checkpoints: states that are kept.
+        kv_bytes: what is left for keys and values.
+    """
+
+    num_seqs: int
+    checkpoints: int
+    kv_bytes: int
+
+
+def share_memory(budget: int, each: int, position_bytes: int, max_num_seqs: int, interval: int) -> StateMemory:
+    """Share a budget among running states, checkpoints, and keys and values.
+
+    As many sequences as are wanted, if a quarter pays for them; then as many checkpoints as there are intervals in the
+    keys and values, and two a sequence for its ends, if half of what is left pays for them.
+
+    Args:
+        budget: in bytes.
+        each: bytes of one state.
+        position_bytes: of the keys and values of one position.
+        max_num_seqs: sequences that the operator wants at once.
+        interval: positions between checkpoints; 0 for none but those at ends.
+    """
+    num_seqs = min(max_num_seqs, max(1, budget // 4 // each))
+    left = max(0, budget - num_seqs * each)
+    positions = left // position_bytes
+    checkpoints = min(2 * num_seqs + (positions // interval if interval else 0), left // 2 // each)
+    return StateMemory(num_seqs, checkpoints, left - checkpoints * each)
+
+
+class StateStore:
+    """The states of a model, in places. Owned by the runner.
+
+    Args:
+        specs: of each state.
+        num_slots: sequences that run at once.
+        num_checkpoints: states that are kept.
+        device: where they lie.
+
+    Attributes:
+        states: of each spec, `[num_slots + num_checkpoints, *shape]` float32, undefined until written; the operating
+            system finds the memory as places are first used.
+
+    Raises:
+        ConfigError: the system does not give so much memory.
+    """
+
+    def __init__(self, specs: Sequence[StateSpec], num_slots: int, num_checkpoints: int, device: torch.device) -> None:
+        self._num_slots = num_slots
+        self._sources: dict[int, int] = {}  # of slots whose state is not in their own place yet
+        places = num_slots + num_checkpoints
+        self.states = tuple(_tensor((places, *spec.shape), device) for spec in specs)
+
+    def fill_with_nan(self) -> None:
+        """Make everything held NaN, for those who test that nothing is read before it was written."""
+        for state in self.states:
+            state.fill_(float("nan"))
+
+    def admit(self, admit: Admit) -> None:
+        """A sequence begins at its first position, or behind a checkpoint."""
+        assert (admit.checkpoint >= 0) == (admit.computed > 0), f"{admit.seq_id}: a hit restores a checkpoint"
+        self._sources[admit.slot] = self._num_slots + admit.checkpoint if admit.computed else FROM_ZERO
+
+    def reset(self) -> None:
+        """Forget every sequence; checkpoints stay."""
+        self._sources.clear()
+
+    def runs(self, rows: Sequence[Row]) -> StateRuns:
+        """The runs of a step; `rows` are computed now."""
+        runs: list[tuple[int, int, int]] = []
+        for row in rows:
+            at, place = row.start, self._sources.pop(row.slot, row.slot)
+            for kept in row.checkpoints:
+                target = self._num_slots + kept.slot
+                runs.append((kept.position - at, place, target))
+                at, place = kept.position, target
+            runs.append((row.start + row.count - at, place, row.slot))
+        return StateRuns.of(runs)
+
+
+def _tensor(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    if device != _HOST:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+    try:
+        return large_block(max(1, 4 * math.prod(shape))).view(torch.float32).view(shape)
+    except OSError as error:
+        raise ConfigError("max_num_seqs", f"the system does not give memory for state: {error.strerror}") from error

@@ -1,0 +1,46 @@
+"""Which tokens of a step continue which recurrent state, and where it goes: all that a kernel knows of sequences.
+
+Decides the shape of that knowledge only. Invariant: the runs of one sequence follow each other in order of position; a
+run may read what one before it has written, so they are computed in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["FROM_ZERO", "StateRuns"]
+
+FROM_ZERO = -1
+"""The source of a run at position 0: a state of zeros."""
+
+
+class StateRuns(NamedTuple):
+    """Runs of neighbouring tokens, each of one sequence.
+
+    Attributes:
+        starts: `[N + 1]` int32 on the host; run `n` has the tokens `starts[n]` to `starts[n + 1]`, which may be none:
+            then its state is copied.
+        sources: `[N]` int32, the place that each run's state is read from; `FROM_ZERO` for none.
+        targets: `[N]` int32, the place that it is written to.
+    """
+
+    starts: Tensor
+    sources: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, runs: list[tuple[int, int, int]]) -> StateRuns:
+        """From (tokens, source, target) of each run, in order."""
+        counts, sources, targets = torch.tensor(runs, dtype=torch.int32).reshape(-1, 3).T
+        starts = torch.zeros(len(runs) + 1, dtype=torch.int32)
+        starts[1:] = counts.cumsum(0)
+        return cls(starts, sources.contiguous(), targets.contiguous())
+
+    def each(self) -> Iterator[tuple[int, int, int, int]]:
+        """First token, end, source and target of each run."""
+        starts = self.starts.tolist()
+        return zip(starts, starts[1:], self.sources.tolist(), self.targets.tolist(), strict=False)

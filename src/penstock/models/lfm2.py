@@ -1,0 +1,125 @@
+"""LFM2: `model_type` "lfm2" (Liquid AI 2025).
+
+Most layers mix tokens by a short convolution between two gates, `out(C * conv(B * x))` with `[B | C | x]` from one
+projection, and a few by attention with norms of query and key heads. The norm before each half, gated MLPs, and the
+last norm have names of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from penstock.contract.model import StateSpec
+from penstock.models.config_reader import ConfigReader
+from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
+from penstock.nn.blocks import Projection, residual
+from penstock.nn.operations import Linear, Operations, Register, ShortConvolution
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
+
+__all__ = ["load"]
+
+_ATTENTION, _CONVOLUTION = "full_attention", "conv"
+_MAX_TAPS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedConvolution:
+    """`output(C * conv(B * x))`, where `inputs` projects to the columns `[B | C | x]`.
+
+    Attributes:
+        weight: `[H, L]` float32.
+        bias: `[H]` float32, or None.
+        state: index into `Program.states`.
+    """
+
+    inputs: Projection
+    weight: Tensor
+    bias: Tensor | None
+    output: Projection
+    state: int
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        width = len(self.weight)
+        bcx, mixed = Register("bcx", 3 * width), Register("mixed", width)
+        b, c, values = (bcx.columns(index * width, width) for index in range(3))
+        return (
+            Linear(bcx, x, self.inputs.weight, self.inputs.bias),
+            ShortConvolution(mixed, values, self.weight, self.bias, self.state, gate_in=b, gate_out=c),
+            Linear(out, mixed, self.output.weight, self.output.bias, adds),
+        )
+
+
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
+    """Build the model; see `families.load`."""
+    layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
+    attending = _read_attending(reader, layers)
+    taps, bias = reader.integer("conv_L_cache", 2, _MAX_TAPS, default=3), reader.boolean("conv_bias", default=False)
+    config = read_decoder(
+        reader,
+        windows=(None,) * layers,
+        eps=1e-5,
+        eps_key="norm_eps",
+        rope_theta=1000000.0,
+        inner_size=_read_inner_size(reader),
+    )
+    tied = reader.boolean("tie_embedding", default=reader.boolean("tie_word_embeddings", default=True))
+    parts, hidden = DecoderParts(replace(config, tied=tied), weights), config.shape.hidden_size
+    head_dim = config.shape.head_dim
+    convolving = [layer for layer in range(layers) if layer not in attending]
+
+    def convolution(name: str, layer: int) -> GatedConvolution:
+        def biased(part: str, outputs: int) -> Projection:
+            return Projection.bind(weights, f"{name}.{part}", outputs, hidden, bias=bias)
+
+        return GatedConvolution(
+            inputs=biased("in_proj", 3 * hidden),
+            weight=weights.take(f"{name}.conv.weight", (hidden, 1, taps), torch.float32).squeeze(1),
+            bias=weights.take(f"{name}.conv.bias", (hidden,), torch.float32) if bias else None,
+            output=biased("out_proj", hidden),
+            state=convolving.index(layer),
+        )
+
+    def layer(index: int, name: str) -> Operations:
+        before, between = parts.norm(f"{name}.operator_norm"), parts.norm(f"{name}.ffn_norm")
+        mlp = parts.mlp(f"{name}.feed_forward", names=("w1", "w3", "w2"))
+        if index in attending:
+            attn = f"{name}.self_attn"
+            norms = parts.norm(f"{attn}.q_layernorm", head_dim), parts.norm(f"{attn}.k_layernorm", head_dim)
+            attention = parts.attention(attn, index, norms=norms, output_name="out_proj")
+            mixer = residual(parts.stream, replace(attention, cache=attending.index(index)), before=before)
+        else:
+            mixer = residual(parts.stream, convolution(f"{name}.conv", index), before=before)
+        return (*mixer, *residual(parts.stream, mlp, before=between))
+
+    states = [StateSpec((taps - 1, hidden))] * len(convolving)
+    return parts.program(layer, final_norm="model.embedding_norm", cached=attending, states=states)
+
+
+def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
+    """Indices of the layers that attend, by `layer_types` or the older `full_attn_idxs`; at least one."""
+    types = reader.choices("layer_types", [_ATTENTION, _CONVOLUTION], layers)
+    if types:
+        found, key = [index for index, each in enumerate(types) if each == _ATTENTION], "layer_types"
+    else:
+        key = "full_attn_idxs"
+        listed = reader.integers(key, 0, layers - 1)
+        found = sorted(set(listed)) if reader.is_set(key) else list(range(layers))
+    if not found:
+        raise reader.error(key, "a model in which no layer attends is not implemented")
+    return found
+
+
+def _read_inner_size(reader: ConfigReader) -> int:
+    """The width of MLPs, by the rule of `Lfm2MLP` in transformers; `block_ff_dim` is the older name, and wins."""
+    key = "block_ff_dim" if reader.is_set("block_ff_dim") else "intermediate_size"
+    inner = reader.integer(key, 1, MAX_WIDTH)
+    if not reader.boolean("block_auto_adjust_ff_dim", default=True):
+        return inner
+    factor = reader.number("block_ffn_dim_multiplier", 1e-3, 1e3, default=1.0)
+    multiple = reader.integer("block_multiple_of", 1, MAX_WIDTH, default=256)
+    return multiple * -(-int(factor * int(2 * inner / 3)) // multiple)

@@ -1,0 +1,97 @@
+"""Recurrent state in places: who reads which, what is copied, and how memory is shared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.contract.errors import ConfigError
+from penstock.contract.model import StateSpec
+from penstock.contract.plan import Admit, Checkpoint, Row
+from penstock.contract.sampling import SamplingSpec
+from penstock.exec.state_store import StateStore, share_memory, state_bytes
+from penstock.kernels.short_convolution import short_convolution_reference
+from penstock.kernels.state_runs import FROM_ZERO, StateRuns
+
+CPU = torch.device("cpu")
+SPECS = (StateSpec((2, 3)), StateSpec((4,)))
+
+
+def store(slots=2, checkpoints=3):
+    return StateStore(SPECS, slots, checkpoints, CPU)
+
+
+def admit(slot, computed=0, checkpoint=-1):
+    return Admit(slot, "s", (1,) * 40, (0,), computed, SamplingSpec(), 0, checkpoint=checkpoint)
+
+
+def runs_of(states, *rows):
+    found = states.runs(rows)
+    return [(end - first, source, target) for first, end, source, target in found.each()]
+
+
+def test_each_state_has_a_place_for_each_slot_and_each_checkpoint():
+    states = store()
+    assert [tuple(each.shape) for each in states.states] == [(5, 2, 3), (5, 4)]
+    assert {each.dtype for each in states.states} == {torch.float32}
+    assert state_bytes(SPECS) == 4 * (6 + 4)
+
+
+def test_a_sequence_begins_from_zero_or_a_checkpoint_and_goes_on_in_its_own_place():
+    states = store()
+    states.admit(admit(1))
+    states.admit(admit(0, 16, checkpoint=2))
+    first = runs_of(states, Row(0, 16, 5, (), False), Row(1, 0, 7, (), False))
+    assert first == [(5, 4, 0), (7, FROM_ZERO, 1)]
+    assert runs_of(states, Row(0, 21, 1, (), True), Row(1, 7, 1, (), True)) == [(1, 0, 0), (1, 1, 1)]
+
+
+def test_a_checkpoint_on_the_way_is_written_by_one_run_and_read_by_the_next():
+    states = store()
+    states.admit(admit(0, 16, checkpoint=0))
+    kept = (Checkpoint(32, 1), Checkpoint(40, 2))
+    assert runs_of(states, Row(0, 16, 24, (), True, checkpoints=kept)) == [(16, 2, 3), (8, 3, 4), (0, 4, 0)]
+
+
+def test_a_reset_forgets_where_sequences_would_have_begun():
+    states = store()
+    states.admit(admit(0, 16, checkpoint=0))
+    states.reset()
+    states.admit(admit(0))
+    assert runs_of(states, Row(0, 0, 2, (), False)) == [(2, FROM_ZERO, 0)]
+
+
+def test_a_run_without_tokens_copies():
+    states, weight = torch.randn(3, 2, 4), torch.randn(4, 3)
+    before = states.clone()
+    out = short_convolution_reference(torch.randn(0, 4), weight, None, states, StateRuns.of([(0, 1, 2)]))
+    assert out.shape == (0, 4)
+    assert torch.equal(states, torch.stack([before[0], before[1], before[1]]))
+
+
+@pytest.mark.parametrize("cuts", [[30], [1] * 30, [1, 2, 0, 7, 20], [29, 1]])
+def test_a_convolution_has_the_same_bits_however_it_is_cut(cuts):
+    generator = torch.Generator().manual_seed(1)
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in ((30, 5), (5, 4), (5,)))
+    states, whole = torch.full((2, 3, 5), float("nan")), torch.zeros(1, 3, 5)
+    expected = short_convolution_reference(x, weight, bias, whole, StateRuns.of([(30, FROM_ZERO, 0)]))
+    runs = [(count, 1 if at else FROM_ZERO, 1) for at, count in enumerate(cuts)]
+    assert torch.equal(short_convolution_reference(x, weight, bias, states, StateRuns.of(runs)), expected)
+    assert torch.equal(states[1], whole[0])
+    theirs = torch.nn.functional.conv1d(x.T[None], weight[:, None], bias, padding=3, groups=5)[0, :, :30].T
+    torch.testing.assert_close(expected, theirs)
+    activated = short_convolution_reference(x, weight, bias, states, StateRuns.of(runs), silu=True)
+    torch.testing.assert_close(activated, torch.nn.functional.silu(theirs))
+
+
+def test_memory_is_shared_among_sequences_checkpoints_and_kv():
+    shared = share_memory(1_000_000, each=1000, position_bytes=100, max_num_seqs=8, interval=512)
+    assert shared == (8, 16 + 992_000 // 100 // 512, 992_000 - 1000 * (16 + 19))
+    assert share_memory(1_000_000, 1000, 100, 8, 0).checkpoints == 16, "ends of sequences alone"
+    assert share_memory(100_000, 10_000, 1, 64, 512) == (2, 4, 40_000), "a quarter for who runs, half of the rest"
+    assert share_memory(1000, 10_000, 1, 64, 512) == (1, 0, 0)
+
+
+def test_memory_that_the_system_does_not_give_is_an_error_of_the_options():
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        StateStore((StateSpec((2**40,)),), 2**10, 2**10, CPU)
