@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 import click
 
-from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
@@ -36,7 +35,6 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
         from penstock.app import serve
         from penstock.weights.locate import default_cache_dir
 
-    tell_torch_computes(engine_config.device)
     cache_dir = default_cache_dir(os.environ)
     with ExitStack() as while_serving:
 

@@ -6,7 +6,6 @@ import os
 
 import click
 
-from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.options import build_configs, config_options
 from penstock.contract.config import EngineConfig
 
@@ -28,7 +27,6 @@ def command(context: click.Context, /, with_program: bool, **_: object) -> None:
     from penstock.nn.cost import cost
     from penstock.weights.locate import default_cache_dir
 
-    tell_torch_computes(config.device)
     loaded = load_model(config, find_model(config, default_cache_dir(os.environ)), click.echo)
     shape, caches = loaded.shape, loaded.program.caches
     windows = sorted({cache.window for cache in caches if cache.window is not None})
