@@ -86,7 +86,6 @@ def test_a_mistyped_command_is_answered_with_the_likeliest_one():
             "1",
             "--no-limits",
         ],
-        ["show"],
     ],
 )
 def test_that_torch_computes_is_said_on_standard_error(default_model: Path, command):
@@ -94,6 +93,17 @@ def test_that_torch_computes_is_said_on_standard_error(default_model: Path, comm
     assert only_line(done.stderr) == (
         "penstock: torch was asked for: torch kernels compute, slower, and exact up to rounding only"
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["show"], ["verify", "--requests", "2", "--schedules", "1", "--prompt-tokens", "4", "--new-tokens", "2"]],
+)
+def test_a_start_report_says_once_that_torch_computes(endless: str, command):
+    done = penstock(command[0], endless, *command[1:], isa="torch")
+    assert (done.stdout + done.stderr).count("torch was asked for") == 1
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("runs on ")]
+    assert line.endswith("torch was asked for: torch kernels, slower, exact up to rounding")
 
 
 def test_the_version():

@@ -43,6 +43,25 @@ def test_a_model_is_removed_after_a_yes(cache):
     )
 
 
+def test_a_model_that_is_served_is_not_removed(cache, endless):
+    folder = cache / "hub" / "acme" / "served"
+    shutil.copytree(endless, folder)
+    with Terminal("serve", "acme/served", "--port", "0", "--kv-cache-memory", "10MB") as terminal:
+        url = "http://" + terminal.expect(" (POST").rpartition("http://")[2].removesuffix(" (POST")
+        refused = penstock("rm", "acme/served", "--yes")
+        assert refused.returncode == 2
+        assert only_line(refused.stderr) == (
+            f"penstock: acme/served: is in use: process {terminal.process.pid} serves it at {url};"
+            f" end that first (kill {terminal.process.pid})"
+        )
+        assert (folder / "config.json").exists()
+        assert penstock("rm", "acme/tiny", "--yes").returncode == 0
+        terminal.interrupt()
+        assert terminal.ends() == 0
+    assert penstock("rm", "acme/served", "--yes").returncode == 0
+    assert not folder.exists()
+
+
 def test_nothing_outside_of_the_cache_is_removed(cache, tmp_path):
     (tmp_path / "mine").mkdir()
     for name in (str(tmp_path / "mine"), "../hub", "acme/../..", "."):

@@ -92,9 +92,13 @@ def test_generate_whole_and_streamed(server, greedy):
     whole = httpx.post(f"{server}/generate", json=generate_body(), timeout=60)
     assert whole.status_code == 200
     assert PROMPTS[0] + whole.json()["text"] == greedy[0]
+    echoed = httpx.post(f"{server}/generate", json=generate_body(echo=True), timeout=60)
+    assert echoed.json()["text"] == greedy[0]
     streamed = httpx.post(f"{server}/generate", json=generate_body(stream=True), timeout=60)
     assert streamed.headers["content-type"].startswith("text/plain")
     assert streamed.text == whole.json()["text"]
+    echoed = httpx.post(f"{server}/generate", json=generate_body(echo=True, stream=True), timeout=60)
+    assert echoed.text == greedy[0]
 
 
 def test_chat_completions_of_a_model_without_a_template(server):

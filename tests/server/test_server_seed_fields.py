@@ -33,6 +33,14 @@ def test_roseinfers_body_is_greedy_and_stops_at_the_end(served):
     assert (request.stop.max_tokens, request.stop.ignore_eos) == (64, False)
 
 
+def test_with_echo_the_text_is_prompt_and_completion_as_roseinfers(served):
+    alone = served.http.post("/generate", json=ROSEINFER).json()["text"]
+    assert not served.request.echo
+    served.http.post("/generate", json=ROSEINFER | {"echo": True})
+    assert served.request.echo
+    assert alone
+
+
 def test_its_stream_is_plain_text(served):
     answer = served.http.post("/generate", json=ROSEINFER | {"stream": True})
     assert answer.headers["content-type"].startswith("text/plain")

@@ -1,4 +1,4 @@
-"""What every command that loads a model says where torch computes instead of compiled kernels."""
+"""What commands without a start report say where torch computes instead of compiled kernels."""
 
 from __future__ import annotations
 

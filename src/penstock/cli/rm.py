@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import click
 
@@ -18,7 +19,11 @@ __all__ = ["command"]
 @click.argument("model", shell_complete=complete_model)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def command(model: str, yes: bool) -> None:
-    """Remove MODEL, a name that `penstock models` lists, from the cache; asks first, and says how much is freed."""
+    """Remove MODEL, a name that `penstock models` lists, from the cache; asks first, and says how much is freed.
+
+    A model that a running server serves stays.
+    """
+    from penstock.cli.running_servers import running_servers
     from penstock.weights.locate import default_cache_dir, installed_models
 
     cache_dir = default_cache_dir(os.environ)
@@ -27,6 +32,10 @@ def command(model: str, yes: bool) -> None:
         raise ModelUnavailable(f"{model}: is not in the cache; there: {', '.join(installed) or 'nothing'}")
     found = installed[model]
     folder = found.path if found.path.is_dir() else found.path.parent
+    for server in running_servers(cache_dir):
+        if server.path and Path(server.path).is_relative_to(folder.resolve()):
+            who = f"process {server.pid} serves it at {server.url}"
+            raise ModelUnavailable(f"{model}: is in use: {who}; end that first (kill {server.pid})")
     size = f"{found.bytes:,} bytes ({found.bytes / 1e6:.1f} MB)"
     if not yes:
         if not sys.stdin.isatty():

@@ -27,19 +27,21 @@ ACCESS = 0o600
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server; `started` in seconds since 1970."""
+    """One server; `started` in seconds since 1970; `path` where its model is, "" if that is not known."""
 
     pid: int
     url: str
     model: str
     started: float
+    path: str = ""
 
 
 @contextmanager
-def listed(cache_dir: Path, url: str, model: str) -> Iterator[None]:
+def listed(cache_dir: Path, url: str, model: str, path: Path | None = None) -> Iterator[None]:
     """Inside, `running_servers` finds this process. That it cannot be listed is said, and no reason not to serve."""
     file = cache_dir / "servers" / f"{os.getpid()}.json"
-    text = json.dumps(asdict(RunningServer(os.getpid(), url, model, time.time())))
+    where = str(path.resolve()) if path is not None else ""
+    text = json.dumps(asdict(RunningServer(os.getpid(), url, model, time.time(), where)))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, ACCESS), "w", encoding="utf-8") as writer:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 import click
 
-from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
@@ -34,14 +33,14 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
     with lasting_imports():
         import penstock.server  # noqa: F401 - which `serve` imports when it is called
         from penstock.app import serve
-        from penstock.weights.locate import default_cache_dir
+        from penstock.weights.locate import default_cache_dir, locate_local
 
-    tell_torch_computes(engine_config.device)
     cache_dir = default_cache_dir(os.environ)
     with ExitStack() as while_serving:
 
         def ready(url: str, model: str) -> None:
-            while_serving.enter_context(listed(cache_dir, url, model))
+            path = locate_local(engine_config.model, cache_dir)
+            while_serving.enter_context(listed(cache_dir, url, model, path))
             while_serving.enter_context(interrupts_taken())  # from now on the server ends in order
 
         serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready)

@@ -13,7 +13,6 @@ import click
 from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
-from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
@@ -96,7 +95,6 @@ def command(
         from penstock.verify import Budget, ScheduleCrashed, open_target, verify
 
     budget = Budget(requests, schedules, seed, prompt_tokens, new_tokens)
-    tell_torch_computes(config.device)
     loaded = load_model(config, find_model(config), click.echo)
     click.echo(f"verifies         {requests} requests, alone and by {schedules} schedules")
     try:

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from penstock.api_fields.answers import usage_object
 from penstock.api_fields.do_sample import STOP_ON_EOS, move_stop_on_eos
-from penstock.api_fields.fields import INTEGER, Field, Neutrals, read_fields
+from penstock.api_fields.fields import BOOLEAN, INTEGER, Field, Neutrals, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompt_logprobs import read_prompt_logprobs
 from penstock.api_fields.prompts import PROMPT, read_prompt
@@ -38,6 +38,7 @@ __all__ = ["GENERATE_FIELDS", "NEUTRAL_GENERATE", "GenerateFormatter", "parse_ge
 GENERATE_FIELDS = (
     Field("prompt", PROMPT, "What to continue: text or token ids."),
     Field("max_new_tokens", INTEGER, "Another name of max_tokens."),
+    Field("echo", BOOLEAN, "Begin the text with the prompt, as RoseInfer's answers do."),
     STOP_ON_EOS,
     TIMINGS,
     *COMMON_FIELDS,
