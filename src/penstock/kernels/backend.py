@@ -114,6 +114,10 @@ class Backend(Protocol):
         """See `kernels.experts.experts`, with the activation by its name."""
         ...
 
+    def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `kernels.experts.gate_rows`."""
+        ...
+
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `kernels.paged_attention.write_kv_reference`."""
         ...

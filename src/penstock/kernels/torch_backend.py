@@ -103,6 +103,10 @@ class TorchBackend:
             x, router_logits, stack, spec, function, selection_bias=selection_bias, residual=residual
         )
 
+    def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `Backend.gate_rows`."""
+        return experts.gate_rows(x, gate_logits, residual)
+
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`."""
         paged_attention.write_kv_reference(k_cache, v_cache, k, v, write_slots)

@@ -15,6 +15,7 @@ from penstock.nn.operations import (
     Activation,
     Attend,
     Experts,
+    GateRows,
     Linear,
     Norm,
     NormHeads,
@@ -57,7 +58,7 @@ class Attended:
     rope: RotaryTable | None = None
 
 
-Lowered = Norm | Linear | Gated | Activate | Attended | Experts
+Lowered = Norm | Linear | Gated | Activate | Attended | Experts | GateRows
 
 
 def lower(operations: Operations) -> list[Lowered]:
@@ -77,7 +78,7 @@ def lower(operations: Operations) -> list[Lowered]:
                 before = []
             case Activate() if _gates(lowered[-1] if lowered else None, operation):
                 lowered.append(Gated(operation.out, lowered.pop(), operation.kind))
-            case Norm() | Linear() | Activate() | Experts():
+            case Norm() | Linear() | Activate() | Experts() | GateRows():
                 lowered.append(operation)
             case _:
                 raise ValueError(f"{operation} has no compiled kernel here")
@@ -96,7 +97,7 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
             return read, (rotated, attend.out)
         case Activate(out, x):
             return (x,), (out,)
-        case Experts(out, x, logits):
+        case Experts(out, x, logits) | GateRows(out, x, logits):
             return (x, logits, out), (out,)
         case _:
             return (operation.x, *((operation.out,) if operation.adds else ())), (operation.out,)
