@@ -14,7 +14,7 @@ PENSTOCK_INLINE f32x16 sigmoid_weighted(f32x16 x, f32x16 exponent) {
 
 PENSTOCK_INLINE f32x16 silu(f32x16 x) { return sigmoid_weighted(x, x); }
 
-// of(gate) * up of rows [gate | up]; rounded once, at the end.
+// of(gate, up) of rows [gate | up]; rounded once, at the end.
 template <class Of>
 PENSTOCK_INLINE void each_gated(const ActivationCall& call, Pool& pool, const Of& of) {
     const int width = int(call.width);
@@ -25,14 +25,14 @@ PENSTOCK_INLINE void each_gated(const ActivationCall& call, Pool& pool, const Of
     run_rows(pool, call.rows, call.width, [&](int64_t row) {
         for (int i = 0; i < width; i += kLanes) {
             const f32x16 gate = load_row(gates, row, i, width);
-            store_row(call.out, row, i, width, mul(of(gate), load_row(ups, row, i, width)));
+            store_row(call.out, row, i, width, of(gate, load_row(ups, row, i, width)));
         }
     });
 }
 
 // silu(gate) * up (SwiGLU: Shazeer 2020, section 2)
 inline void silu_and_mul(const ActivationCall& call, Pool& pool) {
-    each_gated(call, pool, [](f32x16 gate) { return silu(gate); });
+    each_gated(call, pool, [](f32x16 gate, f32x16 up) { return mul(silu(gate), up); });
 }
 
 template <class Of>
@@ -58,7 +58,18 @@ inline void gelu_new(const ActivationCall& call, Pool& pool) {
 
 // gelu_new(gate) * up (GeGLU: Shazeer 2020, section 2)
 inline void gelu_new_and_mul(const ActivationCall& call, Pool& pool) {
-    each_gated(call, pool, [](f32x16 gate) { return gelu_by_tanh(gate); });
+    each_gated(call, pool, [](f32x16 gate, f32x16 up) { return mul(gelu_by_tanh(gate), up); });
+}
+
+// g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up cut to [-7, 7]: the experts of gpt-oss. In this order of arguments
+// a NaN passes.
+PENSTOCK_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up) {
+    const f32x16 most = broadcast(7.0f), g = min(most, gate), u = max(broadcast(-7.0f), min(most, up));
+    return mul(sigmoid_weighted(g, mul(broadcast(1.702f), g)), add(u, broadcast(1.0f)));
+}
+
+inline void clamped_swiglu_and_mul(const ActivationCall& call, Pool& pool) {
+    each_gated(call, pool, [](f32x16 gate, f32x16 up) { return clamped_swiglu(gate, up); });
 }
 
 // GELU by the normal distribution: x Phi(x) (Hendrycks and Gimpel 2016), as max(x, 0) - a Phi(-a) with a = |x|: no

@@ -262,6 +262,8 @@ void bind_attention(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     };
     activations("silu_and_mul", &activation<&KernelTable::silu_and_mul, 2>, "silu(gate) * up of rows [gate | up].");
     activations("gelu_new_and_mul", &activation<&KernelTable::gelu_new_and_mul, 2>, "gelu_new(gate) * up.");
+    activations("clamped_swiglu_and_mul", &activation<&KernelTable::clamped_swiglu_and_mul, 2>,
+                "SwiGLU of gpt-oss, clamped.");
     activations("gelu_new", &activation<&KernelTable::gelu_new, 1>, "GELU by tanh.");
     activations("gelu", &activation<&KernelTable::gelu, 1>, "GELU by the normal distribution.");
     activations("relu", &activation<&KernelTable::relu, 1>, "max(x, 0).");

@@ -23,11 +23,12 @@ void make_router(Router* place, int experts, int top_k, int scoring, bool normal
     new (place) Router{experts, top_k, static_cast<Scoring>(scoring), normalise, scale, pointer<float>(bias)};
 }
 
-void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride) {
+void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride,
+                uintptr_t bias) {
     check_sizes(outputs, inputs);
     require(weight != 0, "weight must be given");
     require(stride >= packed_bytes(kind_of(kind), outputs, inputs), "stride must be at least packed_bytes()");
-    new (place) WeightStack{kind_of(kind), outputs, inputs, pointer<uint8_t>(weight), stride};
+    new (place) WeightStack{kind_of(kind), outputs, inputs, pointer<uint8_t>(weight), stride, pointer<float>(bias)};
 }
 
 void make_layer(ExpertLayer* place, const Router& router, int activation, const WeightStack& gate_up,
@@ -96,8 +97,9 @@ void bind_experts(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     using namespace penstock;
     nb::class_<Router>(module, "Router", "Which experts a token goes to; a bias of 0 is absent, else [experts] float32.")
         .def("__init__", &make_router, nb::kw_only(), "experts"_a, "top_k"_a, "scoring"_a, "normalise"_a, "scale"_a, "bias"_a);
-    nb::class_<WeightStack>(module, "WeightStack", "Weights of all experts, packed alike, `stride` bytes apart.")
-        .def("__init__", &make_stack, nb::kw_only(), "kind"_a, "outputs"_a, "inputs"_a, "weight"_a, "stride"_a);
+    nb::class_<WeightStack>(module, "WeightStack", "Weights of all experts, packed alike, `stride` bytes apart; a bias of 0 is absent, else [experts][outputs].")
+        .def("__init__", &make_stack, nb::kw_only(), "kind"_a, "outputs"_a, "inputs"_a, "weight"_a, "stride"_a,
+             "bias"_a = 0);
     nb::class_<ExpertLayer>(module, "ExpertLayer", "The experts of a layer; their weights must outlive it.")
         .def("__init__", &make_layer, nb::kw_only(), "router"_a, "activation"_a, "gate_up"_a, "down"_a);
     cpu.def("route", &route_rows, "router"_a, "rows"_a, "logits"_a, "chosen"_a, "weights"_a,

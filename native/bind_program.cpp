@@ -146,6 +146,12 @@ void add_experts(Program& program, const Columns& x, const Columns& logits, cons
     program.operations.push_back(ExpertsOperation{x, logits, out, layer});
 }
 
+void add_gate_rows(Program& program, const Columns& x, const Columns& logits, const Columns& out) {
+    for (const Columns* each : {&x, &logits, &out}) check_columns(program, *each);
+    require(x.width == out.width && logits.width == 1, "rows that are gated keep their width, and have one logit each");
+    program.operations.push_back(GateRowsOperation{x, logits, out});
+}
+
 int64_t scratch_bytes(const Program& program, const Cpu& cpu, int64_t tokens, int rows, int longest) {
     require(rows >= 0 && tokens >= rows && tokens < kMostRows && longest >= 0, "sizes must not be negative");
     return program_scratch(program, tokens, rows, longest, cpu.threads());
@@ -237,6 +243,7 @@ void bind_program(nb::module_& module) {
         .def("attend", &add_attend, "cache"_a, "heads"_a, "q"_a, "k"_a.none(), "v"_a.none(), "rotated"_a, "out"_a,
              "norms"_a, "rotation"_a.none(), "rule"_a)
         .def("experts", &add_experts, "x"_a, "logits"_a, "out"_a, "layer"_a, "What `layer` reads must outlive it.")
+        .def("gate_rows", &add_gate_rows, "x"_a, "logits"_a, "out"_a)
         .def("scratch_bytes", &scratch_bytes, "cpu"_a, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
         .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "stream"_a, "out"_a, "scratch"_a,

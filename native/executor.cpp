@@ -86,6 +86,8 @@ public:
             activate(*activation);
         } else if (const auto* experts = std::get_if<ExpertsOperation>(&operation)) {
             ask_experts(*experts);
+        } else if (const auto* gate = std::get_if<GateRowsOperation>(&operation)) {
+            gate_rows(*gate);
         } else {
             attend(std::get<AttendOperation>(operation), stored);
         }
@@ -131,6 +133,11 @@ private:
         run_experts({by.layer, shard_.tokens, read(rows(by.x)), read(rows(by.logits)), read(out), out, kernel_scratch_,
                      prefetcher_},
                     kernels_, pool_);
+    }
+
+    void gate_rows(const GateRowsOperation& by) const {
+        const Rows out = rows(by.out);
+        kernels_.gate_rows({shard_.tokens, by.out.width, read(rows(by.x)), read(rows(by.logits)), read(out), out}, pool_);
     }
 
     template <class Stored>

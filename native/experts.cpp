@@ -137,7 +137,7 @@ struct Run {
     // `scratch` is written only where x is not prepared, nor multiplied as it lies.
     void multiply(const WeightStack& stack, const Share& of, const ConstRows& x, const Rows& out, uint8_t* scratch,
                   std::optional<Activation> gate, bool prepared, Pool& pool) const {
-        const LinearCall product{of.count, stack.outputs, stack.inputs, x,       stack.of(of.expert), {}, {},
+        const LinearCall product{of.count, stack.outputs, stack.inputs, x,       stack.of(of.expert), stack.bias_of(of.expert), {},
                                  out,      scratch,       gate,         call.prefetcher, prepared};
         linear_kernel(kernels, stack.kind)(product, pool);
     }

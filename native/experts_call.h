@@ -60,15 +60,20 @@ struct GateRowsCall {
     Rows out;
 };
 
-// Weights [outputs, inputs] of all experts, packed alike; expert e begins at `weight + e * stride`.
+// Weights [outputs, inputs] of all experts, packed alike; expert e begins at `weight + e * stride`. Biases, where there
+// are any, lie next to each other.
 struct WeightStack {
     Kind kind;
     int64_t outputs;
     int64_t inputs;
     const uint8_t* weight;
     int64_t stride;  // bytes
+    const float* bias = nullptr;  // [experts][outputs], or null
 
     const uint8_t* of(int64_t expert) const { return weight + expert * stride; }
+    ConstRows bias_of(int64_t expert) const {
+        return bias ? ConstRows{bias + expert * outputs, outputs, Element::f32} : ConstRows{};
+    }
 };
 
 struct ExpertLayer {
@@ -81,7 +86,8 @@ struct ExpertLayer {
     int64_t inner() const { return down.inputs; }
 };
 
-// out[t] = residual[t] + the sum over the experts that row t chose of weight * down(activation(gate_up(x[t]))).
+// out[t] = residual[t] + the sum over the experts that row t chose of weight * down(activation(gate_up(x[t]))), where both
+// projections add their bias, if they have one.
 //
 // Sums over experts are fp32 and ascend by expert from zero; the residual is added to the finished sum, then it is
 // rounded to the element of `out`, which may be the memory of `x` or of `residual`. A row's bits depend on nothing but

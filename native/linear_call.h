@@ -12,11 +12,19 @@ namespace penstock {
 class KvPrefetcher;
 
 enum class Element : int32_t { f32 = 0, bf16 = 1 };
-enum class Activation : int32_t { silu_and_mul = 0, gelu_new = 1, gelu = 2, relu = 3, gelu_new_and_mul = 4 };
+enum class Activation : int32_t {
+    silu_and_mul = 0,
+    gelu_new = 1,
+    gelu = 2,
+    relu = 3,
+    gelu_new_and_mul = 4,
+    clamped_swiglu_and_mul = 5
+};
 
 // Whether half of what goes in weighs the other half.
 constexpr bool gates(Activation kind) {
-    return kind == Activation::silu_and_mul || kind == Activation::gelu_new_and_mul;
+    return kind == Activation::silu_and_mul || kind == Activation::gelu_new_and_mul ||
+           kind == Activation::clamped_swiglu_and_mul;
 }
 
 // Rows of floats; `stride` counts elements from one row to the next. `data` is null where there is none (no bias, ...).

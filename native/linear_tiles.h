@@ -123,17 +123,21 @@ PENSTOCK_INLINE void finish_gates(const LinearCall& call, int64_t row, int rows,
             const float* gates = sums + (r * panels + p) * kLanes;
             const f32x16 gate = add_vector(load(gates), call.bias, 0, column, kPanel);
             const f32x16 up = add_vector(load(gates + half * kLanes), call.bias, 0, call.columns() + column, kPanel);
-            store_elements(call.out, row + r, column, kPanel, mul(activate(gate), up));
+            store_elements(call.out, row + r, column, kPanel, activate(gate, up));
         }
     }
 }
 
 PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
                                            const float* sums) {
+    const auto finish_by = [&](const auto& of) { finish_gates(call, row, rows, panel, panels, sums, of); };
     if (call.gate == Activation::gelu_new_and_mul) {
-        return finish_gates(call, row, rows, panel, panels, sums, [](f32x16 gate) { return gelu_by_tanh(gate); });
+        return finish_by([](f32x16 gate, f32x16 up) { return mul(gelu_by_tanh(gate), up); });
     }
-    finish_gates(call, row, rows, panel, panels, sums, [](f32x16 gate) { return silu(gate); });
+    if (call.gate == Activation::clamped_swiglu_and_mul) {
+        return finish_by([](f32x16 gate, f32x16 up) { return clamped_swiglu(gate, up); });
+    }
+    finish_by([](f32x16 gate, f32x16 up) { return mul(silu(gate), up); });
 }
 
 // The sums of a tile on their way out of registers.

@@ -85,8 +85,13 @@ struct ExpertsOperation {
     ExpertLayer layer;
 };
 
-using Operation =
-    std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation, ExpertsOperation>;
+// Adds x, weighted by the sigmoid of each row's logit, to what `out` holds.
+struct GateRowsOperation {
+    Columns x, logits, out;
+};
+
+using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation, ExpertsOperation,
+                               GateRowsOperation>;
 
 struct Program {
     std::vector<Register> registers;   // the first two as said above

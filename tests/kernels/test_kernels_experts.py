@@ -250,6 +250,32 @@ def test_compiled_experts_are_the_reference(compiled, form, count, k, hidden, in
         torch.testing.assert_close(ours, theirs, rtol=tolerance(form), atol=tolerance(form))
 
 
+@pytest.mark.parametrize("form", ["f32", "bf16", "int8", "Q4_0"])
+@pytest.mark.parametrize("inner", [17, 48])  # gates apart, and in the product
+@pytest.mark.parametrize("activation", ["silu_and_mul", "clamped_swiglu_and_mul"])
+def test_experts_add_the_biases_of_their_projections(compiled, form, inner, activation):
+    plain, spec = stack_of(form, 8, 64, inner), spec_of(8, 3)
+    biases = [3 * random(*weight.shape[:2], seed=7 + i) for i, weight in enumerate((plain.gate_up, plain.down))]
+    for chosen in (biases, [biases[0], None], [None, biases[1]]):
+        stack = ExpertStack(plain.gate_up, plain.down, *chosen)
+        run = here.NativeExperts(stack, spec, activation)
+        x, logits = random(9, stack.hidden), random(9, 8, seed=1)
+        ours = run(x, logits)
+        theirs = reference.experts(x, logits, stack, spec, ACTIVATIONS[activation])
+        assert (theirs - reference.experts(x, logits, plain, spec, ACTIVATIONS[activation])).abs().max() > 0.5
+        bound = 10 * tolerance(form)  # a rounding of the gates is multiplied by ups of up to 8
+        torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
+        for row in range(9):
+            assert torch.equal(run(x[row : row + 1], logits[row : row + 1])[0], ours[row])
+
+
+def test_biases_that_do_not_belong_to_their_weights_are_refused():
+    stack = stack_of("f32", 4, 32, 16)
+    for biases in ((torch.zeros(4, 31), None), (None, torch.zeros(3, 32)), (None, torch.zeros(4, 32).bfloat16())):
+        with pytest.raises(ValueError, match=r"(gate_up|down)_bias must be"):
+            ExpertStack(stack.gate_up, stack.down, *biases)
+
+
 @pytest.mark.parametrize("form", ["f32", "bf16", "int8", "int4"])
 def test_the_sum_over_experts_is_exactly_that_of_the_products_in_ascending_order(compiled, form):
     stack, spec = stack_of(form, 8, 64, 32), spec_of(8, 4, scale=1.25)

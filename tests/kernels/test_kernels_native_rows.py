@@ -90,6 +90,7 @@ def test_the_residual_is_added_to_the_stream_before_it_is_normed(width, dtype, r
 def test_activations_are_their_references(width, dtype):
     x = random(5, 2 * width, dtype=dtype) * 4
     close(here.silu_and_mul(x), activation.silu_and_mul_reference(x), dtype)
+    close(here.clamped_swiglu_and_mul(x), activation.clamped_swiglu_and_mul_reference(x), dtype)
     close(here.gelu_new(x), activation.gelu_new_reference(x), dtype)
     close(here.gelu(x), activation.gelu_reference(x), dtype)
     assert torch.equal(here.relu(x), activation.relu_reference(x))
@@ -122,10 +123,18 @@ def test_activations_stay_finite_at_the_ends_of_float32():
         assert torch.equal(kernel(infinite), torch.tensor([[0.0, math.inf]]))
 
 
+def test_the_swiglu_of_gpt_oss_cuts_gates_above_and_the_rest_both_ways():
+    gates, ups = torch.tensor([-1e9, -20.0, 7.0, 8.0, 1e9]), torch.tensor([-1e9, -7.0, 0.0, 7.0, 1e9])
+    pairs = torch.cartesian_prod(gates, ups)  # [25, 2]
+    out = here.clamped_swiglu_and_mul(pairs).flatten().double()
+    gate, up = pairs[:, 0].double().clamp(max=7.0), pairs[:, 1].double().clamp(-7.0, 7.0)
+    torch.testing.assert_close(out, gate * (1.702 * gate).sigmoid() * (up + 1), rtol=1e-5, atol=1e-12)
+
+
 def test_nan_stays_in_its_element_and_its_row():
     x = random(3, 40)
     x[1, 5] = math.nan
-    for kernel in (here.silu_and_mul, here.gelu_new, here.gelu, here.relu):
+    for kernel in (here.silu_and_mul, here.clamped_swiglu_and_mul, here.gelu_new, here.gelu, here.relu):
         out = kernel(x)
         assert out[1, 5].isnan()
         assert out.isnan().sum() == 1

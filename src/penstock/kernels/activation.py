@@ -15,12 +15,16 @@ from torch import Tensor
 
 __all__ = [
     "ACTIVATIONS",
+    "clamped_swiglu_and_mul_reference",
     "gelu_new_and_mul_reference",
     "gelu_new_reference",
     "gelu_reference",
     "relu_reference",
     "silu_and_mul_reference",
 ]
+
+
+_SWIGLU_LIMIT, _SWIGLU_SLOPE = 7.0, 1.702
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
@@ -52,6 +56,17 @@ def gelu_new_and_mul_reference(gate_up: Tensor) -> Tensor:
     return gelu_new_reference(gate) * up
 
 
+def clamped_swiglu_and_mul_reference(gate_up: Tensor) -> Tensor:
+    """`g * sigmoid(1.702 g) * (u + 1)`, `g` being the gate cut above 7 and `u` the up projection cut to `[-7, 7]`.
+
+    The experts of gpt-oss (`GptOssExperts` of transformers). `[T, 2 * F]` to `[T, F]`; computed in float32 and rounded
+    once.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)  # [T, F] each
+    gate, up = gate.clamp(max=_SWIGLU_LIMIT), up.clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT)
+    return (gate / ((-_SWIGLU_SLOPE * gate).exp_().add_(1)) * (up + 1)).to(gate_up.dtype)
+
+
 def gelu_reference(x: Tensor) -> Tensor:
     """GELU by the error function, `x/2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel 2016)."""
     wide = x.float()
@@ -66,6 +81,7 @@ def relu_reference(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu_and_mul": silu_and_mul_reference,
     "gelu_new_and_mul": gelu_new_and_mul_reference,
+    "clamped_swiglu_and_mul": clamped_swiglu_and_mul_reference,
     "gelu_new": gelu_new_reference,
     "gelu": gelu_reference,
     "relu": relu_reference,

@@ -130,6 +130,10 @@ class Backend(Protocol):
         """See `kernels.short_convolution.short_convolution_reference`."""
         ...
 
+    def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `kernels.experts.gate_rows`."""
+        ...
+
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `kernels.paged_attention.write_kv_reference`."""
         ...

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, native_attention, native_rows, native_sampler
+from penstock.kernels import native, native_attention, native_experts, native_rows, native_sampler
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.backend import Choose
 from penstock.kernels.experts import ExpertStack, RouterSpec
@@ -155,6 +155,10 @@ class CpuBackend:
         return self._torch.short_convolution(
             x, weight, bias, states, runs, silu=silu, gate_in=gate_in, gate_out=gate_out
         )
+
+    def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `Backend.gate_rows`."""
+        return native_experts.gate_rows(self.cpu, x, gate_logits, residual)
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`, for both layouts of a cache."""

@@ -79,6 +79,8 @@ class ExpertStack:
     Attributes:
         gate_up: `[E, 2 * F, H]`, each expert's gates first; `[E, F, H]` where no gates weigh the rest.
         down: `[E, H, F]`.
+        gate_up_bias: `[E, 2 * F]` or `[E, F]` float32, added to what `gate_up` makes; or None.
+        down_bias: `[E, H]` float32, added to what `down` makes; or None.
 
     Raises:
         ValueError: the two do not belong together.
@@ -86,9 +88,19 @@ class ExpertStack:
 
     gate_up: StackedWeight
     down: StackedWeight
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check one weight against the other."""
+        """Check the weights and biases against each other."""
+        for name, bias, weight in (
+            ("gate_up_bias", self.gate_up_bias, self.gate_up),
+            ("down_bias", self.down_bias, self.down),
+        ):
+            if bias is not None and (tuple(bias.shape) != tuple(weight.shape[:2]) or bias.dtype != torch.float32):
+                raise ValueError(
+                    f"{name} must be {list(weight.shape[:2])} float32, not {list(bias.shape)} {bias.dtype}"
+                )
         (experts, inside, hidden), down = self.gate_up.shape, tuple(self.down.shape)
         if down[:2] != (experts, hidden) or inside not in (down[2], 2 * down[2]):
             raise ValueError(f"gate_up {[experts, inside, hidden]} and down {list(down)} do not belong together")
@@ -102,6 +114,11 @@ class ExpertStack:
     def hidden(self) -> int:
         """H."""
         return self.gate_up.shape[2]
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether a projection has one."""
+        return self.gate_up_bias is not None or self.down_bias is not None
 
     @property
     def is_packed(self) -> bool:
@@ -118,7 +135,8 @@ class ExpertStack:
     @property
     def nbytes(self) -> int:
         """Memory of all weights."""
-        return self.gate_up.nbytes + self.down.nbytes
+        biases = sum(bias.nbytes for bias in (self.gate_up_bias, self.down_bias) if bias is not None)
+        return self.gate_up.nbytes + self.down.nbytes + biases
 
 
 def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -171,17 +189,21 @@ def experts(
     sums = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in chosen.unique().tolist():  # ascending
         rows, places = torch.where(chosen == expert)
-        inside = activation(_product(x[rows], stack.gate_up[expert]))  # [t, H] -> [t, 2F] -> [t, F]
-        said = _product(inside, stack.down[expert]).float()  # [t, H]
+        inside = activation(_product(x[rows], stack.gate_up[expert], _of(stack.gate_up_bias, expert)))  # [t, F]
+        said = _product(inside, stack.down[expert], _of(stack.down_bias, expert)).float()  # [t, H]
         sums[rows] += weights[rows, places, None] * said
     return sums.to(x.dtype) if residual is None else (residual.float() + sums).to(residual.dtype)
 
 
-def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
-    """`x @ weight.T`: in float32 by a packed weight, in the common dtype by plain numbers."""
+def _of(biases: Tensor | None, expert: int) -> Tensor | None:
+    return None if biases is None else biases[expert]
+
+
+def _product(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
+    """`x @ weight.T + bias`: in float32 by a packed weight, in the common dtype by plain numbers."""
     if isinstance(weight, PackedWeight):
-        return packed_linear_reference(x, weight, out_dtype=torch.float32)
-    return torch.nn.functional.linear(x, weight)
+        return packed_linear_reference(x, weight, bias, out_dtype=torch.float32)
+    return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def gate_rows(x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -37,8 +37,8 @@ def expert_layer(stack: ExpertStack, spec: RouterSpec, activation: int, selectio
     return required().ExpertLayer(
         router=_router(spec, selection_bias),
         activation=activation,
-        gate_up=_stack("gate_up", stack.gate_up),
-        down=_stack("down", stack.down),
+        gate_up=_stack("gate_up", stack.gate_up, stack.gate_up_bias),
+        down=_stack("down", stack.down, stack.down_bias),
     )
 
 
@@ -168,7 +168,7 @@ def _router(spec: RouterSpec, selection_bias: Tensor | None) -> Any:
     )
 
 
-def _stack(name: str, weight: StackedWeight) -> Any:
+def _stack(name: str, weight: StackedWeight, bias: Tensor | None) -> Any:
     if not isinstance(weight, PackedStack):
         raise ValueError(f"{name} must be packed, not a plain tensor")
     return required().WeightStack(
@@ -177,6 +177,7 @@ def _stack(name: str, weight: StackedWeight) -> Any:
         inputs=weight.inputs,
         weight=weight.data.data_ptr(),
         stride=weight.stride,
+        bias=0 if bias is None else vector(f"{name}_bias", bias.view(-1), torch.float32, bias.numel()),
     )
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "ACTIVATIONS",
     "ACTIVATION_CODES",
     "add_rms_norm",
+    "clamped_swiglu_and_mul",
     "element",
     "gelu",
     "gelu_new",
@@ -35,7 +36,14 @@ __all__ = [
     "vector_of",
 ]
 
-ACTIVATION_CODES = {"silu_and_mul": 0, "gelu_new": 1, "gelu": 2, "relu": 3, "gelu_new_and_mul": 4}
+ACTIVATION_CODES = {
+    "silu_and_mul": 0,
+    "gelu_new": 1,
+    "gelu": 2,
+    "relu": 3,
+    "gelu_new_and_mul": 4,
+    "clamped_swiglu_and_mul": 5,
+}
 """What the compiled functions call those of `kernels.activation` (`native/linear_call.h`)."""
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
@@ -134,6 +142,11 @@ def gelu_new_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
     return _of_gated(cpu.gelu_new_and_mul, gate_up)
 
 
+def clamped_swiglu_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
+    """`penstock.kernels.activation.clamped_swiglu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
+    return _of_gated(cpu.clamped_swiglu_and_mul, gate_up)
+
+
 def gelu_new(cpu: Cpu, x: Tensor) -> Tensor:
     """`penstock.kernels.activation.gelu_new`."""
     return _of_each(cpu.gelu_new, x)
@@ -150,7 +163,7 @@ def relu(cpu: Cpu, x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[Cpu, Tensor], Tensor]] = {
-    each.__name__: each for each in (silu_and_mul, gelu_new_and_mul, gelu_new, gelu, relu)
+    each.__name__: each for each in (silu_and_mul, gelu_new_and_mul, clamped_swiglu_and_mul, gelu_new, gelu, relu)
 }
 """By the names that `kernels.activation` has for them."""
 

@@ -120,6 +120,10 @@ class TorchBackend:
         """See `Backend.short_convolution`."""
         return short_convolution_reference(x, weight, bias, states, runs, silu=silu, gate_in=gate_in, gate_out=gate_out)
 
+    def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `Backend.gate_rows`."""
+        return experts.gate_rows(x, gate_logits, residual)
+
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`."""
         paged_attention.write_kv_reference(k_cache, v_cache, k, v, write_slots)

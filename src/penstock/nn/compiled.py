@@ -27,7 +27,7 @@ from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, lower
-from penstock.nn.operations import Activate, Experts, Linear, Norm, NormKind, Register, ShortConvolution
+from penstock.nn.operations import Activate, Experts, GateRows, Linear, Norm, NormKind, Register, ShortConvolution
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
@@ -224,6 +224,13 @@ class _Builder:
                         ACTIVATION_CODES[operation.activation],
                         operation.selection_bias,
                     ),
+                )
+
+            case GateRows():
+                self._compiled.gate_rows(
+                    x=self._columns(index, operation.x),
+                    logits=self._columns(index, operation.logits),
+                    out=self._columns(index, operation.out),
                 )
 
     def _columns(self, index: int, register: Register) -> Any:

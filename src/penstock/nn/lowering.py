@@ -15,6 +15,7 @@ from penstock.nn.operations import (
     Activation,
     Attend,
     Experts,
+    GateRows,
     Linear,
     Norm,
     NormHeads,
@@ -58,7 +59,7 @@ class Attended:
     rope: RotaryTable | None = None
 
 
-Lowered = Norm | Linear | Gated | Activate | Attended | Experts | ShortConvolution
+Lowered = Norm | Linear | Gated | Activate | Attended | Experts | GateRows | ShortConvolution
 
 
 def lower(operations: Operations) -> list[Lowered]:
@@ -78,7 +79,7 @@ def lower(operations: Operations) -> list[Lowered]:
                 before = []
             case Activate() if _gates(lowered[-1] if lowered else None, operation):
                 lowered.append(Gated(operation.out, lowered.pop(), operation.kind))
-            case Norm() | Linear() | Activate() | Experts() | ShortConvolution():
+            case Norm() | Linear() | Activate() | Experts() | GateRows() | ShortConvolution():
                 lowered.append(operation)
             case _:
                 raise ValueError(f"{operation} has no compiled kernel here")
@@ -97,7 +98,7 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
             return read, (rotated, attend.out)
         case Activate(out, x):
             return (x,), (out,)
-        case Experts(out, x, logits):
+        case Experts(out, x, logits) | GateRows(out, x, logits):
             return (x, logits, out), (out,)
         case ShortConvolution(out, x):
             gates = tuple(each for each in (operation.gate_in, operation.gate_out) if each is not None)

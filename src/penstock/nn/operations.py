@@ -25,6 +25,7 @@ __all__ = [
     "Attend",
     "Embed",
     "Experts",
+    "GateRows",
     "Heads",
     "Linear",
     "Norm",
@@ -73,6 +74,8 @@ class Activation(StrEnum):
     """`silu(gate) * up` of the columns `[gate | up]`: twice as many go in as come out."""
     GELU_NEW_AND_MUL = "gelu_new_and_mul"
     """The same with GELU by tanh."""
+    CLAMPED_SWIGLU_AND_MUL = "clamped_swiglu_and_mul"
+    """The gate cut above 7 and weighed by its sigmoid, the rest cut to 7 either way and one added (gpt-oss)."""
     GELU_NEW = "gelu_new"
     GELU = "gelu"
     RELU = "relu"
@@ -80,7 +83,7 @@ class Activation(StrEnum):
     @property
     def gated(self) -> bool:
         """Whether half of the columns that go in weigh the other half."""
-        return self in (Activation.SILU_AND_MUL, Activation.GELU_NEW_AND_MUL)
+        return self.value.endswith("_and_mul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +252,25 @@ class Experts:
     def __str__(self) -> str:
         spec, (_, inside, hidden) = self.spec, self.stack.gate_up.shape
         choice = f"{spec.top_k} of {spec.experts}, {spec.scoring}{', normalised' if spec.normalise else ''}"
+        choice += ", biases" if self.stack.has_biases else ""
         weights = f"W{[inside, hidden]}, W{[hidden, self.stack.down.shape[2]]}, {self.activation}"
         return _line(self.out, f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GateRows:
+    """Add to `out` the rows of `x`, each weighted by the sigmoid of its logit: a shared expert behind a gate.
+
+    Attributes:
+        logits: `[T, 1]`.
+    """
+
+    out: Register
+    x: Register
+    logits: Register
+
+    def __str__(self) -> str:
+        return _line(self.out, f"sigmoid({self.logits}) * {self.x}", adds=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,7 +302,7 @@ class ShortConvolution:
         return _line(self.out, text if self.gate_out is None else f"{self.gate_out} * {text}")
 
 
-Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend | Experts | ShortConvolution
+Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend | Experts | GateRows | ShortConvolution
 Operations = tuple[Operation, ...]
 
 

@@ -16,6 +16,7 @@ from penstock.nn.operations import (
     Activate,
     Embed,
     Experts,
+    GateRows,
     Linear,
     Norm,
     NormHeads,
@@ -111,6 +112,9 @@ class _Walk:
                     selection_bias=bias,
                     residual=self._read(out),
                 )
+            case GateRows(out, x, logits):
+                gated = backend.gate_rows(self._read(x), self._read(logits), self._read(out))
+                self._registers[out.name] = gated
             case AttendOperation(out, q, k, v, cache, heads, spec, sinks):
                 q, k, v = (
                     None if each is None else self._read(each).unflatten(1, (-1, heads.dim)) for each in (q, k, v)
