@@ -14,14 +14,8 @@ class Pool;
 struct KernelTable {
     const char* isa;
 
-    void (*linear_bf16)(const LinearCall& call, Pool& pool);
-    void (*linear_q4)(const LinearCall& call, Pool& pool);
-    void (*linear_q8)(const LinearCall& call, Pool& pool);
-    void (*linear_f32)(const LinearCall& call, Pool& pool);
-    void (*lookup_bf16)(const LookupCall& call, Pool& pool);
-    void (*lookup_q4)(const LookupCall& call, Pool& pool);
-    void (*lookup_q8)(const LookupCall& call, Pool& pool);
-    void (*lookup_f32)(const LookupCall& call, Pool& pool);
+    void (*linear[kKinds])(const LinearCall& call, Pool& pool);  // by Kind
+    void (*lookup[kKinds])(const LookupCall& call, Pool& pool);
 
     void (*attention)(const AttentionCall& call, Pool& pool);
     void (*rotate_and_store)(const RotaryCall& call, Pool& pool);
@@ -39,14 +33,8 @@ struct KernelTable {
     void (*gate_rows)(const GateRowsCall& call, Pool& pool);
 };
 
-constexpr auto linear_kernel(const KernelTable& table, Kind kind) {
-    switch (kind) {
-        case Kind::q4: return table.linear_q4;
-        case Kind::q8: return table.linear_q8;
-        case Kind::f32: return table.linear_f32;
-        default: return table.linear_bf16;
-    }
-}
+constexpr auto linear_kernel(const KernelTable& table, Kind kind) { return table.linear[int(kind)]; }
+constexpr auto lookup_kernel(const KernelTable& table, Kind kind) { return table.lookup[int(kind)]; }
 
 constexpr auto norm_kernel(const KernelTable& table, Norm norm) {
     return norm == Norm::layer ? table.layer_norm : table.rms_norm;
