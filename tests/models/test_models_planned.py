@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mixed_gguf import Q4_K_M, write_mixed
 from tiny_checkpoints import VARIANTS, write_checkpoint
 
 from penstock import models
@@ -51,6 +52,17 @@ def _tensors(program):
             data = getattr(value, "data", getattr(value, "numbers", value))
             if isinstance(data, torch.Tensor):
                 yield data
+
+
+@pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler: blocks are not kept")
+def test_a_file_of_mixed_kinds_of_blocks_is_planned_as_it_is_loaded(tmp_path):
+    files = open_model(write_mixed(tmp_path / "tiny.gguf", Q4_K_M), models.gguf_dialect)
+    form, dtype = WeightFormat.STORED, torch.bfloat16
+    loaded = Binder(files.source, dtype, "cpu", "loaded", weight_format=form)
+    planned = Binder(HeadersOnly(files.source), dtype, META, "planned", weight_format=form)
+    real, plan = (models.load(files.config, binder, "config.json") for binder in (loaded, planned))
+    assert (planned.bytes, planned.formats) == (loaded.bytes, loaded.formats)
+    assert str(plan) == str(real)
 
 
 def test_a_tensor_that_is_missing_is_missed_in_the_plan_too(files):
