@@ -24,7 +24,7 @@ void make_router(Router* place, int experts, int top_k, int scoring, bool normal
 }
 
 void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride) {
-    check_sizes(outputs, inputs);
+    check_weight(kind_of(kind), outputs, inputs);
     require(weight != 0, "weight must be given");
     require(stride >= packed_bytes(kind_of(kind), outputs, inputs), "stride must be at least packed_bytes()");
     new (place) WeightStack{kind_of(kind), outputs, inputs, pointer<uint8_t>(weight), stride};

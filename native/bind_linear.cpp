@@ -19,18 +19,6 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-using LookupKernel = void (*)(const LookupCall&, Pool&);
-
-LookupKernel lookup_kernel(const KernelTable& table, Kind kind) {
-    switch (kind) {
-        case Kind::bf16: return table.lookup_bf16;
-        case Kind::q4: return table.lookup_q4;
-        case Kind::q8: return table.lookup_q8;
-        case Kind::f32: return table.lookup_f32;
-    }
-    throw std::invalid_argument("no such kind");
-}
-
 void linear(const Cpu& cpu, int64_t rows, const Weight& weight, const Rows& x, const Vector* bias, const Rows* residual,
             const Rows& out, std::optional<int> gate, const Memory& scratch) {
     const auto [kind, outputs, inputs, data] = weight;
@@ -93,6 +81,23 @@ void pack_blocks(const Cpu& cpu, int64_t outputs, int64_t inputs, const Memory& 
     pack(blocks.data(), outputs, inputs, to.data(), cpu.pool());
 }
 
+void pack_block_form(const Cpu& cpu, int kind, int64_t outputs, int64_t inputs, const Memory& codes,
+                     const Memory& records, const Memory* table, const Memory& to) {
+    const Kind of = kind_of(kind);
+    const BlockForm form = block_form(of);
+    check_weight(of, outputs, inputs);
+    require(form.inputs != 0, "kind must be a block form");
+    require(codes.address != 0 && codes.bytes == outputs * inputs, "codes must be a byte for each number");
+    require(records.address != 0 && records.bytes == outputs * (inputs / form.inputs) * form.record_bytes(),
+            "records must be the fields of each unit of each output");
+    require(form.table == (table != nullptr) && (!table || (table->address != 0 && table->bytes == 64)),
+            "table must be 64 bytes where the form has one");
+    require(to.address != 0 && to.bytes == packed_bytes(of, outputs, inputs), "to must have packed_bytes() bytes");
+    nb::gil_scoped_release released;
+    pack_codes(of, outputs, inputs, {codes.data(), records.data(), table ? table->data() : nullptr}, to.data(),
+               cpu.pool());
+}
+
 }  // namespace
 }  // namespace penstock
 
@@ -112,17 +117,19 @@ void bind_linear(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     blocks("pack_q4_0", &pack_blocks<Kind::q4, kQ40Block, pack_q4_0>, "Pack rows of GGUF Q4_0 blocks.");
     blocks("pack_q4_1", &pack_blocks<Kind::q4, kQ41Block, pack_q4_1>, "Pack rows of GGUF Q4_1 blocks.");
     blocks("pack_q8_0", &pack_blocks<Kind::q8, kQ80Block, pack_q8_0>, "Pack rows of GGUF Q8_0 blocks.");
+    cpu.def("pack_codes", &pack_block_form, "kind"_a, "outputs"_a, "inputs"_a, "codes"_a, "records"_a, "table"_a.none(),
+            "to"_a, "Pack the codes and scales of a block form.");
     module.def(
         "packed_bytes",
         [](int kind, int64_t outputs, int64_t inputs) {
-            check_sizes(outputs, inputs);
+            check_weight(kind_of(kind), outputs, inputs);
             return packed_bytes(kind_of(kind), outputs, inputs);
         },
         "kind"_a, "outputs"_a, "inputs"_a, "Bytes of a packed weight.");
     module.def(
         "scratch_bytes",
         [](int kind, int64_t inputs) {
-            check_sizes(1, inputs);
+            check_weight(kind_of(kind), 1, inputs);
             return scratch_stride(kind_of(kind), inputs);
         },
         "kind"_a, "inputs"_a, "Bytes of scratch that linear() needs for each row.");

@@ -19,7 +19,7 @@ void make_memory(Memory* place, uintptr_t address, int64_t bytes) {
 }
 
 void make_weight(Weight* place, int kind, int64_t outputs, int64_t inputs, uintptr_t address) {
-    check_sizes(outputs, inputs);
+    check_weight(kind_of(kind), outputs, inputs);
     require(address != 0, "weight must be given");
     new (place) Weight{kind_of(kind), outputs, inputs, pointer<uint8_t>(address)};
 }

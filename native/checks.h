@@ -33,7 +33,7 @@ inline KvElement kv_element_of(int element) {
 }
 
 inline Kind kind_of(int kind) {
-    require(kind >= 0 && kind <= static_cast<int>(Kind::f32), "kind must be 0 (bf16), 1 (q4), 2 (q8) or 3 (f32)");
+    require(kind >= 0 && kind < kKinds, "kind must be one of Kind's numbers, 0 to 13");
     return static_cast<Kind>(kind);
 }
 
@@ -53,6 +53,12 @@ inline std::optional<Activation> gate_of(std::optional<int> kind) {
 inline void check_sizes(int64_t outputs, int64_t inputs) {
     require(outputs >= 1 && outputs < int64_t{1} << 31, "outputs must be between 1 and 2^31 - 1");
     require(inputs >= 1 && inputs <= kMostInputs, "inputs must be between 1 and 65536");
+}
+
+inline void check_weight(Kind kind, int64_t outputs, int64_t inputs) {
+    check_sizes(outputs, inputs);
+    const int64_t unit = block_form(kind).inputs;
+    require(unit == 0 || inputs % unit == 0, "inputs must be whole units of the block form");
 }
 
 inline void check_cache(const KvCache& cache, int64_t num_blocks) {

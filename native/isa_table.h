@@ -3,6 +3,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "block_kernels.h"
 #include "experts.h"
 #include "kernel_table.h"
 #include "linear_bf16.h"
@@ -18,21 +19,21 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
+template <Kind... kinds>
+constexpr void set_block_forms(KernelTable& table) {
+    ((table.linears[int(kinds)] = {BlockKernels<kinds>::linear, BlockKernels<kinds>::prepare, BlockKernels<kinds>::lookup}),
+     ...);
+}
+
 constexpr KernelTable table_named(const char* isa) {
     KernelTable table{};
     table.isa = isa;
-    table.linear_bf16 = linear_bf16;
-    table.linear_q4 = linear_q4;
-    table.linear_q8 = linear_q8;
-    table.linear_f32 = linear_f32;
-    table.prepare_bf16 = prepare_bf16;
-    table.prepare_q4 = prepare_q4;
-    table.prepare_q8 = prepare_q8;
-    table.prepare_f32 = prepare_f32;
-    table.lookup_bf16 = lookup_bf16;
-    table.lookup_q4 = lookup_q4;
-    table.lookup_q8 = lookup_q8;
-    table.lookup_f32 = lookup_f32;
+    table.linears[int(Kind::bf16)] = {linear_bf16, prepare_bf16, lookup_bf16};
+    table.linears[int(Kind::q4)] = {linear_q4, prepare_q4, lookup_q4};
+    table.linears[int(Kind::q8)] = {linear_q8, prepare_q8, lookup_q8};
+    table.linears[int(Kind::f32)] = {linear_f32, prepare_f32, lookup_f32};
+    set_block_forms<Kind::q5, Kind::q2k, Kind::q3k, Kind::q4k, Kind::q5k, Kind::q6k, Kind::nl4, Kind::mx4, Kind::nl4k,
+                    Kind::nl4k16>(table);
 
     table.attention = attention;
     table.rotate_and_store = rotate_and_store;

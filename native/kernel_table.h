@@ -11,22 +11,18 @@ namespace penstock {
 
 class Pool;
 
+// Of one kind of weight.
+struct LinearKernels {
+    void (*linear)(const LinearCall& call, Pool& pool);
+    // What `linear` makes of call.x in call.scratch before it multiplies. Of the call it reads no more.
+    void (*prepare)(const LinearCall& call, Pool& pool);
+    void (*lookup)(const LookupCall& call, Pool& pool);
+};
+
 struct KernelTable {
     const char* isa;
 
-    void (*linear_bf16)(const LinearCall& call, Pool& pool);
-    void (*linear_q4)(const LinearCall& call, Pool& pool);
-    void (*linear_q8)(const LinearCall& call, Pool& pool);
-    void (*linear_f32)(const LinearCall& call, Pool& pool);
-    // What the linear kernels make of call.x in call.scratch before they multiply. Of the call they read no more.
-    void (*prepare_bf16)(const LinearCall& call, Pool& pool);
-    void (*prepare_q4)(const LinearCall& call, Pool& pool);
-    void (*prepare_q8)(const LinearCall& call, Pool& pool);
-    void (*prepare_f32)(const LinearCall& call, Pool& pool);
-    void (*lookup_bf16)(const LookupCall& call, Pool& pool);
-    void (*lookup_q4)(const LookupCall& call, Pool& pool);
-    void (*lookup_q8)(const LookupCall& call, Pool& pool);
-    void (*lookup_f32)(const LookupCall& call, Pool& pool);
+    LinearKernels linears[kKinds];  // by Kind
 
     void (*attention)(const AttentionCall& call, Pool& pool);
     void (*rotate_and_store)(const RotaryCall& call, Pool& pool);
@@ -44,23 +40,9 @@ struct KernelTable {
     void (*gate_rows)(const GateRowsCall& call, Pool& pool);
 };
 
-constexpr auto linear_kernel(const KernelTable& table, Kind kind) {
-    switch (kind) {
-        case Kind::q4: return table.linear_q4;
-        case Kind::q8: return table.linear_q8;
-        case Kind::f32: return table.linear_f32;
-        default: return table.linear_bf16;
-    }
-}
-
-constexpr auto prepare_kernel(const KernelTable& table, Kind kind) {
-    switch (kind) {
-        case Kind::q4: return table.prepare_q4;
-        case Kind::q8: return table.prepare_q8;
-        case Kind::f32: return table.prepare_f32;
-        default: return table.prepare_bf16;
-    }
-}
+constexpr auto linear_kernel(const KernelTable& table, Kind kind) { return table.linears[int(kind)].linear; }
+constexpr auto prepare_kernel(const KernelTable& table, Kind kind) { return table.linears[int(kind)].prepare; }
+constexpr auto lookup_kernel(const KernelTable& table, Kind kind) { return table.linears[int(kind)].lookup; }
 
 constexpr auto norm_kernel(const KernelTable& table, Norm norm) {
     return norm == Norm::layer ? table.layer_norm : table.rms_norm;

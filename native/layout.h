@@ -7,7 +7,66 @@
 
 namespace penstock {
 
-enum class Kind : int32_t { bf16 = 0, q4 = 1, q8 = 2, f32 = 3 };
+// The block forms, from q5 on, hold the blocks of GGUF that q4 and q8 do not (blocks.h).
+enum class Kind : int32_t {
+    bf16 = 0,
+    q4 = 1,
+    q8 = 2,
+    f32 = 3,
+    q5 = 4,
+    q2k = 5,
+    q3k = 6,
+    q4k = 7,
+    q5k = 8,
+    q6k = 9,
+    nl4 = 10,
+    mx4 = 11,
+    nl4k = 12,
+    nl4k16 = 13,
+};
+constexpr int kKinds = 14;
+
+// How a block form keeps a panel: as a line of what codes stand for where it has a table, then unit after unit of so
+// many inputs, each
+//
+//     | fp16 fields of o0..o15, one field after the other | fields of a byte likewise | up to a whole line, in units of
+//     | 256 inputs | groups of 32 inputs, each as its low bits and then its high bits |
+//
+// Low bits: 64 bytes after 64 bytes of, for o0 to o15, four bytes; with 4 bits byte t of part c has the code of
+// k = 8c + t in its low half and that of k = 8c + 4 + t in its high half; with 2 bits part c has k = 16c + t, + 4, + 8
+// and + 12 from the lowest bits on. High bits: one bit each, bit c of byte t for k = 4c + t; or two bits as low ones.
+struct BlockForm {
+    int64_t inputs;  // of a unit, 32 or 256; 0: the kind is no block form
+    int64_t halves;  // fp16 fields of each output
+    int64_t bytes;   // one-byte fields of each output
+    int64_t low_bits, high_bits;
+    bool table;  // the panel's first line: 16 signed bytes that codes stand for, and the float that they are multiples of
+
+    constexpr int64_t panel_header() const { return table ? 64 : 0; }
+    constexpr int64_t unit_header() const {
+        const int64_t fields = halves * 32 + bytes * 16;
+        return inputs == 256 ? (fields + 63) / 64 * 64 : fields;
+    }
+    constexpr int64_t group_bytes() const { return 16 * 32 * (low_bits + high_bits) / 8; }
+    constexpr int64_t unit_bytes() const { return unit_header() + inputs / 32 * group_bytes(); }
+    constexpr int64_t record_bytes() const { return 2 * halves + bytes; }  // fields of one output in a unit
+};
+
+constexpr BlockForm block_form(Kind kind) {
+    switch (kind) {
+        case Kind::q5: return {32, 2, 0, 4, 1, false};
+        case Kind::q2k: return {256, 2, 32, 2, 0, false};
+        case Kind::q3k: return {256, 1, 16, 2, 1, false};
+        case Kind::q4k: return {256, 2, 16, 4, 0, false};
+        case Kind::q5k: return {256, 2, 16, 4, 1, false};
+        case Kind::q6k: return {256, 1, 16, 4, 2, false};
+        case Kind::nl4: return {32, 1, 0, 4, 0, true};
+        case Kind::mx4: return {32, 0, 1, 4, 0, true};
+        case Kind::nl4k: return {256, 1, 8, 4, 0, true};
+        case Kind::nl4k16: return {256, 1, 16, 4, 0, true};
+        default: return {0, 0, 0, 0, 0, false};
+    }
+}
 
 constexpr int64_t kPanel = 16;   // outputs of a panel: the lanes of a vector
 constexpr int64_t kGroup = 32;   // inputs that share a scale in q4 and q8
@@ -27,8 +86,10 @@ constexpr int64_t panel_bytes(Kind kind, int64_t inputs) {
         case Kind::q4: return groups_of(inputs) * kQ4Group;
         case Kind::q8: return groups_of(inputs) * kQ8Group;
         case Kind::f32: return inputs * kPanel * 4;
+        default: break;
     }
-    return 0;
+    const BlockForm form = block_form(kind);
+    return form.panel_header() + divide_up(inputs, form.inputs) * form.unit_bytes();
 }
 
 constexpr int64_t packed_bytes(Kind kind, int64_t outputs, int64_t inputs) {

@@ -152,6 +152,56 @@ void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* 
                 });
 }
 
+namespace {
+
+// The codes of one group of one output, from one of their bits on, as a plane of so many bits.
+template <int bits>
+void pack_plane(const uint8_t* codes, int from, uint8_t* lines, int64_t lane) {
+    constexpr int quads = 8 / bits, mask = (1 << bits) - 1;
+    for (int line = 0; line < bits; line++) {
+        for (int t = 0; t < 4; t++) {
+            int byte = 0;
+            for (int quad = 0; quad < quads; quad++) {
+                byte |= (codes[(line * quads + quad) * 4 + t] >> from & mask) << quad * bits;
+            }
+            lines[line * 64 + lane * 4 + t] = static_cast<uint8_t>(byte);
+        }
+    }
+}
+
+void pack_plane(int64_t bits, const uint8_t* codes, int from, uint8_t* lines, int64_t lane) {
+    if (bits == 4) return pack_plane<4>(codes, from, lines, lane);
+    if (bits == 2) return pack_plane<2>(codes, from, lines, lane);
+    if (bits == 1) pack_plane<1>(codes, from, lines, lane);
+}
+
+}  // namespace
+
+void pack_codes(Kind kind, int64_t outputs, int64_t inputs, const CodesCall& from, uint8_t* to, Pool& pool) {
+    const BlockForm form = block_form(kind);
+    const int64_t units = inputs / form.inputs, record = form.record_bytes();
+    fill_panels(kind, outputs, inputs, to, pool, [&](int64_t panel, uint8_t* start) {
+        if (form.table) std::memcpy(start, from.table, 64);
+        for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
+            const int64_t output = panel * kPanel + lane;
+            const uint8_t* codes = from.codes + output * inputs;
+            for (int64_t u = 0; u < units; u++) {
+                const uint8_t* fields = from.records + (output * units + u) * record;
+                uint8_t* unit = start + form.panel_header() + u * form.unit_bytes();
+                for (int64_t i = 0; i < form.halves; i++) store_u16(unit + i * 32 + lane * 2, load_u16(fields + i * 2));
+                for (int64_t i = 0; i < form.bytes; i++) {
+                    unit[form.halves * 32 + i * 16 + lane] = fields[form.halves * 2 + i];
+                }
+                uint8_t* group = unit + form.unit_header();
+                for (int64_t k = 0; k < form.inputs; k += kGroup, codes += kGroup, group += form.group_bytes()) {
+                    pack_plane(form.low_bits, codes, 0, group, lane);
+                    pack_plane(form.high_bits, codes, int(form.low_bits), group + 64 * form.low_bits, lane);
+                }
+            }
+        }
+    });
+}
+
 bool q4_0_minima_exist(const uint8_t* blocks, int64_t count) {
     uint16_t minimum;
     for (int64_t i = 0; i < count; i++) {

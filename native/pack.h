@@ -21,6 +21,15 @@ void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* 
 void pack_q4_1(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 
+// What a block form is made of (layout.h): codes [outputs][inputs]; records [outputs][units][record_bytes()], the fields of
+// each output in a unit; and the first line of panels, 64 bytes, where the form has a table.
+struct CodesCall {
+    const uint8_t* codes;
+    const uint8_t* records;
+    const uint8_t* table;
+};
+void pack_codes(Kind kind, int64_t outputs, int64_t inputs, const CodesCall& from, uint8_t* to, Pool& pool);
+
 // Whether -8 times the scale of every Q4_0 block is an fp16 number, so that pack_q4_0 is exact.
 bool q4_0_minima_exist(const uint8_t* blocks, int64_t count);
 

@@ -12,7 +12,9 @@ constexpr int64_t bytes_for_rows(int32_t rows) { return round_up((2 * int64_t(ro
 
 // Fewer tokens in a shard do not make up for reading all weights where half of them would do: 4-bit ones are read
 // soonest.
-int64_t least_tokens(const LayerCost& layer) { return layer.kind == Kind::q4 ? 4 : 8; }
+int64_t least_tokens(const LayerCost& layer) {
+    return layer.kind == Kind::q4 || block_form(layer.kind).low_bits != 0 ? 4 : 8;
+}
 
 // What a token costs in a layer, in positions that attention reads.
 struct Costs {

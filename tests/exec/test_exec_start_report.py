@@ -60,8 +60,8 @@ def test_the_form_of_the_weights_is_said(formats, stored, dtype, words):
     assert room.weight_formats(formats, stored, dtype) == words
 
 
-def test_fused_weights_that_were_rounded_are_counted_and_the_first_named():
+def test_experts_that_were_rounded_are_counted_and_the_first_named():
     line = room.mixed_line(["a (Q4_0, Q8_0)", "b (Q4_0, Q8_0)", "c (Q4_0, Q8_0)", "d (Q4_1, Q8_0)"])
-    assert line.startswith("rounded          4 fused weights to bfloat16")
+    assert line.startswith("rounded          experts of 4 layers to bfloat16")
     assert line.endswith("a (Q4_0, Q8_0), b (Q4_0, Q8_0), c (Q4_0, Q8_0) and 1 more")
     assert "more" not in room.mixed_line(["a (Q4_0, Q8_0)"])

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from mixed_gguf import Q4_K_M, part_path, write_mixed
 from weights_samples import ARCHITECTURES, Tiny, config, weights, with_gguf_layout, write_directory, write_gguf
 
 from penstock.contract.errors import ModelFileError, SetupError
@@ -18,6 +19,7 @@ from penstock.models import gguf_dialect
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_header import read_gguf_header
+from penstock.weights.packing import WeightFormat
 
 SECONDS_FOR_EACH = 2.0
 MUTATIONS = 400
@@ -53,13 +55,21 @@ def mutate(original: bytes, header_end: int, random: np.random.Generator) -> byt
     return bytes(damaged)
 
 
-def check_mutations(path: Path, target: Path, header_end: int, wanted: dict[str, torch.Tensor]) -> None:
+def check_mutations(
+    path: Path,
+    target: Path,
+    header_end: int,
+    wanted: dict[str, torch.Tensor],
+    mutations: int = MUTATIONS,
+    folder: Path | None = None,
+) -> None:
+    """Damage `target` and load `path`; errors name it, or something in `folder`."""
     original = target.read_bytes()
     shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in load(path, shapes).items())
     random = np.random.default_rng(20)
     messages: list[str] = []
-    for number in range(MUTATIONS):
+    for number in range(mutations):
         target.write_bytes(mutate(original, header_end, random))
         started = time.process_time()
         try:
@@ -70,9 +80,9 @@ def check_mutations(path: Path, target: Path, header_end: int, wanted: dict[str,
             for name, tensor in loaded.items():
                 assert torch.equal(tensor, wanted[name]), (number, name)
         assert time.process_time() - started < SECONDS_FOR_EACH, number
-    assert len(messages) > MUTATIONS // 4
+    assert len(messages) > mutations // 4
     for message in messages:
-        assert str(path) in message
+        assert str(folder or path) in message
         assert len(message) < 1000, message
         assert message.isprintable(), message
 
@@ -91,6 +101,51 @@ def test_damaged_gguf_headers_load_the_same_or_are_refused(tmp_path: Path, archi
     wanted = weights(tiny)
     target = write_gguf(tmp_path / "tiny.gguf", tiny, wanted)
     check_mutations(target, target, read_gguf_header(target).data_start, wanted)
+
+
+def test_damaged_headers_of_mixed_kinds_load_the_same_or_are_refused(tmp_path: Path) -> None:
+    target = write_mixed(tmp_path / "tiny.gguf", Q4_K_M)
+    source = open_model(target, gguf_dialect).source
+    wanted = {name: source.read(name, torch.float32, "cpu") for name in source.names()}
+    check_mutations(target, target, read_gguf_header(target).data_start, wanted)
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_damaged_headers_of_a_split_file_load_the_same_or_are_refused(tmp_path: Path, part: int) -> None:
+    first = write_mixed(tmp_path / "tiny.gguf", Q4_K_M, parts=2)
+    source = open_model(first, gguf_dialect).source
+    wanted = {name: source.read(name, torch.float32, "cpu") for name in source.names()}
+    target = part_path(tmp_path / "tiny.gguf", part, 2)
+    check_mutations(first, target, read_gguf_header(target).data_start, wanted, mutations=100, folder=tmp_path)
+
+
+def test_damaged_blocks_of_mixed_kinds_never_crash(tmp_path: Path) -> None:
+    """Other numbers may come out, infinite ones too: then a product has them, or a scale is refused."""
+    target = write_mixed(tmp_path / "tiny.gguf", Q4_K_M)
+    original, start = target.read_bytes(), read_gguf_header(target).data_start
+    random = np.random.default_rng(3)
+    for _ in range(20):
+        damaged = bytearray(original)
+        for at in random.integers(start, len(damaged), 200):
+            damaged[at] = int(random.integers(0, 256))
+        target.write_bytes(damaged)
+        source = open_model(target, gguf_dialect).source
+        binder = Binder(source, torch.float32, "cpu", str(target), weight_format=WeightFormat.STORED)
+        for name in sorted(source.names()):
+            shape = source.shape(name)
+            if len(shape) == 2:
+                check_product(binder, name, shape)
+
+
+def check_product(binder: Binder, name: str, shape: tuple[int, ...]) -> None:
+    try:
+        weight = binder.take_linear([(name, (shape[0], shape[1]))])
+    except ModelFileError as refused:
+        message = str(refused)
+    else:
+        message = name
+        assert weight.matmul(None, torch.ones(1, shape[1])).shape == (1, shape[0])
+    assert name in message
 
 
 def test_damaged_weights_never_crash(tmp_path: Path) -> None:

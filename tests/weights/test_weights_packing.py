@@ -18,6 +18,7 @@ from penstock.contract.errors import ConfigError, ModelFileError
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.dense_weight import DenseWeight
+from penstock.kernels.fused_weight import FusedWeight
 from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
 from penstock.kernels.torch_backend import TorchBackend
@@ -229,7 +230,7 @@ def test_int4_keeps_a_table_in_int8_and_a_head_only_where_it_is_the_table(tmp_pa
     assert (embed.table is program.head.weight) == (head is table)
 
 
-def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(tmp_path):
+def test_fused_parts_of_different_kinds_keep_their_own_forms(tmp_path):
     kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "F32", ".down_proj.": "Q8_0"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
     source = open_gguf(path, gguf_dialect)
@@ -238,51 +239,45 @@ def test_fused_parts_in_blocks_of_different_kinds_become_bfloat16_and_are_told(t
     qkv = [(f"{attention}q_proj.weight", (64, 64)), (f"{attention}k_proj.weight", (32, 64))]
     up = [(f"{mlp}gate_proj.weight", (96, 64)), (f"{mlp}up_proj.weight", (96, 64))]
     plain = Binder(source, torch.float32, "cpu", "m")
-    for parts in (qkv, up):
-        packed = binder.take_linear(parts)
-        assert packed.kind is PackedKind.BF16
-        numbers = plain.take_fused(parts)
-        assert torch.equal(unpack(packed), numbers.bfloat16().float())
-        wide = Binder(source, torch.float32, "cpu", "m", weight_format=WeightFormat.STORED).take_linear(parts)
-        assert wide.kind is PackedKind.F32
-        assert torch.equal(unpack(wide), numbers)
-    assert binder.mixed == [f"{qkv[0][0]} (Q4_0, Q8_0)", f"{up[0][0]} (Q4_0, plain)"]
-    binder.take_linear([(f"{attention}v_proj.weight", (32, 64))])
-    binder.take_linear([(f"{attention}o_proj.weight", (64, 64))])
-    assert (list(binder.formats), len(binder.mixed)) == (["bfloat16", "Q4_0"], 2)
+    for parts, second in ((qkv, PackedKind.Q8), (up, PackedKind.BF16)):
+        fused = binder.take_linear(parts)
+        assert isinstance(fused, FusedWeight)
+        assert [part.kind for part in fused.parts] == [PackedKind.Q4, second]
+        assert (fused.outputs, fused.inputs) == (sum(rows for _, (rows, _) in parts), 64)
+        assert fused.nbytes == sum(part.nbytes for part in fused.parts)
+        for part, (name, shape) in zip(fused.parts, parts, strict=True):
+            numbers = plain.take(name, shape)
+            assert torch.equal(unpack(part), numbers.bfloat16().float() if part.kind is PackedKind.BF16 else numbers)
+    assert list(binder.formats) == ["Q4_0", "Q8_0", "bfloat16"]
+    assert not binder.mixed
+
+
+def test_a_product_by_parts_is_those_of_the_parts(tmp_path):
+    kinds = {"": "Q4_0", ".k_proj.": "Q8_0"}
+    path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
+    binder = Binder(open_gguf(path, gguf_dialect), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.STORED)
+    attention = "model.layers.0.self_attn."
+    fused = binder.take_linear(
+        [(f"{attention}{part}_proj.weight", (rows, 64)) for part, rows in (("q", 64), ("k", 32))]
+    )
+    x, bias, residual = draw(3, 64), draw(96), draw(3, 96)
+    for arguments in ((None, None), (bias, residual)):
+        got = fused.matmul(None, x, *arguments)
+        for part, columns in zip(fused.parts, (slice(0, 64), slice(64, 96)), strict=True):
+            own = [None, None] if arguments[0] is None else [bias[columns], residual[:, columns]]
+            assert torch.equal(got[:, columns], part.matmul(None, x, *own))
+    with pytest.raises(ValueError, match="no table of rows"):
+        fused.rows(None, torch.tensor([0]), torch.float32)
 
 
 @pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler: blocks are not kept")
-def test_the_start_report_counts_and_names_what_mixed_kinds_cost(tmp_path):
-    kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "Q8_0"}
+def test_a_file_of_mixed_kinds_keeps_each_and_rounds_none(tmp_path):
+    kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "Q5_1"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)
     said: list[str] = []
     loaded = loading.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
-    [line] = [line for line in said if line.startswith("rounded")]
-    assert line.startswith("rounded          3 fused weights to bfloat16")  # both layers' QKV, and gate and up of one
-    assert "model.layers.1.mlp.gate_proj.weight (Q4_0, Q8_0)" in line
-    assert loaded.weight_formats == "Q4_0 as in the file; bfloat16"
-    wide = EngineConfig(model=str(path), threads=1, dtype="float32", quantization="file")
-    loaded = loading.load_model(wide, open_model(path, gguf_dialect), said.append)
-    assert loaded.weight_formats == "Q4_0 as in the file; float32"
-    write_gguf(path, Tiny(), random_weights(Tiny()), "Q4_0")
-    loading.load_model(EngineConfig(model=str(path), threads=1), open_model(path, gguf_dialect), said.append)
-    assert len([line for line in said if line.startswith("rounded")]) == 1
-
-
-def test_the_numbers_of_mixed_kinds_are_those_of_the_official_reader(tmp_path):
-    tiny = Tiny(architecture="qwen2")  # rows keep their order
-    path = write_gguf(tmp_path / "mixed.gguf", tiny, random_weights(tiny), {"": "Q4_0", ".k_proj.": "Q8_0"})
-    theirs = {
-        tensor.name: torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-        for tensor in gguf.GGUFReader(path).tensors
-    }
-    attention = "model.layers.0.self_attn."
-    parts = [(f"{attention}{part}_proj.weight", (rows, 64)) for part, rows in (("q", 64), ("k", 32), ("v", 32))]
-    source = open_gguf(path, gguf_dialect)
-    packed = Binder(source, torch.bfloat16, "cpu", "m", weight_format=WeightFormat.STORED).take_linear(parts)
-    stacked = torch.cat([theirs[f"blk.0.attn_{part}.weight"] for part in "qkv"])
-    assert torch.equal(unpack(packed), stacked.bfloat16().float())
+    assert not [line for line in said if line.startswith("rounded")]
+    assert loaded.weight_formats == "Q4_0, Q5_1, Q8_0 as in the file"
 
 
 def test_plain_tensors_have_no_blocks(tmp_path):

@@ -24,7 +24,8 @@ __all__ = [
     "wide_heads_line",
 ]
 
-_BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
+_NUMBERS = ("float32", "bfloat16", "float16", "int8", "int4")
+"""How weights are kept that are not blocks of a file."""
 _NAMED = 3
 _HOST = torch.device("cpu")
 
@@ -65,20 +66,21 @@ def weight_formats(formats: Collection[str], stored: str, dtype: torch.dtype) ->
         stored: what the checkpoint is stored in, as `ModelFiles.stored_dtype` has it.
         dtype: of the activations.
     """
-    blocks = sorted(name for name in formats if name in _BLOCKS)
+    blocks = sorted(name for name in formats if name not in _NUMBERS)
     said = [f"{', '.join(blocks)} as in the file"] if blocks else []
-    said += [name for name in formats if name not in _BLOCKS]
+    said += [name for name in formats if name in _NUMBERS]
     if dtype == torch.bfloat16 and "bfloat16" in formats and stored in ("float16", "float32"):
         said[-1] += f", rounded from the file's {stored} (--dtype float32 keeps its numbers)"
     return "; ".join(said)
 
 
 def mixed_line(mixed: Collection[str]) -> str:
-    """That fused weights were rounded to bfloat16, since the file has their parts in blocks of different kinds."""
+    """That experts' weights were rounded to bfloat16: the file has gates and ups in blocks of different kinds."""
     names = ", ".join(list(mixed)[:_NAMED])
     more = f" and {len(mixed) - _NAMED} more" if len(mixed) > _NAMED else ""
     return (
-        f"rounded          {len(mixed)} fused weights to bfloat16, their parts being of different kinds: {names}{more}"
+        f"rounded          experts of {len(mixed)} layers to bfloat16, gates and ups being of different kinds:"
+        f" {names}{more}"
     )
 
 

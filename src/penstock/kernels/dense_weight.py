@@ -56,6 +56,11 @@ class DenseWeight:
         """The compiled kernels do not multiply it."""
         return
 
+    @property
+    def parts(self) -> tuple[DenseWeight]:
+        """Itself."""
+        return (self,)
+
     def matmul(
         self,
         cpu: Cpu | None,  # noqa: ARG002 - torch multiplies, with threads of its own

@@ -49,6 +49,11 @@ class Weight(Protocol):
         """The weight as compiled programs take it, or None where they do not multiply it."""
         ...
 
+    @property
+    def parts(self) -> tuple[Weight, ...]:
+        """The weights that its outputs come from, in their order: itself, unless it is a `FusedWeight`."""
+        ...
+
     def matmul(
         self,
         cpu: Cpu | None,

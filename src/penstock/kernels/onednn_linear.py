@@ -73,6 +73,11 @@ class OneDnnWeight:
         """The compiled kernels do not multiply it."""
         return
 
+    @property
+    def parts(self) -> tuple[OneDnnWeight]:
+        """Itself."""
+        return (self,)
+
     def matmul(
         self,
         cpu: Cpu | None,

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, packed_layout
+from penstock.kernels import native, packed_blocks, packed_layout
 from penstock.kernels.native import Cpu
 from penstock.kernels.native_rows import ACTIVATION_CODES, optional_rows
 from penstock.kernels.packed_layout import GROUP
@@ -51,12 +52,25 @@ SMALLEST = 2.0**-80
 
 
 class PackedKind(enum.IntEnum):
-    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight."""
+    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight.
+
+    The block forms, from Q5 on, hold the blocks of GGUF that Q4 and Q8 do not; see `packed_blocks`.
+    """
 
     BF16 = 0
     Q4 = 1
     Q8 = 2
     F32 = 3
+    Q5 = 4
+    Q2K = 5
+    Q3K = 6
+    Q4K = 7
+    Q5K = 8
+    Q6K = 9
+    NL4 = 10
+    MX4 = 11
+    NL4K = 12
+    NL4K16 = 13
 
     @property
     def arithmetic(self) -> str:
@@ -107,6 +121,11 @@ class PackedWeight:
         """In what its products are computed."""
         return self.kind.arithmetic
 
+    @property
+    def parts(self) -> tuple[PackedWeight]:
+        """Itself."""
+        return (self,)
+
     def matmul(
         self,
         cpu: Cpu | None,
@@ -128,6 +147,7 @@ UNPACK = {
     PackedKind.Q4: packed_layout.unpack_q4,
     PackedKind.Q8: packed_layout.unpack_q8,
     PackedKind.F32: packed_layout.unpack_f32,
+    **{PackedKind[name]: partial(packed_blocks.unpack, form) for name, form in packed_blocks.BLOCK_FORMS.items()},
 }
 
 

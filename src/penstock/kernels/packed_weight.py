@@ -7,15 +7,17 @@ takes a `cpu`, that one's threads share the work; without one the caller does it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, packed_layout
+from penstock.kernels import native, packed_blocks, packed_layout
+from penstock.kernels.block_parts import BlockParts
 from penstock.kernels.native import Cpu
+from penstock.kernels.packed_blocks import BLOCK_FORMS, BlockForm, Fields, fields_of
 from penstock.kernels.packed_layout import GROUP
 from penstock.kernels.packed_linear import ELEMENTS, PackedKind, PackedWeight, unpack
 from penstock.kernels.weight_memory import WeightMemory, whole_lines
@@ -29,6 +31,7 @@ __all__ = [
     "block_kind",
     "pack_bf16",
     "pack_f32",
+    "pack_parts",
     "pack_q4_0",
     "pack_q4_1",
     "pack_q8_0",
@@ -232,9 +235,24 @@ _FORMATS = {
 }
 
 
+_BLOCK_KINDS = {
+    **{name: form.kind for name, form in _FORMATS.items()},
+    **dict.fromkeys(("Q5_0", "Q5_1"), PackedKind.Q5),
+    "Q2_K": PackedKind.Q2K,
+    "Q3_K": PackedKind.Q3K,
+    "Q4_K": PackedKind.Q4K,
+    "Q5_K": PackedKind.Q5K,
+    "Q6_K": PackedKind.Q6K,
+    "IQ4_NL": PackedKind.NL4,
+    "MXFP4": PackedKind.MX4,
+    **dict.fromkeys(("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0"), PackedKind.NL4K),
+    **dict.fromkeys(("IQ2_XS", "IQ2_S", "IQ1_M"), PackedKind.NL4K16),
+}
+
+
 def block_kind(name: str) -> PackedKind:
     """The kind that GGUF's blocks of this name are packed into."""
-    return _FORMATS[name].kind
+    return _BLOCK_KINDS[name]
 
 
 def pack_q4_0(
@@ -324,6 +342,76 @@ def _pack_q8_0_in_torch(blocks: Tensor) -> Tensor:
 
 _PACK_IN_TORCH = {"Q4_0": _pack_q4_0_in_torch, "Q4_1": _pack_q4_1_in_torch, "Q8_0": _pack_q8_0_in_torch}
 """From blocks `[N, G, bytes]` to the packed bytes."""
+
+
+def pack_parts(
+    kind: PackedKind,
+    pieces: Iterable[BlockParts],
+    outputs: int,
+    inputs: int,
+    memory: WeightMemory | None = None,
+    cpu: Cpu | None = None,
+) -> PackedWeight:
+    """Pack the parts of quantised blocks into a block form, code for code and scale for scale.
+
+    Args:
+        kind: the form; its units are as long as the blocks.
+        pieces: of the rows in their order, a multiple of 16 of them each but the last.
+        outputs: number of rows.
+        inputs: numbers in a row.
+        memory: where to put the packed bytes, or None for memory of their own.
+        cpu: whose threads pack; None for this one alone.
+
+    Raises:
+        ValueError: the form cannot hold the parts, or they do not fill that shape.
+    """
+    form = BLOCK_FORMS[kind.name]
+    if outputs < 1 or not 1 <= inputs <= MAX_INPUTS or inputs % form.inputs:
+        raise ValueError(
+            f"a weight must have outputs, and inputs in units of {form.inputs} up to {MAX_INPUTS};"
+            f" got {outputs} x {inputs}"
+        )
+    data = _block_room(kind, form, outputs, inputs, memory)
+    row, place, pack = 0, 0, _pack_fields(kind, form, cpu)
+    for parts in pieces:
+        rows = parts.codes.numel() // inputs
+        size = -(-rows // 16) * (len(data) // -(-outputs // 16))
+        pack(fields_of(form, parts, rows), data[place : place + size])
+        row, place = row + rows, place + size
+    if row != outputs:
+        raise ValueError(f"there are blocks of {row} rows, not of {outputs}")
+    return PackedWeight(kind, outputs, inputs, data)
+
+
+def _block_room(kind: PackedKind, form: BlockForm, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
+    if native.module is not None:
+        return _room(kind, outputs, inputs, memory)
+    count = -(-outputs // 16) * form.panel_bytes(inputs)
+    return torch.empty(count, dtype=torch.uint8) if memory is None else memory.take(count)
+
+
+def _pack_fields(kind: PackedKind, form: BlockForm, cpu: Cpu | None) -> Callable[[Fields, Tensor], None]:
+    """What packs some rows into the bytes of their panels."""
+    if native.module is None:
+
+        def pack_in_torch(fields: Fields, to: Tensor) -> None:
+            to.copy_(packed_blocks.pack(form, fields))
+
+        return pack_in_torch
+    compiled = cpu or native.open_cpu()
+
+    def pack(fields: Fields, to: Tensor) -> None:
+        compiled.pack_codes(
+            kind=kind,
+            outputs=fields.codes.shape[0],
+            inputs=fields.codes.shape[1],
+            codes=_memory_of(fields.codes.view(-1)),
+            records=_memory_of(fields.records.view(-1)),
+            table=None if fields.table is None else _memory_of(fields.table),
+            to=_memory_of(to),
+        )
+
+    return pack
 
 
 def pack_stack(

@@ -46,7 +46,7 @@ def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> 
         return f"the backend {backend.name} computes operation by operation"
     for operation in program.operations():
         match operation:
-            case Linear(weight=weight) if weight.native is None:
+            case Linear(weight=weight) if any(part.native is None for part in weight.parts):
                 return f"{operation} is not multiplied by the compiled kernels"
             case Experts(stack=stack) if not stack.is_packed:
                 return f"{operation} is not multiplied by the compiled kernels"
@@ -241,14 +241,19 @@ class _Builder:
         )
 
     def _linear(self, index: int, linear: Linear, out: Register, gate: int | None) -> None:
-        self._compiled.linear(
-            x=self._columns(index, linear.x),
-            out=self._columns(index, out),
-            weight=linear.weight.native,
-            bias=vector_of("the bias of a projection", linear.bias, linear.weight.outputs),
-            adds=linear.adds,
-            gate=gate,
-        )
+        first, parts = 0, linear.weight.parts
+        for part in parts:  # a gated product has one: `lower` saw to it
+            columns = out if len(parts) == 1 else out.columns(first, part.outputs)
+            bias = None if linear.bias is None else linear.bias[first : first + part.outputs]
+            self._compiled.linear(
+                x=self._columns(index, linear.x),
+                out=self._columns(index, columns),
+                weight=part.native,
+                bias=vector_of("the bias of a projection", bias, part.outputs),
+                adds=linear.adds,
+                gate=gate,
+            )
+            first += part.outputs
 
     def _attend(self, index: int, attended: Attended) -> None:
         attend, heads, native = attended.attend, attended.attend.heads, required()

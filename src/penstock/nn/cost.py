@@ -47,8 +47,10 @@ def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> St
 
 
 def _product(weight: Weight, tokens: int) -> StepCost:
-    numbers, _ = _numbers_and_outputs(weight)
-    return StepCost(weight_bytes=weight.nbytes) + _operations(weight.arithmetic, 2 * numbers * tokens)
+    total = StepCost(weight_bytes=weight.nbytes)
+    for part in weight.parts:
+        total += _operations(part.arithmetic, 2 * part.outputs * part.inputs * tokens)
+    return total
 
 
 def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> StepCost:

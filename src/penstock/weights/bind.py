@@ -13,10 +13,11 @@ import torch
 from penstock.contract.errors import ModelFileError
 from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import StackedWeight
+from penstock.kernels.fused_weight import FusedWeight
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import Cpu
 from penstock.weights.headers_only import META
-from penstock.weights.packing import KEPT_BLOCKS, Packer, WeightFormat
+from penstock.weights.packing import Packer, WeightFormat
 from penstock.weights.planned_packing import PlannedPacker
 from penstock.weights.source import StoredBlocks, TensorSource
 
@@ -49,8 +50,8 @@ class Binder:
         bytes: memory of all tensors taken so far.
         formats: how the weights of projections and embeddings taken so far are kept, in order of appearance: names of
             types, and of GGUF's block kinds for blocks that stay as they are in the file.
-        mixed: of projections that are fused here and whose parts the file has in blocks of different kinds, the first
-            tensor and the kinds; such weights become plain numbers, which in a model in bfloat16 rounds them.
+        mixed: of experts whose gates and ups the file has in blocks of different kinds, the first tensor and the kinds;
+            such weights become plain numbers, which in a model in bfloat16 rounds them.
         left_out: parts of the checkpoint that are not computed, by the beginning of their names, and how many tensors
             they have.
     """
@@ -244,13 +245,17 @@ class Binder:
         """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
         if self._packer.weight_format is not WeightFormat.STORED:
             return False
-        kinds = {self._source.stored_kind(name) for name in names}
+        kinds = self._kinds(names)
         if len(kinds) > 1:
             self.mixed.append(f"{names[0]} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
-        if len(kinds) > 1 or not kinds <= KEPT_BLOCKS:
+        if kinds == {""} or len(kinds) > 1:
             return False
         self.formats[kinds.pop()] = None
         return True
+
+    def _kinds(self, names: Sequence[str]) -> set[str]:
+        """The kinds of blocks that these tensors are stored in; "" for plain numbers."""
+        return {self._source.stored_kind(name) for name in names}
 
     def _linear(
         self,
@@ -265,6 +270,8 @@ class Binder:
             return DenseWeight(self._numbers(parts, transposed, self.dtype))
         first = parts[0][0]
         rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
+        if weight_format is WeightFormat.STORED and len(self._kinds([name for name, _ in parts])) > 1:
+            return FusedWeight(tuple(self._linear([part], pack, transposed=transposed) for part in parts))
         if self._stays_blocks([name for name, _ in parts]):
             blocks = [self._source.read_blocks(name) for name, _ in parts]
             self._progress(rows * inputs)

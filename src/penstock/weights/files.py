@@ -22,6 +22,7 @@ from penstock.weights.catalogue import CATALOGUE
 from penstock.weights.gguf_dialect import FindDialect
 from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_header import BLOCK_TYPES
+from penstock.weights.gguf_split import without_part
 from penstock.weights.gguf_vocabulary import read_vocabulary
 from penstock.weights.pt_checkpoint import PtSource, read_pt
 from penstock.weights.safetensors_files import load_json_object, open_safetensors
@@ -99,9 +100,9 @@ def _open_gguf_file(path: Path, dialects: FindDialect) -> ModelFiles:
         for name, tensor in source.stored.items()
     ]
     names = [entry.name for entry in CATALOGUE.values() if entry.file_name == path.name]
-    name = names[0] if names else path.stem.lower()
+    name = names[0] if names else without_part(path).lower()
     text = read_vocabulary(source.header, source.config["vocab_size"])
-    return _model_files(path, name, source.config, source, text, stored, [path])
+    return _model_files(path, name, source.config, source, text, stored, source.header.parts)
 
 
 def _open_pt_file(path: Path) -> ModelFiles:

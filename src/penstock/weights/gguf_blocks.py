@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from penstock.kernels.block_parts import BlockParts
 from penstock.weights.gguf_grid_blocks import GRID_BLOCKS
-from penstock.weights.gguf_header import BlockType
+from penstock.weights.gguf_header import READABLE_TYPES, BlockType
 from penstock.weights.gguf_k_blocks import IQ4_VALUES, K_BLOCKS
-from penstock.weights.gguf_parts import BlockParts, half_at, planes
+from penstock.weights.gguf_parts import half_at, planes
 
-__all__ = ["FLOAT_TYPES", "block_parts", "decode"]
+__all__ = ["FLOAT_TYPES", "block_bytes", "block_parts", "decode"]
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that torch has itself; every other one comes in blocks."""
@@ -43,6 +44,11 @@ def decode(raw: Tensor, kind: BlockType) -> Tensor:
 def block_parts(blocks: Tensor, name: str) -> BlockParts:
     """The parts of blocks, uint8 `[B, bytes]`, of the format of this name."""
     return _BLOCKS[name](blocks)
+
+
+def block_bytes(name: str) -> int:
+    """Bytes of a block of the format of this name."""
+    return next(kind.bytes for kind in READABLE_TYPES.values() if kind.name == name)
 
 
 def _nibbles(packed: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 from penstock.contract.errors import ModelFileError
 from penstock.weights.gguf_blocks import FLOAT_TYPES, decode
 from penstock.weights.gguf_dialect import Arrangement, FindDialect
-from penstock.weights.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from penstock.weights.gguf_header import GgufHeader, GgufTensor
 from penstock.weights.gguf_keys import GgufKeys
+from penstock.weights.gguf_split import read_gguf
 from penstock.weights.source import (
     PIECE_ELEMENTS,
     StoredBlocks,
@@ -37,7 +38,7 @@ _SAME_ROWS = (Arrangement.SAME, Arrangement.TRANSPOSED, Arrangement.MINUS_ONE)
 
 
 class GgufSource(TensorSource):
-    """The tensors of one GGUF file, read on demand.
+    """The tensors of one GGUF file, or of the parts of a split one, read on demand.
 
     Attributes:
         header: what the file says of itself.
@@ -74,7 +75,7 @@ class GgufSource(TensorSource):
         if not self.stored_kind(name):
             raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
         tensor = self.stored[name]
-        blocks = _read_blocks(self.header.path, tensor)
+        blocks = _read_blocks(tensor)
         if self._arrangements[name] in _SAME_ROWS:
             return blocks
         placed = torch.empty_like(blocks.data)
@@ -85,7 +86,7 @@ class GgufSource(TensorSource):
         """See `TensorSource.read_slice_blocks`; nothing but the slice is read."""
         if not self.stored_kind(name):
             raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
-        return _read_blocks(self.header.path, self._slice(name, index))
+        return _read_blocks(self._slice(name, index))
 
     def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
         """See `TensorSource.read_slice_into`; nothing but the slice is read."""
@@ -105,14 +106,15 @@ class GgufSource(TensorSource):
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` with a tensor's numbers."""
-        wanted, path = self.shape(name), self.header.path
+        wanted = self.shape(name)
+        tensor, arrangement = self.stored[name], self._arrangements[name]
+        path = tensor.path
         if tuple(out.shape) != wanted:
             raise ModelFileError(str(path), name, f"has shape {wanted}, expected {tuple(out.shape)}")
-        tensor, arrangement = self.stored[name], self._arrangements[name]
         if arrangement is Arrangement.SAME:
             self._read_flat(tensor, out.view(-1))
         elif arrangement is Arrangement.TRANSPOSED:
-            for start, rows in _row_pieces(path, tensor):
+            for start, rows in _row_pieces(tensor):
                 convert_into(rows.T, out[:, start : start + len(rows)], path, name)
         elif arrangement is Arrangement.MINUS_ONE:
             numbers = torch.empty(wanted)  # float32: near 1, a narrower type would lose what makes the difference
@@ -120,18 +122,18 @@ class GgufSource(TensorSource):
             convert_into(numbers - 1.0, out, path, name)
         else:
             order = self._row_order(tensor, arrangement).to(out.device)
-            for start, rows in _row_pieces(path, tensor):
+            for start, rows in _row_pieces(tensor):
                 placed = torch.empty_like(rows, dtype=out.dtype, device=out.device)
                 convert_into(rows, placed, path, name)
                 out.view(tensor.shape[0], -1)[order[start : start + len(rows)]] = placed
 
     def _read_flat(self, tensor: GgufTensor, flat: torch.Tensor) -> None:
         """Elements lie as wanted: straight in for float types, block by block for the others."""
-        path, kind = self.header.path, tensor.kind
+        path, kind = tensor.path, tensor.kind
         if kind.name in FLOAT_TYPES:
             read_elements(path, tensor.name, tensor.offset, FLOAT_TYPES[kind.name], flat)
             return
-        for start, numbers in _pieces(path, tensor, kind.elements):
+        for start, numbers in _pieces(tensor, kind.elements):
             numbers = numbers.view(-1)
             convert_into(numbers, flat[start * kind.elements :][: len(numbers)], path, tensor.name)
 
@@ -147,30 +149,30 @@ class GgufSource(TensorSource):
         return order.transpose(1, 2).reshape(-1)
 
 
-def _read_blocks(path: Path, tensor: GgufTensor) -> StoredBlocks:
+def _read_blocks(tensor: GgufTensor) -> StoredBlocks:
     data = torch.empty(tensor.shape[0], tensor.bytes // tensor.shape[0], dtype=torch.uint8)
-    with open_binary(path) as stream:
+    with open_binary(tensor.path) as stream:
         stream.seek(tensor.offset)
-        read_bytes(stream, path, tensor.name, data.view(-1))
+        read_bytes(stream, tensor.path, tensor.name, data.view(-1))
     return StoredBlocks(tensor.kind.name, data)
 
 
-def _row_pieces(path: Path, tensor: GgufTensor) -> Iterator[tuple[int, torch.Tensor]]:
+def _row_pieces(tensor: GgufTensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Rows of a matrix (or the single numbers of a vector) in order: index of the first, and `[rows, row size]`."""
-    return _pieces(path, tensor, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
+    return _pieces(tensor, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
 
 
-def _pieces(path: Path, tensor: GgufTensor, width: int) -> Iterator[tuple[int, torch.Tensor]]:
+def _pieces(tensor: GgufTensor, width: int) -> Iterator[tuple[int, torch.Tensor]]:
     """The tensor as rows of `width` elements, a few MiB at a time: index of the first row, and `[rows, width]`."""
     kind = tensor.kind
     rows, row_bytes = tensor.elements // width, width // kind.elements * kind.bytes
     step = max(1, min(rows, PIECE_ELEMENTS // width))
     raw = torch.empty(step * row_bytes, dtype=torch.uint8)
-    with open_binary(path) as stream:
+    with open_binary(tensor.path) as stream:
         stream.seek(tensor.offset)
         for start in range(0, rows, step):
             part = raw[: min(step, rows - start) * row_bytes]
-            read_bytes(stream, path, tensor.name, part)
+            read_bytes(stream, tensor.path, tensor.name, part)
             yield start, decode(part, kind).view(-1, width)
 
 
@@ -178,13 +180,13 @@ def open_gguf(path: Path, dialects: FindDialect) -> GgufSource:
     """Open a GGUF file: check its header, translate its settings and names.
 
     Args:
-        path: the file.
+        path: the file; of a split one any part.
         dialects: finds the dialect of the file's architecture.
 
     Raises:
         ModelFileError: it is malformed, or holds something that is not understood.
     """
-    header = read_gguf_header(path)
+    header = read_gguf(path)
     file = str(path)
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str):

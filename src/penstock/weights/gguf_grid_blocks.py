@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.weights.gguf_parts import BlockParts, half_at, planes, word_at
+from penstock.kernels.block_parts import BlockParts
+from penstock.weights.gguf_parts import half_at, planes, word_at
 
 __all__ = ["GRID_BLOCKS", "GRID_FILE", "GRID_POINTS"]
 

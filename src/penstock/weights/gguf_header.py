@@ -95,11 +95,13 @@ class GgufTensor:
     """Where a tensor lies.
 
     Attributes:
+        path: of the file.
         shape: slowest dimension first (the file lists them the other way round).
         offset: of its first byte in the file.
         bytes: how many it has.
     """
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     kind: BlockType
@@ -119,12 +121,14 @@ class GgufHeader:
     Attributes:
         metadata: scalars as bool, int, float or str; arrays as tuples.
         data_start: where the header ends.
+        parts: all files that the tensors lie in.
     """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
     data_start: int
+    parts: tuple[Path, ...]
 
 
 class _Cursor:
@@ -216,7 +220,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         # the specification wants zeros; anything else means that bytes before the data were lost
         if infos and any(cursor.take(data_start - (size - cursor.left))):
             raise cursor.fail("the bytes between header and data are not zero")
-    return GgufHeader(path, metadata, _place(path, infos, data_start, alignment, size), data_start)
+    return GgufHeader(path, metadata, _place(path, infos, data_start, alignment, size), data_start, (path,))
 
 
 def _check_start(cursor: _Cursor) -> None:
@@ -287,7 +291,7 @@ def _place(
         length = elements // kind.elements * kind.bytes
         if data_start + position + length > size:
             raise ModelFileError(str(path), name, f"needs {length} bytes, beyond the end of the file ({size} bytes)")
-        tensors[name] = GgufTensor(name, shape, kind, data_start + position, length)
+        tensors[name] = GgufTensor(path, name, shape, kind, data_start + position, length)
         position = _aligned(position + length, alignment)
     if tensors and size > data_start + position:
         raise ModelFileError(str(path), "", f"has {size} bytes, but its tensors end at {data_start + position}")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from penstock.weights.gguf_parts import BlockParts, half_at, planes
+from penstock.kernels.block_parts import BlockParts
+from penstock.weights.gguf_parts import half_at, planes
 
 __all__ = ["IQ4_VALUES", "K_BLOCKS"]
 

@@ -127,7 +127,7 @@ class GgufKeys:
             raise ModelFileError(self.file, name, "must be a short F32 vector")
         self.tensors_read.add(name)
         numbers = torch.empty(tensor.shape)
-        read_elements(self._header.path, name, tensor.offset, torch.float32, numbers)
+        read_elements(tensor.path, name, tensor.offset, torch.float32, numbers)
         return tuple(numbers.tolist())
 
     def special_tokens(self) -> dict[str, int]:

@@ -1,74 +1,13 @@
-"""What every block format of GGUF is made of: integer codes, and the scales that make numbers of them.
-
-Decides the one formula by which a block's parts stand for its numbers. The formats (`gguf_blocks` and its neighbours)
-say how the parts lie in a block's bytes; kernels keep the parts as they are.
-"""
+"""Fields of GGUF's blocks: what the block formats have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["BlockParts", "half_at", "planes", "word_at"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockParts:
-    """The parts of B blocks of E numbers, in which S shares of E / S neighbours have a scale of their own.
-
-    A number is `value * unit * scale * sub_scale + minimum`, or `... - minimum * sub_minimum` where a share has a
-    minimum of its own. Each product is exact in float32: so only the sum is rounded, once.
-
-    Attributes:
-        codes: uint8 `[B, E]`.
-        scale: float16 `[B, 1]`; or uint8 `[B, 1]`, the exponent of E8M0, of which half is meant: `2 ** (code - 128)`.
-        values: what each code stands for; None where that is `code - bias`.
-        bias: see `values`.
-        sub_scales: int8 or uint8 `[B, S]`; None for a single share of factor 1.
-        minimum: float16 `[B, 1]`, or None for 0.
-        sub_minima: uint8 `[B, S]`, or None.
-        unit: a power of two.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    values: tuple[int, ...] | None = None
-    bias: int = 0
-    sub_scales: Tensor | None = None
-    minimum: Tensor | None = None
-    sub_minima: Tensor | None = None
-    unit: float = 1.0
-
-    def numbers(self) -> Tensor:
-        """What the parts stand for: float32 `[B, E]`."""
-        scales = _scale_numbers(self.scale) * self.unit  # [B, 1]
-        if self.sub_scales is not None:
-            scales = scales * self.sub_scales.float()  # [B, S]
-        shares = self._values().view(len(self.codes), scales.shape[1], -1) * scales[..., None]  # [B, S, E / S]
-        if self.minimum is not None:
-            minima = self.minimum.float()
-            if self.sub_minima is None:
-                shares += minima[..., None]
-            else:
-                shares -= (minima * self.sub_minima.float())[..., None]
-        return shares.flatten(1)
-
-    def _values(self) -> Tensor:
-        if self.values is None:
-            return self.codes.float() - self.bias
-        table = torch.tensor(self.values, dtype=torch.float32)
-        return table.index_select(0, self.codes.reshape(-1).int()).view(self.codes.shape)
-
-
-def _scale_numbers(scale: Tensor) -> Tensor:
-    if scale.dtype == torch.float16:
-        return scale.float()
-    exponents = scale.int()
-    normal, below = (exponents - 1) << 23, 0x00200000 << exponents.clamp(max=1)  # codes 0 and 1 are subnormal
-    return torch.where(exponents < 2, below, normal).view(torch.float32)
+__all__ = ["half_at", "planes", "word_at"]
 
 
 def half_at(blocks: Tensor, at: int) -> Tensor:

@@ -6,20 +6,23 @@ matrix of numbers, or the blocks in which a file stores one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
 import torch
 
 from penstock.contract.errors import ConfigError, ModelFileError
+from penstock.kernels.block_parts import BlockParts
 from penstock.kernels.native import Cpu
 from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
 from penstock.kernels.packed_weight import (
     PackedStack,
     PackedWeight,
+    block_kind,
     pack_bf16,
     pack_f32,
+    pack_parts,
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
@@ -28,9 +31,10 @@ from penstock.kernels.packed_weight import (
     quantize_int8,
 )
 from penstock.kernels.weight_memory import WeightMemory
+from penstock.weights.gguf_blocks import block_bytes, block_parts
 from penstock.weights.source import StoredBlocks
 
-__all__ = ["KEPT_BLOCKS", "Packer", "WeightFormat"]
+__all__ = ["Packer", "WeightFormat", "pack_blocks"]
 
 
 class WeightFormat(StrEnum):
@@ -64,8 +68,28 @@ _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | 
     WeightFormat.INT4: quantize_int4,
 }
 _BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
-KEPT_BLOCKS = frozenset(_BLOCKS)
-"""Kinds of blocks that stay as they are in the file, where that is asked for."""
+_PIECE_NUMBERS = 1 << 22
+"""How many are taken apart at once: some 30 MB in all."""
+
+
+def pack_blocks(
+    blocks: StoredBlocks, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
+) -> PackedWeight:
+    """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number.
+
+    Raises:
+        ValueError: the blocks do not fill that shape, or hold scales that their form cannot.
+    """
+    if blocks.kind in _BLOCKS:
+        return _BLOCKS[blocks.kind](blocks.data, outputs, inputs, memory, cpu)
+    return pack_parts(block_kind(blocks.kind), _pieces(blocks, inputs), outputs, inputs, memory, cpu)
+
+
+def _pieces(blocks: StoredBlocks, inputs: int) -> Iterator[BlockParts]:
+    rows = max(16, _PIECE_NUMBERS // inputs // 16 * 16)
+    for start in range(0, len(blocks.data), rows):
+        yield block_parts(blocks.data[start : start + rows].reshape(-1, block_bytes(blocks.kind)), blocks.kind)
+
 
 _Packed = TypeVar("_Packed", PackedWeight, PackedStack)
 
@@ -111,7 +135,7 @@ class Packer:
 
     def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:
         """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number; raises as `weight`."""
-        return self._guarded(lambda: _BLOCKS[blocks.kind](blocks.data, outputs, inputs, self._memory, self._cpu), name)
+        return self._guarded(lambda: pack_blocks(blocks, outputs, inputs, self._memory, self._cpu), name)
 
     def plain(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """Pack a weight `[N, K]` whose numbers stay as they are, in the type that they were read in."""
@@ -138,7 +162,7 @@ class Packer:
         def pack(expert: int, memory: WeightMemory | None) -> PackedWeight:
             weight = weight_of(expert)
             if isinstance(weight, StoredBlocks):
-                return _BLOCKS[weight.kind](weight.data, outputs, inputs, memory, self._cpu)
+                return pack_blocks(weight, outputs, inputs, memory, self._cpu)
             return _WEIGHTS[self.weight_format](weight, memory, self._cpu)
 
         return self._guarded(lambda: pack_stack(experts, pack, self._memory), name)

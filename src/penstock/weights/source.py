@@ -39,7 +39,7 @@ class StoredBlocks:
     """A matrix as quantised blocks, as they lie in the file.
 
     Attributes:
-        kind: `Q4_0`, `Q4_1` or `Q8_0`.
+        kind: the name of the block format, such as `Q4_K`.
         data: uint8 `[N, bytes of a row]`, contiguous; rows in Hugging Face order, outputs first.
     """
 

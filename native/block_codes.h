@@ -1,0 +1,117 @@
+// How the codes of block forms are read: pair i of a group has its quads 2i and 2i + 1, for inputs 8i to 8i + 7.
+//
+// What a policy of codes has: its bits, whether panels have tables, and its bias, by which a code is above its number;
+// a Sum of products, begun at an offset where there is a bias, added to pair by pair, and concluded as 32-bit integers.
+#pragma once
+
+#include "block_lanes.h"
+#include "layout.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+// The code of input `k` of a group.
+template <Kind kKind>
+PENSTOCK_INLINE int code_of(const uint8_t* group, int lane, int k) {
+    constexpr BlockForm form = block_form(kKind);
+    const int quad = k / 4, byte = lane * 4 + k % 4;
+    const auto plane = [=](const uint8_t* lines, int bits) {
+        const int quads = 8 / bits;  // of a line
+        return lines[quad / quads * 64 + byte] >> quad % quads * bits & ((1 << bits) - 1);
+    };
+    const int low = plane(group, int(form.low_bits));
+    if constexpr (form.high_bits == 0) return low;
+    else return low | plane(group + 64 * form.low_bits, int(form.high_bits)) << form.low_bits;
+}
+
+// Where the bits of pair i lie in planes.
+template <int kLow, int kHigh>
+struct PlaneLines {
+    static constexpr int kLowBits = kLow, kHighBits = kHigh;
+    static constexpr bool begins_low_line(int i) { return kLow == 4 || i % 2 == 0; }
+    static constexpr int64_t low_line(int i) { return kLow == 4 ? i * 64 : i / 2 * 64; }
+    static constexpr bool begins_high_line(int i) { return (kHigh == 1 && i == 0) || (kHigh == 2 && i % 2 == 0); }
+    static constexpr int64_t high_line(int i) { return 64 * kLow + (kHigh == 2 ? i / 2 * 64 : 0); }
+};
+
+struct Unlisted {};
+
+// Codes of 2 to 6 bits.
+template <int kLow, int kHigh, int kAbove>
+struct PlaneCodes : PlaneLines<kLow, kHigh> {
+    using Lines = PlaneLines<kLow, kHigh>;
+    using Sum = i32x16;
+    using Panel = Unlisted;
+    static constexpr bool kTable = false;
+    static constexpr int kBias = kAbove;
+    struct Pair {
+        Nibbles first, second;
+    };
+
+    static PENSTOCK_INLINE Panel load_panel(const uint8_t*) { return {}; }
+    static PENSTOCK_INLINE int value(const uint8_t*, int code) { return code - kBias; }
+
+    static PENSTOCK_INLINE Pair load(Panel, const uint8_t* group, int i) {
+        Pair pair;
+        if constexpr (kLow == 4) {
+            load_nibbles(group + Lines::low_line(i), pair.first, pair.second);
+        } else {
+            const Nibbles four = load_bytes(group + Lines::low_line(i));
+            pair = {field(four, i % 2 * 4, 3), field(four, i % 2 * 4 + 2, 3)};
+        }
+        if constexpr (kHigh > 0) {
+            constexpr int mask = ((1 << kHigh) - 1) << kLow;
+            const Nibbles high = load_bytes(group + Lines::high_line(i));
+            const int at = kHigh == 2 ? i % 2 * 4 : i * 2;  // of the first quad's bits
+            pair = {join(pair.first, high, at - kLow, mask), join(pair.second, high, at + kHigh - kLow, mask)};
+        }
+        return pair;
+    }
+
+    static PENSTOCK_INLINE Sum begin(const int32_t* offset) { return broadcast_i32(kBias ? *offset : 0); }
+    static PENSTOCK_INLINE auto load_quad(const int8_t* p) { return load_nibble_quad(p); }
+    template <class Q>
+    static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, Q first, Q second) {
+        return dot_pair(sum, pair.first, first, pair.second, second);
+    }
+    static PENSTOCK_INLINE i32x16 concluded(Sum sum) { return sum; }
+};
+
+// Codes of 4 bits from 0: some machines have a shorter way (dot_lanes.h).
+struct NibbleCodes : PlaneCodes<4, 0, 0> {
+    using Sum = NibbleSum;
+    static PENSTOCK_INLINE Sum begin(const int32_t*) { return no_nibbles(); }
+    template <class Q>
+    static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, Q first, Q second) {
+        return dot(dot(sum, pair.first, first), pair.second, second);
+    }
+    static PENSTOCK_INLINE i32x16 concluded(Sum sum) { return penstock::PENSTOCK_ISA_NAMESPACE::concluded(sum); }
+};
+
+// Codes of 4 bits that the panel's first line says the numbers of.
+struct TableCodes : PlaneLines<4, 0> {
+    using Sum = i32x16;
+    using Panel = Steps;
+    static constexpr bool kTable = true;
+    static constexpr int kBias = 128;
+    struct Pair {
+        Codes first, second;
+    };
+
+    static PENSTOCK_INLINE Panel load_panel(const uint8_t* panel) { return load_steps(panel); }
+    static PENSTOCK_INLINE int value(const uint8_t* panel, int code) { return int8_t(panel[code]); }
+    static PENSTOCK_INLINE Pair load(const Panel& steps, const uint8_t* group, int i) {
+        Nibbles first, second;
+        load_nibbles(group + low_line(i), first, second);
+        return {penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, first), penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, second)};
+    }
+    static PENSTOCK_INLINE Sum begin(const int32_t* offset) { return broadcast_i32(*offset); }
+    static PENSTOCK_INLINE Quad load_quad(const int8_t* p) { return penstock::PENSTOCK_ISA_NAMESPACE::load_quad(p); }
+    static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, const Quad& first, const Quad& second) {
+        return dot(dot(sum, pair.first, first), pair.second, second);
+    }
+    static PENSTOCK_INLINE i32x16 concluded(Sum sum) { return sum; }
+};
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

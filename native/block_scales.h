@@ -1,0 +1,73 @@
+// The scales and minima of block forms: for share `h` of group `j` of a unit, sixteen outputs at a time.
+//
+// Products of a float16 and a short integer are exact in float32, and so are those with the unit of a table, a power of
+// two: nothing of what the file has is lost.
+#pragma once
+
+#include "block_lanes.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+// One for each 32 inputs, and a minimum that is added.
+struct HalfScales {
+    static constexpr int kShares = 1;
+    static constexpr bool kMinima = true;
+    static constexpr float kSign = 1.0f;
+    static PENSTOCK_INLINE f32x16 scale(const uint8_t*, const uint8_t* unit, int, int) { return load_f16(unit); }
+    static PENSTOCK_INLINE f32x16 minimum(const uint8_t* unit, int, int) { return load_f16(unit + 32); }
+};
+
+// What the numbers of a panel's table are multiples of.
+PENSTOCK_INLINE f32x16 table_unit(const uint8_t* panel) {
+    float unit;
+    memcpy(&unit, panel + 16, sizeof unit);
+    return broadcast(unit);
+}
+
+struct TableHalfScales {
+    static constexpr int kShares = 1;
+    static constexpr bool kMinima = false;
+    static constexpr float kSign = 0.0f;
+    static PENSTOCK_INLINE f32x16 scale(const uint8_t* panel, const uint8_t* unit, int, int) {
+        return mul(load_f16(unit), table_unit(panel));
+    }
+};
+
+struct TableE8m0Scales {
+    static constexpr int kShares = 1;
+    static constexpr bool kMinima = false;
+    static constexpr float kSign = 0.0f;
+    static PENSTOCK_INLINE f32x16 scale(const uint8_t* panel, const uint8_t* unit, int, int) {
+        return mul(load_e8m0(unit), table_unit(panel));
+    }
+};
+
+// A float16 for 256 inputs times a signed byte for each share.
+template <int kOfGroup, bool kTable>
+struct SignedSuperScales {
+    static constexpr int kShares = kOfGroup;
+    static constexpr bool kMinima = false;
+    static constexpr float kSign = 0.0f;
+    static PENSTOCK_INLINE f32x16 scale(const uint8_t* panel, const uint8_t* unit, int j, int h) {
+        const f32x16 scale = mul(load_f16(unit), load_i8(unit + 32 + (j * kShares + h) * 16));
+        return kTable ? mul(scale, table_unit(panel)) : scale;
+    }
+};
+
+// The same with unsigned bytes, and after them those of minima, in units of a float16 of their own, to be subtracted.
+template <int kOfGroup>
+struct SuperScales {
+    static constexpr int kShares = kOfGroup;
+    static constexpr bool kMinima = true;
+    static constexpr float kSign = -1.0f;
+    static PENSTOCK_INLINE f32x16 scale(const uint8_t*, const uint8_t* unit, int j, int h) {
+        return mul(load_f16(unit), load_u8(unit + 64 + (j * kShares + h) * 16));
+    }
+    static PENSTOCK_INLINE f32x16 minimum(const uint8_t* unit, int j, int h) {
+        return mul(load_f16(unit + 32), load_u8(unit + 64 + 128 * kShares + (j * kShares + h) * 16));
+    }
+};
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

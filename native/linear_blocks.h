@@ -1,0 +1,208 @@
+// Linear with weights in the block forms of layout.h, and activations quantised in groups of 32, to 8 bits or, where
+// they are outliers, to 16. One tile for all of them: a form is how codes are read (block_codes.h) and how the scales of
+// its shares are (block_scales.h).
+//
+// A weight is code * scale - minimum, or (code - bias) * scale. Order of a sum: groups ascending; in each, share after
+// share of 32 or 16 inputs, first scale times the exact integer sum of high bytes, then the minimum's share. Then
+// scale / 256 times the exact sums of low bytes, groups and shares ascending.
+#pragma once
+
+#include "block_codes.h"
+#include "block_scales.h"
+#include "quantized_rows.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+template <Kind kKind, class C, class S>
+struct LinearBlocks {
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+    static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
+#elif defined(PENSTOCK_AVX512)
+    static constexpr int kRows = 4, kPanels = 1, kFewRows = 4;
+#elif defined(PENSTOCK_ISA_AVX2)
+    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
+#else
+    static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
+#endif
+    static constexpr bool kEvenTiles = false;
+    static constexpr BlockForm kForm = block_form(kKind);
+    static constexpr int64_t kHeader = kForm.unit_header(), kGroupBytes = kForm.group_bytes();
+    static constexpr int kGroups = int(kForm.inputs / kGroup);  // of a unit
+    static constexpr int kShares = S::kShares, kPairs = 4 / kShares;  // of quads of inputs, in a share
+    static_assert(kForm.low_bits == C::kLowBits && kForm.high_bits == C::kHighBits && kForm.table == C::kTable, "");
+    static_assert((C::kBias == 0) == S::kMinima, "a code without a minimum is above its number by the bias");
+    const LinearCall& call;
+    QuantizedRows x;
+
+    template <int R, int P>
+    void tile(int64_t row, int64_t panel, const Turn& turn) const {
+        const int64_t bytes = panel_bytes(kKind, call.inputs);
+        WeightsAhead<R, P> ahead(call, bytes, turn);
+        const uint8_t* start[P];
+        typename C::Panel table[P];
+        PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+            start[p] = panel_at<P>(call, panel, p, bytes);
+            table[p] = C::load_panel(start[p]);
+        }
+        const int8_t* codes = x.high(row);
+        const float *scales = x.scales(row), *offsets = x.offsets(row);
+        const int32_t* whole_offsets = x.whole_offsets(row);
+        const int64_t stride = x.stride, words = x.stride / 4;
+        f32x16 total[R][P];
+        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+            PENSTOCK_UNROLL for (int p = 0; p < P; p++) total[r][p] = zero();
+        }
+        int64_t unit = kForm.panel_header();  // bytes from the start of a panel
+        for (int64_t g = 0; g < x.groups; unit += kForm.unit_bytes()) {
+            const int64_t header_early = ahead.next_early();
+            for (int64_t line = 0; line < kHeader; line += 64) {
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) ahead.ask(start[p] + unit + line, header_early);
+            }
+            for (int j = 0; j < kGroups; j++, g++) {
+                const int64_t group = unit + kHeader + j * kGroupBytes;
+                const int64_t early = ahead.next_early();
+                const uint8_t* next_lines = take_prefetch(call, 4, codes);
+                PENSTOCK_UNROLL for (int h = 0; h < kShares; h++) {
+                    typename C::Sum sum[R][P];
+                    PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                        const auto first = C::begin(whole_offsets + r * words + g * kShares + h);
+                        PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = first;
+                    }
+                    PENSTOCK_UNROLL for (int i = h * kPairs; i < (h + 1) * kPairs; i++) {
+                        PENSTOCK_PREFETCH_FAR(next_lines + i * 64);
+                        typename C::Pair pair[P];
+                        PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                            const uint8_t* at = start[p] + group;
+                            pair[p] = C::load(table[p], at, i);
+                            if (C::begins_low_line(i)) ahead.ask(at + C::low_line(i), early);
+                            if (C::begins_high_line(i)) ahead.ask(at + C::high_line(i), early);
+                        }
+                        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                            const int8_t* eight = codes + r * stride + g * kGroup + i * 8;
+                            const auto first = C::load_quad(eight), second = C::load_quad(eight + 4);
+                            PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                                sum[r][p] = C::add(sum[r][p], pair[p], first, second);
+                            }
+                        }
+                    }
+                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
+                        const f32x16 scale = S::scale(start[p], start[p] + unit, j, h);
+                        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                            const f32x16 both = mul(scale, broadcast(scales[r * words + g]));
+                            total[r][p] = fma(to_f32(C::concluded(sum[r][p])), both, total[r][p]);
+                        }
+                        if constexpr (S::kMinima) {
+                            const f32x16 minimum = S::minimum(start[p] + unit, j, h);
+                            PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                                const f32x16 offset = broadcast(offsets[r * words + g * kShares + h]);
+                                total[r][p] = fma(minimum, offset, total[r][p]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        TileSums<R, P> sums(total);
+        add_low_bytes(start, row, sums);
+        sums.finish_tile(call, row, panel);
+    }
+
+    // Few groups have low bytes. Not part of the tile's own loop, which needs every register.
+    template <int R, int P>
+    PENSTOCK_NOINLINE void add_low_bytes(const uint8_t* const (&start)[P], int64_t row, TileSums<R, P>& sums) const {
+        for (int r = 0; r < R; r++) {
+            x.each_fine(row + r, [&](int64_t g) {
+                const int8_t* codes = x.high(row + r) + x.low_after_high() + g * kGroup;
+                const f32x16 step = broadcast(x.scales(row + r)[g] * (1.0f / 256));
+                const int64_t unit = kForm.panel_header() + g / kGroups * kForm.unit_bytes();
+                const int j = int(g % kGroups);
+                for (int h = 0; h < kShares; h++) {
+                    const int32_t offset = -C::kBias * sum_of(codes + h * (kGroup / kShares), kGroup / kShares);
+                    for (int p = 0; p < P; p++) {
+                        const auto table = C::load_panel(start[p]);
+                        typename C::Sum sum = C::begin(&offset);
+                        PENSTOCK_UNROLL for (int i = 0; i < 4; i++) {
+                            if (i / kPairs != h) continue;
+                            const auto pair = C::load(table, start[p] + unit + kHeader + j * kGroupBytes, i);
+                            sum = C::add(sum, pair, C::load_quad(codes + i * 8), C::load_quad(codes + i * 8 + 4));
+                        }
+                        const f32x16 scale = mul(S::scale(start[p], start[p] + unit, j, h), step);
+                        store(sums.at(r, p), fma(to_f32(C::concluded(sum)), scale, load(sums.at(r, p))));
+                    }
+                }
+            });
+        }
+    }
+
+    static int32_t sum_of(const int8_t* codes, int count) {
+        int32_t sum = 0;
+        for (int i = 0; i < count; i++) sum += codes[i];
+        return sum;
+    }
+
+    // What is added for the part of the weight that a share's inputs have in common: what they stand for, all together,
+    // with the sign of the minimum; or the bias times the sum of their high bytes.
+    static void note_offsets(const QuantizedRows& x, int64_t row, int64_t g, float scale, ByteSums whole) {
+        ByteSums share = whole;
+        for (int h = 0; h < kShares; h++) {
+            if (kShares == 2) share = h == 0 ? first_half(x, row, g) : ByteSums{whole.high - share.high, whole.low - share.low};
+            const int64_t at = g * kShares + h;
+            if constexpr (S::kMinima) {
+                x.offsets(row)[at] = S::kSign * (scale * (float(share.high) + float(share.low) * (1.0f / 256)));
+            } else {
+                x.whole_offsets(row)[at] = -C::kBias * share.high;
+            }
+        }
+    }
+
+    static ByteSums first_half(const QuantizedRows& x, int64_t row, int64_t g) {
+        const int8_t* high = x.high(row) + g * kGroup;
+        const bool fine = x.fine(row)[g / 32] >> g % 32 & 1;
+        return {sum_of(high, kGroup / 2), fine ? sum_of(high + x.low_after_high(), kGroup / 2) : 0};
+    }
+
+    static void quantize_rows(const LinearCall& call, Pool& pool) {
+        const QuantizedRows x = quantized_rows(call, kKind);
+        each_row(call.rows, call.inputs, pool, [&](int64_t row) {
+            quantize_row(call, x, row, [=](int64_t group, float scale, ByteSums sums) {
+                note_offsets(x, row, group, scale, sums);
+            });
+        });
+    }
+
+    static void multiply(const LinearCall& call, Pool& pool) {
+        if (!call.prepared) quantize_rows(call, pool);
+        split_tiles(LinearBlocks{call, quantized_rows(call, kKind)}, call, pool);
+    }
+
+    // Rows as numbers, those that the format defines.
+    static void look_up_rows(const LookupCall& call, Pool& pool) {
+        const int64_t bytes = panel_bytes(kKind, call.inputs);
+        each_row(call.count, call.inputs, pool, [&](int64_t i) {
+            const uint8_t* panel = call.weight + call.ids[i] / kPanel * bytes;
+            const int lane = int(call.ids[i] % kPanel);
+            constexpr int kWidth = kGroup / kShares;
+            for (int64_t k = 0; k < call.inputs; k += kWidth) {
+                const uint8_t* unit = panel + kForm.panel_header() + k / kForm.inputs * kForm.unit_bytes();
+                const int j = int(k % kForm.inputs / kGroup), h = int(k % kGroup / kWidth);
+                float scales[kLanes], minima[kLanes] = {};
+                store(scales, S::scale(panel, unit, j, h));
+                if constexpr (S::kMinima) store(minima, S::minimum(unit, j, h));
+                for (int n = 0; n < kWidth && k + n < call.inputs; n++) {
+                    const int code = code_of<kKind>(unit + kHeader + j * kGroupBytes, lane, h * kWidth + n);
+                    const float number = float(C::value(panel, code)) * scales[lane];
+                    put_number(call.out, i * call.out.stride + k + n, S::kMinima ? number + S::kSign * minima[lane] : number);
+                }
+            }
+        });
+    }
+
+    static void put_number(const Rows& out, int64_t at, float number) {
+        if (out.element == Element::f32) return put(static_cast<float*>(out.data) + at, number);
+        put(static_cast<bf16*>(out.data) + at, number);
+    }
+};
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock

@@ -1,0 +1,231 @@
+"""The block forms: how codes and the scales of their shares lie in memory, in torch.
+
+Decides the order of bytes (`native/layout.h` draws it, `native/isa_blocks.h` lists the forms), and what a field holds.
+Nothing is rounded: a form takes the parts of blocks as they are, or refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.block_parts import BlockParts
+
+__all__ = ["BLOCK_FORMS", "BlockForm", "Fields", "fields_of", "pack", "unpack"]
+
+_PANEL, _GROUP, _LINE = 16, 32, 64
+_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """One of the forms.
+
+    Attributes:
+        inputs: of a unit: what the scale is for.
+        share: inputs with a scale of their own in it.
+        low_bits: of a code, in one plane.
+        high_bits: of a code above them, in another.
+        bias: by which a code is above its number, where there are no minima.
+        minima: shares have minima.
+        signed: scales of shares are signed.
+        exponents: the scale is in E8M0, not float16.
+        table: codes are indices of 16 numbers.
+    """
+
+    inputs: int
+    share: int
+    low_bits: int
+    high_bits: int = 0
+    bias: int = 0
+    minima: bool = False
+    signed: bool = False
+    exponents: bool = False
+    table: bool = False
+
+    @property
+    def shares(self) -> int:
+        """Of a unit; those of a form without scales at two levels count as none."""
+        return self.inputs // self.share if self.inputs > _GROUP else 0
+
+    @property
+    def halves(self) -> int:
+        """Float16 fields of an output in a unit."""
+        return 0 if self.exponents else 1 + self.minima
+
+    @property
+    def bytes(self) -> int:
+        """One-byte fields of an output in a unit."""
+        return 1 if self.exponents else self.shares * (1 + self.minima)
+
+    @property
+    def header(self) -> int:
+        """Bytes of the fields of a panel in a unit."""
+        fields = 32 * self.halves + 16 * self.bytes
+        return fields if self.inputs == _GROUP else -(-fields // _LINE) * _LINE
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the codes of 32 inputs in a panel."""
+        return _LINE * (self.low_bits + self.high_bits)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit in a panel."""
+        return self.header + self.inputs // _GROUP * self.group_bytes
+
+    def panel_bytes(self, inputs: int) -> int:
+        """Bytes of 16 outputs."""
+        return (_LINE if self.table else 0) + inputs // self.inputs * self.unit_bytes
+
+
+BLOCK_FORMS: Mapping[str, BlockForm] = {
+    "Q5": BlockForm(32, 32, 4, 1, minima=True),
+    "Q2K": BlockForm(256, 16, 2, minima=True),
+    "Q3K": BlockForm(256, 16, 2, 1, bias=4, signed=True),
+    "Q4K": BlockForm(256, 32, 4, minima=True),
+    "Q5K": BlockForm(256, 32, 4, 1, minima=True),
+    "Q6K": BlockForm(256, 16, 4, 2, bias=32, signed=True),
+    "NL4": BlockForm(32, 32, 4, table=True),
+    "MX4": BlockForm(32, 32, 4, exponents=True, table=True),
+    "NL4K": BlockForm(256, 32, 4, signed=True, table=True),
+    "NL4K16": BlockForm(256, 16, 4, signed=True, table=True),
+}
+"""By the names of their `PackedKind`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fields:
+    """What a form keeps of some outputs.
+
+    Attributes:
+        codes: uint8 `[N, K]`.
+        records: uint8 `[N, units, bytes]`: the float16 fields, then the one-byte fields of each unit.
+        table: uint8 `[64]`, the first line of each panel; or None.
+    """
+
+    codes: Tensor
+    records: Tensor
+    table: Tensor | None
+
+
+def fields_of(form: BlockForm, parts: BlockParts, outputs: int) -> Fields:
+    """The parts of blocks, row by row, as a form keeps them.
+
+    Raises:
+        ValueError: the form cannot hold them.
+    """
+    halves, short = [] if form.exponents else [parts.scale], [parts.scale] if form.exponents else []
+    if form.minima:
+        halves.append(_minimum(parts))
+    if form.shares:
+        short.append(_sub_scales(form, parts))
+        short += [parts.sub_minima] if form.minima and parts.sub_minima is not None else []
+    fields = torch.cat(
+        [*(each.view(torch.uint8) for each in halves), *(each.view(torch.uint8) for each in short)], dim=1
+    )
+    blocks = len(parts.codes)
+    units = blocks * parts.codes.shape[1] // form.inputs
+    assert units == blocks, "a unit is a block"
+    codes = parts.codes.reshape(outputs, -1).contiguous()
+    return Fields(codes, fields.view(outputs, units // outputs, -1).contiguous(), _table(parts) if form.table else None)
+
+
+def _minimum(parts: BlockParts) -> Tensor:
+    if parts.minimum is not None:
+        return parts.minimum
+    minimum = parts.scale * -float(parts.bias)
+    if not torch.isfinite(minimum).all():
+        raise ValueError(f"a block's scale is not a number below {65536 // parts.bias}")
+    return minimum
+
+
+def _sub_scales(form: BlockForm, parts: BlockParts) -> Tensor:
+    if parts.sub_scales is None:
+        return torch.ones(len(parts.codes), form.shares, dtype=torch.uint8)
+    return parts.sub_scales
+
+
+def _table(parts: BlockParts) -> Tensor:
+    """A panel's first line: the numbers of codes, then the float32 that they are multiples of."""
+    steps = parts.values or [code - parts.bias for code in range(_STEPS)]
+    line = torch.zeros(_LINE, dtype=torch.uint8)
+    line[:_STEPS] = torch.tensor(steps, dtype=torch.int8).view(torch.uint8)
+    line[_STEPS : _STEPS + 4] = torch.tensor([parts.unit], dtype=torch.float32).view(torch.uint8)
+    return line
+
+
+def pack(form: BlockForm, fields: Fields) -> Tensor:
+    """The packed bytes of some outputs."""
+    outputs, inputs = fields.codes.shape
+    panels, units = -(-outputs // _PANEL), inputs // form.inputs
+    codes = torch.zeros(panels * _PANEL, inputs, dtype=torch.uint8)
+    codes[:outputs] = fields.codes
+    groups = codes.view(panels, _PANEL, units, form.inputs // _GROUP, _GROUP)
+    planes = [_to_plane(groups, 0, form.low_bits)]
+    if form.high_bits:
+        planes.append(_to_plane(groups, form.low_bits, form.high_bits))
+    records = torch.zeros(panels * _PANEL, units, fields.records.shape[2], dtype=torch.uint8)
+    records[:outputs] = fields.records
+    records = records.view(panels, _PANEL, units, -1)
+    halves, short = records[..., : 2 * form.halves].unflatten(3, (-1, 2)), records[..., 2 * form.halves :]
+    header = torch.zeros(panels, units, form.header, dtype=torch.uint8)
+    both = (halves.permute(0, 2, 3, 1, 4).flatten(2), short.permute(0, 2, 3, 1).flatten(2))
+    laid = torch.cat(both, dim=2)
+    header[:, :, : laid.shape[2]] = laid
+    packed = torch.cat((header, torch.cat(planes, dim=3).flatten(2)), dim=2).flatten(1)
+    if fields.table is not None:
+        packed = torch.cat((fields.table.expand(panels, -1), packed), dim=1)
+    return packed.flatten()
+
+
+def _to_plane(groups: Tensor, start: int, bits: int) -> Tensor:
+    """Bits of codes `[P, 16, U, G, 32]` to `[P, U, G, 64 * bits]`."""
+    quads = 8 // bits
+    fields = (groups >> start & (1 << bits) - 1).unflatten(4, (bits, quads, 4))  # [P, 16, U, G, lines, quads, 4]
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
+    joined = (fields << shifts).sum(dim=5, dtype=torch.uint8)  # [P, 16, U, G, lines, 4]
+    return joined.permute(0, 2, 3, 4, 1, 5).flatten(3)
+
+
+def _from_plane(lines: Tensor, bits: int) -> Tensor:
+    """The inverse: `[P, U, G, 64 * bits]` to `[P, 16, U, G, 32]`."""
+    joined = lines.unflatten(3, (bits, _PANEL, 4)).permute(0, 4, 1, 2, 3, 5)[..., None, :]
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
+    return (joined >> shifts & (1 << bits) - 1).flatten(4)
+
+
+def unpack(form: BlockForm, packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The numbers as float32 `[N, K]`."""
+    units = inputs // form.inputs
+    panels = packed.view(-(-outputs // _PANEL), -1)
+    table = panels[0, :_LINE] if form.table else None
+    laid = panels[:, 0 if table is None else _LINE :].unflatten(1, (units, form.unit_bytes))
+    groups = laid[:, :, form.header :].unflatten(2, (-1, form.group_bytes))
+    codes = _from_plane(groups[..., : _LINE * form.low_bits], form.low_bits)
+    if form.high_bits:
+        codes = codes | _from_plane(groups[..., _LINE * form.low_bits :], form.high_bits) << form.low_bits
+    parts = _parts(form, codes.reshape(-1, form.inputs), laid, table)
+    return parts.numbers().view(-1, inputs)[:outputs].contiguous()
+
+
+def _parts(form: BlockForm, codes: Tensor, laid: Tensor, table: Tensor | None) -> BlockParts:
+    """Of all units, output by output."""
+    halves = laid[:, :, : 32 * form.halves].unflatten(2, (form.halves, _PANEL, 2))
+    half = halves.permute(2, 0, 3, 1, 4).reshape(form.halves, len(codes), 2).contiguous().view(torch.float16)
+    short = laid[:, :, 32 * form.halves :][:, :, : 16 * form.bytes].unflatten(2, (form.bytes, _PANEL))
+    byte = short.permute(0, 3, 1, 2).reshape(len(codes), form.bytes)
+    sub_scales = byte[:, : form.shares]
+    return BlockParts(
+        codes,
+        byte if form.exponents else half[0],
+        values=None if table is None else tuple(table[:_STEPS].view(torch.int8).tolist()),
+        bias=form.bias,
+        sub_scales=None if not form.shares else sub_scales.view(torch.int8) if form.signed else sub_scales,
+        minimum=half[1] if form.minima else None,
+        sub_minima=byte[:, form.shares :] if form.minima and form.shares else None,
+        unit=1.0 if table is None else table[_STEPS : _STEPS + 4].clone().view(torch.float32).item(),
+    )

@@ -1,0 +1,73 @@
+"""Split GGUF files: the parts `NAME-00001-of-00003.gguf` and so on, read as one header.
+
+Decides which files belong together, by their names and by what each says of itself (`split.no`, `split.count`, as
+llama.cpp's gguf-split writes them). Settings and vocabulary are the first part's, tensors are everyone's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.contract.errors import ModelFileError
+from penstock.weights.gguf_header import GgufHeader, read_gguf_header
+
+__all__ = ["read_gguf", "without_part"]
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+
+
+def without_part(path: Path) -> str:
+    """A file's name without its ending, and without the number of a part: what its model is called."""
+    found = _PART.fullmatch(path.name)
+    return found[1] if found else path.stem
+
+
+def read_gguf(path: Path) -> GgufHeader:
+    """Read the header of a GGUF file; of a split one, given by any of its parts, those of all parts as one.
+
+    Raises:
+        ModelFileError: a part is missing or is not what its name says; or as `read_gguf_header`.
+    """
+    header = read_gguf_header(path)
+    count = header.metadata.get("split.count", 1)
+    if count in (0, 1) and type(count) is int:
+        return header
+    parts = [header if part == path else read_gguf_header(part) for part in _paths(path, count)]
+    for number, part in enumerate(parts):
+        said = part.metadata.get("split.no"), part.metadata.get("split.count")
+        if said != (number, count):
+            raise ModelFileError(
+                str(part.path), "split.no", f"its name says part {number + 1} of {count}, but it is {_named(said)}"
+            )
+    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    total = sum(len(part.tensors) for part in parts)
+    if len(tensors) != total:
+        twice = next(name for name in tensors if sum(name in part.tensors for part in parts) > 1)
+        raise ModelFileError(str(path), twice, "is in more than one part")
+    wanted = parts[0].metadata.get("split.tensors.count", total)
+    if wanted != total:
+        raise ModelFileError(str(path), "split.tensors.count", f"its parts have {total} tensors, not {wanted!r:.20}")
+    return replace(parts[0], tensors=tensors, parts=tuple(part.path for part in parts))
+
+
+def _paths(path: Path, count: object) -> list[Path]:
+    """Of all parts, in order."""
+    found = _PART.fullmatch(path.name)
+    if found is None or int(found[3]) != count:
+        raise ModelFileError(
+            str(path), "split.count", f"is one of {count!r:.20} parts, so it must be named NAME-00001-of-0000N.gguf"
+        )
+    paths = [
+        path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{found[4]}") for number in range(1, int(found[3]) + 1)
+    ]
+    for part in paths:
+        if not part.is_file():
+            raise ModelFileError(str(part), "", f"is missing; {path.name} is one of {count} parts, and all are needed")
+    return paths
+
+
+def _named(said: tuple[object, object]) -> str:
+    number, count = said
+    return f"part {number + 1} of {count!r:.20}" if type(number) is int else "none"
