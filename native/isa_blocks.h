@@ -20,49 +20,52 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-using LinearQ5 = LinearBlocks<Kind::q5, PlaneCodes<4, 1, 0>, HalfScales>;
-using LinearQ2k = LinearBlocks<Kind::q2k, PlaneCodes<2, 0, 0>, SuperScales<2>>;
-using LinearQ3k = LinearBlocks<Kind::q3k, PlaneCodes<2, 1, 4>, SignedSuperScales<2, false>>;
-using LinearQ4k = LinearBlocks<Kind::q4k, NibbleCodes, SuperScales<1>>;
-using LinearQ5k = LinearBlocks<Kind::q5k, PlaneCodes<4, 1, 0>, SuperScales<1>>;
-using LinearQ6k = LinearBlocks<Kind::q6k, PlaneCodes<4, 2, 32>, SignedSuperScales<2, false>>;
-using LinearNl4 = LinearBlocks<Kind::nl4, TableCodes, TableHalfScales>;
-using LinearMx4 = LinearBlocks<Kind::mx4, TableCodes, TableE8m0Scales>;
-using LinearNl4k = LinearBlocks<Kind::nl4k, TableCodes, SignedSuperScales<1, true>>;
-using LinearNl4k16 = LinearBlocks<Kind::nl4k16, TableCodes, SignedSuperScales<2, true>>;
+template <Kind kind>
+struct FormOf;
+template <>
+struct FormOf<Kind::q5> : LinearBlocks<Kind::q5, PlaneCodes<4, 1, 0>, HalfScales> {};
+template <>
+struct FormOf<Kind::q2k> : LinearBlocks<Kind::q2k, PlaneCodes<2, 0, 0>, SuperScales<2>> {};
+template <>
+struct FormOf<Kind::q3k> : LinearBlocks<Kind::q3k, PlaneCodes<2, 1, 4>, SignedSuperScales<2, false>> {};
+template <>
+struct FormOf<Kind::q4k> : LinearBlocks<Kind::q4k, NibbleCodes, SuperScales<1>> {};
+template <>
+struct FormOf<Kind::q5k> : LinearBlocks<Kind::q5k, PlaneCodes<4, 1, 0>, SuperScales<1>> {};
+template <>
+struct FormOf<Kind::q6k> : LinearBlocks<Kind::q6k, PlaneCodes<4, 2, 32>, SignedSuperScales<2, false>> {};
+template <>
+struct FormOf<Kind::nl4> : LinearBlocks<Kind::nl4, TableCodes, TableHalfScales> {};
+template <>
+struct FormOf<Kind::mx4> : LinearBlocks<Kind::mx4, TableCodes, TableE8m0Scales> {};
+template <>
+struct FormOf<Kind::nl4k> : LinearBlocks<Kind::nl4k, TableCodes, SignedSuperScales<1, true>> {};
+template <>
+struct FormOf<Kind::nl4k16> : LinearBlocks<Kind::nl4k16, TableCodes, SignedSuperScales<2, true>> {};
 
-void linear_q5(const LinearCall& call, Pool& pool) { LinearQ5::run(call, pool); }
-void linear_q2k(const LinearCall& call, Pool& pool) { LinearQ2k::run(call, pool); }
-void linear_q3k(const LinearCall& call, Pool& pool) { LinearQ3k::run(call, pool); }
-void linear_q4k(const LinearCall& call, Pool& pool) { LinearQ4k::run(call, pool); }
-void linear_q5k(const LinearCall& call, Pool& pool) { LinearQ5k::run(call, pool); }
-void linear_q6k(const LinearCall& call, Pool& pool) { LinearQ6k::run(call, pool); }
-void linear_nl4(const LinearCall& call, Pool& pool) { LinearNl4::run(call, pool); }
-void linear_mx4(const LinearCall& call, Pool& pool) { LinearMx4::run(call, pool); }
-void linear_nl4k(const LinearCall& call, Pool& pool) { LinearNl4k::run(call, pool); }
-void linear_nl4k16(const LinearCall& call, Pool& pool) { LinearNl4k16::run(call, pool); }
+template <Kind kind>
+void BlockKernels<kind>::linear(const LinearCall& call, Pool& pool) {
+    FormOf<kind>::multiply(call, pool);
+}
+template <Kind kind>
+void BlockKernels<kind>::prepare(const LinearCall& call, Pool& pool) {
+    FormOf<kind>::quantize_rows(call, pool);
+}
+template <Kind kind>
+void BlockKernels<kind>::lookup(const LookupCall& call, Pool& pool) {
+    FormOf<kind>::look_up_rows(call, pool);
+}
 
-void prepare_q5(const LinearCall& call, Pool& pool) { LinearQ5::prepare(call, pool); }
-void prepare_q2k(const LinearCall& call, Pool& pool) { LinearQ2k::prepare(call, pool); }
-void prepare_q3k(const LinearCall& call, Pool& pool) { LinearQ3k::prepare(call, pool); }
-void prepare_q4k(const LinearCall& call, Pool& pool) { LinearQ4k::prepare(call, pool); }
-void prepare_q5k(const LinearCall& call, Pool& pool) { LinearQ5k::prepare(call, pool); }
-void prepare_q6k(const LinearCall& call, Pool& pool) { LinearQ6k::prepare(call, pool); }
-void prepare_nl4(const LinearCall& call, Pool& pool) { LinearNl4::prepare(call, pool); }
-void prepare_mx4(const LinearCall& call, Pool& pool) { LinearMx4::prepare(call, pool); }
-void prepare_nl4k(const LinearCall& call, Pool& pool) { LinearNl4k::prepare(call, pool); }
-void prepare_nl4k16(const LinearCall& call, Pool& pool) { LinearNl4k16::prepare(call, pool); }
-
-void lookup_q5(const LookupCall& call, Pool& pool) { LinearQ5::look_up_rows(call, pool); }
-void lookup_q2k(const LookupCall& call, Pool& pool) { LinearQ2k::look_up_rows(call, pool); }
-void lookup_q3k(const LookupCall& call, Pool& pool) { LinearQ3k::look_up_rows(call, pool); }
-void lookup_q4k(const LookupCall& call, Pool& pool) { LinearQ4k::look_up_rows(call, pool); }
-void lookup_q5k(const LookupCall& call, Pool& pool) { LinearQ5k::look_up_rows(call, pool); }
-void lookup_q6k(const LookupCall& call, Pool& pool) { LinearQ6k::look_up_rows(call, pool); }
-void lookup_nl4(const LookupCall& call, Pool& pool) { LinearNl4::look_up_rows(call, pool); }
-void lookup_mx4(const LookupCall& call, Pool& pool) { LinearMx4::look_up_rows(call, pool); }
-void lookup_nl4k(const LookupCall& call, Pool& pool) { LinearNl4k::look_up_rows(call, pool); }
-void lookup_nl4k16(const LookupCall& call, Pool& pool) { LinearNl4k16::look_up_rows(call, pool); }
+template struct BlockKernels<Kind::q5>;
+template struct BlockKernels<Kind::q2k>;
+template struct BlockKernels<Kind::q3k>;
+template struct BlockKernels<Kind::q4k>;
+template struct BlockKernels<Kind::q5k>;
+template struct BlockKernels<Kind::q6k>;
+template struct BlockKernels<Kind::nl4>;
+template struct BlockKernels<Kind::mx4>;
+template struct BlockKernels<Kind::nl4k>;
+template struct BlockKernels<Kind::nl4k16>;
 
 }  // namespace PENSTOCK_ISA_NAMESPACE
 }  // namespace penstock

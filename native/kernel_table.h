@@ -11,13 +11,18 @@ namespace penstock {
 
 class Pool;
 
+// Of one kind of weight.
+struct LinearKernels {
+    void (*linear)(const LinearCall& call, Pool& pool);
+    // What `linear` makes of call.x in call.scratch before it multiplies. Of the call it reads no more.
+    void (*prepare)(const LinearCall& call, Pool& pool);
+    void (*lookup)(const LookupCall& call, Pool& pool);
+};
+
 struct KernelTable {
     const char* isa;
 
-    void (*linear[kKinds])(const LinearCall& call, Pool& pool);  // by Kind
-    // What the linear kernels make of call.x in call.scratch before they multiply. Of the call they read no more.
-    void (*prepare[kKinds])(const LinearCall& call, Pool& pool);
-    void (*lookup[kKinds])(const LookupCall& call, Pool& pool);
+    LinearKernels linears[kKinds];  // by Kind
 
     void (*attention)(const AttentionCall& call, Pool& pool);
     void (*rotate_and_store)(const RotaryCall& call, Pool& pool);
@@ -36,9 +41,9 @@ struct KernelTable {
     void (*gate_rows)(const GateRowsCall& call, Pool& pool);
 };
 
-constexpr auto linear_kernel(const KernelTable& table, Kind kind) { return table.linear[int(kind)]; }
-constexpr auto prepare_kernel(const KernelTable& table, Kind kind) { return table.prepare[int(kind)]; }
-constexpr auto lookup_kernel(const KernelTable& table, Kind kind) { return table.lookup[int(kind)]; }
+constexpr auto linear_kernel(const KernelTable& table, Kind kind) { return table.linears[int(kind)].linear; }
+constexpr auto prepare_kernel(const KernelTable& table, Kind kind) { return table.linears[int(kind)].prepare; }
+constexpr auto lookup_kernel(const KernelTable& table, Kind kind) { return table.linears[int(kind)].lookup; }
 
 constexpr auto norm_kernel(const KernelTable& table, Norm norm) {
     return norm == Norm::layer ? table.layer_norm : table.rms_norm;

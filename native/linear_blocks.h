@@ -55,9 +55,9 @@ struct LinearBlocks {
         }
         int64_t unit = kForm.panel_header();  // bytes from the start of a panel
         for (int64_t g = 0; g < x.groups; unit += kForm.unit_bytes()) {
-            const int64_t early_header = ahead.next_early();
+            const int64_t header_early = ahead.next_early();
             for (int64_t line = 0; line < kHeader; line += 64) {
-                PENSTOCK_UNROLL for (int p = 0; p < P; p++) ahead.ask(start[p] + unit + line, early_header);
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) ahead.ask(start[p] + unit + line, header_early);
             }
             for (int j = 0; j < kGroups; j++, g++) {
                 const int64_t group = unit + kHeader + j * kGroupBytes;
@@ -162,7 +162,7 @@ struct LinearBlocks {
         return {sum_of(high, kGroup / 2), fine ? sum_of(high + x.low_after_high(), kGroup / 2) : 0};
     }
 
-    static void prepare(const LinearCall& call, Pool& pool) {
+    static void quantize_rows(const LinearCall& call, Pool& pool) {
         const QuantizedRows x = quantized_rows(call, kKind);
         each_row(call.rows, call.inputs, pool, [&](int64_t row) {
             quantize_row(call, x, row, [=](int64_t group, float scale, ByteSums sums) {
@@ -171,8 +171,8 @@ struct LinearBlocks {
         });
     }
 
-    static void run(const LinearCall& call, Pool& pool) {
-        if (!call.prepared) prepare(call, pool);
+    static void multiply(const LinearCall& call, Pool& pool) {
+        if (!call.prepared) quantize_rows(call, pool);
         split_tiles(LinearBlocks{call, quantized_rows(call, kKind)}, call, pool);
     }
 

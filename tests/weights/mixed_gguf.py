@@ -8,9 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 from block_samples import numbers, random_blocks, set_scales
-from weights_samples import VOCAB, default_vocabulary
 
-HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 3
+HIDDEN, INNER, HEADS, KV_HEADS, LAYERS, VOCAB = 256, 512, 4, 2, 3, 260
 
 Q4_K_M = {
     "": "Q4_K",
@@ -84,9 +83,22 @@ def _add_settings(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(VOCAB)
-    adders = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
-    for key, value in default_vocabulary().items():
-        adders[type(value)](f"tokenizer.{key}", value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*_letters(), "ab", "<s>", "</s>", "<unk>"])
+    writer.add_token_types([1] * 257 + [3, 3, 2])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(258)
+    writer.add_unk_token_id(259)
+    writer.add_add_bos_token(False)
+
+
+def _letters() -> list[str]:
+    """A letter for each byte, as GPT-2 writes them: itself where it can be printed, else one from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, kinds: Mapping[str, str]) -> None:

@@ -215,7 +215,7 @@ def unpack(form: BlockForm, packed: Tensor, outputs: int, inputs: int) -> Tensor
 def _parts(form: BlockForm, codes: Tensor, laid: Tensor, table: Tensor | None) -> BlockParts:
     """Of all units, output by output."""
     halves = laid[:, :, : 32 * form.halves].unflatten(2, (form.halves, _PANEL, 2))
-    half = halves.permute(2, 0, 3, 1, 4).flatten(1, 3).contiguous().view(torch.float16)
+    half = halves.permute(2, 0, 3, 1, 4).reshape(form.halves, len(codes), 2).contiguous().view(torch.float16)
     short = laid[:, :, 32 * form.halves :][:, :, : 16 * form.bytes].unflatten(2, (form.bytes, _PANEL))
     byte = short.permute(0, 3, 1, 2).reshape(len(codes), form.bytes)
     sub_scales = byte[:, : form.shares]

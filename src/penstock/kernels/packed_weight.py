@@ -234,6 +234,26 @@ _FORMATS = {
 }
 
 
+_BLOCK_KINDS = {
+    **{name: form.kind for name, form in _FORMATS.items()},
+    **dict.fromkeys(("Q5_0", "Q5_1"), PackedKind.Q5),
+    "Q2_K": PackedKind.Q2K,
+    "Q3_K": PackedKind.Q3K,
+    "Q4_K": PackedKind.Q4K,
+    "Q5_K": PackedKind.Q5K,
+    "Q6_K": PackedKind.Q6K,
+    "IQ4_NL": PackedKind.NL4,
+    "MXFP4": PackedKind.MX4,
+    **dict.fromkeys(("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0"), PackedKind.NL4K),
+    **dict.fromkeys(("IQ2_XS", "IQ2_S", "IQ1_M"), PackedKind.NL4K16),
+}
+
+
+def block_kind(name: str) -> PackedKind:
+    """The kind that GGUF's blocks of this name are packed into."""
+    return _BLOCK_KINDS[name]
+
+
 def pack_q4_0(
     blocks: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
 ) -> PackedWeight:

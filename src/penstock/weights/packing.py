@@ -20,6 +20,7 @@ from penstock.kernels.packed_weight import (
     PackedKind,
     PackedStack,
     PackedWeight,
+    block_kind,
     pack_bf16,
     pack_f32,
     pack_parts,
@@ -34,7 +35,7 @@ from penstock.kernels.weight_memory import WeightMemory
 from penstock.weights.gguf_blocks import block_bytes, block_parts
 from penstock.weights.source import StoredBlocks
 
-__all__ = ["BLOCK_KINDS", "PIECE_BYTES", "Packer", "WeightFormat", "pack_blocks"]
+__all__ = ["Packer", "WeightFormat", "pack_blocks"]
 
 
 class WeightFormat(StrEnum):
@@ -68,29 +69,8 @@ _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | 
     WeightFormat.INT4: quantize_int4,
 }
 _BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
-BLOCK_KINDS = {
-    "Q4_0": PackedKind.Q4,
-    "Q4_1": PackedKind.Q4,
-    "Q8_0": PackedKind.Q8,
-    "Q5_0": PackedKind.Q5,
-    "Q5_1": PackedKind.Q5,
-    "Q2_K": PackedKind.Q2K,
-    "Q3_K": PackedKind.Q3K,
-    "Q4_K": PackedKind.Q4K,
-    "Q5_K": PackedKind.Q5K,
-    "Q6_K": PackedKind.Q6K,
-    "IQ4_NL": PackedKind.NL4,
-    "MXFP4": PackedKind.MX4,
-    **dict.fromkeys(("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0"), PackedKind.NL4K),
-    **dict.fromkeys(("IQ2_XS", "IQ2_S", "IQ1_M"), PackedKind.NL4K16),
-}
-"""What each of GGUF's kinds of blocks is packed into."""
-
 _PIECE_NUMBERS = 1 << 22
-"""How many are taken apart at once."""
-
-PIECE_BYTES = 32 << 20
-"""About what that takes in all."""
+"""How many are taken apart at once: some 30 MB in all."""
 
 
 def pack_blocks(
@@ -103,7 +83,7 @@ def pack_blocks(
     """
     if blocks.kind in _BLOCKS:
         return _BLOCKS[blocks.kind](blocks.data, outputs, inputs, memory, cpu)
-    return pack_parts(BLOCK_KINDS[blocks.kind], _pieces(blocks, inputs), outputs, inputs, memory, cpu)
+    return pack_parts(block_kind(blocks.kind), _pieces(blocks, inputs), outputs, inputs, memory, cpu)
 
 
 def _pieces(blocks: StoredBlocks, inputs: int) -> Iterator[BlockParts]:
