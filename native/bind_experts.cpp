@@ -23,7 +23,8 @@ void make_router(Router* place, int experts, int top_k, int scoring, bool normal
     new (place) Router{experts, top_k, static_cast<Scoring>(scoring), normalise, scale, pointer<float>(bias)};
 }
 
-void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride) {
+void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride,
+                uintptr_t bias) {
     check_weight(kind_of(kind), outputs, inputs);
     require(weight != 0, "weight must be given");
     require(stride >= packed_bytes(kind_of(kind), outputs, inputs), "stride must be at least packed_bytes()");

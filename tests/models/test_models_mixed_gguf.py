@@ -9,7 +9,7 @@ import pytest
 import torch
 from mixed_gguf import Q4_K_M, VOCAB, part_path, write_mixed
 
-from penstock import app
+from penstock import loading
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ModelFileError
 from penstock.kernels import native
@@ -109,7 +109,7 @@ def test_the_engine_says_the_same_alone_and_in_company(file):
 @needs_compiled
 def test_the_start_report_names_every_kind(file):
     said: list[str] = []
-    loaded = app.load_model(EngineConfig(model=str(file), threads=1), open_model(file, gguf_dialect), said.append)
+    loaded = loading.load_model(EngineConfig(model=str(file), threads=1), open_model(file, gguf_dialect), said.append)
     assert not [line for line in said if line.startswith("rounded")]
     assert loaded.weight_formats == "IQ4_XS, Q3_K, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0 as in the file; bfloat16"
 

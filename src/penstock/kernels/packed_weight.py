@@ -28,6 +28,7 @@ __all__ = [
     "PackedKind",
     "PackedStack",
     "PackedWeight",
+    "block_kind",
     "pack_bf16",
     "pack_f32",
     "pack_parts",

@@ -17,7 +17,6 @@ from penstock.kernels.block_parts import BlockParts
 from penstock.kernels.native import Cpu
 from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
 from penstock.kernels.packed_weight import (
-    PackedKind,
     PackedStack,
     PackedWeight,
     block_kind,
@@ -35,7 +34,7 @@ from penstock.kernels.weight_memory import WeightMemory
 from penstock.weights.gguf_blocks import block_bytes, block_parts
 from penstock.weights.source import StoredBlocks
 
-__all__ = ["Packer", "WeightFormat", "pack_blocks"]
+__all__ = ["PIECE_BYTES", "Packer", "WeightFormat", "pack_blocks"]
 
 
 class WeightFormat(StrEnum):
@@ -70,7 +69,10 @@ _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | 
 }
 _BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
 _PIECE_NUMBERS = 1 << 22
-"""How many are taken apart at once: some 30 MB in all."""
+"""How many are taken apart at once."""
+
+PIECE_BYTES = 32 << 20
+"""About what that takes in all."""
 
 
 def pack_blocks(

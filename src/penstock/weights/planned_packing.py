@@ -12,10 +12,11 @@ from penstock.kernels.packed_weight import (
     PackedKind,
     PackedStack,
     PackedWeight,
+    block_kind,
 )
 from penstock.kernels.weight_memory import whole_lines
 from penstock.weights.headers_only import META
-from penstock.weights.packing import BLOCK_KINDS, PIECE_BYTES, Packer, WeightFormat
+from penstock.weights.packing import PIECE_BYTES, Packer, WeightFormat
 from penstock.weights.source import StoredBlocks
 
 __all__ = ["PlannedPacker"]
@@ -51,7 +52,7 @@ class PlannedPacker(Packer):
 
     def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:  # noqa: ARG002
         """See `Packer.blocks`."""
-        weight = _planned(BLOCK_KINDS[blocks.kind], outputs, inputs)
+        weight = _planned(block_kind(blocks.kind), outputs, inputs)
         self._count(PIECE_BYTES + 2 * weight.nbytes)  # parts of a fused weight, and all of them in one piece
         return weight
 
@@ -69,7 +70,7 @@ class PlannedPacker(Packer):
     ) -> PackedStack:
         """See `Packer.stack`; the first expert speaks for all."""
         first = weight_of(0)
-        kind = BLOCK_KINDS[first.kind] if isinstance(first, StoredBlocks) else self._kind(first)
+        kind = block_kind(first.kind) if isinstance(first, StoredBlocks) else self._kind(first)
         each = native.required().packed_bytes(kind, outputs, inputs)
         stride = whole_lines(each)
         data = torch.empty(experts * stride, dtype=torch.uint8, device=META)
