@@ -72,7 +72,7 @@ def test_a_mistyped_command_is_answered_with_the_likeliest_one():
 @pytest.mark.parametrize(
     "command",
     [
-        ["generate", "-p", "x"],
+        ["generate", "-p", "x", "--max-tokens", "2"],
         [
             "bench",
             "batch",
@@ -86,6 +86,7 @@ def test_a_mistyped_command_is_answered_with_the_likeliest_one():
             "1",
             "--no-limits",
         ],
+        ["show"],
     ],
 )
 def test_that_torch_computes_is_said_on_standard_error(default_model: Path, command):
@@ -95,12 +96,9 @@ def test_that_torch_computes_is_said_on_standard_error(default_model: Path, comm
     )
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["show"], ["verify", "--requests", "2", "--schedules", "1", "--prompt-tokens", "4", "--new-tokens", "2"]],
-)
-def test_a_start_report_says_once_that_torch_computes(endless: str, command):
-    done = penstock(command[0], endless, *command[1:], isa="torch")
+def test_verifys_start_report_says_once_that_torch_computes(endless: str, tmp_path: Path):
+    sizes = ["--requests", "2", "--schedules", "1", "--prompt-tokens", "4", "--new-tokens", "2"]
+    done = penstock("verify", endless, *sizes, "--trace", str(tmp_path / "trace.jsonl"), isa="torch")
     assert (done.stdout + done.stderr).count("torch was asked for") == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith("runs on ")]
     assert line.endswith("torch was asked for: torch kernels, slower, exact up to rounding")
