@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from peer_programs import program
 from tiny_checkpoints import write_checkpoint
 
 from peers import contenders, models, plot
@@ -242,14 +242,6 @@ def test_what_a_contender_prints_is_checked(setting, read, said):
 
 
 # ---- peers
-
-
-def program(path: Path, code: str) -> Path:
-    """An executable Python script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\n{code}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 def test_a_program_gives_its_output_or_its_last_words(tmp_path):
