@@ -2,7 +2,7 @@
 
     python bench/make_random_checkpoint.py CHECKPOINT
     python bench/make_quantised.py CHECKPOINT FOLDER [--format Q4_K_M --format Q6_K ...]
-    python bench/compare.py FOLDER/CHECKPOINT-Q4_K_M.gguf --ours file --peer llama.cpp
+    python bench/compare.py FOLDER/CHECKPOINT-Q4_K_M.gguf --ours file --peer llama.cpp --peer ik_llama.cpp
 
 The checkpoint is converted once (see `peers.write_gguf`) to FOLDER/CHECKPOINT-BF16.gguf, which stays. llama.cpp must be
 installed; `python bench/compare.py --install --peer llama.cpp` does that.
