@@ -14,7 +14,8 @@ import click
 from peers import plot
 from peers.comparison import TRIALS, compare, compare_record, compare_table
 from peers.contenders import PEERS, Absent, Contender, Setting, find_peer, penstock_contender
-from peers.install import install_peer
+from peers.install import install_peer, read_sources
+from peers.process import FROM_FOLDER
 from penstock.bench.limits import limits_line
 from penstock.bench.machine import load_average, provenance
 from penstock.bench.variants import VARIANTS, variant_name
@@ -52,6 +53,14 @@ SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     "--peers-dir", type=click.Path(path_type=Path, file_okay=False), help="Where peers are; by default in the cache."
 )
 @click.option("--install", is_flag=True, help="Install the peers that are missing first (pip; llama.cpp needs cmake).")
+@click.option(
+    "--peer-source",
+    "given_sources",
+    multiple=True,
+    metavar="ENGINE=FOLDER",
+    help=f"With --install: the source of a peer that is not fetched, {' or '.join(FROM_FOLDER)}. It is built in build"
+    " under that folder.",
+)
 @STREAMS
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Length of each prompt.")
 @click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens generated for each.")
@@ -77,6 +86,7 @@ def command(
     variants: tuple[str, ...],
     peers_dir: Path | None,
     install: bool,
+    given_sources: tuple[str, ...],
     streams: tuple[int, ...],
     prompt_tokens: int,
     new_tokens: int,
@@ -91,6 +101,9 @@ def command(
     (config,) = build_configs(context, EngineConfig)
     if picture is not None:
         plot.check_suffix(picture)
+    sources = read_sources(given_sources)
+    if sources and not install:
+        raise ConfigError("peer-source", "builds a peer only with --install")
     pyplot = plot.plotting() if picture is not None else None
     from penstock.exec.device import compute_threads, set_torch_threads
     from penstock.weights.locate import default_cache_dir
@@ -100,7 +113,10 @@ def command(
     folder = peers_dir or cache / "peers"
     model = pull(config.model, cache, show_progress=True)
     setting = Setting(model, prompt_tokens, new_tokens, streams, compute_threads(config.threads))
-    found = _find_peers(names, folder, model, install)
+    if install:
+        for name in names or [each for each in PEERS if each not in FROM_FOLDER or each in sources]:
+            install_peer(name, folder, _say, sources)
+    found = _find_peers(names, folder, model)
     contenders = _our_contenders(config, variants, model)
     contenders += [each for each in found if isinstance(each, Contender)]
     head = provenance()
@@ -138,11 +154,8 @@ def _our_contenders(config: EngineConfig, variants: tuple[str, ...], model: Path
     ]
 
 
-def _find_peers(names: tuple[str, ...], folder: Path, model: Path, install: bool) -> list[Contender | Absent]:
+def _find_peers(names: tuple[str, ...], folder: Path, model: Path) -> list[Contender | Absent]:
     """The peers asked for, which must all be there; without any, every peer, there or not."""
-    if install:
-        for name in names or PEERS:
-            install_peer(name, folder, _say)
     found = [find_peer(name, folder, model) for name in dict.fromkeys(names or PEERS)]
     for each in found:
         if names and isinstance(each, Absent):

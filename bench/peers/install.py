@@ -1,23 +1,25 @@
 """Installs the other engines, each into an environment of its own under the directory of peers (see `contenders`).
 
-Pins their versions, and builds llama.cpp for this processor. A directory gets its final name once it is complete.
+Pins their versions, and builds llama.cpp for this processor, and ik_llama.cpp, which no index has, from a folder that
+the caller names. A directory gets its final name once it is complete.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from peers.contenders import LLAMA_CPP_SOURCE, needed_engines
-from peers.process import BIN, EXE, LLAMA_CPP_PROGRAMS, is_installed, run
+from peers.process import BIN, EXE, FROM_FOLDER, PROGRAMS, is_installed, record_source, recorded_source, run
 from penstock.bench.machine import cpus
-from penstock.contract.errors import EngineFault
+from penstock.contract.errors import ConfigError, EngineFault
 
-__all__ = ["INSTALLABLE", "install_peer"]
+__all__ = ["INSTALLABLE", "SOURCE_ROOMS", "install_peer", "read_sources"]
 
 INSTALLABLE = {
     "llama.cpp": (LLAMA_CPP_SOURCE,),
@@ -32,24 +34,72 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 """What it brings along for pictures and sound; beside another build of torch than their own they fail to load."""
 
 
-def install_peer(name: str, folder: Path, announce: Callable[[str], None]) -> None:
+BUILD_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+)
+IK_OPTIONS = (
+    "-DLLAMA_BUILD_EXAMPLES=ON",
+    "-DGGML_IQK_FA_ALL_QUANTS=OFF",  # KV caches in 4 bits, half of the time to build, which nobody measures
+    "-DCMAKE_CXX_FLAGS=-DLOG_TARGET=stdout",  # by default a file `llama.log` where it runs, and standard error
+)
+SOURCE_ROOMS = ("common", "examples/batched-bench", "ggml", "include", "src")
+"""The folders of ik_llama.cpp whose files tell one version from another."""
+
+
+def install_peer(
+    name: str, folder: Path, announce: Callable[[str], None], sources: Mapping[str, Path] | None = None
+) -> None:
     """Install a peer and what it needs under `folder`; what is there is left as it is.
 
+    Args:
+        name: of the peer.
+        folder: of the peers.
+        announce: called with a line before and after each engine.
+        sources: source folders by engine, for those of `process.FROM_FOLDER`; one of another source than the engine
+            that is there replaces it.
+
     Raises:
-        ConfigError: there is no such peer.
+        ConfigError: there is no such peer, or its source is missing.
         EngineFault: a step failed; the message ends with the last lines of its output.
     """
     for engine in needed_engines(name):
-        _install_engine(engine, folder, announce)
+        _install_engine(engine, folder, announce, (sources or {}).get(engine))
 
 
-def _install_engine(engine: str, folder: Path, announce: Callable[[str], None]) -> None:
-    if is_installed(folder, engine):
+def read_sources(given: Sequence[str]) -> dict[str, Path]:
+    """Folders by engine, of texts `ENGINE=FOLDER`.
+
+    Raises:
+        ConfigError: an engine is not built from a folder, or the folder does not hold its source.
+    """
+    found = {}
+    for text in given:
+        engine, _, folder = text.partition("=")
+        if not folder or engine not in FROM_FOLDER:
+            raise ConfigError("peer-source", f"{text!r} must be ENGINE=FOLDER; engines are {', '.join(FROM_FOLDER)}")
+        missing = [part for part in ("CMakeLists.txt", *SOURCE_ROOMS) if not Path(folder, part).exists()]
+        if missing:
+            raise ConfigError("peer-source", f"{folder} holds no source of {engine}: {missing[0]} is missing")
+        found[engine] = Path(folder).resolve()
+    return found
+
+
+def _install_engine(engine: str, folder: Path, announce: Callable[[str], None], source: Path | None) -> None:
+    if is_installed(folder, engine) and (source is None or _digest(source) == recorded_source(folder, engine)):
         announce(f"{engine}: is installed in {folder / engine}")
         return
+    if engine in FROM_FOLDER and source is None:
+        raise ConfigError("peer-source", f"{engine} is not fetched; name its source: {engine}=FOLDER")
     folder.mkdir(parents=True, exist_ok=True)
     announce(f"{engine}: installing into {folder / engine} (minutes)")
-    if engine == "llama.cpp":
+    if source is not None:
+        _build_from_folder(engine, source, folder)
+    elif engine == "llama.cpp":
         _build_llama_cpp(folder)
     else:
         _make_environment(folder / engine, INSTALLABLE[engine])
@@ -69,27 +119,54 @@ def _make_environment(target: Path, requirements: Sequence[str]) -> None:
 
 def _build_llama_cpp(folder: Path) -> None:
     """Fetch the sources with pip, build its programs for this very processor, keep only them."""
-    cmake = shutil.which("cmake")
-    if cmake is None:
-        raise EngineFault("llama.cpp is built from source: cmake and a C++ compiler are needed, and cmake is not found")
     with tempfile.TemporaryDirectory(prefix="llama.cpp-", dir=folder) as name:
         work = Path(name)
         fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        _cmake("llama.cpp")  # asked before much is fetched
         run([*fetch, "--dest", str(work), LLAMA_CPP_SOURCE])
         (archive,) = work.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(work / "source", filter="data")
         (source,) = (work / "source").glob("*/vendor/llama.cpp")
-        options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
-        options += [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER")]
-        run([cmake, "-S", str(source), "-B", str(work / "build"), *options])
-        targets = [part for program in LLAMA_CPP_PROGRAMS for part in ("--target", program)]
-        run([cmake, "--build", str(work / "build"), "--config", "Release", *targets, "--parallel", str(cpus())])
-        _keep_programs(work / "build", folder / "llama.cpp" / BIN)
+        _build("llama.cpp", source, work / "build", ("-DLLAMA_BUILD_EXAMPLES=OFF",))
+        _keep_programs("llama.cpp", work / "build", folder / "llama.cpp" / BIN)
 
 
-def _keep_programs(build: Path, target: Path) -> None:
+def _build_from_folder(engine: str, source: Path, folder: Path) -> None:
+    """Build in `build` beside the sources, going on where an earlier build ended, and copy the programs."""
+    digest = _digest(source)
+    _build(engine, source, source / "build", IK_OPTIONS)
+    _keep_programs(engine, source / "build", folder / engine / BIN)
+    record_source(folder, engine, digest)
+
+
+def _cmake(engine: str) -> str:
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        raise EngineFault(f"{engine} is built from source: cmake and a C++ compiler are needed, and cmake is not found")
+    return cmake
+
+
+def _build(engine: str, source: Path, build: Path, options: Sequence[str]) -> None:
+    cmake = _cmake(engine)
+    run([cmake, "-S", str(source), "-B", str(build), *BUILD_OPTIONS, *options])
+    targets = [part for program in PROGRAMS[engine] for part in ("--target", program)]
+    run([cmake, "--build", str(build), "--config", "Release", *targets, "--parallel", str(cpus())])
+
+
+def _keep_programs(engine: str, build: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    for program in LLAMA_CPP_PROGRAMS:
+    for program in PROGRAMS[engine]:
         (built,) = [path for path in build.rglob(f"{program}{EXE}") if path.is_file()]
         shutil.copy2(built, target / built.name)
+
+
+def _digest(source: Path) -> str:
+    """Twelve hexadecimal digits of all names and bytes that are built, less what a build writes itself."""
+    total = hashlib.sha256()
+    for room in SOURCE_ROOMS:
+        for path in sorted(path for path in (source / room).rglob("*") if path.is_file()):
+            if path.name != "build-info.cpp":
+                total.update(f"{path.relative_to(source).as_posix()}\n".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:12]

