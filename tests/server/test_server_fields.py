@@ -299,6 +299,7 @@ def test_labels_are_checked_and_the_successor_of_user_is_one(served):
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
         ({"stream": True, "stream_options": {"x": True}}, "stream_options.x"),
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 
 import httpx
@@ -132,6 +133,21 @@ def test_usage_comes_once_at_the_end_and_is_null_before(served):
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert served.chat().json()["usage"] == chunks[-1]["usage"]
+
+
+@pytest.mark.parametrize("way", ["chat", "complete"])
+def test_every_chunk_holds_the_tokens_so_far_where_that_is_asked_for(served, way):
+    prompt = PromptTokens("abc", (TokenPiece(1, b"a", math.nan), TokenPiece(2, b"bc", math.nan)))
+    served.engine.script = always(prompt, delta("Q"), delta("Z"), stop(), finished(2, 2, 0))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = chunks_of(getattr(served, way)(stream=True, stream_options=options))
+    assert served.engine.requests[-1].running_usage
+    told = [chunk["usage"] for chunk in chunks if "Q" in str(chunk["choices"]) or "Z" in str(chunk["choices"])]
+    assert [usage["prompt_tokens"] for usage in told] == [2, 2]
+    assert [usage["completion_tokens"] for usage in told] == [1, 2]
+    assert [usage["total_tokens"] for usage in told] == [3, 4]
+    assert "abc" not in str(chunks)
+    assert last["usage"]["completion_tokens"] == 2
 
 
 def test_without_include_usage_no_chunk_speaks_of_it(served):

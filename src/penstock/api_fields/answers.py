@@ -8,7 +8,14 @@ from collections.abc import Iterable
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.events import TokenPiece, Usage
 
-__all__ = ["LEAST_LOGPROB", "chat_usage_object", "finite_logprob", "logprob_objects", "usage_object"]
+__all__ = [
+    "LEAST_LOGPROB",
+    "chat_usage_object",
+    "finite_logprob",
+    "logprob_objects",
+    "running_usage_object",
+    "usage_object",
+]
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write; vLLM's convention."""
@@ -21,6 +28,15 @@ def usage_object(usage: Usage) -> JsonObject:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def running_usage_object(usage: Usage) -> JsonObject:
+    """Token counts while an answer grows: without details, which its end knows."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.api_fields.do_sample import DO_SAMPLE, temperature_of
 from penstock.api_fields.fields import (
@@ -39,19 +39,23 @@ __all__ = [
     "STREAM_OPTIONS",
     "STREAM_OPTIONS_FIELDS",
     "RequestOptions",
+    "StreamUsage",
     "check_prompt_chars",
-    "check_stream_options",
     "max_tokens_alias",
     "read_options",
+    "read_stream_usage",
     "sampling_fields",
     "served_name",
 ]
 
 MAX_PRIORITY = 2**31 - 1
 
-STREAM_OPTIONS_FIELDS = (Field("include_usage", BOOLEAN, "End the stream with a chunk that holds the usage."),)
+STREAM_OPTIONS_FIELDS = (
+    Field("include_usage", BOOLEAN, "End the stream with a chunk that holds the usage."),
+    Field("continuous_usage_stats", BOOLEAN, "Every chunk holds the tokens so far; as in vLLM, with include_usage."),
+)
 
-NEUTRAL_STREAM_OPTIONS: Neutrals = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+NEUTRAL_STREAM_OPTIONS: Neutrals = {"include_obfuscation": (False,)}
 
 COMMON_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
@@ -191,20 +195,29 @@ def max_tokens_alias(given: JsonObject, alias: str) -> dict[str, str]:
     return {"max_tokens": alias}
 
 
-def check_stream_options(given: JsonObject) -> bool:
-    """Whether the stream is to end with its usage.
+class StreamUsage(NamedTuple):
+    """What a stream tells of usage: at its end, and in every chunk before."""
+
+    at_end: bool = False
+    running: bool = False
+
+
+def read_stream_usage(given: JsonObject) -> StreamUsage:
+    """What `stream_options` asks of usage.
 
     Raises:
         InvalidParameter: there are options but no stream, or options that are unknown or unsupported.
     """
     options = given.get("stream_options")
     if options is None:
-        return False
+        return StreamUsage()
     if not given.get("stream", False):
         raise InvalidParameter("stream_options", "stream_options is only allowed together with stream: true.")
     read = read_fields(options, STREAM_OPTIONS_FIELDS, NEUTRAL_STREAM_OPTIONS, "stream_options")
-    include_usage: bool = read.get("include_usage", False)
-    return include_usage
+    at_end, running = read.get("include_usage", False), read.get("continuous_usage_stats", False)
+    if running and not at_end:
+        raise InvalidParameter("stream_options.continuous_usage_stats", "needs include_usage: true beside it.")
+    return StreamUsage(at_end, running)
 
 
 def read_options(

@@ -126,6 +126,8 @@ class EngineRequest:
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
         cache_salt: prompts share cached KV only with prompts of the same salt.
         echo: the outputs begin with the prompt (`PromptTokens`); with `prompt_logprobs` they always do.
+        running_usage: the outputs begin with the prompt though the answer does not show it: its tokens are counted as
+            the answer grows.
         reply: how the answer to a conversation is taken apart into text, reasoning and calls.
         grammar: the form that each choice must have; None for free text.
         embedding: what vector to answer with; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
@@ -149,6 +151,7 @@ class EngineRequest:
     most_prompt_tokens: int = 0
     best_of: int | None = None
     thinking_token_budget: int | None = None
+    running_usage: bool = False
 
     @property
     def candidates(self) -> int:

@@ -130,7 +130,8 @@ class Intake:
                 replace(sequences[0], fresh_prompt=True),
                 *(replace(sequence, sampling=others) for sequence in sequences[1:]),
             )
-        return ResolvedRequest(request.id, sequences, prompt_text, request.n, request.echo, reader)
+        shown = request.echo or request.running_usage
+        return ResolvedRequest(request.id, sequences, prompt_text, request.n, shown, reader)
 
     def _resolve_embedding(
         self, request: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str

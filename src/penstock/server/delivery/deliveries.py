@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Protocol
 
+from penstock.api_fields.answers import running_usage_object
 from penstock.api_fields.prompt_logprobs import PromptLogprobs, add_prompt_logprobs
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.api_fields.timings import timings_object
@@ -109,9 +110,12 @@ class WholeDelivery:
 class EventDelivery:
     """The answer as server-sent events, `[DONE]` last; usage and timings, where asked for, are in the last chunk."""
 
-    def __init__(self, formatter: ChunkFormatter, include_usage: bool, timings: bool = False) -> None:
+    def __init__(
+        self, formatter: ChunkFormatter, include_usage: bool, timings: bool = False, running_usage: bool = False
+    ) -> None:
         self._formatter = formatter
         self._include_usage = include_usage
+        self._running_usage = running_usage
         self._timings = timings
         self._open: set[int] = set()
 
@@ -119,7 +123,7 @@ class EventDelivery:
         """One event or more for each output, as it comes."""
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
-                events = self._events(output)
+                events = self._events(output, outputs.tokens_so_far if self._running_usage else None)
                 if events:
                     await writer.start(EVENT_HEADERS)
                     await writer.write(events)
@@ -133,17 +137,18 @@ class EventDelivery:
         await writer.write(self._closing(usage) + _event(error) + DONE)
         await writer.end()
 
-    def _events(self, output: ChoiceDelta | ChoiceFinished) -> bytes:
+    def _events(self, output: ChoiceDelta | ChoiceFinished, so_far: Usage | None) -> bytes:
         opening = None if output.choice in self._open else self._formatter.opening(output.choice)
         self._open.add(output.choice)
         if isinstance(output, ChoiceDelta):
             chunks = [self._formatter.piece(delta) for delta in output.parts()]
         else:
             chunks = [self._formatter.ending(output)]
-        return b"".join(_event(self._with_usage_key(each)) for each in (opening, *chunks) if each is not None)
+        said = None if so_far is None else running_usage_object(so_far)
+        return b"".join(_event(self._with_usage_key(each, said)) for each in (opening, *chunks) if each is not None)
 
-    def _with_usage_key(self, chunk: JsonObject) -> JsonObject:
-        return chunk | {"usage": None} if self._include_usage else chunk
+    def _with_usage_key(self, chunk: JsonObject, so_far: JsonObject | None) -> JsonObject:
+        return chunk | {"usage": so_far} if self._include_usage else chunk
 
     def _closing(self, usage: Usage, timings: JsonObject | None = None) -> bytes:
         if not self._include_usage and timings is None:
@@ -179,7 +184,7 @@ def whole_delivery(parsed: ParsedRequest, formatter: ResponseFormatter) -> Whole
 def chunk_delivery(parsed: ParsedRequest, formatter: ChunkFormatter) -> Delivery:
     """The answer to `parsed`: in chunks where it asks for a stream, else whole."""
     if parsed.stream:
-        return EventDelivery(formatter, parsed.include_usage, parsed.timings)
+        return EventDelivery(formatter, parsed.include_usage, parsed.timings, parsed.running_usage)
     return whole_delivery(parsed, formatter)
 
 

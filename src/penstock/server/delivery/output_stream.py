@@ -57,6 +57,12 @@ class OutputStream:
         self._parsed = parsed
         self._unfinished = len(parsed.requests)
 
+    @property
+    def tokens_so_far(self) -> Usage:
+        """Tokens of the prompts that have come (`EngineRequest.running_usage`), and of the answer as far as it has."""
+        prompts = sum(len(prompt.tokens) for prompt in self.prompts.values())
+        return Usage(prompt_tokens=prompts, completion_tokens=self.sent_tokens)
+
     async def stream(self) -> AsyncGenerator[ChoiceDelta | ChoiceFinished, None]:
         """Deltas and ends, with the whole answer's choice indices. Close it (`aclosing`): that aborts what is left.
 

@@ -25,6 +25,7 @@ class ParsedRequest:
         requests: one for each prompt, all with the same `n`.
         stream: whether to answer piece by piece.
         include_usage: whether a stream ends with a usage chunk.
+        running_usage: whether every chunk before it holds the tokens so far.
         timings: whether the answer ends with its timings.
         prompt_logprobs: which log probabilities of its prompts a whole answer holds; None for none.
         aliases: parameter name in errors -> the name that this caller used.
@@ -41,6 +42,7 @@ class ParsedRequest:
     requests: tuple[EngineRequest, ...]
     stream: bool = False
     include_usage: bool = False
+    running_usage: bool = False
     timings: bool = False
     prompt_logprobs: PromptLogprobs | None = None
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fastapi import Request, Response
 
@@ -22,9 +23,9 @@ from penstock.api_fields.request_options import (
     HINTS,
     NEUTRAL_COMMON,
     STREAM_OPTIONS,
-    check_stream_options,
     max_tokens_alias,
     read_options,
+    read_stream_usage,
     served_name,
 )
 from penstock.api_fields.response_format import RESPONSE_FORMAT, response_format_alias
@@ -111,11 +112,14 @@ def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: Requ
     given["logprobs"] = _num_logprobs(given)
     options = read_options(given, {"max_tokens": None}, aliases, card, limits)
     chat, stream = read_chat_options(given, card, limits), given.get("stream", False)
+    usage = read_stream_usage(given)
+    request = chat.applied(options.request(response_id, chat.prompt))
     return ParsedRequest(
         id=response_id,
-        requests=(chat.applied(options.request(response_id, chat.prompt)),),
+        requests=(replace(request, running_usage=usage.running),),
         stream=stream,
-        include_usage=check_stream_options(given),
+        include_usage=usage.at_end,
+        running_usage=usage.running,
         timings=given.get("timings", False),
         prompt_logprobs=read_prompt_logprobs(options.params, stream=stream, in_choices=False),
         aliases=aliases | chat.offer.aliases,

@@ -20,8 +20,8 @@ from penstock.api_fields.request_options import (
     COMMON_FIELDS,
     NEUTRAL_COMMON,
     STREAM_OPTIONS,
-    check_stream_options,
     read_options,
+    read_stream_usage,
     sampling_fields,
     served_name,
 )
@@ -81,11 +81,14 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
     if options.echo and options.params.logprobs is not None:
         most = max(options.params.logprobs, options.params.prompt_logprobs or 0)
         options = replace(options, params=replace(options.params, prompt_logprobs=most))
+    usage = read_stream_usage(given)
+    requests = (options.request(f"{response_id}-{index}", prompt) for index, prompt in enumerate(prompts))
     return ParsedRequest(
         id=response_id,
-        requests=tuple(options.request(f"{response_id}-{index}", prompt) for index, prompt in enumerate(prompts)),
+        requests=tuple(replace(request, running_usage=usage.running) for request in requests),
         stream=stream,
-        include_usage=check_stream_options(given),
+        include_usage=usage.at_end,
+        running_usage=usage.running,
         timings=given.get("timings", False),
         prompt_logprobs=prompt_logprobs,
         aliases=aliases | {"messages": "prompt"},
