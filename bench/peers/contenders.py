@@ -244,13 +244,13 @@ def read_batched_bench(printed: str, version: str) -> Measured:
 
 
 def read_bench_table(printed: str, version: str) -> Measured:
-    """The same of ik_llama.cpp's, which prints a table and its flags above.
+    """The same of ik_llama.cpp's, which prints a table and its flags above, each line behind the time in seconds.
 
     Times are taken from the rates, which have more digits.
     """
     flags = {key: int(re.findall(rf"\b{key} = (\d+)", printed)[-1]) for key in BENCH_FLAGS}
     times = []
-    for row in re.findall(r"^\|((?: *[\d.]+ \|){10})$", printed, re.MULTILINE):
+    for row in re.findall(r"^(?:\[\d+\] )?\|((?: *[\d.]+ \|){10})$", printed, re.MULTILINE):
         prompt, new, streams, _, _, prefill_rate, _, decode_rate, _, _ = map(float, row.split("|")[:10])
         if not (prefill_rate and decode_rate):
             raise ValueError(f"a rate of 0 in {row}")

@@ -320,7 +320,10 @@ def test_ik_llama_cpp_is_run_with_its_own_words_and_its_table_is_understood(sett
     measured = peer.read(SAMPLE)
     assert measured.version == "ik_llama.cpp 0 (unknown), source 0123456789ab"
     assert measured.flags == {"n_threads": 2, "n_threads_batch": 2, "n_batch": 2048, "n_ubatch": 512, "flash_attn": 1}
-    assert [each.load for each in measured.runs] == [Load(128, 32, streams) for streams in (1, 8)]
+    assert [each.load for each in measured.runs] == [Load(32, 16, streams) for streams in (1, 4)]
+    one, four = measured.runs
+    assert (one.prefill_tok_s, four.prefill_tok_s) == pytest.approx((16.51, 29.84))
+    assert (one.total_s, four.total_s) == pytest.approx((12.479, 13.837), abs=0.03)
 
 
 @pytest.mark.parametrize(
