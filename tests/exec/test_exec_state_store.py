@@ -62,7 +62,7 @@ def test_a_reset_forgets_where_sequences_would_have_begun():
 
 
 def test_a_run_without_tokens_copies():
-    states, weight = torch.randn(3, 2, 4), torch.randn(4, 3)
+    states, weight = torch.randn(3, 2, 4), torch.randn(3, 4)
     before = states.clone()
     out = short_convolution_reference(torch.randn(0, 4), weight, None, states, StateRuns.of([(0, 1, 2)]))
     assert out.shape == (0, 4)
@@ -72,13 +72,13 @@ def test_a_run_without_tokens_copies():
 @pytest.mark.parametrize("cuts", [[30], [1] * 30, [1, 2, 0, 7, 20], [29, 1]])
 def test_a_convolution_has_the_same_bits_however_it_is_cut(cuts):
     generator = torch.Generator().manual_seed(1)
-    x, weight, bias = (torch.randn(*size, generator=generator) for size in ((30, 5), (5, 4), (5,)))
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in ((30, 5), (4, 5), (5,)))
     states, whole = torch.full((2, 3, 5), float("nan")), torch.zeros(1, 3, 5)
     expected = short_convolution_reference(x, weight, bias, whole, StateRuns.of([(30, FROM_ZERO, 0)]))
     runs = [(count, 1 if at else FROM_ZERO, 1) for at, count in enumerate(cuts)]
     assert torch.equal(short_convolution_reference(x, weight, bias, states, StateRuns.of(runs)), expected)
     assert torch.equal(states[1], whole[0])
-    theirs = torch.nn.functional.conv1d(x.T[None], weight[:, None], bias, padding=3, groups=5)[0, :, :30].T
+    theirs = torch.nn.functional.conv1d(x.T[None], weight.T[:, None], bias, padding=3, groups=5)[0, :, :30].T
     torch.testing.assert_close(expected, theirs)
     activated = short_convolution_reference(x, weight, bias, states, StateRuns.of(runs), silu=True)
     torch.testing.assert_close(activated, torch.nn.functional.silu(theirs))

@@ -42,9 +42,8 @@ from penstock.weights.packing import WeightFormat
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 
-FAMILIES = [
-    (family, variant) for family, variants in VARIANTS.items() for variant in variants if family not in ("lfm2",)
-]
+HYBRID = ("granitemoehybrid", "lfm2", "qwen3_5", "qwen3_5_text")  # not compiled
+FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants if family not in HYBRID]
 WEIGHT_FORMATS = [WeightFormat.BF16, WeightFormat.INT8, WeightFormat.INT4]
 FORMS = [(torch.bfloat16, fmt) for fmt in WEIGHT_FORMATS]
 FORMS += [(torch.float32, WeightFormat.F32), (torch.float32, WeightFormat.INT8)]
@@ -360,6 +359,15 @@ def test_what_the_compiled_kernels_do_not_do_is_said():
     if onednn_linear.available():
         onednn = program_of("llama", "wide_heads_untied", WeightFormat.ONEDNN)
         assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, backend)
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_hybrid_models_run_operation_by_operation(family):
+    reason = why_not_compiled(
+        program_of(family, VARIANTS[family][0], WeightFormat.BF16), torch.bfloat16, here.backend()
+    )
+    assert "short_convolution" in reason
+    assert "has no compiled kernel" in reason
 
 
 BAD = {

@@ -86,8 +86,15 @@ class NoTensors:
         raise TouchedError
 
 
+HYBRID = {
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5": {"text_config": {**LLAMA_LIKE, "layer_types": ["linear_attention", "full_attention"]}},
+}
+
+
 def config_of(family, **changes):
-    base = GPT2 if family == "gpt2" else LLAMA_LIKE
+    base = GPT2 if family == "gpt2" else LLAMA_LIKE | HYBRID.get(family, {})
     return {"model_type": family, **base, **changes}
 
 
@@ -138,7 +145,10 @@ def test_a_plain_config_is_accepted(family):
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
-    assert "gemma2, gemma3, gemma3_text, gpt2, granite, lfm2, llama, mistral, olmo2, phi3, qwen2, qwen3" in str(error)
+    known = (
+        "gemma2, gemma3, gemma3_text, gpt2, granite, granitemoehybrid, lfm2, llama, mistral, olmo2, phi3, qwen2, qwen3"
+    )
+    assert known in str(error)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}])
@@ -232,6 +242,25 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_moe", "mlp_only_layers", "1"),
         ("qwen3_moe", "hidden_act", "gelu"),
         ("qwen3_moe", "layer_types", ["full_attention", "sliding_attention"]),
+        ("granitemoehybrid", "hidden_act", "gelu"),
+        ("granitemoehybrid", "layer_types", ["mamba", "mamba"]),
+        ("granitemoehybrid", "layer_types", ["mamba", "conv"]),
+        ("granitemoehybrid", "mamba_n_heads", 5),
+        ("granitemoehybrid", "mamba_d_head", 3),
+        ("granitemoehybrid", "mamba_d_conv", 1),
+        ("granitemoehybrid", "mamba_conv_bias", 1),
+        ("granitemoehybrid", "time_step_limit", [0.0, 1.0]),
+        ("granitemoehybrid", "position_embedding_type", "alibi"),
+        ("granitemoehybrid", "num_local_experts", -1),
+        ("granitemoehybrid", "residual_multiplier", 0.0),
+        ("qwen3_5", "text_config", 3),
+        ("qwen3_5_text", "hidden_act", "gelu"),
+        ("qwen3_5_text", "layer_types", ["linear_attention", "linear_attention"]),
+        ("qwen3_5_text", "linear_num_value_heads", 17),
+        ("qwen3_5_text", "linear_key_head_dim", 0),
+        ("qwen3_5_text", "linear_conv_kernel_dim", 1),
+        ("qwen3_5_text", "partial_rotary_factor", 1.5),
+        ("qwen3_5_text", "attention_bias", 1),
         ("lfm2", "layer_types", ["conv", "conv"]),
         ("lfm2", "layer_types", ["conv", "sliding_attention"]),
         ("lfm2", "full_attn_idxs", []),
@@ -728,6 +757,10 @@ KEYS = [
     *("use_bias", "norm_epsilon"),
     *("conv_L_cache", "conv_bias", "full_attn_idxs", "block_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"),
     *("block_auto_adjust_ff_dim", "norm_eps", "tie_embedding"),
+    *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+    *("linear_value_head_dim", "linear_conv_kernel_dim", "mamba_n_heads", "mamba_n_groups", "mamba_d_state"),
+    *("mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit"),
+    *("shared_intermediate_size", "position_embedding_type", "layers_block_type"),
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
 ]
 
@@ -746,4 +779,7 @@ def test_any_config_is_either_accepted_or_refused_by_key(family, changes):
             "num_key_value_heads",
             "num_experts_per_tok",
             "n_head",
+            "linear_num_value_heads",
+            "mamba_n_heads",
+            "layer_types",
         }

@@ -89,3 +89,22 @@ def test_operations_are_counted_alike_whoever_multiplies(tmp_path, family, varia
 
 def test_costs_add_up():
     assert StepCost(1, 2, 3, 4, 5) + StepCost(10, 20, 30, 40, 50) == StepCost(11, 22, 33, 44, 55)
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "layers", "taps", "heads", "keys", "values", "convolved", "each"),
+    [
+        # the scan decays, scales the value, multiplies, adds and reads; the delta rule also asks and subtracts
+        ("granitemoehybrid", "wide_heads_untied_factors", 3, 4, 8, 20, 12, 96 + 2 * 2 * 20, 5),
+        ("qwen3_5_text", "wide_heads_every_fourth", 4, 4, 6, 12, 20, 2 * 2 * 12 + 6 * 20, 8),
+    ],
+)
+def test_recurrent_layers_count_their_states(
+    tmp_path, family, variant, layers, taps, heads, keys, values, convolved, each
+):
+    program = program_of(tmp_path, family, variant)
+    found = cost(program, [StepRow(10, 3), StepRow(0, 1)], torch.bfloat16)
+    state = heads * keys * values
+    assert found.fp32_ops == layers * 4 * (each * state + 2 * taps * convolved)
+    states = layers * (state + (taps - 1) * convolved)
+    assert found.kv_bytes - 2 * 4 * states == 14 * 2 * 2 * program.caches[0].heads * program.caches[0].head_dim

@@ -115,6 +115,16 @@ _TINY_VISION = {
     "patch_size": 14,
 }
 
+_TINY_QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 16,
+    "num_position_embeddings": 16,
+}
+
 _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {
         "wide_heads_tied_small_window": {
@@ -197,6 +207,54 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "attention_multiplier": 0.25,
             "residual_multiplier": 0.7,
             "rope_parameters": _LLAMA3_ROPE,
+        },
+    },
+    "granitemoehybrid": {
+        "wide_heads_untied_factors": {
+            **{key: value for key, value in _WIDE_HEADS.items() if key != "head_dim"},
+            "num_hidden_layers": 4,
+            "intermediate_size": 88,
+            "shared_intermediate_size": 72,
+            "num_local_experts": 0,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 20,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 1.3,
+        },
+        "one_to_one_tied_biases_rotated": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "shared_intermediate_size": 48,
+            "num_local_experts": 0,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "mamba_n_heads": 5,
+            "mamba_d_state": 33,
+            "mamba_d_conv": 2,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "attention_multiplier": 0.3,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+        },
+        "all_to_one_experts": {
+            **_ALL_TO_ONE,
+            "intermediate_size": 36,
+            "shared_intermediate_size": 56,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 3,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 3,
+            "mamba_expand": 1,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
         },
     },
     "lfm2": {
@@ -394,6 +452,56 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "sliding_window": 33,
         },
     },
+    "qwen3_5_text": {
+        "wide_heads_every_fourth": {
+            **_WIDE_HEADS,
+            "rms_norm_eps": 1e-3,
+            "num_hidden_layers": 5,
+            "intermediate_size": 88,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 500000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 1, 1],
+            },
+        },
+        "one_to_one_tied_biases_attention_first": {
+            **_ONE_TO_ONE,
+            "head_dim": 40,
+            "intermediate_size": 56,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 18,
+            "linear_value_head_dim": 70,
+            "linear_conv_kernel_dim": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 1]},
+        },
+        "all_to_one_one_key_head": {
+            **_ALL_TO_ONE,
+            "head_dim": 16,
+            "intermediate_size": 100,
+            "rms_norm_eps": 0.1,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 33,
+            "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 3,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+    },
     "smollm3": {
         "wide_heads_tied_small_window": {
             **_WIDE_HEADS,
@@ -444,6 +552,8 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
+_CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
+
 _UNUSED_EXPERTS = {("qwen3_moe", "wide_heads_tied_unused_experts"): 3}
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
@@ -463,7 +573,7 @@ def write_checkpoint(
         dtype: of the tensors.
         changes: settings that replace the variant's.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     settings = _CONFIGS[family][variant] | changes
     if family == "gpt2":
@@ -473,7 +583,11 @@ def write_checkpoint(
     if family == "gemma3":
         tied = settings.get("tie_word_embeddings", True)
         settings = {"text_config": settings, "vision_config": _TINY_VISION, "tie_word_embeddings": tied}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    kind = AutoModelForCausalLM
+    if family == "qwen3_5":
+        kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
+        settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
+    model = kind.from_config(AutoConfig.for_model(family, **settings))
     _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
     _leave_out_experts(model, _UNUSED_EXPERTS.get((family, variant), 0))
     model.to(dtype).save_pretrained(directory)

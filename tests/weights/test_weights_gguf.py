@@ -350,7 +350,7 @@ def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_t
         open_gguf(path, gguf_dialect)
 
 
-WITHOUT_DIALECT = {"mistral", "gemma3_text", "lfm2"}
+WITHOUT_DIALECT = {"mistral", "gemma3_text", "lfm2", "granitemoehybrid", "qwen3_5", "qwen3_5_text"}
 """Families whose files call themselves by another's name (llama, gemma3), or that are read from safetensors only."""
 
 

@@ -17,6 +17,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.kernels.native_sampler import Choices, SamplingMetadata
+from penstock.kernels.recurrence import RecurrenceRule
 from penstock.kernels.state_runs import StateRuns
 
 __all__ = ["Backend", "Choose"]
@@ -132,6 +133,30 @@ class Backend(Protocol):
 
     def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `kernels.experts.gate_rows`."""
+        ...
+
+    def recurrence(
+        self,
+        rule: RecurrenceRule,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        b: Tensor | None,
+        states: Tensor,
+        runs: StateRuns,
+    ) -> Tensor:
+        """See `kernels.recurrence.recurrence_reference`."""
+        ...
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
+        """See `kernels.recurrence.gated_norm_reference`."""
+        ...
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """`x * sigmoid(gate)`, of matrices of one shape."""
         ...
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:

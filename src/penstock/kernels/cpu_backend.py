@@ -18,6 +18,7 @@ from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import MAX_HEAD_DIM, Cpu
 from penstock.kernels.native_experts import NativeExperts
+from penstock.kernels.recurrence import RecurrenceRule
 from penstock.kernels.state_runs import StateRuns
 from penstock.kernels.torch_backend import TorchBackend
 
@@ -155,6 +156,30 @@ class CpuBackend:
         return self._torch.short_convolution(
             x, weight, bias, states, runs, silu=silu, gate_in=gate_in, gate_out=gate_out
         )
+
+    def recurrence(
+        self,
+        rule: RecurrenceRule,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        b: Tensor | None,
+        states: Tensor,
+        runs: StateRuns,
+    ) -> Tensor:
+        """See `Backend.recurrence`."""
+        return self._torch.recurrence(rule, q, k, v, a, b, states, runs)
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
+        """See `Backend.gated_norm`."""
+        return self._torch.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See `Backend.gate`."""
+        return self._torch.gate(x, gate)
 
     def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `Backend.gate_rows`."""

@@ -21,13 +21,13 @@ def short_convolution_reference(
     gate_in: Tensor | None = None,
     gate_out: Tensor | None = None,
 ) -> Tensor:
-    """`gate_out * f(bias + sum_l weight[:, l] * (gate_in * x)[t - L + 1 + l])`, in float32, rounded once at the end.
+    """`gate_out * f(bias + sum_l weight[l] * (gate_in * x)[t - L + 1 + l])`, in float32, rounded once at the end.
 
     Positions before a sequence's first count as 0. Taps are added in order, the oldest first, whatever runs there are.
 
     Args:
         x: `[T, C]`.
-        weight: `[C, L]` float32, L at least 2; a tap a column, the newest last.
+        weight: `[L, C]` float32, L at least 2; a tap a row, the newest last.
         bias: `[C]` float32, or None.
         states: `[places, L - 1, C]` float32, each the newest inputs (`gate_in * x`) of a sequence; changed.
         runs: which tokens continue which state.
@@ -39,13 +39,13 @@ def short_convolution_reference(
         `[T, C]` in the dtype of `x`.
     """
     inputs = x.float() if gate_in is None else gate_in.float() * x.float()
-    out, taps = torch.empty_like(inputs), weight.shape[1]
+    out, taps = torch.empty_like(inputs), weight.shape[0]
     for first, end, source, target in runs.each():
         before = torch.zeros_like(states[0]) if source == FROM_ZERO else states[source]
         seen = torch.cat((before, inputs[first:end]))  # [L - 1 + n, C]
         mixed = torch.zeros_like(seen[taps - 1 :]) if bias is None else bias.float().expand(end - first, -1)
         for tap in range(taps):
-            mixed = mixed + weight[:, tap] * seen[tap : tap + end - first]
+            mixed = mixed + weight[tap] * seen[tap : tap + end - first]
         out[first:end] = torch.nn.functional.silu(mixed) if silu else mixed
         states[target] = seen[end - first :]
     return (out if gate_out is None else gate_out.float() * out).to(x.dtype)

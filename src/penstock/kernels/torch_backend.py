@@ -17,6 +17,7 @@ from penstock.kernels.activation import ACTIVATIONS
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
+from penstock.kernels.recurrence import RecurrenceRule, gated_norm_reference, recurrence_reference
 from penstock.kernels.short_convolution import short_convolution_reference
 from penstock.kernels.state_runs import StateRuns
 
@@ -123,6 +124,30 @@ class TorchBackend:
     def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `Backend.gate_rows`."""
         return experts.gate_rows(x, gate_logits, residual)
+
+    def recurrence(
+        self,
+        rule: RecurrenceRule,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        b: Tensor | None,
+        states: Tensor,
+        runs: StateRuns,
+    ) -> Tensor:
+        """See `Backend.recurrence`."""
+        return recurrence_reference(rule, q, k, v, a, b, states, runs)
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
+        """See `Backend.gated_norm`."""
+        return gated_norm_reference(x, gate, weight, eps, group, gate_first=gate_first)
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See `Backend.gate`."""
+        return (x.float() * gate.float().sigmoid()).to(x.dtype)
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`."""

@@ -193,6 +193,14 @@ class ConfigReader:
         given = {key: value for key, value in defaults.items() if not self.is_set(key)}
         return ConfigReader({**self._config, **given}, self._file, self._section, self._max_model_len)
 
+    def without(self, section: str, keys: Collection[str]) -> ConfigReader:
+        """The same config, less some keys of a section, which change nothing for this family."""
+        inside = self._config.get(section)
+        if not isinstance(inside, Mapping):
+            return self
+        left = {key: value for key, value in inside.items() if key not in keys}
+        return ConfigReader({**self._config, section: left}, self._file, self._section, self._max_model_len)
+
     def rope(self, head_dim: int, max_positions: int, *, partial: bool = False, theta: float = 10000.0) -> Rope:
         """The rotary embedding, in the old spelling (`rope_theta`, `rope_scaling`) or the new (`rope_parameters`).
 

@@ -172,6 +172,7 @@ class DecoderParts:
         norms: tuple[Normalization, Normalization] | None = None,
         norms_heads: bool = True,
         output_name: str = "o_proj",
+        query_parts: int = 1,
     ) -> Attention:
         """Self-attention under `name`.
 
@@ -184,10 +185,11 @@ class DecoderParts:
             norms: of queries and keys, before they are rotated; see `Attention` for `norms_heads`.
             norms_heads: as there.
             output_name: what the output projection is called.
+            query_parts: how many times as wide as queries their projection is.
         """
         shape = self.config.shape
         q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        parts = {f"{name}.q_proj": q_width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
+        parts = {f"{name}.q_proj": query_parts * q_width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
         self.weights.ignore(f"{name}.rotary_emb.inv_freq")  # older checkpoints store what the config determines
         q_norm, k_norm = norms or (None, None)
         return Attention(

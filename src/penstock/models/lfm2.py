@@ -31,7 +31,7 @@ class GatedConvolution:
     """`output(C * conv(B * x))`, where `inputs` projects to the columns `[B | C | x]`.
 
     Attributes:
-        weight: `[H, L]` float32.
+        weight: `[L, H]` float32.
         bias: `[H]` float32, or None.
         state: index into `Program.states`.
     """
@@ -44,7 +44,7 @@ class GatedConvolution:
 
     def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
         """See `Block`."""
-        width = len(self.weight)
+        width = self.weight.shape[1]
         bcx, mixed = Register("bcx", 3 * width), Register("mixed", width)
         b, c, values = (bcx.columns(index * width, width) for index in range(3))
         return (
@@ -78,7 +78,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
         return GatedConvolution(
             inputs=biased("in_proj", 3 * hidden),
-            weight=weights.take(f"{name}.conv.weight", (hidden, 1, taps), torch.float32).squeeze(1),
+            weight=weights.take(f"{name}.conv.weight", (hidden, 1, taps), torch.float32)[:, 0].T.contiguous(),
             bias=weights.take(f"{name}.conv.bias", (hidden,), torch.float32) if bias else None,
             output=biased("out_proj", hidden),
             state=convolving.index(layer),

@@ -27,7 +27,20 @@ from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, lower
-from penstock.nn.operations import Activate, Experts, GateRows, Linear, Norm, NormKind, Register, ShortConvolution
+from penstock.nn.operations import (
+    Activate,
+    Experts,
+    Gate,
+    GatedNorm,
+    GateRows,
+    Linear,
+    Norm,
+    NormKind,
+    Recurrence,
+    Register,
+    Regroup,
+    ShortConvolution,
+)
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
@@ -50,7 +63,7 @@ def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> 
                 return f"{operation} is not multiplied by the compiled kernels"
             case Experts(stack=stack) if not stack.is_packed:
                 return f"{operation} is not multiplied by the compiled kernels"
-            case ShortConvolution():
+            case ShortConvolution() | Recurrence() | GatedNorm() | Gate() | Regroup():
                 return f"{operation} has no compiled kernel"
             case AttendOperation(heads=heads) if reason := backend.why_not(dtype, heads.dim):
                 return reason

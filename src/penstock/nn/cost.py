@@ -15,7 +15,8 @@ import torch
 from penstock.contract.model import KvCacheSpec, StepCost, StepRow
 from penstock.kernels.experts import bytes_read
 from penstock.kernels.linear import Weight
-from penstock.nn.operations import Attend, Embed, Experts, Linear, ShortConvolution
+from penstock.kernels.recurrence import RecurrenceKind
+from penstock.nn.operations import Attend, Embed, Experts, Linear, Recurrence, ShortConvolution
 from penstock.nn.program import Program
 
 __all__ = ["cost"]
@@ -44,6 +45,10 @@ def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> St
                     total += _operations(stack.arithmetic, 2 * weights.shape[1] * weights.shape[2] * chosen)
             case ShortConvolution(weight=weight):
                 total += StepCost(weight_bytes=weight.nbytes, fp32_ops=2 * weight.numel() * tokens)
+            case Recurrence(rule=rule):
+                total += StepCost(
+                    fp32_ops=(8 if rule.kind is RecurrenceKind.DELTA else 5) * math.prod(rule.state_shape) * tokens
+                )
             case Attend():
                 total += _attention(operation, program.caches[operation.cache], rows, kv_dtype)
     total += StepCost(kv_bytes=len(rows) * sum(4 * math.prod(state.shape) for state in program.states))

@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
+from penstock.kernels.recurrence import RecurrenceRule
 from penstock.nn.rope import RotaryTable
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "Attend",
     "Embed",
     "Experts",
+    "Gate",
     "GateRows",
+    "GatedNorm",
     "Heads",
     "Linear",
     "Norm",
@@ -33,7 +36,9 @@ __all__ = [
     "NormKind",
     "Operation",
     "Operations",
+    "Recurrence",
     "Register",
+    "Regroup",
     "Rotate",
     "ShortConvolution",
 ]
@@ -278,7 +283,7 @@ class ShortConvolution:
     """`out = gate_out * f(conv(gate_in * x))`, causal, a filter a channel; see `kernels.short_convolution`.
 
     Attributes:
-        weight: `[C, L]` float32.
+        weight: `[L, C]` float32.
         bias: `[C]` float32, or None.
         state: index into `Program.states`, of shape `(L - 1, C)`.
         silu: whether f is SiLU, and not the identity.
@@ -302,7 +307,96 @@ class ShortConvolution:
         return _line(self.out, text if self.gate_out is None else f"{self.gate_out} * {text}")
 
 
-Operation = Embed | Norm | Linear | Activate | NormHeads | Rotate | Attend | Experts | GateRows | ShortConvolution
+@dataclass(frozen=True, slots=True, eq=False)
+class Recurrence:
+    """A state of each head that goes from token to token; see `kernels.recurrence`.
+
+    Attributes:
+        q: `[T, key_heads * key_dim]`.
+        k: the same.
+        v: `[T, value_heads * value_dim]`, and so is `out`.
+        a: `[T, value_heads]`.
+        b: the same for the delta rule, None for a scan.
+        state: index into `Program.states`, of shape `rule.state_shape`.
+    """
+
+    out: Register
+    q: Register
+    k: Register
+    v: Register
+    a: Register
+    b: Register | None
+    state: int
+    rule: RecurrenceRule
+
+    def __str__(self) -> str:
+        operands = ", ".join(str(each) for each in (self.q, self.k, self.v, self.a, self.b) if each is not None)
+        return _line(self.out, f"recurrence({operands}, {self.rule}, state {self.state})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedNorm:
+    """`out = norm(x) * silu(gate)`, or `norm(x * silu(gate))`; see `kernels.recurrence.gated_norm_reference`.
+
+    Attributes:
+        weight: `[group]` or as wide as `x`, float32.
+        group: columns that are normed together.
+    """
+
+    out: Register
+    x: Register
+    gate: Register
+    weight: Tensor
+    eps: float
+    group: int
+    gate_first: bool
+
+    def __str__(self) -> str:
+        inside = f"{self.x} * silu({self.gate})" if self.gate_first else str(self.x)
+        norm = f"rms_norm_groups({inside}, w[{len(self.weight)}], {self.group} each, eps {self.eps:g})"
+        return _line(self.out, norm if self.gate_first else f"{norm} * silu({self.gate})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gate:
+    """`out = x * sigmoid(gate)`."""
+
+    out: Register
+    x: Register
+    gate: Register
+
+    def __str__(self) -> str:
+        return _line(self.out, f"{self.x} * sigmoid({self.gate})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regroup:
+    """Columns that lie as `[groups][2][D]` in `x` lie as `[2][groups][D]` in `out`: two halves of each head apart."""
+
+    out: Register
+    x: Register
+    groups: int
+
+    def __str__(self) -> str:
+        return _line(self.out, f"regroup({self.x}, {self.groups} pairs)")
+
+
+Operation = (
+    Embed
+    | Norm
+    | Linear
+    | Activate
+    | NormHeads
+    | Rotate
+    | Attend
+    | Experts
+    | GateRows
+    | ShortConvolution
+    | Recurrence
+    | GatedNorm
+    | Gate
+    | Regroup
+)
 Operations = tuple[Operation, ...]
 
 

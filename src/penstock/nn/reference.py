@@ -16,13 +16,17 @@ from penstock.nn.operations import (
     Activate,
     Embed,
     Experts,
+    Gate,
+    GatedNorm,
     GateRows,
     Linear,
     Norm,
     NormHeads,
     NormKind,
     Operation,
+    Recurrence,
     Register,
+    Regroup,
     Rotate,
     ShortConvolution,
 )
@@ -123,6 +127,17 @@ class _Walk:
 
             case ShortConvolution():
                 self._convolve(operation)
+            case Recurrence(out, q, k, v, a, b, state, rule):
+                operands = [self._read(each) for each in (q, k, v, a)]
+                gates = None if b is None else self._read(b)
+                self._write(out, backend.recurrence(rule, *operands, gates, *self._carried(state)))
+            case GatedNorm(out, x, gate, weight, eps, group, gate_first):
+                normed = backend.gated_norm(self._read(x), self._read(gate), weight, eps, group, gate_first=gate_first)
+                self._write(out, normed)
+            case Gate(out, x, gate):
+                self._write(out, backend.gate(self._read(x), self._read(gate)))
+            case Regroup(out, x, groups):
+                self._write(out, self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1))
 
     def _convolve(self, by: ShortConvolution) -> None:
         gate_in, gate_out = (None if each is None else self._read(each) for each in (by.gate_in, by.gate_out))

@@ -1,0 +1,253 @@
+"""Granite 4: `model_type` "granitemoehybrid" (IBM Granite team 2025).
+
+Most layers mix tokens by Mamba-2 (Dao and Gu 2024): a short convolution over values, keys and queries (x, B and C), a
+selective scan, and a norm of what its gate lets through. A few attend, mostly without rotation. Every layer has an MLP
+for all tokens, and beside it, where there are experts, a mixture of these. Factors are as in Granite 3 (`granite.py`),
+and so is what is made of them: the stream is kept divided by the factor on what each half adds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.contract.model import StateSpec
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec
+from penstock.kernels.recurrence import RecurrenceKind, RecurrenceRule
+from penstock.models.config_reader import ConfigReader
+from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
+from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection, residual
+from penstock.nn.operations import GatedNorm, Linear, Operations, Recurrence, Register, ShortConvolution
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
+
+__all__ = ["load"]
+
+_ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
+_INFINITE: tuple[Any, ...] = (math.inf, {"__float__": "Infinity"})
+"""As Python's JSON has it, and as transformers writes it."""
+
+_SMALLEST, _LARGEST = 1e-4, 1e4
+_MAX_HEADS, _MAX_STATE, _MAX_TAPS, _MAX_EXPERTS = 4096, 1024, 16, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Of Mamba-2's layers."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    taps: int
+
+    @property
+    def inner(self) -> int:
+        """Width of values."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Width of values, keys and queries."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def states(self) -> tuple[StateSpec, StateSpec]:
+        """Of the convolution and of the scan."""
+        return StateSpec((self.taps - 1, self.convolved)), StateSpec((self.heads, self.state, self.head_dim))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mamba2:
+    """One projection to `[gate | x | B | C | dt]`, a convolution over `[x | B | C]`, a scan, and a norm with the gate.
+
+    Attributes:
+        taps: `[L, x | B | C]` float32.
+        bias: `[x | B | C]` float32, or None.
+        norm: as wide as x, float32.
+        states: indices into `Program.states`: the convolution's, and the scan's.
+    """
+
+    inputs: Projection
+    taps: Tensor
+    bias: Tensor | None
+    rule: RecurrenceRule
+    norm: Tensor
+    eps: float
+    output: Projection
+    states: tuple[int, int]
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        rule, width = self.rule, self.taps.shape[1]
+        inner, keys = rule.value_heads * rule.value_dim, rule.key_heads * rule.key_dim
+        projected, xbc = Register("projected", inner + width + rule.value_heads), Register("xbc", width)
+        mixed, normed = Register("mixed", inner), Register("gated", inner)
+        values, b, c = xbc.columns(0, inner), xbc.columns(inner, keys), xbc.columns(inner + keys, keys)
+        gate, steps = projected.columns(0, inner), projected.columns(inner + width, rule.value_heads)
+        convolved = projected.columns(inner, width)
+        return (
+            Linear(projected, x, self.inputs.weight, self.inputs.bias),
+            ShortConvolution(xbc, convolved, self.taps, self.bias, self.states[0], silu=True),
+            Recurrence(mixed, c, b, values, steps, None, self.states[1], rule),
+            GatedNorm(normed, mixed, gate, self.norm, self.eps, inner // rule.key_heads, gate_first=True),
+            Linear(out, normed, self.output.weight, self.output.bias, adds),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Both:
+    """Two blocks that read the same and add to the same."""
+
+    first: Block
+    second: Block
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        return (*self.first(x, out, adds=adds), *self.second(x, out, adds=True))
+
+
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
+    """Build the model; see `families.load`."""
+    reader.expect("hidden_act", ["silu"], "silu")
+    layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
+    attending, sizes = _read_attending(reader, layers), _read_sizes(reader)
+    attention_bias = reader.boolean("attention_bias", default=False)
+    rotated = reader.is_set("position_embedding_type") and (
+        reader.expect("position_embedding_type", ["rope", "nope"], "nope") == "rope"
+    )
+    shared = reader.integer("shared_intermediate_size", 1, MAX_WIDTH, default=1024)
+    router, inner = _read_router(reader), reader.integer("intermediate_size", 1, MAX_WIDTH)
+    bias, conv_bias = (
+        reader.boolean(key, default=default) for key, default in (("mamba_proj_bias", False), ("mamba_conv_bias", True))
+    )
+    embedding, scores, added, logits = (
+        reader.number(key, _SMALLEST, _LARGEST, default=1.0)
+        for key in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    )
+    config = read_decoder(reader, windows=(None,) * layers, inner_size=shared)
+    parts, hidden = DecoderParts(replace(config, eps=config.eps / added**2), weights), config.shape.hidden_size
+
+    def mlp(name: str) -> GatedMlp:
+        return GatedMlp(
+            gate_up=Projection.bind(weights, f"{name}.input_linear", 2 * shared, hidden),
+            down=Projection.bind(weights, f"{name}.output_linear", hidden, shared),
+            inner_size=shared,
+        )
+
+    def feed_forward(name: str) -> Block:
+        if router is None:
+            return mlp(f"{name}.shared_mlp")
+        return Both(
+            _bind_experts(weights, f"{name}.block_sparse_moe", router, hidden, inner), mlp(f"{name}.shared_mlp")
+        )
+
+    def mixer(index: int, name: str) -> Block:
+        if index not in attending:
+            number = sum(other not in attending for other in range(index))
+            return _bind_mamba(weights, f"{name}.mamba", sizes, hidden, config.eps, (bias, conv_bias), number)
+        attention = parts.attention(
+            f"{name}.self_attn",
+            index,
+            qkv_bias=attention_bias,
+            output_bias=attention_bias,
+            spec=AttentionSpec(scores),
+        )
+        return replace(attention, cache=attending.index(index), rope=attention.rope if rotated else None)
+
+    def layer(index: int, name: str) -> Operations:
+        before, between = parts.norm(f"{name}.input_layernorm"), parts.norm(f"{name}.post_attention_layernorm")
+        return (
+            *residual(parts.stream, mixer(index, name), before=before),
+            *residual(parts.stream, feed_forward(name), before=between),
+        )
+
+    states = sizes.states * (layers - len(attending))
+    return parts.program(
+        layer, embedding_scale=embedding / added, logit_scale=1.0 / logits, cached=attending, states=states
+    )
+
+
+def _bind_mamba(
+    weights: WeightLoader, name: str, sizes: _Sizes, hidden: int, eps: float, biases: tuple[bool, bool], number: int
+) -> Mamba2:
+    """Take the tensors of Mamba-2's layer number `number`."""
+    heads, width, inner = sizes.heads, sizes.convolved, sizes.inner
+    bias, conv_bias = biases
+
+    def vector(part: str, count: int) -> Tensor:
+        return weights.take(f"{name}.{part}", (count,), torch.float32)
+
+    rule = RecurrenceRule(
+        kind=RecurrenceKind.SCAN,
+        key_heads=sizes.groups,
+        value_heads=heads,
+        key_dim=sizes.state,
+        value_dim=sizes.head_dim,
+        a_log=vector("A_log", heads),
+        step_bias=vector("dt_bias", heads),
+        skip=vector("D", heads),
+    )
+    return Mamba2(
+        inputs=Projection.bind(weights, f"{name}.in_proj", inner + width + heads, hidden, bias=bias),
+        taps=weights.take(f"{name}.conv1d.weight", (width, 1, sizes.taps), torch.float32)[:, 0].T.contiguous(),
+        bias=vector("conv1d.bias", width) if conv_bias else None,
+        rule=rule,
+        norm=vector("norm.weight", inner),
+        eps=eps,
+        output=Projection.bind(weights, f"{name}.out_proj", hidden, inner, bias=bias),
+        states=(2 * number, 2 * number + 1),
+    )
+
+
+def _bind_experts(weights: WeightLoader, name: str, router: RouterSpec, hidden: int, inner: int) -> MixtureOfExperts:
+    """Take the experts, each projection of all of them in one tensor, gates before the rest."""
+    gate_up = weights.take_stack(router.experts, [(f"{name}.input_linear.weight", (2 * inner, hidden))])
+    down = weights.take_stack(router.experts, [(f"{name}.output_linear.weight", (hidden, inner))])
+    logits = weights.take_router(f"{name}.router.layer.weight", (router.experts, hidden))
+    return MixtureOfExperts(Projection(logits), ExpertStack(gate_up, down), router)
+
+
+def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
+    """Indices of the layers that attend, by `layer_types` or its older name; at least one."""
+    key = "layers_block_type" if reader.is_set("layers_block_type") else "layer_types"
+    types = reader.choices(key, [*_ATTENTION, *_MAMBA], layers)
+    found = [layer for layer, each in enumerate(types) if each in _ATTENTION]
+    if not found:
+        raise reader.error(key, "a model in which no layer attends is not implemented")
+    return found
+
+
+def _read_sizes(reader: ConfigReader) -> _Sizes:
+    hidden, heads = (
+        reader.integer("hidden_size", 1, MAX_WIDTH),
+        reader.integer("mamba_n_heads", 1, _MAX_HEADS, default=128),
+    )
+    groups = reader.integer("mamba_n_groups", 1, _MAX_HEADS, default=1)
+    inner = reader.integer("mamba_expand", 1, 64, default=2) * hidden
+    if inner % heads or heads % groups:
+        raise reader.error("mamba_n_heads", f"must divide {inner} and be a multiple of {groups} groups, got {heads}")
+    if reader.is_set("mamba_d_head"):
+        reader.expect("mamba_d_head", ["auto", inner // heads], "auto")
+    reader.expect("time_step_limit", [[0.0, infinite] for infinite in _INFINITE], [0.0, math.inf])
+    return _Sizes(
+        heads=heads,
+        head_dim=inner // heads,
+        groups=groups,
+        state=reader.integer("mamba_d_state", 1, _MAX_STATE, default=256),
+        taps=reader.integer("mamba_d_conv", 2, _MAX_TAPS, default=4),
+    )
+
+
+def _read_router(reader: ConfigReader) -> RouterSpec | None:
+    """None for a model without experts."""
+    experts = reader.integer("num_local_experts", 0, _MAX_EXPERTS, default=8)
+    if not experts:
+        return None
+    top_k = reader.integer("num_experts_per_tok", 1, experts, default=2)
+    return RouterSpec(experts=experts, top_k=top_k, scoring="softmax", normalise=True)

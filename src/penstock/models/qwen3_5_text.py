@@ -1,0 +1,232 @@
+"""Qwen 3.5's and 3.6's dense text models: `model_type` "qwen3_5_text" (Qwen Team 2026).
+
+Three layers of four mix tokens by a gated delta rule over a short convolution (Gated DeltaNet: Yang et al. 2024), every
+fourth by attention whose output is gated too. Norms are stored as what their weights differ from 1 by, but for the one
+behind the delta rule. A quarter of each head is rotated; the sections that images need (`mrope_section`) change nothing
+for text. The head that predicts a second token (`mtp`) is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from penstock.contract.model import StateSpec
+from penstock.kernels.linear import Weight
+from penstock.kernels.recurrence import RecurrenceKind, RecurrenceRule
+from penstock.models.config_reader import ConfigReader
+from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
+from penstock.nn.blocks import Attention, Projection, residual
+from penstock.nn.operations import (
+    Attend,
+    Gate,
+    GatedNorm,
+    Linear,
+    NormHeads,
+    Operations,
+    Recurrence,
+    Register,
+    Regroup,
+    Rotate,
+    ShortConvolution,
+)
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
+
+__all__ = ["load"]
+
+_ATTENTION, _DELTA = "full_attention", "linear_attention"
+_INTERVAL = 4
+_MAX_TAPS, _MAX_HEADS, _MAX_HEAD_DIM = 16, 4096, 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedAttention:
+    """Attention whose output is multiplied by `sigmoid(gate)`; the query projection has `[query | gate]` of each head.
+
+    Attributes:
+        attention: its `qkv` projects to `[2 Hq D | Hkv D | Hkv D]`.
+    """
+
+    attention: Attention
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        of, heads = self.attention, self.attention.heads
+        assert of.q_norm is not None, "queries and keys are normed"
+        assert of.k_norm is not None, "queries and keys are normed"
+        assert of.rope is not None, "queries and keys are rotated"
+        wide, narrow = heads.queries * heads.dim, heads.keys * heads.dim
+        qkv, parted, mixed, gated = (
+            Register(name, width)
+            for name, width in (("qkv", 2 * (wide + narrow)), ("q_gate", 2 * wide), ("mixed", wide), ("gated", wide))
+        )
+        k, v = (qkv.columns(2 * wide + at * narrow, narrow) for at in (0, 1))
+        q, gate = parted.columns(0, wide), parted.columns(wide, wide)
+        return (
+            Linear(qkv, x, of.qkv.weight, of.qkv.bias),
+            Regroup(parted, qkv.columns(0, 2 * wide), heads.queries),
+            NormHeads(q, of.q_norm.weight, of.q_norm.eps),
+            NormHeads(k, of.k_norm.weight, of.k_norm.eps),
+            Rotate(q, heads.dim, of.rope),
+            Rotate(k, heads.dim, of.rope),
+            Attend(mixed, q, k, v, of.cache, heads, of.spec),
+            Gate(gated, mixed, gate),
+            Linear(out, gated, of.output.weight, of.output.bias, adds),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedDeltaNet:
+    """A convolution over queries, keys and values, the gated delta rule, and a norm with a gate.
+
+    Attributes:
+        inputs: `[q | k | v | z]` of a token.
+        a: what the decay is made of, a number for each value head.
+        b: how much of the delta is written, the same.
+        taps: `[L, q | k | v]` float32.
+        norm: `[D]` float32, of each value head.
+        states: indices into `Program.states`: the convolution's, and the rule's.
+    """
+
+    inputs: Projection
+    a: Weight
+    b: Weight
+    taps: Tensor
+    rule: RecurrenceRule
+    norm: Tensor
+    eps: float
+    output: Projection
+    states: tuple[int, int]
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        rule, width = self.rule, self.taps.shape[1]
+        keys, values = rule.key_heads * rule.key_dim, rule.value_heads * rule.value_dim
+        qkvz, qkv = Register("qkvz", width + values), Register("qkv", width)
+        a, b = Register("a", rule.value_heads), Register("b", rule.value_heads)
+        mixed, normed = Register("mixed", values), Register("gated", values)
+        q, k, v = (qkv.columns(first, count) for first, count in ((0, keys), (keys, keys), (2 * keys, values)))
+        return (
+            Linear(qkvz, x, self.inputs.weight),
+            Linear(a, x, self.a),
+            Linear(b, x, self.b),
+            ShortConvolution(qkv, qkvz.columns(0, width), self.taps, None, self.states[0], silu=True),
+            Recurrence(mixed, q, k, v, a, b, self.states[1], rule),
+            GatedNorm(
+                normed, mixed, qkvz.columns(width, values), self.norm, self.eps, rule.value_dim, gate_first=False
+            ),
+            Linear(out, normed, self.output.weight, self.output.bias, adds),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Of the delta rule."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Widths of queries, keys and values."""
+        return self.key_heads * self.key_dim, self.key_heads * self.key_dim, self.value_heads * self.value_dim
+
+    @property
+    def states(self) -> tuple[StateSpec, StateSpec]:
+        """Of the convolution and of the rule."""
+        width = sum(self.parts)
+        return StateSpec((self.taps - 1, width)), StateSpec((self.value_heads, self.key_dim, self.value_dim))
+
+
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
+    """Build the model; see `families.load`."""
+    reader.expect("hidden_act", ["silu"], "silu")
+    layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
+    attending, sizes = _read_attending(reader, layers), _read_sizes(reader)
+    bias = reader.boolean("attention_bias", default=False)
+    reader = reader.with_defaults({"partial_rotary_factor": 0.25})
+    reader = reader.without("rope_parameters", ("mrope_section", "mrope_interleaved"))
+    config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True)
+    parts, shape = DecoderParts(config, weights), config.shape
+    weights.leave_out("mtp.")
+
+    def attention(name: str, layer: int) -> GatedAttention:
+        norms = [parts.norm(f"{name}.{part}_norm", shape.head_dim, plus_one=True) for part in ("q", "k")]
+        plain = parts.attention(name, layer, qkv_bias=bias, output_bias=bias, norms=(norms[0], norms[1]), query_parts=2)
+        return GatedAttention(replace(plain, cache=attending.index(layer)))
+
+    def delta_net(name: str, number: int) -> GatedDeltaNet:
+        return _bind_delta_net(weights, name, sizes, shape.hidden_size, config.eps, number)
+
+    def layer(index: int, name: str) -> Operations:
+        before, between = (
+            parts.norm(f"{name}.{part}", plus_one=True) for part in ("input_layernorm", "post_attention_layernorm")
+        )
+        if index in attending:
+            mixer = residual(parts.stream, attention(f"{name}.self_attn", index), before=before)
+        else:
+            number = sum(other not in attending for other in range(index))
+            mixer = residual(parts.stream, delta_net(f"{name}.linear_attn", number), before=before)
+        return (*mixer, *residual(parts.stream, parts.mlp(f"{name}.mlp"), before=between))
+
+    states = sizes.states * (layers - len(attending))
+    return parts.program(layer, plus_one=True, cached=attending, states=states)
+
+
+def _bind_delta_net(
+    weights: WeightLoader, name: str, sizes: _Sizes, hidden: int, eps: float, number: int
+) -> GatedDeltaNet:
+    """Take the tensors of the delta rule's layer number `number`."""
+    heads, width, values = sizes.value_heads, sum(sizes.parts), sizes.parts[2]
+    rule = RecurrenceRule(
+        kind=RecurrenceKind.DELTA,
+        key_heads=sizes.key_heads,
+        value_heads=heads,
+        key_dim=sizes.key_dim,
+        value_dim=sizes.value_dim,
+        a_log=weights.take(f"{name}.A_log", (heads,), torch.float32),
+        step_bias=weights.take(f"{name}.dt_bias", (heads,), torch.float32),
+    )
+    return GatedDeltaNet(
+        inputs=Projection.bind_fused(weights, {f"{name}.in_proj_qkv": width, f"{name}.in_proj_z": values}, hidden),
+        a=weights.take_router(f"{name}.in_proj_a.weight", (heads, hidden)),
+        b=weights.take_router(f"{name}.in_proj_b.weight", (heads, hidden)),
+        taps=weights.take(f"{name}.conv1d.weight", (width, 1, sizes.taps), torch.float32)[:, 0].T.contiguous(),
+        rule=rule,
+        norm=weights.take(f"{name}.norm.weight", (sizes.value_dim,), torch.float32),
+        eps=eps,
+        output=Projection.bind(weights, f"{name}.out_proj", hidden, values),
+        states=(2 * number, 2 * number + 1),
+    )
+
+
+def _read_sizes(reader: ConfigReader) -> _Sizes:
+    key_heads = reader.integer("linear_num_key_heads", 1, _MAX_HEADS, default=16)
+    value_heads = reader.integer("linear_num_value_heads", 1, _MAX_HEADS, default=32)
+    if value_heads % key_heads:
+        raise reader.error("linear_num_value_heads", f"must be a multiple of {key_heads} key heads, got {value_heads}")
+    return _Sizes(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=reader.integer("linear_key_head_dim", 1, _MAX_HEAD_DIM, default=128),
+        value_dim=reader.integer("linear_value_head_dim", 1, _MAX_HEAD_DIM, default=128),
+        taps=reader.integer("linear_conv_kernel_dim", 2, _MAX_TAPS, default=4),
+    )
+
+
+def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
+    """Indices of the layers that attend: as `layer_types` says, or every fourth; at least one."""
+    types = reader.choices("layer_types", [_ATTENTION, _DELTA], layers)
+    key = "layer_types" if types else "full_attention_interval"
+    interval = _INTERVAL if types else reader.integer(key, 1, MAX_WIDTH, default=_INTERVAL)
+    attends = [each == _ATTENTION for each in types] or [(layer + 1) % interval == 0 for layer in range(layers)]
+    found = [layer for layer, each in enumerate(attends) if each]
+    if not found:
+        raise reader.error(key, "a model in which no layer attends is not implemented")
+    return found
