@@ -11,11 +11,9 @@ EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyp
 HAS_CHROMIUM := $(shell command -v $(or $(CHROMIUM),chromium) || command -v chromium-browser || command -v google-chrome)
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
-# A process more than there are processors, since servers and browsers under test are waited for; a file's tests stay
-# together, since they share servers and models. In the order of collection, which tests/conftest.py decides: xdist's own
-# would begin the longest files last.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A process for each processor; a file's tests stay together, since they share servers and models. In the order of
+# collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help serve test test-deep test-page test-openai test-clients docs-images check format bench cross docs docs-serve docs-pages docs-check clean
 
