@@ -124,7 +124,7 @@ def rms_norm(weights: WeightLoader, name: str, width: int, eps: float, *, plus_o
     """
     if not plus_one:
         return Normalization(NormKind.RMS, weights.take(f"{name}.weight", (width,)), None, eps)
-    weight = weights.take(f"{name}.weight", (width,), torch.float32) + 1.0
+    weight = weights.take(f"{name}.weight", (width,), torch.float32).add_(1.0)  # a sum of its own would load a compiler
     return Normalization(NormKind.RMS, weight, None, eps)
 
 

@@ -19,7 +19,7 @@ from penstock.kernels.native import Cpu
 from penstock.weights.headers_only import META
 from penstock.weights.packing import Packer, WeightFormat
 from penstock.weights.planned_packing import PlannedPacker
-from penstock.weights.source import StoredBlocks, TensorSource
+from penstock.weights.source import StoredBlocks, TensorSource, rows_joined
 
 __all__ = ["Binder"]
 
@@ -239,7 +239,7 @@ class Binder:
             for name, _ in parts
         ]
         self._progress(sum(rows * inputs for _, (rows, inputs) in parts))
-        return StoredBlocks(blocks[0].kind, torch.cat([part.data for part in blocks]))
+        return StoredBlocks(blocks[0].kind, rows_joined([part.data for part in blocks]))
 
     def _stays_blocks(self, names: Sequence[str]) -> bool:
         """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
@@ -275,7 +275,7 @@ class Binder:
         if self._stays_blocks([name for name, _ in parts]):
             blocks = [self._source.read_blocks(name) for name, _ in parts]
             self._progress(rows * inputs)
-            data = blocks[0].data if len(blocks) == 1 else torch.cat([part.data for part in blocks])
+            data = rows_joined([part.data for part in blocks])
             return self._packer.blocks(StoredBlocks(blocks[0].kind, data), rows, inputs, first)
         if weight_format in (WeightFormat.INT8, WeightFormat.INT4):
             self.formats[weight_format.value] = None
@@ -290,7 +290,7 @@ class Binder:
         if not transposed:
             return self._stacked(parts, dtype)
         columns = [(name, (inputs, outputs)) for name, (outputs, inputs) in parts]
-        return torch.cat([self._stacked([part], dtype).t() for part in columns]).contiguous()
+        return rows_joined([self._stacked([part], dtype).t() for part in columns]).contiguous()
 
     def _stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> torch.Tensor:
         rows = sum(shape[0] for _, shape in parts)

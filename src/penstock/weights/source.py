@@ -9,6 +9,7 @@ error and not a signal. Stored numbers are little-endian, as both formats say an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -26,6 +27,7 @@ __all__ = [
     "open_binary",
     "read_bytes",
     "read_elements",
+    "rows_joined",
 ]
 
 _MAX_NAME = 256
@@ -45,6 +47,18 @@ class StoredBlocks:
 
     kind: str
     data: torch.Tensor
+
+
+def rows_joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Matrices of equal width one below the other, `[N1 + N2 + ..., K]`; also of such as have no numbers (`meta`).
+
+    Torch would load its compiler to join `meta` tensors: 1.5 s, and 70 MiB that stay.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    rows = sum(len(part) for part in parts)
+    out = torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, device=parts[0].device)
+    return out if out.is_meta else torch.cat(list(parts), out=out)
 
 
 class TensorSource(Protocol):
