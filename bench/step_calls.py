@@ -12,15 +12,14 @@ all rounds. Only what all installations have in common is used: `LLM`, `Sampling
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from make_random_checkpoint import configure, write_checkpoint
+from worker import Worker
 
 SIZES = {
     "hidden_size": 64,
@@ -70,46 +69,16 @@ for line in sys.stdin:
 """
 
 
-class Worker:
-    """An installation with the model open, in a process of its own, that decodes when told to."""
-
-    def __init__(self, python: str, model: Path) -> None:
-        command = [python, "-c", WORKER, str(model)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self._read()
-
-    def run(self, **load: float) -> dict[str, Any]:
-        """Processor seconds a step, and calls a step if `count` is given, by function."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(load) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate(timeout=60)
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"a worker ended:\n{self._process.communicate()[1]}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-
 def measure(workers: list[Worker], streams: int, temperature: float, rounds: int) -> list[dict[str, Any]]:
     """What each worker's step costs: calls by function, and microseconds of every round."""
     load = {"streams": streams, "temperature": temperature}
     for worker in workers:
-        worker.run(**load, seed=0, count=0)  # warms up
-    counted = [worker.run(**load, seed=1, count=1) for worker in workers]
+        worker.run(load | {"seed": 0, "count": 0})  # warms up
+    counted = [worker.run(load | {"seed": 1, "count": 1}) for worker in workers]
     taken: list[list[float]] = [[] for _ in workers]
     for seed in range(2, rounds + 2):
         for worker, microseconds in zip(workers, taken, strict=True):
-            microseconds.append(1e6 * worker.run(**load, seed=seed, count=0)["seconds"])
+            microseconds.append(1e6 * worker.run(load | {"seed": seed, "count": 0})["seconds"])
     return [found | {"microseconds": each} for found, each in zip(counted, taken, strict=True)]
 
 
@@ -126,7 +95,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "tiny"
         write_checkpoint(model, configure("llama", SIZES))
-        workers = [Worker(python, model) for python in given.python]
+        workers = [Worker(python, WORKER, str(model)) for python in given.python]
         for streams in given.streams or [1, 8, 32]:
             rows = measure(workers, streams, given.temperature, given.rounds)
             for python, row in zip(given.python, rows, strict=True):

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from penstock.bench.machine import provenance
 from penstock.contract.config import DEFAULT_MODEL
+from worker import Worker
 
 SIDES = ("old", "new")
 TURNS = ("old", "new", "new", "old")
@@ -75,36 +76,6 @@ class Load:
     new_tokens: int
 
 
-class Worker:
-    """An installation with the model open, in a process of its own, that runs a load when told to."""
-
-    def __init__(self, python: str, model: str, form: str, most_batched: int) -> None:
-        command = [python, "-c", WORKER, model, form, str(most_batched)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.commit = str(self._read()["commit"])
-
-    def run(self, load: Load, seed: int) -> dict[str, float]:
-        """Seconds of both phases, tokens decoded, and peak memory so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(vars(load) | {"seed": seed}) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate(timeout=60)
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"a worker ended:\n{self._process.communicate()[1]}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-
 def spread(values: list[float]) -> dict[str, float]:
     """Median, lowest and highest."""
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
@@ -114,7 +85,7 @@ def rates(workers: dict[str, Worker], load: Load, rounds: int) -> dict[str, Any]
     """Rounds of one load; `new_over_old` is the ratio of the rates, above 1 where the new one is quicker."""
     each = []
     for index in range(rounds + 1):  # the first warms up both
-        turns = [(side, workers[side].run(load, index)) for side in TURNS]
+        turns = [(side, workers[side].run(vars(load) | {"seed": index})) for side in TURNS]
         each.append(
             {side: {k: [taken[k] for name, taken in turns if name == side] for k in turns[0][1]} for side in SIDES}
         )
@@ -164,9 +135,10 @@ def main() -> None:
     progress = tqdm(total=len(forms) * (len(streams) + (given.starts > 0)))
     for form in forms:
         workers = {
-            side: Worker(python, given.model, form, given.max_num_batched_tokens) for side, python in pythons.items()
+            side: Worker(python, WORKER, given.model, form, str(given.max_num_batched_tokens))
+            for side, python in pythons.items()
         }
-        record["commits"] = {side: worker.commit for side, worker in workers.items()}
+        record["commits"] = {side: worker.ready["commit"] for side, worker in workers.items()}
         for count in streams:
             row = rates(workers, Load(count, given.prompt_tokens, given.new_tokens), given.rounds)
             record["rates"].append({"form": form} | row)
