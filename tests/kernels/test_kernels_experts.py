@@ -20,6 +20,7 @@ from penstock.kernels import native
 from penstock.kernels.activation import ACTIVATIONS, silu_and_mul_reference
 from penstock.kernels.experts import ExpertStack, RouterSpec, bytes_read, experts_read
 from penstock.kernels.native_rows import rows as rows_of
+from penstock.kernels.packed_stack import pack_stack
 from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
@@ -27,7 +28,6 @@ from penstock.kernels.packed_weight import (
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
-    pack_stack,
     quantize_int4,
     quantize_int8,
     unpack,

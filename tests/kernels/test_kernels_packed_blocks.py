@@ -12,7 +12,8 @@ from block_samples import KINDS, numbers, random_blocks, unit
 
 from penstock.kernels import native
 from penstock.kernels.packed_linear import PackedKind, PackedWeight, packed_linear_reference, unpack
-from penstock.kernels.packed_weight import pack_parts, pack_stack
+from penstock.kernels.packed_stack import pack_stack
+from penstock.kernels.packed_weight import pack_parts
 from penstock.weights.gguf_blocks import block_parts
 from penstock.weights.packing import pack_blocks
 from penstock.weights.source import StoredBlocks

@@ -11,7 +11,7 @@ from tiny_checkpoints import VARIANTS, write_checkpoint
 
 from penstock.contract.errors import ModelFileError
 from penstock.kernels import native
-from penstock.kernels.packed_weight import PackedStack
+from penstock.kernels.packed_stack import PackedStack
 from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from penstock.contract.errors import ModelFileError
 from penstock.kernels.experts import StackedWeight
+from penstock.kernels.packed_stack import PackedStack
 from penstock.kernels.packed_weight import (
     PackedKind,
-    PackedStack,
     PackedWeight,
     pack_bf16,
     pack_f32,

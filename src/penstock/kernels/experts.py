@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.packed_linear import packed_linear_reference
-from penstock.kernels.packed_weight import PackedStack, PackedWeight
+from penstock.kernels.packed_stack import PackedStack
+from penstock.kernels.packed_weight import PackedWeight
 
 __all__ = [
     "ExpertStack",

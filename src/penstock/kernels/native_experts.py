@@ -17,7 +17,7 @@ from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
 from penstock.kernels.native import Cpu, required
 from penstock.kernels.native_attention import vector
 from penstock.kernels.native_rows import ACTIVATION_CODES, optional_rows, rows
-from penstock.kernels.packed_weight import PackedStack
+from penstock.kernels.packed_stack import PackedStack
 from penstock.kernels.scratch import Scratch
 
 __all__ = ["NativeExperts", "expert_layer", "gate_rows", "route"]

@@ -20,13 +20,12 @@ from penstock.kernels.native import Cpu
 from penstock.kernels.packed_blocks import BLOCK_FORMS, BlockForm, Fields, fields_of
 from penstock.kernels.packed_layout import GROUP
 from penstock.kernels.packed_linear import ELEMENTS, PackedKind, PackedWeight, unpack
-from penstock.kernels.weight_memory import WeightMemory, whole_lines
+from penstock.kernels.weight_memory import WeightMemory
 
 __all__ = [
     "MAX_INPUTS",
     "QUANTISED_AT_ONCE",
     "PackedKind",
-    "PackedStack",
     "PackedWeight",
     "block_kind",
     "pack_bf16",
@@ -35,7 +34,6 @@ __all__ = [
     "pack_q4_0",
     "pack_q4_1",
     "pack_q8_0",
-    "pack_stack",
     "quantize_int4",
     "quantize_int8",
     "unpack",
@@ -49,40 +47,6 @@ _ROUNDING_BYTES = 20
 
 MAX_INPUTS = 65536
 """An int8 sum over more inputs could leave 32 bits."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedStack:
-    """Weights `[outputs, inputs]` of the same kind in one piece of memory, one for each expert of a layer.
-
-    Attributes:
-        data: uint8 `[experts * stride]`; weight `e` begins at `e * stride` and lies as in a `PackedWeight`.
-        stride: bytes from one weight to the next, in whole cache lines.
-        weight_bytes: of each weight.
-    """
-
-    kind: PackedKind
-    experts: int
-    outputs: int
-    inputs: int
-    data: Tensor
-    stride: int
-    weight_bytes: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """`[E, N, K]` of the numbers."""
-        return self.experts, self.outputs, self.inputs
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all of them."""
-        return self.data.nbytes
-
-    def __getitem__(self, expert: int) -> PackedWeight:
-        """One of the weights; it shares the memory of the stack."""
-        data = self.data[expert * self.stride :][: self.weight_bytes]
-        return PackedWeight(self.kind, self.outputs, self.inputs, data)
 
 
 def _room(kind: PackedKind, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
@@ -412,34 +376,3 @@ def _pack_fields(kind: PackedKind, form: BlockForm, cpu: Cpu | None) -> Callable
         )
 
     return pack
-
-
-def pack_stack(
-    experts: int, pack: Callable[[int, WeightMemory | None], PackedWeight], memory: WeightMemory | None = None
-) -> PackedStack:
-    """Pack a weight for each expert, one after the other, into one piece of memory.
-
-    Args:
-        experts: how many.
-        pack: packs the weight of an expert, where it is told to; all alike in kind and shape.
-        memory: where to take the piece from, or None for memory of its own.
-
-    Raises:
-        ValueError: there are no experts, or their weights differ in kind or shape.
-    """
-    if experts < 1:
-        raise ValueError(f"experts must be at least 1, not {experts}")
-    first = pack(0, None)  # says how much room one of them takes
-    stride = whole_lines(first.nbytes)
-    data = torch.empty(experts * stride, dtype=torch.uint8) if memory is None else memory.take(experts * stride)
-    data[: first.nbytes] = first.data
-    room = WeightMemory(data[stride:])
-    for expert in range(1, experts):
-        _check_alike(first, pack(expert, room), expert)
-    return PackedStack(first.kind, experts, first.outputs, first.inputs, data, stride, first.nbytes)
-
-
-def _check_alike(first: PackedWeight, other: PackedWeight, expert: int) -> None:
-    forms = [(each.kind.name, each.outputs, each.inputs) for each in (first, other)]
-    if forms[0] != forms[1]:
-        raise ValueError(f"the weight of expert {expert} is {forms[1]}, that of expert 0 is {forms[0]}")

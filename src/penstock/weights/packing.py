@@ -16,8 +16,8 @@ from penstock.contract.errors import ConfigError, ModelFileError
 from penstock.kernels.block_parts import BlockParts
 from penstock.kernels.native import Cpu
 from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
+from penstock.kernels.packed_stack import PackedStack, pack_stack
 from penstock.kernels.packed_weight import (
-    PackedStack,
     PackedWeight,
     block_kind,
     pack_bf16,
@@ -26,7 +26,6 @@ from penstock.kernels.packed_weight import (
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
-    pack_stack,
     quantize_int4,
     quantize_int8,
 )

@@ -7,13 +7,8 @@ from collections.abc import Callable
 import torch
 
 from penstock.kernels import native
-from penstock.kernels.packed_weight import (
-    QUANTISED_AT_ONCE,
-    PackedKind,
-    PackedStack,
-    PackedWeight,
-    block_kind,
-)
+from penstock.kernels.packed_stack import PackedStack
+from penstock.kernels.packed_weight import QUANTISED_AT_ONCE, PackedKind, PackedWeight, block_kind
 from penstock.kernels.weight_memory import whole_lines
 from penstock.weights.headers_only import META
 from penstock.weights.packing import PIECE_BYTES, Packer, WeightFormat
