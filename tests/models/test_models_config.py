@@ -15,6 +15,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
+from penstock.models.rope_config import read_rope
 from penstock.nn.operations import Attend, Norm, Rotate
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, RotaryTable, Unscaled, YarnScaling
 
@@ -409,13 +410,13 @@ def test_rotary_parameters_are_refused_by_dotted_key(spelling, section, key):
     ],
 )
 def test_both_spellings_of_rotary_parameters_are_read(config, expected):
-    assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128) == expected
+    assert read_rope(ConfigReader(config, FILE), head_dim=8, max_positions=128) == expected
 
 
 @pytest.mark.parametrize("config", [{}, {"rope_parameters": {"rope_type": "default"}}, {"rope_theta": None}])
 def test_a_base_that_is_left_out_is_the_familys(config):
-    assert ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, theta=2e6) == Rope(2e6)
-    stated = ConfigReader({**config, "rope_theta": 1e5}, FILE).rope(head_dim=8, max_positions=128, theta=2e6)
+    assert read_rope(ConfigReader(config, FILE), head_dim=8, max_positions=128, theta=2e6) == Rope(2e6)
+    stated = read_rope(ConfigReader({**config, "rope_theta": 1e5}, FILE), head_dim=8, max_positions=128, theta=2e6)
     assert stated == Rope(1e5)
 
 
@@ -427,8 +428,8 @@ def test_the_length_that_is_served_chooses_the_factors_of_longrope():
         config = {"rope_scaling": section, "original_max_position_embeddings": 32}
         for served, expected in ((None, long), (128, long), (33, long), (32, short), (1, short)):
             reader = ConfigReader(config, FILE, max_model_len=served)
-            assert reader.rope(head_dim=8, max_positions=128) == expected
-    unextended = ConfigReader({"rope_scaling": LONGROPE}, FILE).rope(head_dim=8, max_positions=32)
+            assert read_rope(reader, head_dim=8, max_positions=128) == expected
+    unextended = read_rope(ConfigReader({"rope_scaling": LONGROPE}, FILE), head_dim=8, max_positions=32)
     assert unextended == replace(short, amplitude=1.0)
 
 
@@ -444,10 +445,10 @@ def test_yarn_extends_the_context_and_is_warmer_for_it():
             Rope(1e4, replace(scaling, truncate=False, fast=9.0, slow=2.0), amplitude=2.0),
         ),
     ):
-        rope = ConfigReader(config, FILE).rope(head_dim=8, max_positions=64)
+        rope = read_rope(ConfigReader(config, FILE), head_dim=8, max_positions=64)
         assert rope == expected
         assert rope.reaches == 128
-    assert ConfigReader({}, FILE).rope(head_dim=8, max_positions=64).reaches == 0
+    assert read_rope(ConfigReader({}, FILE), head_dim=8, max_positions=64).reaches == 0
 
 
 @pytest.mark.parametrize(("positions", "served"), [(64, 128), (128, 128), (512, 512)])
@@ -464,10 +465,10 @@ def test_yarn_beyond_any_context_is_refused():
 
 def test_heads_are_rotated_in_part_where_the_family_says_so():
     for config in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
-        rope = ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, partial=True)
+        rope = read_rope(ConfigReader(config, FILE), head_dim=8, max_positions=128, partial=True)
         assert rope == Rope(1e4, share=0.5)
         assert rope.width(8) == 4
-    assert ConfigReader({}, FILE).rope(head_dim=8, max_positions=128, partial=True) == Rope(1e4)
+    assert read_rope(ConfigReader({}, FILE), head_dim=8, max_positions=128, partial=True) == Rope(1e4)
 
 
 @pytest.mark.parametrize("value", [0, 0.1, 1.5, -1, "half", math.nan])
@@ -477,7 +478,7 @@ def test_a_share_of_a_head_that_cannot_be_rotated_is_refused(value):
         ({"rope_parameters": {"partial_rotary_factor": value}}, "rope_parameters.partial_rotary_factor"),
     ):
         with pytest.raises(ModelFileError) as caught:
-            ConfigReader(config, FILE).rope(head_dim=8, max_positions=128, partial=True)
+            read_rope(ConfigReader(config, FILE), head_dim=8, max_positions=128, partial=True)
         assert caught.value.key == key
 
 

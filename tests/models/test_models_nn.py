@@ -13,6 +13,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models.config_reader import ConfigReader
+from penstock.models.rope_config import read_rope
 from penstock.nn.dense import DenseAttention
 from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, RotaryTable
 
@@ -93,7 +94,7 @@ def test_longrope_tables_are_those_of_transformers_bit_by_bit(
     )
     for served, factors in ((None, short if max_positions == original else long), (original, short)):
         reader = ConfigReader({"rope_scaling": parameters}, "config.json", max_model_len=served)
-        rope = reader.rope(head_dim, max_positions, partial=True)
+        rope = read_rope(reader, head_dim, max_positions, partial=True)
         assert rope == Rope(10000.0, FrequencyFactors(tuple(factors)), share, pytest.approx(amplitude))
         theirs = Phi3RotaryEmbedding(config)
         positions = torch.tensor([0, 1, 17, (served or max_positions) - 1])  # the last one makes theirs choose

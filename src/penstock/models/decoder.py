@@ -14,6 +14,7 @@ from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.linear import Weight
 from penstock.models.config_reader import LAYER_TYPES, MAX_POSITIONS, ConfigReader
+from penstock.models.rope_config import read_rope
 from penstock.nn.blocks import Attention, Block, GatedMlp, Normalization, Projection, residual, rms_norm
 from penstock.nn.operations import Activation, Embed, Heads, NormKind, Operations, Register
 from penstock.nn.program import OUT, STREAM, Head, Program
@@ -95,7 +96,7 @@ def read_decoder(
     """
     shape = _read_shape(reader, head_dim)
     if rope is None:
-        read = reader.rope(shape.head_dim, shape.max_positions, partial=partial_rotary, theta=rope_theta)
+        read = read_rope(reader, shape.head_dim, shape.max_positions, partial=partial_rotary, theta=rope_theta)
     else:
         read = rope(shape)
     if read.width(shape.head_dim) > shape.head_dim:

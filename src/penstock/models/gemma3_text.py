@@ -12,6 +12,7 @@ from penstock.contract.model import ModelShape
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_windows, read_decoder
+from penstock.models.rope_config import read_layer_rope
 from penstock.nn.blocks import Normalization, residual
 from penstock.nn.operations import Activation, Operations
 from penstock.nn.program import Program
@@ -49,7 +50,8 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     config = read_decoder(
         reader, head_dim=256, tied=True, windows=_read_windows(reader), rope=lambda shape: _global_rope(reader, shape)
     )
-    local_rope = reader.layer_rope(
+    local_rope = read_layer_rope(
+        reader,
         "sliding_attention",
         config.shape.head_dim,
         config.shape.max_positions,
@@ -81,7 +83,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _global_rope(reader: ConfigReader, shape: ModelShape) -> Rope:
-    return reader.layer_rope("full_attention", shape.head_dim, shape.max_positions, theta=_GLOBAL_THETA)
+    return read_layer_rope(reader, "full_attention", shape.head_dim, shape.max_positions, theta=_GLOBAL_THETA)
 
 
 def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
