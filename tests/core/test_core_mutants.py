@@ -354,27 +354,27 @@ def go_on_after_an_end_among_drafts(patch):
 
 
 def draft_beyond_the_budget(patch):
-    add = Scheduler._add_drafts
+    add = scheduler.add_drafts
 
-    def lavish(self, builder, drafts):
+    def lavish(builder, *rest):
         builder.budget += 3
-        add(self, builder, drafts)
+        add(builder, *rest)
 
-    patch(Scheduler, "_add_drafts", lavish)
+    patch(scheduler, "add_drafts", lavish)
 
 
 def draft_beyond_the_context(patch):
-    add = Scheduler._add_drafts
+    add = scheduler.add_drafts
 
-    def lavish(self, builder, drafts):
+    def lavish(builder, *rest):
         limits = [(seq, seq.limit) for seq in builder.seqs]
         for seq, limit in limits:
             seq.limit = limit + 4
-        add(self, builder, drafts)
+        add(builder, *rest)
         for seq, limit in limits:
             seq.limit = limit
 
-    patch(Scheduler, "_add_drafts", lavish)
+    patch(scheduler, "add_drafts", lavish)
 
 
 def release_blocks_that_a_plan_in_flight_still_writes(patch):

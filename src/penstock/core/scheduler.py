@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault, InvalidParameter
@@ -28,6 +27,7 @@ from penstock.contract.stats import SchedulerStats
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
+from penstock.core.drafting import Draftable, add_drafts, draftable
 from penstock.core.in_flight import InFlight
 from penstock.core.invariants import check_sequences
 from penstock.core.pending_blocks import PendingBlocks
@@ -35,7 +35,7 @@ from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.state_keeping import StateKeeping
-from penstock.core.steps import Draftable, PlanBuilder
+from penstock.core.steps import PlanBuilder
 
 __all__ = ["Scheduler"]
 
@@ -156,17 +156,11 @@ class Scheduler:
     # ---- what is decided
 
     def draftable(self) -> Iterator[Draftable]:
-        """The sequences whose next row could carry drafts: they decode, and their last token is known.
+        """The sequences whose next row could carry drafts.
 
         None where the model carries state, which cannot be taken back over drafts that were wrong.
         """
-        if self._states is not None:
-            return
-        budget = self.config.max_num_batched_tokens - 1
-        for seq in self._running:
-            most = min(budget, seq.limit - len(seq.tokens) - 1)
-            if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
-                yield Draftable(seq.id, seq.tokens, most)
+        return iter(()) if self._states is not None else draftable(self._running, self.config.max_num_batched_tokens)
 
     def plan(self, drafts: Sequence[Draft] = ()) -> StepPlan:
         """Decide the next step.
@@ -184,7 +178,7 @@ class Scheduler:
         if self._states is not None:
             self._states.add_checkpoints(builder)
         elif drafts:
-            self._add_drafts(builder, drafts)
+            add_drafts(builder, drafts, self._pool, sum(self._may_grow(seq) for seq in self._running))
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -376,28 +370,6 @@ class Scheduler:
         """
         return len(seq.lease.blocks) < self._pool.blocks_for(seq.limit - 1)  # the last token is never computed
 
-    # ---- planning: drafts
-
-    def _add_drafts(self, builder: PlanBuilder, drafts: Sequence[Draft]) -> None:
-        """Let rows carry drafts, as far as budget and blocks are left; a block stays for each who may need one.
-
-        Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need
-        not know how to go on past its end.
-        """
-        guesses = {draft.seq_id: draft.tokens for draft in drafts}
-        spare = sum(self._may_grow(seq) for seq in self._running)
-        for index, seq in enumerate(builder.seqs):
-            row = builder.rows[index]
-            if seq.id not in guesses or not row.sample or seq.drawing > 1:  # its last token is not known
-                continue
-            tokens = _before(seq.stop_ids, guesses[seq.id])
-            end, blocks = row.start + row.count, len(seq.lease.blocks)
-            room = (blocks + max(0, self._pool.available - spare)) * self.config.block_size - end
-            count = min(len(tokens), builder.budget, room, seq.limit - len(seq.tokens) - 1)
-            if count > 0:
-                self._pool.extend(seq.lease, max(0, self._pool.blocks_for(end + count) - blocks))
-                builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]))
-
     # ---- committing
 
     def _take_in(self, row: Row, seq: Seq, result: RowResult | None, events: list[SeqEvent]) -> None:
@@ -495,8 +467,3 @@ class Scheduler:
 
     def _withdraw(self, seq: Seq) -> None:
         self._pending_blocks.settle(seq, seq.chain.keys[seq.lease.sealed :])
-
-
-def _before(stop_ids: frozenset[int], tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens in front of the first stop id."""
-    return tuple(takewhile(lambda token: token not in stop_ids, tokens))

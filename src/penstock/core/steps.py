@@ -1,33 +1,18 @@
-"""A plan while it is made, and the sequences whose drafts it would take.
+"""A plan while it is made.
 
 Decides nothing: the scheduler does. Invariant: rows, sequences and leases of one plan stand in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from penstock.contract.plan import Admit, Checkpoint, Row, Stall, StepPlan
 from penstock.core.block_pool import Lease
 from penstock.core.in_flight import InFlightStep
 from penstock.core.sequence import Seq
 
-__all__ = ["Draftable", "PlanBuilder"]
-
-
-class Draftable(NamedTuple):
-    """A sequence whose next row could carry drafts.
-
-    Attributes:
-        tokens: all of it; to be read before the scheduler is called again.
-        most: more drafts could not be of use.
-    """
-
-    seq_id: str
-    tokens: Sequence[int]
-    most: int
+__all__ = ["PlanBuilder"]
 
 
 @dataclass(slots=True)
