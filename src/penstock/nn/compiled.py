@@ -45,7 +45,7 @@ from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import Head, Program
 from penstock.nn.reference import head_logits
-from penstock.nn.registers import Place, place_registers
+from penstock.nn.register_places import Place, place_registers
 from penstock.nn.rope import RotaryTable
 
 __all__ = ["CompiledExecutor", "why_not_compiled"]

@@ -2,9 +2,10 @@
 
 A model is described once, as a tuple of these (`nn.program`). Nothing is computed here: `nn.reference` computes each of
 them with torch, `nn.compiled` hands them to the compiled kernels, `nn.cost` adds up what they read and multiply. A new
-operation is a class here, a line in each of these readers, and a struct in `native/program.h`.
+operation is a class here, a line in each of these readers, and a struct in `native/program.h`. Operations that carry
+state are in `nn.recurrent_operations`.
 
-Operands are registers: matrices with a row for each token of a step. An operation reads what earlier ones wrote.
+An operation reads from its operands, registers (`nn.register`), what earlier ones wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
-from penstock.kernels.recurrence import RecurrenceRule
+from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
+from penstock.nn.register import Register
 from penstock.nn.rope import RotaryTable
 
 __all__ = [
@@ -42,25 +44,6 @@ __all__ = [
     "Rotate",
     "ShortConvolution",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Register:
-    """Columns `[first, first + width)` of the register `name`: `[T, width]`."""
-
-    name: str
-    width: int
-    first: int = 0
-    is_part: bool = False
-
-    def columns(self, first: int, width: int) -> Register:
-        """Some of these columns, counted from the first of them."""
-        assert first >= 0, first
-        assert first + width <= self.width, f"{self} has no columns {first} to {first + width}"
-        return Register(self.name, width, self.first + first, is_part=True)
-
-    def __str__(self) -> str:
-        return f"{self.name}[{self.first}:{self.first + self.width}]" if self.is_part else self.name
 
 
 class NormKind(StrEnum):
@@ -118,7 +101,7 @@ class Embed:
     def __str__(self) -> str:
         index = "positions" if self.of_positions else "token_ids"
         factor = "" if self.scale == 1.0 else f" * {self.scale:g}"
-        return _line(self.out, f"embed({index}, {_weight(self.table)}){factor}", adds=self.adds)
+        return self.out.line(f"embed({index}, {_weight(self.table)}){factor}", adds=self.adds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +123,7 @@ class Norm:
     adds: bool = False
 
     def __str__(self) -> str:
-        return _line(self.out, f"{self.kind}({self.x}, w[{self.x.width}], eps {self.eps:g})", adds=self.adds)
+        return self.out.line(f"{self.kind}({self.x}, w[{self.x.width}], eps {self.eps:g})", adds=self.adds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +143,7 @@ class Linear:
 
     def __str__(self) -> str:
         shift = "" if self.bias is None else ", bias"
-        return _line(self.out, f"linear({self.x}, {_weight(self.weight)}{shift})", adds=self.adds)
+        return self.out.line(f"linear({self.x}, {_weight(self.weight)}{shift})", adds=self.adds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +155,7 @@ class Activate:
     kind: Activation
 
     def __str__(self) -> str:
-        return _line(self.out, f"{self.kind}({self.x})")
+        return self.out.line(f"{self.kind}({self.x})")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +171,7 @@ class NormHeads:
     eps: float
 
     def __str__(self) -> str:
-        return _line(self.x, f"rms_norm_heads({self.x}, w[{len(self.weight)}], eps {self.eps:g})")
+        return self.x.line(f"rms_norm_heads({self.x}, w[{len(self.weight)}], eps {self.eps:g})")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +183,7 @@ class Rotate:
     table: RotaryTable
 
     def __str__(self) -> str:
-        return _line(self.x, f"rotate({self.x}, {self.table})")
+        return self.x.line(f"rotate({self.x}, {self.table})")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,7 +216,7 @@ class Attend:
         if self.spec.window is not None:
             limits += f", window {self.spec.window}"
         sinks = "" if self.sinks is None else ", sinks"
-        return _line(self.out, f"attend({operands}, cache {self.cache}, {limits}{sinks})")
+        return self.out.line(f"attend({operands}, cache {self.cache}, {limits}{sinks})")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,7 +242,7 @@ class Experts:
         choice = f"{spec.top_k} of {spec.experts}, {spec.scoring}{', normalised' if spec.normalise else ''}"
         choice += ", biases" if self.stack.has_biases else ""
         weights = f"W{[inside, hidden]}, W{[hidden, self.stack.down.shape[2]]}, {self.activation}"
-        return _line(self.out, f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=True)
+        return self.out.line(f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,86 +258,7 @@ class GateRows:
     logits: Register
 
     def __str__(self) -> str:
-        return _line(self.out, f"sigmoid({self.logits}) * {self.x}", adds=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShortConvolution:
-    """`out = gate_out * f(conv(gate_in * x))`, causal, a filter a channel; see `kernels.short_convolution`.
-
-    Attributes:
-        weight: `[L, C]` float32.
-        bias: `[C]` float32, or None.
-        state: index into `Program.states`, of shape `(L - 1, C)`.
-        silu: whether f is SiLU, and not the identity.
-        gate_in: as wide as `x`, or None.
-        gate_out: the same.
-    """
-
-    out: Register
-    x: Register
-    weight: Tensor
-    bias: Tensor | None
-    state: int
-    silu: bool = False
-    gate_in: Register | None = None
-    gate_out: Register | None = None
-
-    def __str__(self) -> str:
-        x = str(self.x) if self.gate_in is None else f"{self.gate_in} * {self.x}"
-        bias, silu = "" if self.bias is None else ", bias", ", silu" if self.silu else ""
-        text = f"short_convolution({x}, w{list(self.weight.shape)}{bias}{silu}, state {self.state})"
-        return _line(self.out, text if self.gate_out is None else f"{self.gate_out} * {text}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recurrence:
-    """A state of each head that goes from token to token; see `kernels.recurrence`.
-
-    Attributes:
-        q: `[T, key_heads * key_dim]`.
-        k: the same.
-        v: `[T, value_heads * value_dim]`, and so is `out`.
-        a: `[T, value_heads]`.
-        b: the same for the delta rule, None for a scan.
-        state: index into `Program.states`, of shape `rule.state_shape`.
-    """
-
-    out: Register
-    q: Register
-    k: Register
-    v: Register
-    a: Register
-    b: Register | None
-    state: int
-    rule: RecurrenceRule
-
-    def __str__(self) -> str:
-        operands = ", ".join(str(each) for each in (self.q, self.k, self.v, self.a, self.b) if each is not None)
-        return _line(self.out, f"recurrence({operands}, {self.rule}, state {self.state})")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GatedNorm:
-    """`out = norm(x) * silu(gate)`, or `norm(x * silu(gate))`; see `kernels.recurrence.gated_norm_reference`.
-
-    Attributes:
-        weight: `[group]` or as wide as `x`, float32.
-        group: columns that are normed together.
-    """
-
-    out: Register
-    x: Register
-    gate: Register
-    weight: Tensor
-    eps: float
-    group: int
-    gate_first: bool
-
-    def __str__(self) -> str:
-        inside = f"{self.x} * silu({self.gate})" if self.gate_first else str(self.x)
-        norm = f"rms_norm_groups({inside}, w[{len(self.weight)}], {self.group} each, eps {self.eps:g})"
-        return _line(self.out, norm if self.gate_first else f"{norm} * silu({self.gate})")
+        return self.out.line(f"sigmoid({self.logits}) * {self.x}", adds=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -366,7 +270,7 @@ class Gate:
     gate: Register
 
     def __str__(self) -> str:
-        return _line(self.out, f"{self.x} * sigmoid({self.gate})")
+        return self.out.line(f"{self.x} * sigmoid({self.gate})")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -378,7 +282,7 @@ class Regroup:
     groups: int
 
     def __str__(self) -> str:
-        return _line(self.out, f"regroup({self.x}, {self.groups} pairs)")
+        return self.out.line(f"regroup({self.x}, {self.groups} pairs)")
 
 
 Operation = (
@@ -398,11 +302,6 @@ Operation = (
     | Regroup
 )
 Operations = tuple[Operation, ...]
-
-
-def _line(out: Register, text: str, *, adds: bool = False) -> str:
-    """One operation as a line of a printed program."""
-    return f"{out!s:<8} <- {f'{out} + ' if adds else ''}{text}"
 
 
 def _weight(weight: Weight) -> str:

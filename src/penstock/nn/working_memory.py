@@ -6,7 +6,7 @@ import torch
 
 from penstock.nn.lowering import lower
 from penstock.nn.program import Program
-from penstock.nn.registers import place_registers
+from penstock.nn.register_places import place_registers
 
 __all__ = ["step_bytes"]
 
