@@ -40,6 +40,7 @@ from penstock.engine.interrupts import interruptible, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
+from penstock.engine.stand_ins import NoClock, NoRunner, OneAtATime
 from penstock.text import TextModel
 
 __all__ = ["Engine", "StepOutputs"]
@@ -72,47 +73,6 @@ class _LiveRequest:
         )
 
 
-class _NoRunner:
-    """What a closed engine has in place of a runner."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        raise EngineDead(f"step {plan.step} came after the engine was closed")
-
-    def reset(self) -> None:
-        """See `Runner`."""
-
-
-class _OneAtATime:
-    """A plain runner as one that overlaps: it computes when somebody wants its result. Owned by the engine."""
-
-    depth = 1
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._started: StepPlan | None = None
-
-    def start(self, plan: StepPlan) -> None:
-        """See `OverlappingRunner`."""
-        self._started = plan
-
-    def finish(self) -> StepResult:
-        """See `OverlappingRunner`."""
-        assert self._started is not None, "finish() without a started plan"
-        return self._runner.run(self._started)
-
-    def reset(self) -> None:
-        """See `OverlappingRunner`."""
-        self._started = None
-        self._runner.reset()
-
-
-class _NoClock:
-    """The clock of an engine that measures no time."""
-
-    def now(self) -> float:
-        return 0.0
-
-
 class Engine:
     """Generates and embeds for many requests at once, one step at a time.
 
@@ -138,8 +98,8 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.metrics = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
-        self._runner = runner if isinstance(runner, OverlappingRunner) else _OneAtATime(runner)
+        self.metrics = MetricsCollector(clock or NoClock(), scheduler.config.max_model_len)
+        self._runner = runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner)
         if scheduler.config.depth > self._runner.depth:
             raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
         self._in_flight: deque[StepPlan] = deque()
@@ -303,7 +263,7 @@ class Engine:
         """Fail what is live, end the recording, and let go of the runner: weights and KV cache go with it."""
         self.die("the engine was closed")
         self._recorder.close()
-        self._runner = _OneAtATime(_NoRunner())
+        self._runner = OneAtATime(NoRunner())
 
     def _commit(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         self._recorder.ran(result)
