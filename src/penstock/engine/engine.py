@@ -38,6 +38,7 @@ from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.interrupts import interruptible, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
+from penstock.engine.profile import NoProfile, Profile
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.engine.stand_ins import NoClock, NoRunner, OneAtATime
@@ -106,6 +107,7 @@ class Engine:
         self._drafter = drafter
         self._text = text
         self._recorder = recorder or NoRecorder()
+        self._profile: Profile | NoProfile = NoProfile()
         self._requests: dict[str, _LiveRequest] = {}
         self._owners: dict[str, tuple[_LiveRequest, Choice]] = {}
         self._rankers: dict[str, BestOfRanker] = {}
@@ -118,6 +120,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return not self._death and (self.scheduler.has_work or bool(self._in_flight))
+
+    @property
+    def profiled(self) -> bool:
+        """Whether a profile is running, or one that ended by itself waits to be stopped."""
+        return isinstance(self._profile, Profile)
 
     def health(self) -> Health:
         """The present state."""
@@ -185,6 +192,32 @@ class Engine:
         self.scheduler.reset_prefix_cache()
         self._recorder.reset()
 
+    def start_profile(self, profile: Profile) -> None:
+        """Record every step from now on. The calling thread must be the one that steps.
+
+        Raises:
+            RequestError: a profile is running.
+            EngineFault: it could not be started.
+        """
+        if self.profiled:
+            raise RequestError("A profile is running; POST /stop_profile ends it.", code="profile_running")
+        profile.start()
+        self._profile = profile
+
+    def stop_profile(self) -> Profile:
+        """End the profile that runs; by the thread that started it. It can be written then.
+
+        Raises:
+            RequestError: none is running.
+            EngineFault: what it recorded is lost.
+        """
+        profile = self._profile
+        if isinstance(profile, NoProfile):
+            raise RequestError("No profile is running; POST /start_profile begins one.", code="profile_not_running")
+        self._profile = NoProfile()
+        profile.stop()
+        return profile
+
     def step(self) -> StepOutputs:
         """Compute one step and return what it brought; nothing when there is no work.
 
@@ -201,14 +234,16 @@ class Engine:
 
     def _step(self) -> StepOutputs:
         while not self._in_flight or self.scheduler.can_plan_ahead:
-            self._in_flight.append(self._plan())
+            with self._profile.span("plan"):
+                self._in_flight.append(self._plan())
             try:
                 self._runner.start(self._in_flight[-1])
             except Exception:
                 return self._die_in(self._in_flight[-1])
         plan = self._in_flight[0]
         try:
-            result = interruptible(self._runner.finish)
+            with self._profile.span("run"):
+                result = interruptible(self._runner.finish)
         except Exception:
             return self._die_in(plan)
         except BaseException:
@@ -219,7 +254,10 @@ class Engine:
         self.metrics.ran()
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
-        return self._commit(plan, result)
+        with self._profile.span("commit"):
+            outputs = self._commit(plan, result)
+        self._profile.stepped(plan, self.scheduler)
+        return outputs
 
     def _plan(self) -> StepPlan:
         drafts: tuple[Draft, ...] = ()
