@@ -72,8 +72,12 @@ def default_model() -> Path:
 
 @pytest.fixture(scope="session")
 def default_server(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`penstock serve` with no flags but the port, in a process of its own, for all tests that ask for nothing else."""
+    """`penstock serve` with no flags but the port and where it records, in a process of its own.
+
+    For all tests that ask for nothing else.
+    """
     from served import serve
 
-    with serve(tmp_path_factory.mktemp("default") / "trace.jsonl") as served:
+    folder = tmp_path_factory.mktemp("default")
+    with serve(folder / "trace.jsonl", "--profile-dir", str(folder / "profiles")) as served:
         yield served

@@ -31,7 +31,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import HuggingFaceText, ModelCard, StepCost, StepRow, TextFiles
 from penstock.contract.ports import Grammars
 from penstock.core import Scheduler
-from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Recorder
+from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
 from penstock.exec.device import (
     kv_budget,
 )
@@ -40,6 +40,7 @@ from penstock.exec.kv_store import (
     block_bytes,
     blocks_for,
 )
+from penstock.exec.profiler import TorchProfiler
 from penstock.exec.runner import TorchRunner
 from penstock.exec.start_report import (
     plain_text_line,
@@ -83,12 +84,15 @@ class Assembly:
     cost: Callable[[Sequence[StepRow]], StepCost]
     grammars: GrammarLibrary
 
-    def start_client(self) -> LocalClient:
-        """Run the engine in a thread of its own from now on; nobody else may step it then."""
+    def start_client(self, profiles: Profiles | None = None) -> LocalClient:
+        """Run the engine in a thread of its own from now on; nobody else may step it then.
+
+        Without `profiles` it cannot be profiled.
+        """
         config = self.config
         loop = EngineLoop(self.engine, SystemClock(), config.max_queued_requests, config.max_queued_tokens)
         loop.start()
-        return LocalClient(self.intake, loop)
+        return LocalClient(self.intake, loop, profiles)
 
     def close(self) -> None:
         """End the engine and let go of its memory."""
@@ -284,13 +288,14 @@ def serve(
 
     access = server.open_access(server_options, os.environ)
     server.configure_logging(server_options.log_format)
+    profiles = _open_profiles(server_options.profile_dir) if server_options.profile_dir else None
     assembly = assemble(engine_options, cache_dir, announce)
     observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
     endpoint = server_options.otlp_traces_endpoint
     spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
     if spans is not None:
         observers.append(spans)
-    client = assembly.start_client()
+    client = assembly.start_client(profiles)
 
     def ready(url: str) -> None:
         announce(f"listening {url} (POST {url}/v1/chat/completions)")
@@ -309,6 +314,18 @@ def serve(
         assembly.close()
         if spans is not None:
             spans.close()
+
+
+def _open_profiles(directory: str) -> Profiles:
+    """Profiles that go to a folder, which is made if it is not there."""
+    path = Path(directory)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("profile_dir", f"{path} cannot be made: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError("profile_dir", f"{path} cannot be written to")
+    return Profiles(path, TorchProfiler(), SystemClock())
 
 
 @contextmanager

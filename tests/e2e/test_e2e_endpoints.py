@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -104,6 +105,23 @@ def test_a_reset_forgets_what_was_cached(served, oai):
     assert cached() > 0
     assert httpx.post(served.url + "/reset_prefix_cache").json() == {"reset": True}
     assert cached() == 0
+
+
+def test_a_profile_shows_the_steps_and_what_was_computed_in_them_and_no_text(served, oai):
+    assert httpx.post(served.url + "/start_profile").json() == {"profiling": True, "files": []}
+    again = httpx.post(served.url + "/start_profile")
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "profile_running")
+    oai.completions.create(model=MODEL, prompt=CANARY, max_tokens=5, extra_body={"ignore_eos": True})
+    names = httpx.post(served.url + "/stop_profile", timeout=60).json()["files"]
+    again = httpx.post(served.url + "/stop_profile")
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "profile_not_running")
+    steps, computed = (json.loads((served.trace.parent / "profiles" / name).read_text()) for name in names)
+    assert CANARY not in json.dumps([steps, computed])
+    for trace in (steps, computed):
+        spans = [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"]
+        assert spans.count("plan") == spans.count("run") == spans.count("commit") == 5
+    operations = [event for event in computed["traceEvents"] if event.get("cat") == "cpu_op"]
+    assert any(event["name"].startswith("aten::") for event in operations)
 
 
 def test_an_answer_is_aborted_by_its_id_and_its_blocks_come_back(served, oai):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 from served import serve
-from tiny_checkpoints import write_checkpoint, write_letters
+from tiny_checkpoints import write_lettered
 from transformers import GPT2LMHeadModel
 
 from penstock import LLM, SamplingParams
@@ -26,9 +26,7 @@ MESSAGES = [{"role": "system", "content": "You are a helpful assistant."}, {"rol
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
     """A tokenizer's directory, and transformers' model beside it."""
-    directory = write_checkpoint(tmp_path_factory.mktemp("seeds") / "gpt2", "gpt2", "tied")
-    write_letters(directory, json.loads((directory / "config.json").read_text())["vocab_size"])
-    return directory
+    return write_lettered(tmp_path_factory.mktemp("seeds") / "gpt2", "gpt2", "tied")
 
 
 @pytest.fixture(scope="module")

@@ -152,3 +152,81 @@ async def test_the_library_makes_the_call_that_the_server_makes(default_model, o
     async with AsyncLLM(str(default_model), **options) as online:
         outputs = [output async for output in online.chat(TURNS, params, **asked)]
     assert [each.arguments for each in outputs[-1].outputs[0].tool_calls] == [call.arguments]
+
+
+# --- tools and a form of the answer
+
+FORM = {
+    "type": "object",
+    "properties": {"sunny": {"type": "boolean"}, "note": {"type": "string", "maxLength": 12}},
+    "required": ["sunny", "note"],
+    "additionalProperties": False,
+}
+ASKED = {"temperature": 1.5, "top_p": 1}
+
+
+def check_call_or_form(calls, text):
+    """One of the two, and that as its schema says; which it was."""
+    for name, arguments in calls:
+        assert name == "weather"
+        jsonschema.validate(arguments, SCHEMA)
+    if calls:
+        assert not (text or "").strip()
+    else:
+        jsonschema.validate(json.loads(text), FORM)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_with_tools_and_a_form_has_one_of_them_in_every_api(oai, claude, seed):
+    """Whole and streamed alike. The seed makes chat and responses equal; messages have none, and are greedy."""
+    chat = {"model": MODEL, "messages": TURNS, "tools": [TOOL], "max_completion_tokens": LENGTH, "seed": seed} | ASKED
+    chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "n", "schema": FORM, "strict": True}}
+    whole = oai.chat.completions.create(**chat).choices[0].message
+    with oai.chat.completions.stream(**chat) as events:
+        events.until_done()
+        streamed = events.get_final_completion().choices[0].message
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in whole.tool_calls or ()]
+    check_call_or_form(calls, whole.content)
+    assert (streamed.content or "") == (whole.content or "")
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in streamed.tool_calls or ()] == calls
+
+    response = {"model": MODEL, "input": TURNS, "tools": [{"type": "function"} | FUNCTION], "max_output_tokens": LENGTH}
+    response |= {"text": {"format": {"type": "json_schema", "name": "n", "schema": FORM}}} | ASKED
+    for stream in (False, True):
+        if stream:
+            with oai.responses.stream(**response) as events:
+                given = events.get_final_response()
+        else:
+            given = oai.responses.create(**response)
+        found = [(item.name, json.loads(item.arguments)) for item in given.output if item.type == "function_call"]
+        check_call_or_form(found, given.output_text)
+
+    message = {
+        "model": MODEL,
+        "messages": TURNS,
+        "tools": [{"name": "weather", "description": FUNCTION["description"], "input_schema": SCHEMA}],
+        "max_tokens": LENGTH,
+        "output_config": {"format": {"type": "json_schema", "schema": FORM}},
+        "extra_body": {"temperature": 0},
+    }
+    answers = [claude.messages.create(**message)]
+    with claude.messages.stream(**message) as events:
+        answers.append(events.get_final_message())
+    for given in answers:
+        found = [(block.name, block.input) for block in given.content if block.type == "tool_use"]
+        check_call_or_form(found, "".join(block.text for block in given.content if block.type == "text"))
+    assert answers[0].content[0].type == answers[1].content[0].type
+
+
+def test_json_mode_with_tools_is_json_or_a_call(oai):
+    asked = {"model": MODEL, "messages": TURNS, "tools": [TOOL], "max_completion_tokens": LENGTH}
+    for seed in range(4):
+        message = (
+            oai.chat.completions.create(**asked, **ASKED, seed=seed, response_format={"type": "json_object"})
+            .choices[0]
+            .message
+        )
+        if message.tool_calls:
+            jsonschema.validate(json.loads(message.tool_calls[0].function.arguments), SCHEMA)
+        else:
+            assert isinstance(json.loads(message.content), dict)

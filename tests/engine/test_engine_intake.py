@@ -10,6 +10,7 @@ from penstock.contract.grammar import JSON_OBJECT, Grammar, GrammarKind
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.tools import ReplyRules, ToolUse
 from penstock.engine import Intake
 
 
@@ -134,3 +135,43 @@ def test_any_json_object_ends_within_a_bound_where_the_request_has_none(grammar,
     resolved = intake.resolve(EngineRequest("a", prompt, stop=StopRules(max_tokens=max_tokens), grammar=grammar))
     assert resolved.sequences[0].stop.max_tokens == most
     assert grammar is None or grammars.most == most
+
+
+def beside_calls(form):
+    return EngineRequest(
+        "a",
+        ChatPrompt((Message("user", "hi"),)),
+        grammar=Grammar(GrammarKind.JSON, "the form or calls"),
+        reply=ReplyRules(tool_use=ToolUse.AUTO, form=form),
+    )
+
+
+@pytest.mark.parametrize(("form", "most"), [(JSON_OBJECT, 8), (Grammar(GrammarKind.JSON, '{"type":"array"}'), 125)])
+def test_so_does_any_json_object_beside_calls(form, most):
+    built, grammars = harness.build(), AnyGrammar()
+    limits = replace(DEFAULT_LIMITS, max_json_object_tokens=8)
+    intake = Intake(built.text, built.card, limits, built.clock, lambda: 7, "fcfs", grammars)
+    resolved = intake.resolve(beside_calls(form))
+    assert resolved.sequences[0].stop.max_tokens == most
+
+
+class Refuses:
+    """Takes every grammar but one."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def check(self, grammar, max_new_tokens):
+        if grammar.source == self.source:
+            raise InvalidParameter("structured_outputs", "structured_outputs: it has something unsupported.")
+
+
+@pytest.mark.parametrize(
+    ("source", "param"), [(JSON_OBJECT.source, "structured_outputs"), ("the form or calls", "tools")]
+)
+def test_what_cannot_be_followed_beside_calls_is_told_of_the_form_or_of_the_tools(source, param):
+    built = harness.build()
+    intake = Intake(built.text, built.card, DEFAULT_LIMITS, built.clock, lambda: 7, "fcfs", Refuses(source))
+    with pytest.raises(InvalidParameter) as refused:
+        intake.resolve(beside_calls(JSON_OBJECT))
+    assert (refused.value.param, str(refused.value)) == (param, f"{param}: it has something unsupported.")

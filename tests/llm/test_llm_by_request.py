@@ -5,28 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tiny_checkpoints import write_checkpoint, write_letters
+from llm_harness import LONG, OPTIONS, SHORT
 
-from penstock import LLM, AsyncLLM, SamplingParams
+from penstock import AsyncLLM
 from penstock.contract.errors import InvalidParameter
 from penstock.llm import request_book
-
-OPTIONS = {"dtype": "float32", "threads": 1, "kv_cache_memory": 1_000_000}
-SHORT = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-LONG = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    directory = write_checkpoint(tmp_path_factory.mktemp("by_request"), "llama", "wide_heads_untied")
-    write_letters(directory, 101)
-    return str(directory)
-
-
-@pytest.fixture(scope="module")
-def llm(model):
-    with LLM(model, **OPTIONS) as llm:
-        yield llm
 
 
 def test_an_answer_can_be_asked_for_at_any_time(llm):
@@ -116,9 +99,9 @@ def known(llm, request_id):
         return False
 
 
-def test_the_async_library_streams_what_is_new(model):
+def test_the_async_library_streams_what_is_new(lettered):
     async def pieces():
-        async with AsyncLLM(model, **OPTIONS) as llm:
+        async with AsyncLLM(lettered, **OPTIONS) as llm:
             streamed = [piece async for piece in llm.stream_text("abc", LONG)]
             async for output in llm.generate("abc", LONG):
                 whole = output.outputs[0].text

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from tiny_checkpoints import write_checkpoint, write_letters
-
-from penstock import LLM, SamplingParams
-
-SHORT = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-LONG = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory):
-    directory = write_checkpoint(tmp_path_factory.mktemp("stepping"), "llama", "wide_heads_untied")
-    write_letters(directory, 101)
-    with LLM(str(directory), dtype="float32", threads=1, kv_cache_memory=1_000_000) as llm:
-        yield llm
+from llm_harness import LONG, SHORT
 
 
 def step_to_the_end(llm):

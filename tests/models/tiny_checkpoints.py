@@ -8,6 +8,7 @@ left out or swapped shows.
 from __future__ import annotations
 
 import functools
+import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ __all__ = [
     "reference_greedy",
     "reference_logits",
     "write_checkpoint",
+    "write_lettered",
     "write_letters",
 ]
 
@@ -607,6 +609,13 @@ def write_letters(directory: Path, count: int) -> None:
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
     tokenizer.save_pretrained(directory)
+
+
+def write_lettered(directory: Path, family: str, variant: str, **changes: Any) -> Path:
+    """A checkpoint as `write_checkpoint`, with a tokenizer of letters for its whole vocabulary."""
+    write_checkpoint(directory, family, variant, **changes)
+    write_letters(directory, json.loads((directory / "config.json").read_text())["vocab_size"])
+    return directory
 
 
 def load_model(

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
-from penstock.contract.errors import EngineDead, InvalidParameter
+from penstock.contract.errors import EngineDead, InvalidParameter, RequestError
 from penstock.contract.events import (
     ChoiceDelta,
     ChoiceFinished,
@@ -122,11 +122,12 @@ class ScriptedEngine:
     left: list[str] = field(default_factory=list)
     yielded: int = 0
     resets: int = 0
+    profiling: bool = False
     stuck: bool = False
 
     def reset(self) -> None:
         self.script, self.state, self.yielded = HELLO, HEALTHY, 0
-        self.resets, self.stuck = 0, False
+        self.resets, self.stuck, self.profiling = 0, False, False
         for record in (self.requests, self.live, self.left):
             record.clear()
 
@@ -172,6 +173,19 @@ class ScriptedEngine:
     async def reset_prefix_cache(self) -> None:
         await self.heartbeat()
         self.resets += 1
+
+    async def start_profile(self) -> None:
+        await self.heartbeat()
+        if self.profiling:
+            raise RequestError("A profile is running.", code="profile_running")
+        self.profiling = True
+
+    async def stop_profile(self) -> tuple[str, ...]:
+        await self.heartbeat()
+        if not self.profiling:
+            raise RequestError("No profile is running.", code="profile_not_running")
+        self.profiling = False
+        return ("p-steps.json", "p-torch.json")
 
     async def tokenize(self, prompt: Prompt) -> Tokenized:
         """One token a character, its id the character's place in ASCII, from "!" = 1 on."""

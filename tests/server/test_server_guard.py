@@ -142,6 +142,17 @@ def test_an_admins_route_needs_an_admins_key(guarded):
     assert guarded.send("POST", "/reset_prefix_cache", ADMIN).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
+def test_profiles_are_an_admins(guarded, path):
+    guarded.engine.profiling = path == "/stop_profile"
+    before = guarded.engine.profiling
+    refused = guarded.send("POST", path, KEY)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+    assert guarded.engine.profiling == before
+    assert guarded.send("POST", path, ADMIN).status_code == 200
+    assert guarded.engine.profiling != before
+
+
 def test_keys_never_share_cached_work_and_the_engine_learns_neither_key_nor_salt(guarded):
     salts = {}
     for key, salt in ((KEY, ""), (OTHER, ""), (KEY, "mine"), (OTHER, "mine"), (KEY, "mine")):

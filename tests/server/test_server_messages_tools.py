@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import anthropic
 import pytest
-from scripted_engine import ScriptedEngine, always, delta, finished, length, stop
+from scripted_engine import ScriptedEngine, always, delta, finished, stop
 from server_harness import CARD, LIMITS, running
-from test_server_tools import TWO_CALLS, called, calls
+from test_server_tools import CALL_SCRIPTS, TWO_CALLS, calls
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceFinished, FinishReason
@@ -78,9 +78,7 @@ def test_a_whole_answer_thinks_then_says_then_calls(thinker):
     assert engine.requests[-1].reply == ReplyRules(ReasoningUse.SPLIT, ToolUse.AUTO)
 
 
-SCRIPTS = {
-    "all": TWO_CALLS,
-    "calls alone": always(calls(CallPiece(0, "a", "now", ""), CallPiece(0, "", "", "{}")), called(), finished()),
+SCRIPTS = CALL_SCRIPTS | {
     "text after a call": always(
         calls(CallPiece(0, "a", "now", "{}")),
         delta("Now"),
@@ -88,16 +86,7 @@ SCRIPTS = {
         ChoiceFinished(0, FinishReason.TOOL_CALLS),
         finished(),
     ),
-    "nothing": always(stop(), finished(completion=0)),
-    "thinking cut off": always(calls(reasoning="h"), calls(reasoning="m"), length(), finished()),
     "text": always(delta("a"), delta("b"), stop(by="!"), finished()),
-    "a call between texts": always(
-        calls(text="So."), calls(CallPiece(0, "a", "now", "{}", 3)), calls(text="Then."),
-        calls(CallPiece(1, "b", "now", "{}", 8)), calls(text="Done."), called(), finished()
-    ),
-    "a call cut off": always(
-        calls(CallPiece(0, "a", "weather", "")), calls(CallPiece(0, "", "", '{"city": "R')), length(), finished()
-    ),
 }  # fmt: skip
 
 
@@ -281,6 +270,12 @@ def test_an_effort_sets_the_level_whether_or_not_thinking_is_on():
 def test_a_form_of_the_answer_is_a_grammar():
     request = parsed(output_config={"format": {"type": "json_schema", "schema": PARAMETERS}})
     assert json.loads(request.grammar.source) == PARAMETERS
+
+
+def test_an_answer_that_may_call_has_the_form_where_it_does_not():
+    request = parsed(output_config={"format": {"type": "json_schema", "schema": PARAMETERS}}, tools=[WEATHER])
+    assert json.loads(request.reply.form.source) == PARAMETERS
+    assert len(json.loads(request.grammar.source)["anyOf"]) == 3
 
 
 def test_an_assistants_turn_at_the_end_is_continued():

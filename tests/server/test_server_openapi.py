@@ -99,6 +99,8 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/version",
         "/abort_requests",
         "/reset_prefix_cache",
+        "/start_profile",
+        "/stop_profile",
         "/metrics",
         "/engine/sampling",
     }

@@ -11,10 +11,11 @@ import pydantic
 import pytest
 from scripted_engine import ScriptedEngine, always, delta, finished, length, stop
 from server_harness import CARD, LIMITS, running
-from test_server_tools import TWO_CALLS, called, calls
+from test_server_tools import CALL_SCRIPTS, TWO_CALLS, calls
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceFinished, FinishReason
+from penstock.contract.grammar import JSON_OBJECT
 from penstock.contract.limits import RequestLimits
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolCall, ToolUse
@@ -47,6 +48,12 @@ def parsed(card=CARD, **fields):
     return request
 
 
+def test_an_answer_that_may_call_has_the_form_where_it_does_not():
+    request = parsed(text={"format": {"type": "json_object"}}, tools=[WEATHER])
+    assert request.reply.form == JSON_OBJECT
+    assert len(json.loads(request.grammar.source)["anyOf"]) == 3
+
+
 # --- answers
 
 
@@ -64,23 +71,12 @@ def test_a_whole_response_thinks_then_says_then_calls(client, served):
     assert len({item.id for item in response.output}) == 4
 
 
-SCRIPTS = {
-    "all": TWO_CALLS,
-    "calls alone": always(calls(CallPiece(0, "a", "now", ""), CallPiece(0, "", "", "{}")), called(), finished()),
+SCRIPTS = CALL_SCRIPTS | {
     "text after a call": always(
         calls(CallPiece(0, "a", "now", "{}")), delta("Now"), ChoiceFinished(0, FinishReason.TOOL_CALLS), finished()
     ),
-    "nothing": always(stop(), finished(completion=0)),
-    "thinking cut off": always(calls(reasoning="h"), calls(reasoning="m"), length(), finished()),
     "a call, then cut off": always(calls(CallPiece(0, "a", "now", "{}")), delta("x"), length(), finished()),
     "text": always(delta("a"), delta("b"), stop(), finished()),
-    "a call between texts": always(
-        calls(text="So."), calls(CallPiece(0, "a", "now", "{}", 3)), calls(text="Then."),
-        calls(CallPiece(1, "b", "now", "{}", 8)), calls(text="Done."), called(), finished()
-    ),
-    "a call cut off": always(
-        calls(CallPiece(0, "a", "weather", "")), calls(CallPiece(0, "", "", '{"city": "R')), length(), finished()
-    ),
 }  # fmt: skip
 
 

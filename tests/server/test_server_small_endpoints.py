@@ -85,6 +85,18 @@ def test_the_prefix_cache_is_reset(served):
     assert served.engine.resets == 1
 
 
+def test_a_profile_is_started_and_stopped_and_names_its_files(served):
+    whatever = {"model": "m", "prompt": "as vLLM's load generator sends it", "num_steps": 3}
+    assert served.http.post("/start_profile", json=whatever).json() == {"profiling": True, "files": []}
+    again = served.http.post("/start_profile")
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "profile_running")
+    stopped = served.http.post("/stop_profile")
+    assert stopped.json() == {"profiling": False, "files": ["p-steps.json", "p-torch.json"]}
+    again = served.http.post("/stop_profile")
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "profile_not_running")
+    assert served.http.get("/start_profile").status_code == 405
+
+
 def test_ready_is_said_by_the_engine_and_live_by_the_process(served):
     assert served.http.get("/health/ready").json() == {"status": "ready", "reason": ""}
     served.engine.state = replace(HEALTHY, alive=False, reason="it broke")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from scripted_engine import always, delta, finished, stop
+from scripted_engine import always, delta, finished, length, stop
 from sse_reader import read_events
 
-from penstock.api_fields.tools import enforced_schema, read_tools
+from penstock.api_fields.tools import enforced_schema, read_tools, schema_beside_calls
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, RequestFinished, TokenPiece, Usage
 from penstock.contract.grammar import Grammar, GrammarKind
@@ -45,6 +45,21 @@ TWO_CALLS = always(
     called(),
     RequestFinished(Usage(5, 9, 0, 3)),
 )
+
+CALL_SCRIPTS = {
+    "all": TWO_CALLS,
+    "calls alone": always(calls(CallPiece(0, "a", "now", ""), CallPiece(0, "", "", "{}")), called(), finished()),
+    "nothing": always(stop(), finished(completion=0)),
+    "thinking cut off": always(calls(reasoning="h"), calls(reasoning="m"), length(), finished()),
+    "a call between texts": always(
+        calls(text="So."), calls(CallPiece(0, "a", "now", "{}", 3)), calls(text="Then."),
+        calls(CallPiece(1, "b", "now", "{}", 8)), calls(text="Done."), called(), finished()
+    ),
+    "a call cut off": always(
+        calls(CallPiece(0, "a", "weather", "")), calls(CallPiece(0, "", "", '{"city": "R')), length(), finished()
+    ),
+}  # fmt: skip
+"""Answers with calls of WEATHER and NOW, for every API."""
 
 
 @pytest.fixture
@@ -301,3 +316,35 @@ def test_a_call_that_must_be_made_is_held_to_its_grammar(choice):
     assert free.grammar is None
     with pytest.raises(InvalidParameter, match="response_format"):
         parse_chat(body | {"response_format": {"type": "json_object"}}, "chatcmpl-1", card, DEFAULT_LIMITS)
+
+
+# --- calls or a form
+
+
+def test_an_answer_may_call_or_have_the_form(served):
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": PARAMETERS}}
+    for response_format, schema in (({"type": "json_object"}, {"type": "object"}), (form, PARAMETERS)):
+        assert served.chat(messages=HI, tools=[WEATHER, NOW], response_format=response_format).status_code == 200
+        offer = read_tools({"tools": [WEATHER, NOW]}, DEFAULT_LIMITS)
+        assert json.loads(served.request.grammar.source) == schema_beside_calls(schema, offer)
+        assert json.loads(served.request.reply.form.source) == schema
+        assert served.request.reply.tool_use is ToolUse.AUTO
+    served.chat(messages=HI, tools=[WEATHER], tool_choice="none", response_format=form)
+    assert json.loads(served.request.grammar.source) == PARAMETERS
+    assert served.request.reply.form is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, "tool_choice", "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["a"]}}, "tool_choice", "structured_outputs.choice"),
+        ({"structured_outputs": {"json": {"type": "array"}}}, "tools", "'object'"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "JSON schema"),
+    ],
+)
+def test_a_form_that_does_not_go_together_with_tools_is_refused(served, fields, param, word):
+    answer = served.chat(messages=HI, tools=[WEATHER], **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert word in error["message"]

@@ -10,14 +10,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.contract.errors import ConfigError, InvalidParameter
+from penstock.contract.grammar import JSON_OBJECT
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
+from penstock.text.call_entry import Judgement
 from penstock.text.call_format import CALL_FORMATS, find_call_format
 from penstock.text.call_parser import CallParser, CallPart
 from penstock.text.call_values import FoundCall
 from penstock.text.json_scan import JsonScan, ScanState
 from penstock.text.reasoning import ReasoningSplit
-from penstock.text.reply import ReplyFormat
+from penstock.text.reply import ReplyFormat, ReplyReader
 from penstock.text.tool_schemas import ToolSchemas
 
 WEATHER = {
@@ -36,6 +38,9 @@ def tool(name: str = "weather", parameters: object = WEATHER, *, strict: bool = 
 TOOLS = (tool(), tool("now", {"type": "object"}))
 FREE = ToolSchemas(TOOLS)
 STRICT = ToolSchemas([tool(strict=True), tool("now", {"type": "object"}, strict=True)])
+BESIDE = ReplyReader(
+    ReplyRules(tool_use=ToolUse.AUTO, form=JSON_OBJECT), CALL_FORMATS["json"], FREE, False, False
+).judgement
 PARIS = FoundCall("weather", '{"city": "Paris"}')
 ROME = FoundCall("weather", '{"city":"Rome","days":2}')
 ROME_WHOLE = FoundCall("weather", '{"city": "Rome", "days": 2}')
@@ -44,8 +49,10 @@ P, R = '{"name": "weather", "arguments": {"city": "Paris"}}', '{"name":"weather"
 BAD = '{"name": "weather", "arguments": {"town": "Paris"}}'
 
 
-def parser_of(form: str, tools: ToolSchemas = FREE, **options) -> CallParser:
-    return CallParser(CALL_FORMATS[form], tools.accepts, tools.takes_any, **options)
+def parser_of(form: str, tools: ToolSchemas = FREE, *, beside: bool = False, **options) -> CallParser:
+    """A parser, of an answer that may have a form `beside` calls."""
+    free = Judgement(tools.accepts, tools.takes_any)
+    return CallParser(CALL_FORMATS[form], BESIDE if beside else free, **options)
 
 
 def calls_of(parts: list[CallPart]) -> list[FoundCall]:
@@ -159,6 +166,40 @@ def test_a_strict_tool_is_called_whole_and_by_its_schema(form, answer, text, cal
     assert parse(form, *answer, tools=STRICT) == (text, calls)
 
 
+BESIDE_A_FORM = [
+    (P, "", [PARIS]),
+    (f" [{P}, {R}]", "", [PARIS, ROME]),
+    (BAD, BAD, []),
+    (f"[{BAD}, {P}]", f"[{BAD}, {P}]", []),
+    (P[:-1], P[:-1], []),
+    ('{"name": "Bob", "arguments": {}}', '{"name": "Bob", "arguments": {}}', []),
+    ('{"name": "now", "parameters": {}}', '{"name": "now", "parameters": {}}', []),
+    ('{"arguments": {}, "name": "now"}', '{"arguments": {}, "name": "now"}', []),
+    ('{"function": {"name": "now", "arguments": {}}}', '{"function": {"name": "now", "arguments": {}}}', []),
+    ('{"name": "now", "arguments": "{}"}', '{"name": "now", "arguments": "{}"}', []),
+    ('{\n "name" : "now" , "arguments" : { } }', "", [called("now", "{ }")]),
+    ('{"name": "now", "arguments": {"x": 1e999}}', "", [called("now", '{"x": 1e999}')]),
+    ('{"name": "now", "arguments": {}, "id": 1}', '{"name": "now", "arguments": {}, "id": 1}', []),
+    ('{"name": "now"' + " " * 600 + ', "arguments": {}}', '{"name": "now"' + " " * 600 + ', "arguments": {}}', []),
+    (f'{{"city": {P}}}', f'{{"city": {P}}}', []),
+    ("{}", "{}", []),
+    (f"<tool_call>{P}</tool_call>", f"<tool_call>{P}</tool_call>", []),
+]
+
+
+@pytest.mark.parametrize(("answer", "text", "calls"), BESIDE_A_FORM)
+def test_beside_a_form_an_object_is_a_call_in_the_exact_spelling_if_its_arguments_fit(answer, text, calls):
+    assert parse("json", answer, beside=True) == (text, calls)
+    assert parse("json", *answer, beside=True) == (text, calls)
+
+
+def test_beside_a_form_text_comes_as_soon_as_it_is_no_call():
+    for answer in ('{"na', '{ "name" : "w', '{"name": "weather", "arguments": {"city": 1', '[{"name": "now",'):
+        assert parser_of("json", beside=True).push(answer) == ("", [])
+    for answer in ('{"ni', "{1", '{"name": "Bob"', '{"name": "é', '{"name": "now", "p', '[{"x'):
+        assert parser_of("json", beside=True).push(answer) == (answer, [])
+
+
 # --- however it is cut
 
 FRAGMENTS = st.sampled_from(
@@ -178,9 +219,10 @@ def test_calls_and_text_do_not_depend_on_the_cut(form, answer, cuts, parallel):
     assert parse(form, *answer, parallel=parallel) == whole
     if not whole[1]:
         assert whole[0] == answer  # what is no call is text, to the last blank
-    assert parse(form, *pieces_of(answer, cuts), parallel=parallel, tools=STRICT) == parse(
-        form, answer, parallel=parallel, tools=STRICT
-    )
+    for way in ({"tools": STRICT}, {"beside": True}):
+        assert parse(form, *pieces_of(answer, cuts), parallel=parallel, **way) == parse(
+            form, answer, parallel=parallel, **way
+        )
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "json"])

@@ -330,6 +330,6 @@ def test_an_unreachable_hub_is_one_clear_line(tmp_path: Path, monkeypatch: pytes
     def unreachable(*_: object, **__: object) -> None:
         raise ConnectionError("no route to host\nand much more")
 
-    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    monkeypatch.setattr(hub.HfApi, "model_info", unreachable)
     with pytest.raises(ModelUnavailable, match="could not be fetched from the Hugging Face hub: no route to host"):
         snapshot("org/name", tmp_path, HUB_FILES, False)

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from click.testing import CliRunner
-from tiny_checkpoints import write_checkpoint, write_letters
+from tiny_checkpoints import write_lettered
 from transformers import GPT2LMHeadModel
 
 from penstock import LLM, SamplingParams
@@ -31,9 +31,7 @@ BLOCK = {
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
-    directory = write_checkpoint(tmp_path_factory.mktemp("gpt2") / "gpt2", "gpt2", "tied")
-    write_letters(directory, json.loads((directory / "config.json").read_text())["vocab_size"])
-    return directory
+    return write_lettered(tmp_path_factory.mktemp("gpt2") / "gpt2", "gpt2", "tied")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What a request says of a conversation beside sampling: the prompt, its tools, and how the answer is parsed.
 
 Decides what these fields of chat completions mean, for every endpoint and for the Python API, and the grammar of an
-answer that must call a tool.
+answer that must call a tool, or must have a form where it calls none.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penstock.api_fields.fields import BOOLEAN, OBJECT, Field, join_path
 from penstock.api_fields.reasoning import EFFORT, Variables, effort_variables
 from penstock.api_fields.request_options import check_prompt_chars, sampling_fields
 from penstock.api_fields.strict_json import JsonObject, printable
-from penstock.api_fields.tools import TOOL_CHOICE, TOOLS, ToolOffer, enforced_schema, read_tools
+from penstock.api_fields.tools import TOOL_CHOICE, TOOLS, ToolOffer, enforced_schema, read_tools, schema_beside_calls
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, TemplateValue
-from penstock.contract.tools import ReasoningUse, ReplyRules, Tool
+from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 
 __all__ = ["ANSWER_FIELDS", "CHAT_SAMPLING_FIELDS", "PROMPT_FIELDS", "ChatOptions", "read_chat_options"]
 
@@ -63,20 +63,32 @@ class ChatOptions:
         """`request` with this conversation, which replaces its prompt, reply rules and grammar.
 
         Raises:
-            InvalidParameter: the answer must call a tool, and the request also asks for another form.
+            InvalidParameter: the request asks for a form that does not go together with the calls.
         """
-        return replace(request, prompt=self.prompt, reply=self.reply, grammar=self._grammar(request.grammar))
-
-    def _grammar(self, wanted: Grammar | None) -> Grammar | None:
-        """The answer's grammar: the one that the caller gave, or that of the calls that it must make."""
-        if not self.offer.forced:
-            return wanted
-        if wanted is not None:
-            message = (
-                "tool_choice asks for a call, and response_format (or its like) for another answer: give one of them."
-            )
+        wanted = request.grammar
+        if self.offer.forced:
+            if wanted is not None:
+                message = (
+                    "tool_choice asks for a call, and response_format (or its like) for another answer: give one of"
+                    " them."
+                )
+                raise InvalidParameter("tool_choice", message)
+            return self._held_to(request, enforced_schema(self.offer))
+        if wanted is None or self.offer.use is ToolUse.NONE:
+            return replace(request, prompt=self.prompt, reply=self.reply)
+        if wanted.kind is not GrammarKind.JSON:
+            message = f"structured_outputs.{wanted.kind} and tools contradict each other: give tool_choice none."
             raise InvalidParameter("tool_choice", message)
-        return Grammar(GrammarKind.JSON, json.dumps(enforced_schema(self.offer)))
+        try:
+            schema = json.loads(wanted.source)
+        except (ValueError, RecursionError) as error:
+            raise InvalidParameter("structured_outputs.json", "must be a JSON schema, as JSON text") from error
+        request = self._held_to(request, schema_beside_calls(schema, self.offer))
+        return replace(request, reply=replace(self.reply, form=wanted))
+
+    def _held_to(self, request: EngineRequest, schema: JsonObject) -> EngineRequest:
+        grammar = Grammar(GrammarKind.JSON, json.dumps(schema))
+        return replace(request, prompt=self.prompt, reply=self.reply, grammar=grammar)
 
     @classmethod
     def made(cls, prompt: ChatPrompt, offer: ToolOffer, reasoning: ReasoningUse) -> ChatOptions:

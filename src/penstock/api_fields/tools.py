@@ -1,14 +1,14 @@
 """`tools` and `tool_choice` of a request: what the model may call, and what it must call.
 
 Reads OpenAI's chat completions form. Every endpoint's tools and choice become a `ToolOffer`; when a call is required,
-the answer is held to a JSON Schema (`enforced_schema`).
+or the answer must have a form where it is no call, it is held to a JSON Schema.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "known_name",
     "make_tool",
     "read_tools",
+    "schema_beside_calls",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -253,10 +254,35 @@ def enforced_schema(offer: ToolOffer) -> JsonObject:
 
     A named tool's answer is its arguments; otherwise it is a list of `{"name", "arguments"}`, one at least.
     """
-    definitions = {f"tool_{i}": _moved(json.loads(tool.parameters), f"tool_{i}") for i, tool in enumerate(offer.tools)}
-    places = {tool.name: f"#/$defs/tool_{index}" for index, tool in enumerate(offer.tools)}
+    definitions, places = _placed(offer)
     if offer.use is ToolUse.NAMED:
         return {"$ref": places[offer.name], "$defs": definitions}
+    return _calls(offer, places) | {"$defs": definitions}
+
+
+def schema_beside_calls(form: JsonObject, offer: ToolOffer) -> JsonObject:
+    """The JSON Schema of an answer that has a form, or else calls: one `{"name", "arguments"}`, or a list of them.
+
+    Raises:
+        InvalidParameter: the form is not surely an object, so that lists of calls could not be told from it.
+    """
+    if not _is_object(form):
+        message = "tools may be called here, so the answer's own schema must be of type 'object'."
+        raise InvalidParameter("tools", message, code="unsupported_value")
+    definitions, places = _placed(offer)
+    definitions["form"] = _moved(form, "form")
+    calls = _calls(offer, places)
+    return {"anyOf": [{"$ref": "#/$defs/form"}, *calls["items"]["anyOf"], calls], "$defs": definitions}
+
+
+def _placed(offer: ToolOffer) -> tuple[JsonObject, dict[str, str]]:
+    """The tools' schemas as definitions, and a reference to each by the tool's name."""
+    definitions = {f"tool_{i}": _moved(json.loads(tool.parameters), f"tool_{i}") for i, tool in enumerate(offer.tools)}
+    return definitions, {tool.name: f"#/$defs/tool_{index}" for index, tool in enumerate(offer.tools)}
+
+
+def _calls(offer: ToolOffer, places: Mapping[str, str]) -> JsonObject:
+    """The schema of a list of calls."""
     calls = [
         {
             "type": "object",
@@ -267,7 +293,21 @@ def enforced_schema(offer: ToolOffer) -> JsonObject:
         for name, place in places.items()
     ]
     limit = {} if offer.parallel else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, "$defs": definitions}
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}}
+
+
+def _is_object(schema: Any) -> bool:
+    """Whether only objects fit; references inside the schema are followed."""
+    root, seen = schema, set()
+    while isinstance(schema, dict) and "type" not in schema:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/") or reference in seen:
+            return False
+        seen.add(reference)
+        schema = root
+        for step in reference[2:].split("/"):
+            schema = schema.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+    return isinstance(schema, dict) and schema["type"] == "object"
 
 
 def _moved(schema: Any, name: str) -> Any:

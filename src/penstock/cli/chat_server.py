@@ -23,6 +23,15 @@ PATIENCE_SECONDS = 600.0
 """For the next piece of an answer: a long prompt on a busy server takes its time."""
 
 SHOWN_ERROR = 400
+NOT_LET_IN = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
+
+
+class _Refused(EngineFault):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"HTTP {status}: {message}")
+        self.status = status
 
 
 class ServerPartner:
@@ -63,14 +72,20 @@ class ServerPartner:
             "stream_options": {"include_usage": True},
             **{name: value for name, value in params.items() if value is not None},
         }
-        reader = EventReader()
+        reader, ended = EventReader(), False
         connection = self._connect()
         try:
             answer = self._send(connection, "POST", "/chat/completions", json.dumps(body).encode())
             while bytes_ := answer.read1(65536):
                 for data in reader.push(bytes_):
-                    if data != "[DONE]":
-                        yield _piece(data)
+                    if data == "[DONE]":
+                        ended = True
+                        continue
+                    piece = _piece(data)
+                    ended = ended or bool(piece.finish_reason)
+                    yield piece
+            if not ended:
+                raise EngineFault("the answer broke off: the server ended the connection")
         except (OSError, http.client.HTTPException) as error:
             raise EngineFault(f"the connection broke: {_reason(error)}") from error
         finally:
@@ -84,6 +99,9 @@ class ServerPartner:
         except (OSError, http.client.HTTPException) as error:
             raise ConfigError("base_url", f"no server answers at {base_url}: {_reason(error)}") from error
         except (ValueError, KeyError, TypeError, EngineFault) as error:
+            if isinstance(error, _Refused) and error.status in NOT_LET_IN:
+                message = f"{base_url} wants one that it knows ({error}); give it here or in PENSTOCK_API_KEY"
+                raise ConfigError("api_key", message) from error
             raise ConfigError(
                 "base_url", f"{base_url} does not list its models as OpenAI's API does: {error}"
             ) from error
@@ -103,7 +121,7 @@ class ServerPartner:
         connection.request(method, self._path + path, body, self._headers)
         answer = connection.getresponse()
         if answer.status != http.client.OK:
-            raise EngineFault(f"HTTP {answer.status}: {_error_message(answer.read(65536))}")
+            raise _Refused(answer.status, _error_message(answer.read(65536)))
         return answer
 
 

@@ -26,7 +26,7 @@ NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Fron
 ALIASES = {"tokenizer": ("--tokenizer-name",)}
 """Other spellings of an option: RoseInfer's."""
 
-METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL"}
+METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL", "profile_dir": "DIRECTORY"}
 
 
 class ByteSize(click.ParamType[int]):

@@ -18,7 +18,8 @@ def command(model: str) -> None:
     """Fetch MODEL, verify it, and say where it is; quick when it is there already.
 
     MODEL is a name that `penstock models` lists, or org/name on the Hugging Face hub (needs the extra penstock[hub]);
-    by default smollm2-135m-instruct.
+    by default smollm2-135m-instruct. What came of an interrupted download from the hub is kept, and the next pull goes
+    on from there.
     """
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull

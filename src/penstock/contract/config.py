@@ -343,6 +343,11 @@ class ServerConfig:
     log_requests: bool = _option(
         False, "Log one line per request: id, route, status, tokens, timings; never text of a prompt or an answer."
     )
+    profile_dir: str = _option(
+        "",
+        "Folder for profiles, made if it is not there: an admin begins one with POST /start_profile and ends it with"
+        " POST /stop_profile. Without it both are refused.",
+    )
     otlp_traces_endpoint: str = _option(
         "", "Send an OpenTelemetry span per request to this OTLP/HTTP URL; needs the extra penstock[otel]."
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from penstock.contract.events import Output
@@ -22,6 +24,7 @@ __all__ = [
     "Health",
     "Matcher",
     "OverlappingRunner",
+    "Profiler",
     "Runner",
     "Thinking",
     "ThinkingBudgets",
@@ -79,6 +82,30 @@ class Drafter(Protocol):
 
     def draft(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """At most `most` (at least 1) token ids that may follow `tokens`, a whole sequence; () for no guess."""
+        ...
+
+
+class Profiler(Protocol):
+    """Records what one thread computes, once at a time. Used by that thread alone."""
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Raises:
+            EngineFault: it cannot.
+        """
+        ...
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """While recording: what is computed inside is marked with `name`."""
+        ...
+
+    def stop(self) -> Callable[[Path], None]:
+        """Record no more; what is returned writes the record, as Chrome's trace events, to a new file, by any thread.
+
+        Raises:
+            EngineFault: the record is lost.
+        """
         ...
 
 
@@ -148,6 +175,24 @@ class EngineClient(Protocol):
 
         Raises:
             EngineDead: nothing can be served any more.
+        """
+        ...
+
+    async def start_profile(self) -> None:
+        """Record every step from now on.
+
+        Raises:
+            RequestError: a profile is running, or the operator named no folder for them.
+            EngineFault: it could not be started, or nothing can be served any more.
+        """
+        ...
+
+    async def stop_profile(self) -> tuple[str, ...]:
+        """Record no more, and write what was recorded; the names of the files in the operator's folder.
+
+        Raises:
+            RequestError: no profile is running.
+            EngineFault: it could not be written, or nothing can be served any more.
         """
         ...
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.contract.grammar import Grammar
+
 __all__ = ["PLAIN_REPLY", "CallPiece", "ReasoningUse", "ReplyRules", "Tool", "ToolCall", "ToolUse", "made_calls"]
 
 
@@ -96,12 +98,15 @@ class ReplyRules:
     Attributes:
         tool_name: the tool that `NAMED` names; else "".
         parallel_tool_calls: whether one answer may hold several calls; if not, it ends after the first.
+        form: of an answer under `AUTO` that calls nothing; the request's grammar then allows it and calls in plain
+            JSON. None where such an answer is free text.
     """
 
     reasoning: ReasoningUse = ReasoningUse.INLINE
     tool_use: ToolUse = ToolUse.NONE
     tool_name: str = ""
     parallel_tool_calls: bool = True
+    form: Grammar | None = None
 
 
 PLAIN_REPLY = ReplyRules()

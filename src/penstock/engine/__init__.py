@@ -5,6 +5,7 @@ from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.interrupts import interrupts_held
 from penstock.engine.loop import EngineLoop
+from penstock.engine.profile import Profiles
 from penstock.engine.recorder import NoRecorder, Recorder
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Intake",
     "LocalClient",
     "NoRecorder",
+    "Profiles",
     "Recorder",
     "ResolvedRequest",
     "StepOutputs",

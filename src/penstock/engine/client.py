@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
+from penstock.contract.errors import RequestError
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
@@ -16,6 +17,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
 from penstock.engine.output_queue import OutputQueue
+from penstock.engine.profile import Profile, Profiles
 
 __all__ = ["LocalClient"]
 
@@ -27,9 +29,10 @@ def _do_nothing(_: Engine) -> None:
 class LocalClient:
     """Submits requests to an `EngineLoop` and streams what comes back. Usable from any event loop."""
 
-    def __init__(self, intake: Intake, loop: EngineLoop) -> None:
+    def __init__(self, intake: Intake, loop: EngineLoop, profiles: Profiles | None = None) -> None:
         self._intake = intake
         self._loop = loop
+        self._profiles = profiles
         self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
         self._aborted_early: set[str] = set()  # ids among them that were aborted meanwhile
 
@@ -94,6 +97,20 @@ class LocalClient:
     async def reset_prefix_cache(self) -> None:
         """See `EngineClient.reset_prefix_cache`."""
         await self._run(Engine.reset_prefix_cache)
+
+    async def start_profile(self) -> None:
+        """See `EngineClient.start_profile`."""
+        if self._profiles is None:
+            message = "There is no folder for profiles; start the server with --profile-dir DIRECTORY."
+            raise RequestError(message, code="profiling_off")
+        profile = self._profiles.new()
+        await self._run(lambda engine: engine.start_profile(profile))
+
+    async def stop_profile(self) -> tuple[str, ...]:
+        """See `EngineClient.stop_profile`."""
+        stopped: list[Profile] = []
+        await self._run(lambda engine: stopped.append(engine.stop_profile()))
+        return await asyncio.to_thread(stopped[0].write)
 
     async def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""

@@ -38,8 +38,10 @@ from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.interrupts import interruptible, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
+from penstock.engine.profile import NoProfile, Profile
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
+from penstock.engine.stand_ins import NoClock, NoRunner, OneAtATime
 from penstock.text import TextModel
 
 __all__ = ["Engine", "StepOutputs"]
@@ -72,47 +74,6 @@ class _LiveRequest:
         )
 
 
-class _NoRunner:
-    """What a closed engine has in place of a runner."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        raise EngineDead(f"step {plan.step} came after the engine was closed")
-
-    def reset(self) -> None:
-        """See `Runner`."""
-
-
-class _OneAtATime:
-    """A plain runner as one that overlaps: it computes when somebody wants its result. Owned by the engine."""
-
-    depth = 1
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._started: StepPlan | None = None
-
-    def start(self, plan: StepPlan) -> None:
-        """See `OverlappingRunner`."""
-        self._started = plan
-
-    def finish(self) -> StepResult:
-        """See `OverlappingRunner`."""
-        assert self._started is not None, "finish() without a started plan"
-        return self._runner.run(self._started)
-
-    def reset(self) -> None:
-        """See `OverlappingRunner`."""
-        self._started = None
-        self._runner.reset()
-
-
-class _NoClock:
-    """The clock of an engine that measures no time."""
-
-    def now(self) -> float:
-        return 0.0
-
-
 class Engine:
     """Generates and embeds for many requests at once, one step at a time.
 
@@ -138,14 +99,15 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.metrics = MetricsCollector(clock or _NoClock(), scheduler.config.max_model_len)
-        self._runner = runner if isinstance(runner, OverlappingRunner) else _OneAtATime(runner)
+        self.metrics = MetricsCollector(clock or NoClock(), scheduler.config.max_model_len)
+        self._runner = runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner)
         if scheduler.config.depth > self._runner.depth:
             raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
         self._in_flight: deque[StepPlan] = deque()
         self._drafter = drafter
         self._text = text
         self._recorder = recorder or NoRecorder()
+        self._profile: Profile | NoProfile = NoProfile()
         self._requests: dict[str, _LiveRequest] = {}
         self._owners: dict[str, tuple[_LiveRequest, Choice]] = {}
         self._rankers: dict[str, BestOfRanker] = {}
@@ -158,6 +120,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return not self._death and (self.scheduler.has_work or bool(self._in_flight))
+
+    @property
+    def profiled(self) -> bool:
+        """Whether a profile is running, or one that ended by itself waits to be stopped."""
+        return isinstance(self._profile, Profile)
 
     def health(self) -> Health:
         """The present state."""
@@ -225,6 +192,32 @@ class Engine:
         self.scheduler.reset_prefix_cache()
         self._recorder.reset()
 
+    def start_profile(self, profile: Profile) -> None:
+        """Record every step from now on. The calling thread must be the one that steps.
+
+        Raises:
+            RequestError: a profile is running.
+            EngineFault: it could not be started.
+        """
+        if self.profiled:
+            raise RequestError("A profile is running; POST /stop_profile ends it.", code="profile_running")
+        profile.start()
+        self._profile = profile
+
+    def stop_profile(self) -> Profile:
+        """End the profile that runs; by the thread that started it. It can be written then.
+
+        Raises:
+            RequestError: none is running.
+            EngineFault: what it recorded is lost.
+        """
+        profile = self._profile
+        if isinstance(profile, NoProfile):
+            raise RequestError("No profile is running; POST /start_profile begins one.", code="profile_not_running")
+        self._profile = NoProfile()
+        profile.stop()
+        return profile
+
     def step(self) -> StepOutputs:
         """Compute one step and return what it brought; nothing when there is no work.
 
@@ -241,14 +234,16 @@ class Engine:
 
     def _step(self) -> StepOutputs:
         while not self._in_flight or self.scheduler.can_plan_ahead:
-            self._in_flight.append(self._plan())
+            with self._profile.span("plan"):
+                self._in_flight.append(self._plan())
             try:
                 self._runner.start(self._in_flight[-1])
             except Exception:
                 return self._die_in(self._in_flight[-1])
         plan = self._in_flight[0]
         try:
-            result = interruptible(self._runner.finish)
+            with self._profile.span("run"):
+                result = interruptible(self._runner.finish)
         except Exception:
             return self._die_in(plan)
         except BaseException:
@@ -259,7 +254,10 @@ class Engine:
         self.metrics.ran()
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
-        return self._commit(plan, result)
+        with self._profile.span("commit"):
+            outputs = self._commit(plan, result)
+        self._profile.stepped(plan, self.scheduler)
+        return outputs
 
     def _plan(self) -> StepPlan:
         drafts: tuple[Draft, ...] = ()
@@ -303,7 +301,7 @@ class Engine:
         """Fail what is live, end the recording, and let go of the runner: weights and KV cache go with it."""
         self.die("the engine was closed")
         self._recorder.close()
-        self._runner = _OneAtATime(_NoRunner())
+        self._runner = OneAtATime(NoRunner())
 
     def _commit(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         self._recorder.ran(result)

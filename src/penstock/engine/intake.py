@@ -230,7 +230,15 @@ class Intake:
         for name in ("allowed_token_ids", "bad_words"):
             if request.sampling.has(name):
                 raise InvalidParameter(name, "contradicts structured_outputs: the grammar says which tokens may come")
-        self._grammars.check(request.grammar, rules.max_tokens)
+        if request.reply.form is None:
+            self._grammars.check(request.grammar, rules.max_tokens)
+            return
+        self._grammars.check(request.reply.form, rules.max_tokens)
+        try:
+            self._grammars.check(request.grammar, rules.max_tokens)
+        except InvalidParameter as error:  # the form alone can be served
+            message = error.message.removeprefix(error.param).removeprefix(": ")
+            raise InvalidParameter("tools", f"tools: {message}", code=error.code) from error
 
     def _thinking_budget(
         self, request: EngineRequest, prompt: tuple[int, ...], prompt_text: str, reader: ReplyReader | None
@@ -303,7 +311,7 @@ class Intake:
 
     def _stop_rules(self, request: EngineRequest) -> StopRules:
         """The request's, with a bound on any JSON object: a model may open one object in another without end."""
-        if request.grammar == JSON_OBJECT and not request.stop.max_tokens:
+        if JSON_OBJECT in (request.grammar, request.reply.form) and not request.stop.max_tokens:
             return replace(request.stop, max_tokens=self._limits.max_json_object_tokens)
         return request.stop
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.contract.errors import EngineDead, Overloaded, PenstockError
+from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError
 from penstock.contract.events import Output, RequestFailed, RequestFinished
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Clock, Health
@@ -147,6 +147,16 @@ class EngineLoop:
             self._publish(self._engine.die("the engine was stopped"))
         self._show()
         self._close_inbox()
+        self._keep_profile()
+
+    def _keep_profile(self) -> None:
+        """Write a profile that nobody has stopped."""
+        if not self._engine.profiled:
+            return
+        try:
+            log.info("the profile was written to %s", ", ".join(self._engine.stop_profile().write()))
+        except EngineFault as error:
+            log.error("the profile was lost: %s", error)
 
     def _show(self) -> None:
         """Replace what other threads see by new values: readers need no lock, and hold up nobody."""
@@ -188,6 +198,9 @@ class EngineLoop:
             return
         try:
             call.work(self._engine)
+        except PenstockError as error:  # refused, or failed by itself: the engine goes on
+            call.settle(error)
+            return
         except Exception:
             call.settle(EngineDead("the engine failed"))
             raise

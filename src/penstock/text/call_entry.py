@@ -10,19 +10,41 @@ out does not depend on how the text is cut.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from penstock.text.call_values import Accepts, FoundCall, read_call
 from penstock.text.json_scan import JsonScan, ScanState
 
-__all__ = ["CallEntry", "Streams"]
+__all__ = ["CallEntry", "Judgement"]
 
-Streams = Callable[[str], bool]
-"""Whether a call of the tool of this name is one whatever its arguments will be."""
+ByName = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the tools of a request say of calls.
+
+    Attributes:
+        accepts: whether there is a tool of this name that takes these arguments.
+        streams: whether a call of the tool of this name is one whatever its arguments will be.
+        exact: where given: only an object in the spelling `{"name": ..., "arguments": {...}}`, with a name for which
+            this is true, can be a call. All other objects are let go as soon as they differ.
+    """
+
+    accepts: Accepts
+    streams: ByName
+    exact: ByName | None = None
+
 
 _LONGEST_HEAD = 512  # characters in front of the arguments; a longer head is judged with the whole object
-_SPACE = r"[ \t\n\r]*"
+_SPACES = " \t\n\r"  # of JSON
+_SPACE = rf"[{_SPACES}]*"
+_EXACT_HEAD = ("{", '"name"', ":", "", ",", '"arguments"', ":", "{")
+"""The pieces of the exact spelling, with space between them; the empty one is the name."""
+_NAME = re.compile(r'"([A-Za-z0-9_.-]{0,64})("?)')
 _HEAD = re.compile(
     rf'\{{{_SPACE}(?:"type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?(?:"function"{_SPACE}:{_SPACE}\{{{_SPACE})?'
     rf'"name"{_SPACE}:{_SPACE}"([A-Za-z0-9_.-]{{1,64}})"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}\{{'
@@ -34,20 +56,19 @@ class CallEntry:
 
     Args:
         name: of the tool whose arguments the object is; "" when it names its tool itself.
-        accepts: the tools' judgement on a whole object.
-        streams: their judgement on a name alone.
+        judgement: of the tools.
 
     Attributes:
         state: `BROKEN` where it is no call, or a call whose JSON breaks off.
         called: whether it is a call.
     """
 
-    def __init__(self, name: str, accepts: Accepts, streams: Streams) -> None:
+    def __init__(self, name: str, judgement: Judgement) -> None:
         self.state = ScanState.OPEN
         self.called = False
         self._given = name
-        self._accepts = accepts
-        self._streams = streams
+        self._judgement = judgement
+        self._head_fits = judgement.exact is None  # for certain
         self._scan = JsonScan()
         self._arguments: JsonScan | None = None  # while they are written
         self._raw: list[str] = []
@@ -74,7 +95,9 @@ class CallEntry:
         end = self._scan.take(text, at)
         self._raw.append(text[at:end])
         self._head += end - at
-        if self._scan.state is ScanState.DONE:
+        if not (self._head_fits or self.called) and not self._may_be_call():
+            self.state = ScanState.BROKEN
+        elif self._scan.state is ScanState.DONE:
             self._complete()
         elif self._scan.state is ScanState.BROKEN:  # behind arguments, a lacking brace does no harm
             self.state = ScanState.DONE if self.called and not self.raw.strip() else ScanState.BROKEN
@@ -83,7 +106,7 @@ class CallEntry:
     def _arguments_start(self, text: str, at: int) -> int | None:
         """Where arguments begin from which on this is a call; None where they do not begin in this text."""
         if self._given:
-            if self._head or not self._streams(self._given):
+            if self._head or not self._judgement.streams(self._given):
                 return None
             self._call(self._given)
             return at
@@ -91,12 +114,46 @@ class CallEntry:
         if room <= 0 or text.find("{", at, at + room) < 0:
             return None
         head = _HEAD.match(self.raw + text[at : at + room])
-        if head is None or not self._streams(head[1]):
+        if head is None or not self._judgement.streams(head[1]):
             return None
         start = at + head.end() - 1 - self._head
         self._scan.take(text[at:start], 0)
         self._call(head[1])
         return start
+
+    def _may_be_call(self) -> bool:
+        """Whether the object still begins in the one exact spelling; notes when it has begun so for certain."""
+        assert self._judgement.exact is not None
+        rest, undecided = self.raw[:_LONGEST_HEAD], self._head <= _LONGEST_HEAD
+        for piece in _EXACT_HEAD:
+            rest = rest.lstrip(_SPACES)
+            if not rest:
+                return undecided
+            if not piece:
+                name = _NAME.match(rest)
+                if name is None or not name[2] or not self._judgement.exact(name[1]):
+                    return undecided and name is not None and not name[2] and name.end() == len(rest)
+                rest = rest[name.end() :]
+            elif rest.startswith(piece):
+                rest = rest[len(piece) :]
+            else:
+                return undecided and piece.startswith(rest)
+        self._head_fits = True
+        return True
+
+    def _exact_call(self) -> FoundCall | None:
+        """The call that the whole object is, its arguments as they were written; None where it is none."""
+        head = _HEAD.match(self.raw)
+        assert head is not None, "the exact spelling is one of those"
+        scan, start = JsonScan(), head.end() - 1
+        end = scan.take(self.raw, start)
+        if self.raw[end:].strip(_SPACES) != "}":
+            return None
+        try:
+            arguments = json.loads(self.raw[start:end])
+        except ValueError:  # an integer of thousands of digits
+            return None
+        return FoundCall(head[1], self.raw[start:end]) if self._judgement.accepts(head[1], arguments) else None
 
     def _call(self, name: str) -> None:
         self.called = True
@@ -122,7 +179,9 @@ class CallEntry:
         if self.called:
             self.state = ScanState.DONE
             return
-        call = read_call(self.raw, self._given, self._accepts)
+        call = (
+            self._exact_call() if self._judgement.exact else read_call(self.raw, self._given, self._judgement.accepts)
+        )
         self.called = call is not None
         self.state = ScanState.DONE if self.called else ScanState.BROKEN
         if call is not None:

@@ -15,9 +15,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from penstock.text.call_entry import CallEntry, Streams
+from penstock.text.call_entry import CallEntry, Judgement
 from penstock.text.call_format import ARGS, CallFormat
-from penstock.text.call_values import Accepts
 from penstock.text.json_scan import ScanState
 from penstock.text.reasoning import partial_suffix
 
@@ -61,8 +60,7 @@ class CallParser:
 
     Args:
         form: how the model writes calls.
-        accepts: the tools' judgement on a name and arguments.
-        streams: their judgement on a name alone: whether its call is one whatever its arguments will be.
+        judgement: of the tools on calls.
         parallel: whether more than one call is wanted.
         arguments_of: the answer is to be the arguments of this tool alone; "" when calls carry their names.
 
@@ -73,16 +71,14 @@ class CallParser:
     def __init__(
         self,
         form: CallFormat,
-        accepts: Accepts,
-        streams: Streams,
+        judgement: Judgement,
         *,
         parallel: bool = True,
         arguments_of: str = "",
     ) -> None:
         self.ended = False
         self._form = form
-        self._accepts = accepts
-        self._streams = streams
+        self._judgement = judgement
         self._parallel = parallel
         self._arguments_of = arguments_of
         self._opening = re.compile("|".join(map(re.escape, form.openings)) or "(?!)")
@@ -206,7 +202,7 @@ class CallParser:
         self._marked = 0  # characters of the mark, or of the closing, that have come
 
     def _new_entry(self) -> CallEntry:
-        return CallEntry("".join(self._name) or self._arguments_of, self._accepts, self._streams)
+        return CallEntry("".join(self._name) or self._arguments_of, self._judgement)
 
     def _in_head(self, text: str, at: int) -> int:
         character = text[at]

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Prompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
+from penstock.text.call_entry import Judgement
 from penstock.text.call_format import CALL_FORMATS, CallFormat, find_call_format
 from penstock.text.call_parser import CallParser, CallPart
 from penstock.text.chat_template import ChatTemplate
@@ -67,20 +68,20 @@ class ReplyFormat:
         if prompt.tools and self.calls is None:
             raise InvalidParameter("tools", "tools: this server was started with --tool-call-parser none.")
         splits = self.thinks and rules.reasoning is not ReasoningUse.INLINE
-        calls = self._call_format(rules.tool_use) if prompt.tools else None
+        calls = self._call_format(rules) if prompt.tools else None
         if calls is None and not splits:
             return None
         schemas = ToolSchemas(prompt.tools if calls else ())
         return ReplyReader(rules, calls, schemas, splits, opened=splits and opens_reasoning(prompt, rendered))
 
-    def _call_format(self, use: ToolUse) -> CallFormat | None:
-        match use:
+    def _call_format(self, rules: ReplyRules) -> CallFormat | None:
+        match rules.tool_use:
             case ToolUse.NONE:
                 return None
-            case ToolUse.AUTO:
+            case ToolUse.AUTO if rules.form is None:
                 return self.calls
-            case ToolUse.REQUIRED | ToolUse.NAMED:  # the grammar makes the model write bare JSON
-                return replace(CALL_FORMATS["json"], id_chars=self.calls.id_chars if self.calls else 0)
+        # The grammar makes the model write bare JSON.
+        return replace(CALL_FORMATS["json"], id_chars=self.calls.id_chars if self.calls else 0)
 
 
 def find_reply_format(tool_call_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> ReplyFormat:
@@ -127,6 +128,18 @@ class ReplyReader:
         tags = (OPENING, CLOSING) if self.splits else ()
         return (*tags, *(self.calls.markers if self.calls else ()))
 
+    @property
+    def judgement(self) -> Judgement:
+        """What the tools say of calls.
+
+        What must call is held to a grammar of calls, and streams. A strict tool is called whole. So is any tool beside
+        a form: an object may have the form and look like a call, and is one if its arguments fit.
+        """
+        schemas = self.schemas
+        if self.rules.form is not None:
+            return Judgement(schemas.fits, lambda _: False, schemas.knows)
+        return Judgement(schemas.accepts, schemas.takes_any if self.rules.tool_use is ToolUse.AUTO else schemas.knows)
+
     def spelling(self, token_ids: frozenset[int]) -> ReplyReader:
         """The same, with these control tokens spelled."""
         return replace(self, spelled=token_ids)
@@ -156,9 +169,7 @@ class ReplyParser:
         if reader.calls is not None:
             self._calls = CallParser(
                 reader.calls,
-                reader.schemas.accepts,
-                # What must call is held to a grammar of calls; a strict tool in any other answer is called whole.
-                reader.schemas.takes_any if rules.tool_use is ToolUse.AUTO else reader.schemas.knows,
+                reader.judgement,
                 parallel=rules.parallel_tool_calls,
                 arguments_of=rules.tool_name if rules.tool_use is ToolUse.NAMED else "",
             )

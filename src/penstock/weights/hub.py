@@ -3,8 +3,8 @@
 Decides which files are fetched: JSON, safetensors, chat templates and SentencePiece models. Never pickles (`*.bin`,
 `*.pt`) and never code (`*.py`).
 
-Invariant: a directory has its final name only when the library said that it is complete. Interrupted downloads go on
-where they stopped, in `partial/`.
+Invariant: a directory has its final name only when every file of it is complete. Interrupted downloads go on where they
+stopped, in `partial/`, and say so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.contract.errors import ModelUnavailable
+from penstock.weights.hub_files import fetch_files
 from penstock.weights.locate import hub_path
 
 __all__ = ["Download", "HUB_FILES", "pull_from_hub", "snapshot"]
@@ -38,7 +39,7 @@ class Download(Protocol):
 def snapshot(model: str, directory: Path, patterns: Sequence[str], show_progress: bool) -> None:
     """The `Download` that asks the hub."""
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import HfApi
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
         from huggingface_hub.utils import disable_progress_bars
     except ImportError as error:
@@ -48,7 +49,9 @@ def snapshot(model: str, directory: Path, patterns: Sequence[str], show_progress
     if not (show_progress and sys.stderr.isatty()):
         disable_progress_bars()
     try:
-        snapshot_download(model, local_dir=directory, allow_patterns=list(patterns))
+        fetch_files(HfApi(), model, directory, patterns)
+    except ModelUnavailable:
+        raise
     except GatedRepoError as error:
         raise ModelUnavailable(
             f"{model}: the hub gives it only to those who accepted its terms; do so there and run: hf auth login"
@@ -72,7 +75,15 @@ def pull_from_hub(model: str, cache_dir: Path, show_progress: bool, download: Do
     partial.mkdir(parents=True, exist_ok=True)
     if show_progress and not sys.stderr.isatty():
         sys.stderr.write(f"Downloading {model} from the Hugging Face hub\n")
-    download(model, partial, HUB_FILES, show_progress)
+    try:
+        download(model, partial, HUB_FILES, show_progress)
+    except BaseException:
+        kept = sum(part.stat().st_size for part in partial.rglob("*") if part.is_file())
+        if show_progress and kept:
+            sys.stderr.write(
+                f"\n{model}: {kept / 1e6:.1f} MB are kept in {partial}; the next pull goes on from there\n"
+            )
+        raise
     for needed in ("config.json", "*.safetensors"):
         if not any(partial.glob(needed)):
             raise ModelUnavailable(f"{model}: the repository has no {needed}; only safetensors checkpoints can be read")

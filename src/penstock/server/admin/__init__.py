@@ -1,8 +1,8 @@
-"""What operators use: probes, metrics, version, aborting, the prefix cache, the request log and spans."""
+"""What operators use: probes, metrics, version, aborting, the prefix cache, profiles, the request log, spans."""
 
 from __future__ import annotations
 
-from penstock.server.admin import abort, about, metrics, prefix_cache, probes, reference, stats
+from penstock.server.admin import abort, about, metrics, prefix_cache, probes, profile, reference, stats
 from penstock.server.admin.metrics import RequestCounter
 from penstock.server.admin.schemas import SCHEMAS
 from penstock.server.delivery.serving import Serving
@@ -17,6 +17,7 @@ def routes(serving: Serving, counter: RequestCounter) -> tuple[Route, ...]:
         *probes.routes(serving),
         *abort.routes(serving),
         *prefix_cache.routes(serving),
+        *profile.routes(serving),
         *about.ROUTES,
         *reference.ROUTES,
         *stats.routes(serving),

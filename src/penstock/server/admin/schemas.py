@@ -33,6 +33,7 @@ SCHEMAS: JsonObject = {
     ),
     "Aborted": object_of({"aborted": list_of(STRING)}),
     "Reset": object_of({"reset": BOOLEAN}),
+    "Profile": object_of({"profiling": BOOLEAN, "files": list_of(STRING)}),
     "Stats": object_of(
         {"total_tasks": INTEGER, "total_tokens": INTEGER, "active_tasks": INTEGER, "waiting_queue": INTEGER}
     ),

@@ -1,0 +1,52 @@
+"""What an engine has in place of a runner or a clock that it was not given."""
+
+from __future__ import annotations
+
+from penstock.contract.errors import EngineDead
+from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.ports import Runner
+
+__all__ = ["NoClock", "NoRunner", "OneAtATime"]
+
+
+class NoRunner:
+    """What a closed engine has in place of a runner."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Refuse to; see `Runner`."""
+        raise EngineDead(f"step {plan.step} came after the engine was closed")
+
+    def reset(self) -> None:
+        """See `Runner`."""
+
+
+class OneAtATime:
+    """A plain runner as one that overlaps: it computes when somebody wants its result. Owned by the engine."""
+
+    depth = 1
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._started: StepPlan | None = None
+
+    def start(self, plan: StepPlan) -> None:
+        """See `OverlappingRunner`."""
+        self._started = plan
+
+    def finish(self) -> StepResult:
+        """See `OverlappingRunner`."""
+        assert self._started is not None, "finish() without a started plan"
+        return self._runner.run(self._started)
+
+    def reset(self) -> None:
+        """See `OverlappingRunner`."""
+        self._started = None
+        self._runner.reset()
+
+
+class NoClock:
+    """The clock of an engine that measures no time."""
+
+    def now(self) -> float:
+        """Always the same instant."""
+        return 0.0

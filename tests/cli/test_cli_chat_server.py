@@ -1,0 +1,154 @@
+"""`penstock chat --base-url` under a pseudo-terminal, against servers that run, are not there, or end in an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from served import serve
+from terminal import Terminal
+
+SMALL = ("--kv-cache-memory", "400MB", "--threads", "1", "--dtype", "float32")
+KEY = "a-key-of-many-letters"
+ENDLESS = ("--max-tokens", "300000", "--ignore-eos", "--temperature", "0")
+
+
+@pytest.fixture(scope="module")
+def server(endless, tmp_path_factory):
+    """A server with a key, whose model never ends an answer by itself."""
+    folder = tmp_path_factory.mktemp("server")
+    keys = folder / "keys"
+    keys.write_text(KEY + "\n")
+    keys.chmod(0o600)
+    with serve(folder / "trace.jsonl", endless, "--api-key-file", str(keys), *SMALL) as served:
+        yield served
+
+
+def ask(terminal: Terminal, question: str) -> None:
+    terminal.expect("> ")
+    terminal.type(f"{question}\r")
+
+
+def leave(terminal: Terminal) -> None:
+    ask(terminal, "/exit")
+    assert terminal.ends() == 0, terminal.screen
+    assert "Traceback" not in terminal.screen
+    assert terminal.left_running() == []
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """What a chat says that ends at once."""
+    with Terminal("chat", *arguments, **environment) as terminal:
+        assert terminal.ends() == 2, terminal.screen
+        return " ".join(terminal.screen.split())
+
+
+def words(screen: str) -> list[str]:
+    """The made-up words of an answer."""
+    return [word for word in screen.replace(">", "> ").split() if word.startswith("<")]
+
+
+def test_a_conversation_is_interrupted_and_goes_on(server):
+    with Terminal("chat", "--base-url", server.url, "--api-key", KEY, *ENDLESS) as terminal:
+        ask(terminal, "abc")
+        terminal.expect("<")  # made-up words look so
+        terminal.interrupt()
+        terminal.expect("[stopped]")
+        terminal.expect("first after")
+        ask(terminal, "/set max_tokens 6")
+        ask(terminal, "def")
+        answer = words(terminal.expect("first after"))
+        assert answer
+        ask(terminal, "/stats")
+        terminal.expect("answers   2 of 6 tokens")
+        terminal.expect("context   ")
+        used = int(terminal.expect(" of "))
+        ask(terminal, "/retry")
+        assert words(terminal.expect("first after")) == answer
+        ask(terminal, "/stats")
+        terminal.expect("answers   3 of 12 tokens")
+        terminal.expect("context   ")
+        assert int(terminal.expect(" of ")) == used
+        leave(terminal)
+    health = httpx.get(f"{server.url}/health", headers={"x-api-key": KEY}).json()
+    assert (health["running"], health["waiting"]) == (0, 0)
+
+
+def test_a_server_with_a_key_is_told_it_or_says_how(server):
+    said = refused("--base-url", server.url)
+    assert "--api-key: " in said
+    assert "PENSTOCK_API_KEY" in said
+    assert "--api-key: " in refused("--base-url", server.url, "--api-key", "another-key-of-many-letters")
+    with Terminal("chat", "--base-url", server.url, "--max-tokens", "3", PENSTOCK_API_KEY=KEY) as terminal:
+        ask(terminal, "abc")
+        terminal.expect("first after")
+        leave(terminal)
+
+
+def test_a_server_that_is_not_there_is_said_so():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert f"--base-url: no server answers at {address}: Connection refused" in refused("--base-url", address)
+
+
+def test_a_server_that_is_killed_in_an_answer_does_not_end_the_conversation(endless):
+    command = [sys.executable, "-m", "penstock", "serve", endless, "--port", "0", *SMALL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
+            with Terminal("chat", "--base-url", address, *ENDLESS) as terminal:
+                ask(terminal, "abc")
+                terminal.expect("<")
+                process.kill()
+                terminal.expect("(the connection broke: ")
+                ask(terminal, "def")
+                terminal.expect("(the connection broke: Connection refused)")
+                ask(terminal, "/stats")
+                terminal.expect("answers   0 ")
+                leave(terminal)
+        finally:
+            process.kill()
+
+
+class Breaking(BaseHTTPRequestHandler):
+    """Without a length or chunks: the end of the connection is the end of the answer, whenever it comes."""
+
+    def do_GET(self) -> None:
+        self._answer("application/json", json.dumps({"data": [{"id": "m"}]}))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        chunk = {"choices": [{"index": 0, "delta": {"content": "Half an ans"}, "finish_reason": None}]}
+        self._answer("text/event-stream", f"data: {json.dumps(chunk)}\n\n")
+
+    def _answer(self, kind: str, body: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+
+def test_an_answer_that_breaks_off_without_a_word_is_none():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Breaking)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with Terminal("chat", "--base-url", f"http://127.0.0.1:{server.server_port}") as terminal:
+            ask(terminal, "abc")
+            terminal.expect("Half an ans")
+            terminal.expect("(the answer broke off")
+            leave(terminal)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
