@@ -38,7 +38,7 @@ from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.interrupts import interruptible, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
-from penstock.engine.profile import NoProfile, Profile
+from penstock.engine.profile import Profile
 from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.engine.stand_ins import NoClock, NoRunner, OneAtATime
@@ -107,7 +107,7 @@ class Engine:
         self._drafter = drafter
         self._text = text
         self._recorder = recorder or NoRecorder()
-        self._profile: Profile | NoProfile = NoProfile()
+        self._record_parts(None)
         self._requests: dict[str, _LiveRequest] = {}
         self._owners: dict[str, tuple[_LiveRequest, Choice]] = {}
         self._rankers: dict[str, BestOfRanker] = {}
@@ -124,7 +124,7 @@ class Engine:
     @property
     def profiled(self) -> bool:
         """Whether a profile is running, or one that ended by itself waits to be stopped."""
-        return isinstance(self._profile, Profile)
+        return self._profile is not None
 
     def health(self) -> Health:
         """The present state."""
@@ -202,7 +202,7 @@ class Engine:
         if self.profiled:
             raise RequestError("A profile is running; POST /stop_profile ends it.", code="profile_running")
         profile.start()
-        self._profile = profile
+        self._record_parts(profile)
 
     def stop_profile(self) -> Profile:
         """End the profile that runs; by the thread that started it. It can be written then.
@@ -212,9 +212,9 @@ class Engine:
             EngineFault: what it recorded is lost.
         """
         profile = self._profile
-        if isinstance(profile, NoProfile):
+        if profile is None:
             raise RequestError("No profile is running; POST /start_profile begins one.", code="profile_not_running")
-        self._profile = NoProfile()
+        self._record_parts(None)
         profile.stop()
         return profile
 
@@ -234,16 +234,14 @@ class Engine:
 
     def _step(self) -> StepOutputs:
         while not self._in_flight or self.scheduler.can_plan_ahead:
-            with self._profile.span("plan"):
-                self._in_flight.append(self._plan())
+            self._in_flight.append(self._plan())
             try:
                 self._runner.start(self._in_flight[-1])
             except Exception:
                 return self._die_in(self._in_flight[-1])
         plan = self._in_flight[0]
         try:
-            with self._profile.span("run"):
-                result = interruptible(self._runner.finish)
+            result = interruptible(self._finish_run)
         except Exception:
             return self._die_in(plan)
         except BaseException:
@@ -254,12 +252,21 @@ class Engine:
         self.metrics.ran()
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
-        with self._profile.span("commit"):
-            outputs = self._commit(plan, result)
-        self._profile.stepped(plan, self.scheduler)
+        outputs = self._commit(plan, result)
+        if self._profile is not None:
+            self._profile.stepped(plan, self.scheduler)
         return outputs
 
-    def _plan(self) -> StepPlan:
+    def _record_parts(self, profile: Profile | None) -> None:
+        """From now on `profile`, if there is one, records each part of a step; without one that costs nothing."""
+        self._profile = profile
+        self._plan, self._finish_run, self._commit = self._plan_next, self._runner.finish, self._commit_result
+        if profile is not None:
+            self._plan = profile.around("plan", self._plan)
+            self._finish_run = profile.around("run", self._finish_run)
+            self._commit = profile.around("commit", self._commit)
+
+    def _plan_next(self) -> StepPlan:
         drafts: tuple[Draft, ...] = ()
         if self._drafter is not None:
             guesses = ((one.seq_id, self._drafter.draft(one.tokens, one.most)) for one in self.scheduler.draftable())
@@ -302,8 +309,9 @@ class Engine:
         self.die("the engine was closed")
         self._recorder.close()
         self._runner = OneAtATime(NoRunner())
+        self._record_parts(None)
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> StepOutputs:
+    def _commit_result(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         self._recorder.ran(result)
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):

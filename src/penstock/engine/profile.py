@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from penstock.contract.errors import EngineFault
 from penstock.contract.plan import Row, StepPlan
@@ -24,7 +23,7 @@ from penstock.contract.ports import Clock, Profiler
 from penstock.contract.stats import SchedulerStats
 from penstock.core import Scheduler
 
-__all__ = ["MAX_STEPS", "NoProfile", "Profile", "Profiles"]
+__all__ = ["MAX_STEPS", "Profile", "Profiles"]
 
 MAX_STEPS = 500
 PROCESS = 1
@@ -32,6 +31,9 @@ ENGINE_TRACK = 0
 """Tracks of the steps' file: the engine's parts, and below them slot `n` on track `n + 1`."""
 
 Event = dict[str, Any]
+
+_Taken = ParamSpec("_Taken")
+_Given = TypeVar("_Given")
 
 
 class Profiles:
@@ -93,18 +95,21 @@ class Profile:
             self._recording = False
             self._write_torch = self._profiler.stop()
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """What is done inside is this part of a step."""
-        if not self._recording:
-            yield
-            return
-        began = self._clock.now()
-        with self._profiler.span(name):
-            yield
-        event = self._span(name, began, self._clock.now(), ENGINE_TRACK)
-        if name == "run":
-            self._run = event
+    def around(self, name: str, part: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
+        """The part of a step that is called `name`, recorded each time."""
+
+        def recorded(*args: _Taken.args, **named: _Taken.kwargs) -> _Given:
+            if not self._recording:
+                return part(*args, **named)
+            began = self._clock.now()
+            with self._profiler.span(name):
+                result = part(*args, **named)
+            event = self._span(name, began, self._clock.now(), ENGINE_TRACK)
+            if name == "run":
+                self._run = event
+            return result
+
+        return recorded
 
     def stepped(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """A step is over: what was in its plan, and how the scheduler stands."""
@@ -165,19 +170,6 @@ class Profile:
 
     def _microseconds(self, instant: float) -> float:
         return round((instant - self._began) * 1e6, 3)
-
-
-class NoProfile:
-    """What an engine has that is not profiled; costs it next to nothing."""
-
-    _nothing: AbstractContextManager[None] = nullcontext()
-
-    def span(self, _: str) -> AbstractContextManager[None]:
-        """See `Profile`."""
-        return self._nothing
-
-    def stepped(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """See `Profile`."""
 
 
 def _named(kind: str, track: int, name: str) -> Event:
