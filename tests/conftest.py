@@ -26,23 +26,25 @@ for folder in LENDERS:
 sys.path.insert(0, str(TESTS.parent / "bench"))  # scripts, and the package that they share; no part of the wheel
 
 
-def _share_processors(number: int) -> None:
-    """Leave this process, and servers that it starts, two processors, beginning with its `number`th.
+def _share_processors(number: int, workers: int) -> None:
+    """Leave this process, and servers that it starts, its share of the processors: one or two of its own.
 
-    By default an engine runs a thread on each processor: on many, every worker's engine would want them all. Two, so
-    that threads still meet. Torch gets one thread unless a test asks for more, since its idle threads would spin while
-    another worker has work for their processor. It reads this when it is imported: nothing before may import it.
+    By default an engine runs a thread on each processor that it may use. Two workers with two threads each on two
+    processors take three times the time: threads that wait for one another spin while the one they wait for has no
+    processor. What tests threads says how many it wants. Torch gets one thread unless a test asks for more, since its
+    idle threads would spin as well. It reads this when it is imported: nothing before may import it.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["OMP_WAIT_POLICY"] = "passive"
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {allowed[(number + each) % len(allowed)] for each in range(2)})
+        share = min(2, max(1, len(allowed) // workers))
+        os.sched_setaffinity(0, {allowed[(number * share + each) % len(allowed)] for each in range(share)})
 
 
 if WORKER:
     assert "torch" not in sys.modules
-    _share_processors(int(WORKER.removeprefix("gw")))
+    _share_processors(int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # how long an example takes says how busy the machine is, and nothing of the code
