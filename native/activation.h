@@ -18,10 +18,7 @@ PENSTOCK_INLINE f32x16 silu(f32x16 x) { return sigmoid_weighted(x, x); }
 template <class Of>
 PENSTOCK_INLINE void each_gated(const ActivationCall& call, Pool& pool, const Of& of) {
     const int width = int(call.width);
-    const ConstRows gates = call.x;
-    ConstRows ups = call.x;
-    const int64_t bytes = call.width * (ups.element == Element::f32 ? sizeof(float) : sizeof(bf16));
-    ups.data = static_cast<const uint8_t*>(ups.data) + bytes;
+    const ConstRows gates = call.x, ups = columns_from(call.x, call.width);
     run_rows(pool, call.rows, call.width, [&](int64_t row) {
         for (int i = 0; i < width; i += kLanes) {
             const f32x16 gate = load_row(gates, row, i, width);

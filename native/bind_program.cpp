@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bind_recurrent.h"
 #include "bind_values.h"
 #include "checks.h"
 #include "cpu.h"
@@ -152,6 +153,53 @@ void add_gate_rows(Program& program, const Columns& x, const Columns& logits, co
     program.operations.push_back(GateRowsOperation{x, logits, out});
 }
 
+Columns optional_columns(const Columns* columns) { return columns ? *columns : Columns{}; }
+
+void add_convolution(Program& program, int state, const Filter& filter, const Columns& x, const Columns* gate_in,
+                     const Columns* gate_out, const Columns& out) {
+    for (const Columns* each : {&x, gate_in, gate_out, &out}) {
+        if (!each) continue;
+        check_columns(program, *each);
+        require(each->width == filter.width, "a convolution's operands are as wide as its filter");
+    }
+    require(state >= 0, "state must not be negative");
+    program.operations.push_back(
+        ConvolutionOperation{state, x, optional_columns(gate_in), optional_columns(gate_out), out, filter});
+}
+
+void add_recurrence(Program& program, int state, const Recurrence& rule, const Columns& q, const Columns& k,
+                    const Columns& v, const Columns& a, const Columns* b, const Columns& out) {
+    for (const Columns* each : {&q, &k, &v, &a, &out}) check_columns(program, *each);
+    if (b) check_columns(program, *b);
+    require(q.width == rule.key_width() && k.width == rule.key_width() && v.width == rule.value_width() &&
+                out.width == rule.value_width() && a.width == rule.value_heads,
+            "a recurrence does not have the sizes of its operands");
+    require((b != nullptr) == rule.delta && (!b || b->width == rule.value_heads), "the delta rule wants b, a scan none");
+    require(state >= 0, "state must not be negative");
+    program.operations.push_back(RecurrenceOperation{state, q, k, v, a, optional_columns(b), out, rule});
+}
+
+void add_gated_norm(Program& program, const GroupNorm& norm, const Columns& x, const Columns& gate,
+                    const Columns& out) {
+    for (const Columns* each : {&x, &gate, &out}) check_columns(program, *each);
+    require(x.width == gate.width && x.width == out.width, "a gated norm keeps its width");
+    check_group_norm(norm, x.width);
+    program.operations.push_back(GatedNormOperation{x, gate, out, norm});
+}
+
+void add_gate(Program& program, const Columns& x, const Columns& gate, const Columns& out) {
+    for (const Columns* each : {&x, &gate, &out}) check_columns(program, *each);
+    require(x.width == gate.width && x.width == out.width, "a gate keeps its width");
+    program.operations.push_back(GateOperation{x, gate, out});
+}
+
+void add_regroup(Program& program, int64_t groups, const Columns& x, const Columns& out) {
+    for (const Columns* each : {&x, &out}) check_columns(program, *each);
+    require(groups >= 1 && x.width == out.width && x.width % (2 * groups) == 0, "halves of groups are of one width");
+    require(x.in != out.in, "groups are not put in order in place");
+    program.operations.push_back(RegroupOperation{x, out, groups});
+}
+
 int64_t scratch_bytes(const Program& program, const Cpu& cpu, int64_t tokens, int rows, int longest) {
     require(rows >= 0 && tokens >= rows && tokens < kMostRows && longest >= 0, "sizes must not be negative");
     return program_scratch(program, tokens, rows, longest, cpu.threads());
@@ -201,12 +249,34 @@ void check_attention(const Program& program, const Step& step, const Caches& cac
     if (num_positions != INT64_MAX) check_positions(step.positions, step.tokens, num_positions);
 }
 
-void run(const Program& program, const Cpu& cpu, const Step& described, const Caches& caches, uintptr_t stream,
-         const Rows& out, const Memory& scratch) {
+// Of a step and the states of all operations that carry one.
+void check_states(const Program& program, const Step& step, const States* states) {
+    int64_t places = INT64_MAX;
+    const auto check = [&](int32_t index, int64_t numbers) {
+        require(states && size_t(index) < states->states.size(), "there must be a state for each layer that carries one");
+        require(states->states[size_t(index)].numbers == numbers, "a state does not have the size of its layer's");
+        places = std::min(places, states->states[size_t(index)].places);
+    };
+    for (const Operation& operation : program.operations) {
+        if (const auto* convolution = std::get_if<ConvolutionOperation>(&operation)) {
+            check(convolution->state, (convolution->filter.taps - 1) * convolution->filter.width);
+        } else if (const auto* recurrence = std::get_if<RecurrenceOperation>(&operation)) {
+            check(recurrence->state, recurrence->rule.state_size());
+        }
+    }
+    if (places == INT64_MAX) return;
+    require(step.runs.count >= 1, "a program that carries state wants runs");
+    check_runs(step.runs, step.tokens, places);
+}
+
+void run(const Program& program, const Cpu& cpu, const Step& described, const Caches& caches, const States* states,
+         const Runs* runs, uintptr_t stream, const Rows& out, const Memory& scratch) {
     if (described.rows == 0) return;
     const int64_t width = program.registers[kOut].width;
     Step step = described;
     step.caches = caches.caches.data();
+    if (states) step.states = states->states.data();
+    if (runs) step.runs = *runs;
     step.stream = pointer<float>(stream);
     step.out = out;
     step.scratch = scratch.data();
@@ -214,6 +284,7 @@ void run(const Program& program, const Cpu& cpu, const Step& described, const Ca
     require(stream != 0, "stream must be given");
     require(out.data != nullptr && out.stride == width, "out must be given, its rows next to each other");
     check_attention(program, step, caches);
+    check_states(program, step, states);
     require(scratch.holds(program_scratch(program, step.tokens, step.rows, 0, 1)),
             "scratch must be aligned to 64 bytes and have scratch_bytes()");
     nb::gil_scoped_release released;
@@ -244,8 +315,14 @@ void bind_program(nb::module_& module) {
              "norms"_a, "rotation"_a.none(), "rule"_a)
         .def("experts", &add_experts, "x"_a, "logits"_a, "out"_a, "layer"_a, "What `layer` reads must outlive it.")
         .def("gate_rows", &add_gate_rows, "x"_a, "logits"_a, "out"_a)
+        .def("convolution", &add_convolution, "state"_a, "filter"_a, "x"_a, "gate_in"_a.none(), "gate_out"_a.none(),
+             "out"_a)
+        .def("recurrence", &add_recurrence, "state"_a, "rule"_a, "q"_a, "k"_a, "v"_a, "a"_a, "b"_a.none(), "out"_a)
+        .def("gated_norm", &add_gated_norm, "norm"_a, "x"_a, "gate"_a, "out"_a)
+        .def("gate", &add_gate, "x"_a, "gate"_a, "out"_a)
+        .def("regroup", &add_regroup, "groups"_a, "x"_a, "out"_a)
         .def("scratch_bytes", &scratch_bytes, "cpu"_a, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
-        .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "stream"_a, "out"_a, "scratch"_a,
-             "From embeddings to what comes out; keys and values are stored.");
+        .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "states"_a.none(), "runs"_a.none(), "stream"_a, "out"_a,
+             "scratch"_a, "From embeddings to what comes out; keys and values are stored, states go on.");
 }

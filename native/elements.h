@@ -26,6 +26,17 @@ PENSTOCK_INLINE void store_row(const Rows& rows, int64_t row, int i, int count, 
     }
 }
 
+// The same rows from column `first` on.
+PENSTOCK_INLINE int64_t column_bytes(Element element, int64_t columns) {
+    return columns * int64_t(element == Element::f32 ? sizeof(float) : sizeof(bf16));
+}
+PENSTOCK_INLINE ConstRows columns_from(const ConstRows& rows, int64_t first) {
+    return {static_cast<const uint8_t*>(rows.data) + column_bytes(rows.element, first), rows.stride, rows.element};
+}
+PENSTOCK_INLINE Rows columns_from(const Rows& rows, int64_t first) {
+    return {static_cast<uint8_t*>(rows.data) + column_bytes(rows.element, first), rows.stride, rows.element};
+}
+
 // Calls row(0) .. row(rows - 1) on the pool, several to a task: waking a thread costs about as much as kTaskElements.
 template <typename Row>
 PENSTOCK_INLINE void run_rows(Pool& pool, int64_t rows, int64_t width, const Row& row) {

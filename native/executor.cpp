@@ -75,9 +75,10 @@ public:
         : program_(program), step_(step), kernels_(kernels), pool_(pool), shard_(shard), scratch_(scratch),
           kernel_scratch_(scratch + areas_size(program, shard.tokens)), prefetcher_(prefetcher) {}
 
-    // Calls stored() once the keys and values of this shard lie in the cache, and goes on when it returns.
-    template <class Stored>
-    void operate(const Operation& operation, const Stored& stored) const {
+    // Calls others.stored() once the keys and values of this shard lie in the cache, others.await() before a state is
+    // read and others.publish() once it is written; goes on when they return.
+    template <class Others>
+    void operate(const Operation& operation, const Others& others) const {
         if (const auto* linear = std::get_if<LinearOperation>(&operation)) {
             project(*linear);
         } else if (const auto* norm = std::get_if<NormOperation>(&operation)) {
@@ -88,8 +89,22 @@ public:
             ask_experts(*experts);
         } else if (const auto* gate = std::get_if<GateRowsOperation>(&operation)) {
             gate_rows(*gate);
+        } else if (const auto* convolution = std::get_if<ConvolutionOperation>(&operation)) {
+            others.await();
+            convolve(*convolution);
+            others.publish();
+        } else if (const auto* recurrence = std::get_if<RecurrenceOperation>(&operation)) {
+            others.await();
+            recur(*recurrence);
+            others.publish();
+        } else if (const auto* gated_norm = std::get_if<GatedNormOperation>(&operation)) {
+            normalise_gated(*gated_norm);
+        } else if (const auto* columns = std::get_if<GateOperation>(&operation)) {
+            gate_columns(*columns);
+        } else if (const auto* groups = std::get_if<RegroupOperation>(&operation)) {
+            regroup(*groups);
         } else {
-            attend(std::get<AttendOperation>(operation), stored);
+            attend(std::get<AttendOperation>(operation), others);
         }
     }
 
@@ -140,16 +155,44 @@ private:
         kernels_.gate_rows({shard_.tokens, by.out.width, read(rows(by.x)), read(rows(by.logits)), read(out), out}, pool_);
     }
 
-    template <class Stored>
-    void attend(const AttendOperation& by, const Stored& stored) const {
+    ConstRows optional(const Columns& columns) const { return columns.width ? read(rows(columns)) : ConstRows{}; }
+
+    Stretch stretch() const { return {shard_.token, shard_.tokens, step_.runs}; }
+
+    void convolve(const ConvolutionOperation& by) const {
+        kernels_.short_convolution({stretch(), by.filter, read(rows(by.x)), optional(by.gate_in), optional(by.gate_out),
+                                    step_.states[by.state].data, rows(by.out)},
+                                   pool_);
+    }
+
+    void recur(const RecurrenceOperation& by) const {
+        kernels_.recurrence({stretch(), by.rule, read(rows(by.q)), read(rows(by.k)), read(rows(by.v)), read(rows(by.a)),
+                             optional(by.b), step_.states[by.state].data, rows(by.out)},
+                            pool_);
+    }
+
+    void normalise_gated(const GatedNormOperation& by) const {
+        kernels_.gated_norm({shard_.tokens, by.x.width, by.norm, read(rows(by.x)), read(rows(by.gate)), rows(by.out)},
+                            pool_);
+    }
+
+    void gate_columns(const GateOperation& by) const {
+        kernels_.gate_columns({shard_.tokens, by.x.width, read(rows(by.x)), read(rows(by.gate)), rows(by.out)}, pool_);
+    }
+
+    void regroup(const RegroupOperation& by) const {
+        kernels_.regroup({shard_.tokens, by.groups, by.x.width / (2 * by.groups), read(rows(by.x)), rows(by.out)}, pool_);
+    }
+
+    template <class Others>
+    void attend(const AttendOperation& by, const Others& others) const {
         const KvCache& cache = step_.caches[by.cache];
         const Rows q = rows(by.rotated), mixed = rows(by.out);
-        const auto of_keys = [&](const Columns& columns) { return columns.width ? read(rows(columns)) : ConstRows{}; };
-        kernels_.rotate_and_store({shard_.tokens, read(rows(by.q)), of_keys(by.k), of_keys(by.v), q, cache, by.q_heads,
+        kernels_.rotate_and_store({shard_.tokens, read(rows(by.q)), optional(by.k), optional(by.v), q, cache, by.q_heads,
                                    step_.write_slots + shard_.token, step_.positions + shard_.token, by.cos, by.sin,
                                    by.q_norm, by.k_norm, by.eps, by.rotary_dim},
                                   pool_);
-        stored();
+        others.stored();
         // `q_start` counts the tokens of the step from its first.
         const Rows step_q = from_token(q, -shard_.token), step_mixed = from_token(mixed, -shard_.token);
         kernels_.attention({read(step_q), step_mixed, cache, by.q_heads, shard_.rows, shard_.q_start, shard_.kv_len,
@@ -174,7 +217,7 @@ class Progress {
 public:
     explicit Progress(int shards) : shards_(shards) {
         for (int i = 0; i < shards; i++) {
-            stored_[i].store(0, std::memory_order_relaxed);
+            written_[i].store(0, std::memory_order_relaxed);
             layer_[i].store(INT64_MAX, std::memory_order_relaxed);  // nobody waits for a shard before it begins
         }
     }
@@ -187,11 +230,13 @@ public:
         }
     }
 
-    // The keys and values of `mine` lie in `caches` caches; returns when those of all from `first` on do.
-    void store(int mine, int first, int64_t caches) {
-        stored_[mine].store(caches, std::memory_order_release);
+    // What later tokens read of `operation` is written for those of `mine`: keys and values, or a state.
+    void publish(int mine, int64_t operation) { written_[mine].store(operation + 1, std::memory_order_release); }
+
+    // Returns when it is for those of all from `first` on before `mine`.
+    void await(int mine, int first, int64_t operation) {
         for (int earlier = first; earlier < mine; earlier++) {
-            wait_until([&] { return stored_[earlier].load(std::memory_order_acquire) >= caches; });
+            wait_until([&] { return written_[earlier].load(std::memory_order_acquire) > operation; });
         }
     }
 
@@ -199,7 +244,29 @@ public:
 
 private:
     int shards_;
-    std::atomic<int64_t> stored_[kMostShards], layer_[kMostShards];
+    std::atomic<int64_t> written_[kMostShards], layer_[kMostShards];  // written_: operations from the first on
+};
+
+// What one shard tells the others of an operation, and waits for.
+struct Neighbours {
+    Progress& progress;
+    KvPrefetcher& prefetcher;
+    int mine, first;
+    int64_t operation;
+
+    void publish() const { progress.publish(mine, operation); }
+    void await() const { progress.await(mine, first, operation); }
+    void stored() const {
+        publish();
+        await();
+        prefetcher.aim_at_next();
+    }
+};
+
+struct Nobody {
+    void publish() const {}
+    void await() const {}
+    void stored() const {}
 };
 
 // Each shard by a thread of its own, on a pool of one.
@@ -217,15 +284,12 @@ void run_shards(const Program& program, const Step& step, const KernelTable& ker
         KvPrefetcher prefetcher(program, step, shard);
         const Run run(program, step, kernels, alone, shard, scratch[mine], &prefetcher);
         prefetcher.aim_at_next();
-        int64_t layer = 0, attended = 0;
+        int64_t layer = 0;
         for (size_t i = 0; i < program.operations.size(); i++) {
             if (layer < int64_t(program.layer_starts.size()) && program.layer_starts[size_t(layer)] == int64_t(i)) {
                 progress.begin_layer(mine, layer++, apart);
             }
-            run.operate(program.operations[i], [&] {
-                progress.store(mine, shard.waits_for, ++attended);
-                prefetcher.aim_at_next();
-            });
+            run.operate(program.operations[i], Neighbours{progress, prefetcher, mine, shard.waits_for, int64_t(i)});
         }
         progress.end(mine);
     });
@@ -260,7 +324,7 @@ void run_program(const Program& program, const Step& step, const KernelTable& ke
     }
     const Shard whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + used, left};
     const Run run(program, step, kernels, pool, whole, step.scratch, nullptr);
-    for (const Operation& operation : program.operations) run.operate(operation, [] {});
+    for (const Operation& operation : program.operations) run.operate(operation, Nobody{});
 }
 
 }  // namespace penstock

@@ -12,6 +12,7 @@
 #include "linear_q8.h"
 #include "lookup.h"
 #include "norm.h"
+#include "recurrent.h"
 #include "rope.h"
 #include "sampler.h"
 #include "simd.h"
@@ -50,6 +51,12 @@ constexpr KernelTable table_named(const char* isa) {
     table.route = route;
     table.scatter = scatter;
     table.gate_rows = gate_rows;
+
+    table.short_convolution = short_convolution;
+    table.recurrence = recurrence;
+    table.gated_norm = gated_norm;
+    table.gate_columns = gate_columns;
+    table.regroup = regroup;
     return table;
 }
 

@@ -5,6 +5,7 @@
 #include "experts_call.h"
 #include "layout.h"
 #include "linear_call.h"
+#include "recurrent_call.h"
 #include "rows_call.h"
 
 namespace penstock {
@@ -39,6 +40,12 @@ struct KernelTable {
     void (*route)(const RouteCall& call, Pool& pool);
     void (*scatter)(const ScatterCall& call, Pool& pool);
     void (*gate_rows)(const GateRowsCall& call, Pool& pool);
+
+    void (*short_convolution)(const ConvolutionCall& call, Pool& pool);
+    void (*recurrence)(const RecurrenceCall& call, Pool& pool);
+    void (*gated_norm)(const GatedNormCall& call, Pool& pool);
+    void (*gate_columns)(const GateCall& call, Pool& pool);
+    void (*regroup)(const RegroupCall& call, Pool& pool);
 };
 
 constexpr auto linear_kernel(const KernelTable& table, Kind kind) { return table.linears[int(kind)].linear; }

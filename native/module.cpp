@@ -18,6 +18,7 @@ void bind_linear(nb::module_& module, BoundCpu& cpu);
 void bind_attention(nb::module_& module, BoundCpu& cpu);
 void bind_experts(nb::module_& module, BoundCpu& cpu);
 void bind_program(nb::module_& module);
+void bind_recurrent(nb::module_& module, BoundCpu& cpu);
 void bind_peak(BoundCpu& cpu);
 
 NB_MODULE(_native, module) {
@@ -33,6 +34,7 @@ NB_MODULE(_native, module) {
     bind_linear(module, cpu);
     bind_attention(module, cpu);
     bind_experts(module, cpu);
+    bind_recurrent(module, cpu);
     bind_program(module);
     bind_peak(cpu);
 }

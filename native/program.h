@@ -17,6 +17,7 @@
 #include "experts_call.h"
 #include "layout.h"
 #include "linear_call.h"
+#include "recurrent_call.h"
 #include "rows_call.h"
 
 namespace penstock {
@@ -90,8 +91,45 @@ struct GateRowsOperation {
     Columns x, logits, out;
 };
 
+// See ConvolutionCall; a gate of width 0 is absent.
+struct ConvolutionOperation {
+    int32_t state;  // index into Step::states
+    Columns x, gate_in, gate_out, out;
+    Filter filter;
+};
+
+// See RecurrenceCall; `b` of width 0 is absent.
+struct RecurrenceOperation {
+    int32_t state;  // index into Step::states
+    Columns q, k, v, a, b, out;
+    Recurrence rule;
+};
+
+struct GatedNormOperation {
+    Columns x, gate, out;
+    GroupNorm norm;
+};
+
+// out = x * sigmoid(gate)
+struct GateOperation {
+    Columns x, gate, out;
+};
+
+// Columns [groups][2][dim] become [2][groups][dim], in another register.
+struct RegroupOperation {
+    Columns x, out;
+    int64_t groups;
+};
+
 using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation, ExpertsOperation,
-                               GateRowsOperation>;
+                               GateRowsOperation, ConvolutionOperation, RecurrenceOperation, GatedNormOperation,
+                               GateOperation, RegroupOperation>;
+
+// A recurrent state: `places` of `numbers` each.
+struct State {
+    float* data;
+    int64_t places, numbers;
+};
 
 struct Program {
     std::vector<Register> registers;   // the first two as said above
@@ -123,6 +161,8 @@ struct Step {
     const int32_t* block_table;
     int64_t table_width;
     const KvCache* caches;
+    const State* states;  // of a program that carries any; whose runs are `runs`
+    Runs runs;
     float* stream;     // [tokens][hidden]: the embeddings; used up
     Rows out;          // [tokens][hidden]
     uint8_t* scratch;  // program_scratch() bytes, 64-byte aligned; undefined before and after

@@ -6,8 +6,8 @@
 // weights, and to layers so large that the shared cache would not hold for one thread what another has read.
 //
 // A token's results do not depend on who computes its neighbours, but attention reads the keys and values of earlier
-// tokens of its own sequence: where a sequence is cut, the later shard waits in each layer for the earlier one to have
-// stored its own. Shards are taken in ascending order, so whoever is waited for has begun.
+// tokens of its own sequence, and a recurrence the state after them: where a sequence is cut, the later shard waits in
+// each layer for the earlier one to have stored its own. Shards are taken in ascending order, so whoever is waited for has begun.
 #pragma once
 
 #include <cstdint>

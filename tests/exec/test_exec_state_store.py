@@ -10,7 +10,7 @@ from penstock.contract.model import StateSpec
 from penstock.contract.plan import Admit, Checkpoint, Row
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.state_store import StateStore, share_memory, state_bytes
-from penstock.kernels.short_convolution import short_convolution_reference
+from penstock.kernels.short_convolution import ConvolutionCall, short_convolution_reference
 from penstock.kernels.state_runs import FROM_ZERO, StateRuns
 
 CPU = torch.device("cpu")
@@ -64,7 +64,8 @@ def test_a_reset_forgets_where_sequences_would_have_begun():
 def test_a_run_without_tokens_copies():
     states, weight = torch.randn(3, 2, 4), torch.randn(3, 4)
     before = states.clone()
-    out = short_convolution_reference(torch.randn(0, 4), weight, None, states, StateRuns.of([(0, 1, 2)]))
+    call = ConvolutionCall(torch.randn(0, 4), weight, None, states, StateRuns.of([(0, 1, 2)]))
+    out = short_convolution_reference(call)
     assert out.shape == (0, 4)
     assert torch.equal(states, torch.stack([before[0], before[1], before[1]]))
 
@@ -74,13 +75,14 @@ def test_a_convolution_has_the_same_bits_however_it_is_cut(cuts):
     generator = torch.Generator().manual_seed(1)
     x, weight, bias = (torch.randn(*size, generator=generator) for size in ((30, 5), (4, 5), (5,)))
     states, whole = torch.full((2, 3, 5), float("nan")), torch.zeros(1, 3, 5)
-    expected = short_convolution_reference(x, weight, bias, whole, StateRuns.of([(30, FROM_ZERO, 0)]))
+    expected = short_convolution_reference(ConvolutionCall(x, weight, bias, whole, StateRuns.of([(30, FROM_ZERO, 0)])))
     runs = [(count, 1 if at else FROM_ZERO, 1) for at, count in enumerate(cuts)]
-    assert torch.equal(short_convolution_reference(x, weight, bias, states, StateRuns.of(runs)), expected)
+    call = ConvolutionCall(x, weight, bias, states, StateRuns.of(runs))
+    assert torch.equal(short_convolution_reference(call), expected)
     assert torch.equal(states[1], whole[0])
     theirs = torch.nn.functional.conv1d(x.T[None], weight.T[:, None], bias, padding=3, groups=5)[0, :, :30].T
     torch.testing.assert_close(expected, theirs)
-    activated = short_convolution_reference(x, weight, bias, states, StateRuns.of(runs), silu=True)
+    activated = short_convolution_reference(call._replace(silu=True))
     torch.testing.assert_close(activated, torch.nn.functional.silu(theirs))
 
 

@@ -20,11 +20,13 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import SlotTables
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import paged_attend
+from penstock.exec.state_store import StateStore
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import ExpertStack
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int8, unpack
+from penstock.kernels.state_runs import FROM_ZERO, StateRuns
 from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
@@ -42,8 +44,10 @@ from penstock.weights.packing import WeightFormat
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
 
-HYBRID = ("granitemoehybrid", "lfm2", "qwen3_5", "qwen3_5_text")  # not compiled
-FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants if family not in HYBRID]
+FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+HYBRID = [each for each in FAMILIES if each[0] in ("granitemoehybrid", "lfm2", "qwen3_5_text")]
+"""Those that carry state."""
+
 WEIGHT_FORMATS = [WeightFormat.BF16, WeightFormat.INT8, WeightFormat.INT4]
 FORMS = [(torch.bfloat16, fmt) for fmt in WEIGHT_FORMATS]
 FORMS += [(torch.float32, WeightFormat.F32), (torch.float32, WeightFormat.INT8)]
@@ -105,13 +109,17 @@ class Bench:
         self.kv = KVStore(self.model.program.caches, 96, self.block_size, self.cache_dtype, CPU, packed=self.packed)
         self.kv.fill_with_nan()
         self.tables = SlotTables(8, 512, self.block_size)
+        self.states = StateStore(self.model.program.states, 8, 0, CPU)
+        self.states.fill_with_nan()
         self.used = 0
 
     def admit(self, slot: int, tokens: list[int]) -> None:
         count = -(-len(tokens) // self.block_size)
         blocks = tuple(95 - self.used - i for i in range(count))
         self.used += count
-        self.tables.admit(Admit(slot, str(slot), tuple(tokens), blocks, 0, SamplingSpec((("temperature", 0),)), 0))
+        admit = Admit(slot, str(slot), tuple(tokens), blocks, 0, SamplingSpec((("temperature", 0),)), 0)
+        self.tables.admit(admit)
+        self.states.admit(admit)
 
     def step(self, *rows: tuple[int, int, int, bool], shift: int = 0) -> list[torch.Tensor]:
         """Hidden states of rows (slot, start, count, whether it is the prompt's last), positions moved by `shift`."""
@@ -122,7 +130,7 @@ class Bench:
         model, backend = copy(self.model), here.backend()
         model.backend = backend
         with torch.inference_mode():
-            attend = paged_attend(self.kv, batch, backend)
+            attend = paged_attend(self.kv, batch, backend, self.states.states, self.states.runs(planned))
             hidden = model.forward(batch.token_ids, batch.positions + shift, attend)
         return list(hidden.split([row.count for row in planned]))
 
@@ -231,6 +239,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("granite", "wide_heads_untied_factors"),
         ("smollm3", "all_to_one_biases_llama3_interval"),
         ("starcoder2", "wide_heads_tied_small_window"),
+        *HYBRID,
     ],
 )
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, fmt, cache_dtype):
@@ -291,7 +300,7 @@ def test_a_head_scales_logits_before_it_caps_them(family, softcap):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("family", "variant"),
-    [("gpt2", "tied"), ("qwen3", "wide_heads_tied"), ("qwen3_moe", "wide_heads_tied_unused_experts")],
+    [("gpt2", "tied"), ("qwen3", "wide_heads_tied"), ("qwen3_moe", "wide_heads_tied_unused_experts"), *HYBRID[::3]],
 )
 def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, dtype, fmt, cache_dtype):
     model = model_of(family, variant, fmt, dtype)
@@ -316,6 +325,7 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
         ("gpt2", "one_head_relu"),
         ("qwen3", "wide_heads_tied"),
         ("qwen3_moe", "one_to_one_biases_every_expert_in_every_other_layer"),
+        *HYBRID[::3],
     ],
 )
 def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, fmt):
@@ -361,13 +371,28 @@ def test_what_the_compiled_kernels_do_not_do_is_said():
         assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, backend)
 
 
-@pytest.mark.parametrize("family", HYBRID)
-def test_hybrid_models_run_operation_by_operation(family):
-    reason = why_not_compiled(
-        program_of(family, VARIANTS[family][0], WeightFormat.BF16), torch.bfloat16, here.backend()
-    )
-    assert "short_convolution" in reason
-    assert "has no compiled kernel" in reason
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("there must be 6 states", lambda states, runs: (states[:-1], runs)),
+        ("does not have the size", lambda states, runs: (states[::-1], runs)),
+        ("wants runs", lambda states, runs: (states, None)),
+        ("the number of tokens", lambda states, runs: (states, StateRuns.of([(3, FROM_ZERO, 0)]))),
+        ("reads a place", lambda states, runs: (states, StateRuns.of([(4, 8, 0)]))),
+        ("a state must be", lambda states, runs: ([each.double() for each in states], runs)),
+    ],
+)
+def test_states_and_runs_that_do_not_fit_are_refused_before_anything_is_written(message, change):
+    bench = Bench(model_of("granitemoehybrid", "wide_heads_untied_factors", WeightFormat.BF16))
+    bench.admit(0, prompt_of(bench.model, 4))
+    row = Row(0, 0, 4, (), True)
+    bench.tables.advance(row)
+    batch = bench.tables.batch([row], CPU)
+    states, runs = change(bench.states.states, bench.states.runs([row]))
+    attend = paged_attend(bench.kv, batch, here.backend(), states, runs)
+    with pytest.raises(ValueError, match=message):
+        bench.model.forward(batch.token_ids, batch.positions, attend)
+    assert all(bool(held.isnan().all()) for held in (*bench.states.states, *bench.kv.keys))
 
 
 BAD = {

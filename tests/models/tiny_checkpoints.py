@@ -474,6 +474,7 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "one_to_one_tied_biases_attention_first": {
             **_ONE_TO_ONE,
             "head_dim": 40,
+            "rms_norm_eps": 1e-2,
             "intermediate_size": 56,
             "attention_bias": True,
             "tie_word_embeddings": True,
@@ -677,13 +678,26 @@ def _reference(directory: Path, dtype: torch.dtype) -> Any:
 
 def _randomise(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
+    differences = model.config.model_type.startswith("qwen3_5")  # of norms from 1
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1:
                 parameter.copy_(noise * _scale(name) / parameter.shape[-1] ** 0.5)
             else:
-                parameter.copy_(noise * 0.3 + (1.0 if name.endswith("weight") else 0.0))
+                parameter.copy_(noise * 0.3 + _centre(name, differences=differences))
+
+
+def _centre(name: str, *, differences: bool) -> float:
+    """What the numbers of a vector lie around.
+
+    Steps of a recurrence are short, as in models that were trained: otherwise a head forgets all but its last tokens,
+    is now and then nearly zero where their keys are orthogonal to the query, and its norm makes much of roundings.
+    """
+    if name.endswith("dt_bias"):
+        return -3.0
+    of_norm = name.endswith("weight") and (not differences or name.endswith("linear_attn.norm.weight"))
+    return 1.0 if of_norm else 0.0
 
 
 def _scale(name: str) -> float:
@@ -692,8 +706,10 @@ def _scale(name: str) -> float:
     Where two experts are nearly equal for the last place, a rounding that swaps them changes the outcome more than any
     other. So routers decide clearly and experts say less than MLPs do, or no two roundings could be compared.
     """
-    if name.endswith("mlp.gate.weight"):
+    if name.endswith(("mlp.gate.weight", "block_sparse_moe.router.weight")):
         return 5.0
+    if name.endswith("block_sparse_moe.experts.down_proj"):
+        return 0.35
     return 0.7 if name.endswith("experts.down_proj") else 2.0
 
 

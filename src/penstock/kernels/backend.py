@@ -17,8 +17,8 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.kernels.native_sampler import Choices, SamplingMetadata
-from penstock.kernels.recurrence import RecurrenceRule
-from penstock.kernels.state_runs import StateRuns
+from penstock.kernels.recurrence import GatedNormCall, RecurrenceCall
+from penstock.kernels.short_convolution import ConvolutionCall
 
 __all__ = ["Backend", "Choose"]
 
@@ -116,18 +116,7 @@ class Backend(Protocol):
         """See `kernels.experts.experts`, with the activation by its name."""
         ...
 
-    def short_convolution(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        states: Tensor,
-        runs: StateRuns,
-        *,
-        silu: bool = False,
-        gate_in: Tensor | None = None,
-        gate_out: Tensor | None = None,
-    ) -> Tensor:
+    def short_convolution(self, call: ConvolutionCall) -> Tensor:
         """See `kernels.short_convolution.short_convolution_reference`."""
         ...
 
@@ -135,23 +124,11 @@ class Backend(Protocol):
         """See `kernels.experts.gate_rows`."""
         ...
 
-    def recurrence(
-        self,
-        rule: RecurrenceRule,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        a: Tensor,
-        b: Tensor | None,
-        states: Tensor,
-        runs: StateRuns,
-    ) -> Tensor:
+    def recurrence(self, call: RecurrenceCall) -> Tensor:
         """See `kernels.recurrence.recurrence_reference`."""
         ...
 
-    def gated_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
-    ) -> Tensor:
+    def gated_norm(self, call: GatedNormCall) -> Tensor:
         """See `kernels.recurrence.gated_norm_reference`."""
         ...
 

@@ -11,15 +11,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, native_attention, native_experts, native_rows, native_sampler
+from penstock.kernels import native, native_attention, native_experts, native_recurrent, native_rows, native_sampler
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.backend import Choose
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import MAX_HEAD_DIM, Cpu
 from penstock.kernels.native_experts import NativeExperts
-from penstock.kernels.recurrence import RecurrenceRule
-from penstock.kernels.state_runs import StateRuns
+from penstock.kernels.recurrence import GatedNormCall, RecurrenceCall
+from penstock.kernels.short_convolution import ConvolutionCall
 from penstock.kernels.torch_backend import TorchBackend
 
 __all__ = ["DTYPES", "CpuBackend"]
@@ -140,46 +140,21 @@ class CpuBackend:
             )
         return NativeExperts(self.cpu, stack, spec, activation, selection_bias)(x, router_logits, residual)
 
-    def short_convolution(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        states: Tensor,
-        runs: StateRuns,
-        *,
-        silu: bool = False,
-        gate_in: Tensor | None = None,
-        gate_out: Tensor | None = None,
-    ) -> Tensor:
+    def short_convolution(self, call: ConvolutionCall) -> Tensor:
         """See `Backend.short_convolution`."""
-        return self._torch.short_convolution(
-            x, weight, bias, states, runs, silu=silu, gate_in=gate_in, gate_out=gate_out
-        )
+        return native_recurrent.short_convolution(self.cpu, call)
 
-    def recurrence(
-        self,
-        rule: RecurrenceRule,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        a: Tensor,
-        b: Tensor | None,
-        states: Tensor,
-        runs: StateRuns,
-    ) -> Tensor:
+    def recurrence(self, call: RecurrenceCall) -> Tensor:
         """See `Backend.recurrence`."""
-        return self._torch.recurrence(rule, q, k, v, a, b, states, runs)
+        return native_recurrent.recurrence(self.cpu, call)
 
-    def gated_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
-    ) -> Tensor:
+    def gated_norm(self, call: GatedNormCall) -> Tensor:
         """See `Backend.gated_norm`."""
-        return self._torch.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+        return native_recurrent.gated_norm(self.cpu, call)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See `Backend.gate`."""
-        return self._torch.gate(x, gate)
+        return native_recurrent.gate(self.cpu, x, gate)
 
     def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `Backend.gate_rows`."""

@@ -9,13 +9,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.state_runs import FROM_ZERO, StateRuns
 
-__all__ = ["RecurrenceKind", "RecurrenceRule", "gated_norm_reference", "recurrence_reference"]
+__all__ = [
+    "GatedNormCall",
+    "RecurrenceCall",
+    "RecurrenceKind",
+    "RecurrenceRule",
+    "gated_norm_reference",
+    "recurrence_reference",
+]
 
 _LENGTH_EPS = 1e-6
 
@@ -34,7 +42,8 @@ class RecurrenceRule:
     """Sizes and weights of one layer; vectors are float32, a number for each value head.
 
     Attributes:
-        key_heads: of queries and keys; value head `h` has those of key head `h // (value_heads / key_heads)`.
+        key_heads: of queries and keys; value head `h` has those of key head `h // (value_heads / key_heads)`, or, if
+            `tiled`, `h % key_heads`: GGUF files of Qwen 3.5 have their value heads in this order.
         a_log: the decay of a step is `exp(-exp(a_log) * step)`.
         step_bias: added to `a`, of which softplus is the step.
         skip: the share of the value that is added to what is read; or None.
@@ -50,6 +59,7 @@ class RecurrenceRule:
     step_bias: Tensor
     skip: Tensor | None = None
     steps: tuple[float, float] = (0.0, math.inf)
+    tiled: bool = False
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
@@ -61,16 +71,10 @@ class RecurrenceRule:
         return f"{self.kind}, {heads}{', skip' if self.skip is not None else ''}"
 
 
-def recurrence_reference(
-    rule: RecurrenceRule, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor | None, states: Tensor, runs: StateRuns
-) -> Tensor:
-    """Token by token, in float32, rounded once at the end.
+class RecurrenceCall(NamedTuple):
+    """What a recurrence is told.
 
-    With `S` a head's state, `step = softplus(a + step_bias)` and `decay = exp(-exp(a_log) step)`:
-    delta rule: `q` and `k` are divided by their lengths and `q` by `sqrt(D)`;
-    `S = decay S + k (v - decay S k) sigmoid(b)`, out `S q`. Scan: `S = decay S + k (step v)`, out `S q + skip v`.
-
-    Args:
+    Attributes:
         rule: sizes and weights.
         q: `[T, key_heads * key_dim]`; a scan's C.
         k: the same; a scan's B.
@@ -79,15 +83,56 @@ def recurrence_reference(
         b: `[T, value_heads]` for the delta rule, None for a scan.
         states: `[places, value_heads, key_dim, value_dim]` float32; changed.
         runs: which tokens continue which state.
+    """
+
+    rule: RecurrenceRule
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    b: Tensor | None
+    states: Tensor
+    runs: StateRuns
+
+
+class GatedNormCall(NamedTuple):
+    """What a gated norm is told.
+
+    Attributes:
+        x: `[T, C]`.
+        gate: `[T, C]`.
+        weight: `[group]`, the same for all groups, or `[C]`; float32.
+        eps: keeps groups of zeros finite.
+        group: columns that are normed together, by the root of their mean square.
+        gate_first: Mamba-2 with `norm_before_gate` false, and not Qwen3-Next.
+    """
+
+    x: Tensor
+    gate: Tensor
+    weight: Tensor
+    eps: float
+    group: int
+    gate_first: bool
+
+
+def recurrence_reference(call: RecurrenceCall) -> Tensor:
+    """Token by token, in float32, rounded once at the end.
+
+    With `S` a head's state, `step = softplus(a + step_bias)` and `decay = exp(-exp(a_log) step)`:
+    delta rule: `q` and `k` are divided by their lengths and `q` by `sqrt(D)`;
+    `S = decay S + k (v - decay S k) sigmoid(b)`, out `S q`. Scan: `S = decay S + k (step v)`, out `S q + skip v`.
 
     Returns:
         `[T, value_heads * value_dim]` in the dtype of `v`.
     """
+    rule, q, k, v, a, b, states, runs = call
     groups, delta = rule.value_heads // rule.key_heads, rule.kind is RecurrenceKind.DELTA
     queries, keys = (each.float().unflatten(1, (rule.key_heads, -1)) for each in (q, k))  # [T, Hk, D]
     if delta:
         queries, keys = _unit(queries) * rule.key_dim**-0.5, _unit(keys)
-    queries, keys = (each.repeat_interleave(groups, dim=1) for each in (queries, keys))  # [T, Hv, D]
+    queries, keys = (  # [T, Hv, D]
+        each.repeat(1, groups, 1) if rule.tiled else each.repeat_interleave(groups, dim=1) for each in (queries, keys)
+    )
     values = v.float().unflatten(1, (rule.value_heads, -1))
     step = torch.nn.functional.softplus(a.float() + rule.step_bias)
     step = step if delta else step.clamp(*rule.steps)
@@ -110,19 +155,9 @@ def recurrence_reference(
     return out.flatten(1).to(v.dtype)
 
 
-def gated_norm_reference(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
-) -> Tensor:
-    """`norm(x) * weight * silu(gate)`, or with `gate_first` `norm(x * silu(gate)) * weight`; in float32.
-
-    Args:
-        x: `[T, C]`.
-        gate: `[T, C]`.
-        weight: `[group]`, the same for all groups, or `[C]`; float32.
-        eps: keeps groups of zeros finite.
-        group: columns that are normed together, by the root of their mean square.
-        gate_first: Mamba-2 with `norm_before_gate` false, and not Qwen3-Next.
-    """
+def gated_norm_reference(call: GatedNormCall) -> Tensor:
+    """`norm(x) * weight * silu(gate)`, or with `gate_first` `norm(x * silu(gate)) * weight`; in float32."""
+    x, gate, weight, eps, group, gate_first = call
     opened = torch.nn.functional.silu(gate.float())
     inside = x.float() * opened if gate_first else x.float()
     groups = inside.unflatten(1, (-1, group))

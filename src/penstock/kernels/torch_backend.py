@@ -17,9 +17,13 @@ from penstock.kernels.activation import ACTIVATIONS
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
-from penstock.kernels.recurrence import RecurrenceRule, gated_norm_reference, recurrence_reference
-from penstock.kernels.short_convolution import short_convolution_reference
-from penstock.kernels.state_runs import StateRuns
+from penstock.kernels.recurrence import (
+    GatedNormCall,
+    RecurrenceCall,
+    gated_norm_reference,
+    recurrence_reference,
+)
+from penstock.kernels.short_convolution import ConvolutionCall, short_convolution_reference
 
 __all__ = ["TorchBackend"]
 
@@ -106,44 +110,21 @@ class TorchBackend:
             x, router_logits, stack, spec, function, selection_bias=selection_bias, residual=residual
         )
 
-    def short_convolution(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        states: Tensor,
-        runs: StateRuns,
-        *,
-        silu: bool = False,
-        gate_in: Tensor | None = None,
-        gate_out: Tensor | None = None,
-    ) -> Tensor:
+    def short_convolution(self, call: ConvolutionCall) -> Tensor:
         """See `Backend.short_convolution`."""
-        return short_convolution_reference(x, weight, bias, states, runs, silu=silu, gate_in=gate_in, gate_out=gate_out)
+        return short_convolution_reference(call)
 
     def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `Backend.gate_rows`."""
         return experts.gate_rows(x, gate_logits, residual)
 
-    def recurrence(
-        self,
-        rule: RecurrenceRule,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        a: Tensor,
-        b: Tensor | None,
-        states: Tensor,
-        runs: StateRuns,
-    ) -> Tensor:
+    def recurrence(self, call: RecurrenceCall) -> Tensor:
         """See `Backend.recurrence`."""
-        return recurrence_reference(rule, q, k, v, a, b, states, runs)
+        return recurrence_reference(call)
 
-    def gated_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
-    ) -> Tensor:
+    def gated_norm(self, call: GatedNormCall) -> Tensor:
         """See `Backend.gated_norm`."""
-        return gated_norm_reference(x, gate, weight, eps, group, gate_first=gate_first)
+        return gated_norm_reference(call)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See `Backend.gate`."""

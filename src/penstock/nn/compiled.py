@@ -22,11 +22,12 @@ from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.native import required
 from penstock.kernels.native_attention import cache_of, ragged_rows, score_rule, vector
 from penstock.kernels.native_experts import expert_layer
+from penstock.kernels.native_recurrent import filter_of, group_norm_of, rule_of, runs_of, states_of
 from penstock.kernels.native_rows import ACTIVATION_CODES, rotation, vector_of
 from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
-from penstock.nn.lowering import Attended, Gated, Lowered, lower
+from penstock.nn.lowering import Attended, Gated, Lowered, Recurrent, lower
 from penstock.nn.operations import (
     Activate,
     Experts,
@@ -63,8 +64,6 @@ def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> 
                 return f"{operation} is not multiplied by the compiled kernels"
             case Experts(stack=stack) if not stack.is_packed:
                 return f"{operation} is not multiplied by the compiled kernels"
-            case ShortConvolution() | Recurrence() | GatedNorm() | Gate() | Regroup():
-                return f"{operation} has no compiled kernel"
             case AttendOperation(heads=heads) if reason := backend.why_not(dtype, heads.dim):
                 return reason
     return backend.why_not(dtype, 0)
@@ -91,6 +90,7 @@ class CompiledExecutor:
         self._out_dtype = _hidden_dtype(program.head)
         self._scratch = Scratch()
         self._seen_caches: tuple[Sequence[Tensor], Sequence[Tensor], Any] | None = None
+        self._seen_states: tuple[Sequence[Tensor], Any] | None = None
         self._seen_step: tuple[tuple[Tensor, ...], Any] | None = None
         self._native = required()
         self._compiled = _compile(program, dtype)
@@ -128,6 +128,8 @@ class CompiledExecutor:
             cpu=cpu,
             step=step,
             caches=caches,
+            states=self._states(attend.states),
+            runs=None if attend.runs is None else runs_of(attend.runs),
             stream=stream.data_ptr(),
             out=native.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype]),
             scratch=native.Memory(self._scratch.address_of(size), size),
@@ -157,6 +159,15 @@ class CompiledExecutor:
         if seen is None or seen[0] is not keys or seen[1] is not values:
             self._seen_caches = seen = keys, values, self._look_at_caches(keys, values)
         return seen[2]
+
+    def _states(self, states: Sequence[Tensor]) -> Any:
+        """Where recurrent states are; looked at anew only when they are others than in the last step."""
+        seen = self._seen_states
+        if seen is None or seen[0] is not states:
+            if len(states) != len(self.program.states):
+                raise ValueError(f"there must be {len(self.program.states)} states, not {len(states)}")
+            self._seen_states = seen = states, states_of(states)
+        return seen[1]
 
     def _look_at_caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         specs = self.program.caches
@@ -238,13 +249,39 @@ class _Builder:
                         operation.selection_bias,
                     ),
                 )
-
             case GateRows():
                 self._compiled.gate_rows(
                     x=self._columns(index, operation.x),
                     logits=self._columns(index, operation.logits),
                     out=self._columns(index, operation.out),
                 )
+            case _:
+                self._recurrent(index, operation)
+
+    def _recurrent(self, index: int, operation: Recurrent) -> None:
+        def at(register: Register | None) -> Any:
+            return None if register is None else self._columns(index, register)
+
+        match operation:
+            case ShortConvolution(out, x, weight, bias, state, silu, gate_in, gate_out):
+                self._compiled.convolution(
+                    state=state,
+                    filter=filter_of(weight, bias, silu=silu),
+                    x=at(x),
+                    gate_in=at(gate_in),
+                    gate_out=at(gate_out),
+                    out=at(out),
+                )
+            case Recurrence(out, q, k, v, a, b, state, rule):
+                operands = {"q": at(q), "k": at(k), "v": at(v), "a": at(a), "b": at(b), "out": at(out)}
+                self._compiled.recurrence(state=state, rule=rule_of(rule), **operands)
+            case GatedNorm(out, x, gate, weight, eps, group, gate_first):
+                norm = group_norm_of(weight, eps, group, gate_first=gate_first)
+                self._compiled.gated_norm(norm=norm, x=at(x), gate=at(gate), out=at(out))
+            case Gate(out, x, gate):
+                self._compiled.gate(x=at(x), gate=at(gate), out=at(out))
+            case Regroup(out, x, groups):
+                self._compiled.regroup(groups=groups, x=at(x), out=at(out))
 
     def _columns(self, index: int, register: Register) -> Any:
         return required().Columns(

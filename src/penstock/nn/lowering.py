@@ -14,20 +14,25 @@ from penstock.nn.operations import (
     Activate,
     Activation,
     Attend,
+    Embed,
     Experts,
+    Gate,
+    GatedNorm,
     GateRows,
     Linear,
     Norm,
     NormHeads,
     Operation,
     Operations,
+    Recurrence,
     Register,
+    Regroup,
     Rotate,
     ShortConvolution,
 )
 from penstock.nn.rope import RotaryTable
 
-__all__ = ["Attended", "Gated", "Lowered", "lower", "operands"]
+__all__ = ["Attended", "Gated", "Lowered", "Recurrent", "lower", "operands"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +64,8 @@ class Attended:
     rope: RotaryTable | None = None
 
 
-Lowered = Norm | Linear | Gated | Activate | Attended | Experts | GateRows | ShortConvolution
+Recurrent = ShortConvolution | Recurrence | GatedNorm | Gate | Regroup
+Lowered = Norm | Linear | Gated | Activate | Attended | Experts | GateRows | Recurrent
 
 
 def lower(operations: Operations) -> list[Lowered]:
@@ -79,10 +85,10 @@ def lower(operations: Operations) -> list[Lowered]:
                 before = []
             case Activate() if _gates(lowered[-1] if lowered else None, operation):
                 lowered.append(Gated(operation.out, lowered.pop(), operation.kind))
-            case Norm() | Linear() | Activate() | Experts() | GateRows() | ShortConvolution():
-                lowered.append(operation)
-            case _:
+            case Embed():
                 raise ValueError(f"{operation} has no compiled kernel here")
+            case _:
+                lowered.append(operation)
     if before:
         raise ValueError(f"{before[0]} is not followed by an attention")
     return lowered
@@ -96,13 +102,16 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
         case Attended(attend, rotated):
             read = tuple(each for each in (attend.q, attend.k, attend.v) if each is not None)
             return read, (rotated, attend.out)
-        case Activate(out, x):
+        case Activate(out, x) | Regroup(out, x):
             return (x,), (out,)
         case Experts(out, x, logits) | GateRows(out, x, logits):
             return (x, logits, out), (out,)
-        case ShortConvolution(out, x):
-            gates = tuple(each for each in (operation.gate_in, operation.gate_out) if each is not None)
-            return (x, *gates), (out,)
+        case ShortConvolution(out, x, gate_in=gate_in, gate_out=gate_out):
+            return tuple(each for each in (x, gate_in, gate_out) if each is not None), (out,)
+        case Recurrence(out, q, k, v, a, b):
+            return tuple(each for each in (q, k, v, a, b) if each is not None), (out,)
+        case GatedNorm(out, x, gate) | Gate(out, x, gate):
+            return (x, gate), (out,)
         case _:
             return (operation.x, *((operation.out,) if operation.adds else ())), (operation.out,)
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from penstock.contract.model import ModelShape
 from penstock.kernels.backend import Backend
+from penstock.kernels.recurrence import GatedNormCall, RecurrenceCall
+from penstock.kernels.short_convolution import ConvolutionCall
 from penstock.kernels.state_runs import StateRuns
 from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
@@ -129,23 +131,27 @@ class _Walk:
                 self._convolve(operation)
             case Recurrence(out, q, k, v, a, b, state, rule):
                 operands = [self._read(each) for each in (q, k, v, a)]
-                gates = None if b is None else self._read(b)
-                self._write(out, backend.recurrence(rule, *operands, gates, *self._carried(state)))
+                call = RecurrenceCall(rule, *operands, self._optional(b), *self._carried(state))
+                self._write(out, backend.recurrence(call))
             case GatedNorm(out, x, gate, weight, eps, group, gate_first):
-                normed = backend.gated_norm(self._read(x), self._read(gate), weight, eps, group, gate_first=gate_first)
-                self._write(out, normed)
+                norm = GatedNormCall(self._read(x), self._read(gate), weight, eps, group, gate_first)
+                self._write(out, backend.gated_norm(norm))
             case Gate(out, x, gate):
                 self._write(out, backend.gate(self._read(x), self._read(gate)))
             case Regroup(out, x, groups):
                 self._write(out, self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1))
 
     def _convolve(self, by: ShortConvolution) -> None:
-        gate_in, gate_out = (None if each is None else self._read(each) for each in (by.gate_in, by.gate_out))
-        states, runs = self._carried(by.state)
-        out = self._backend.short_convolution(
-            self._read(by.x), by.weight, by.bias, states, runs, silu=by.silu, gate_in=gate_in, gate_out=gate_out
+        call = ConvolutionCall(
+            self._read(by.x),
+            by.weight,
+            by.bias,
+            *self._carried(by.state),
+            silu=by.silu,
+            gate_in=self._optional(by.gate_in),
+            gate_out=self._optional(by.gate_out),
         )
-        self._write(by.out, out)
+        self._write(by.out, self._backend.short_convolution(call))
 
     def _carried(self, state: int) -> tuple[Tensor, StateRuns]:
         return self._attend.carried(state, self._program.states[state], len(self._positions))
@@ -156,6 +162,9 @@ class _Walk:
 
     def _read(self, register: Register) -> Tensor:
         return self._registers[register.name][:, register.first : register.first + register.width]
+
+    def _optional(self, register: Register | None) -> Tensor | None:
+        return None if register is None else self._read(register)
 
     def _write(self, register: Register, value: Tensor, *, adds: bool = False) -> None:
         """Columns of a register that is there already; or a whole one, which may have had another width before."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.nn.lowering import Attended, Gated, Lowered, operands
-from penstock.nn.operations import Linear, Register
+from penstock.nn.operations import Linear, Register, Regroup
 from penstock.nn.program import OUT, STREAM
 
 __all__ = ["Place", "Places", "place_registers"]
@@ -126,7 +126,11 @@ def _query_dtype(
     operations: Sequence[Lowered], lives: dict[str, list[_Life]], index: int, attended: Attended
 ) -> torch.dtype:
     """Of rotated queries: bfloat16 where bfloat16 weights projected them."""
-    linear = _linear(operations[_at(lives, attended.attend.q.name, index).begin])
+    begin = _at(lives, attended.attend.q.name, index).begin
+    written = operations[begin]
+    if isinstance(written, Regroup):
+        written = operations[_at(lives, written.x.name, begin).begin]
+    linear = _linear(written)
     return torch.bfloat16 if linear is not None and _is_bf16(linear) else torch.float32
 
 
