@@ -8,6 +8,7 @@ import compiled_kernels as here
 import pytest
 import torch
 
+from needs import COMPILED, ONEDNN
 from penstock.bench import kernels
 from penstock.bench.limits import Limits, share_text, shares
 from penstock.cli import bench_kernels
@@ -15,7 +16,7 @@ from penstock.contract.model import StepCost
 from penstock.kernels import native, native_peak
 from penstock.kernels.weight_memory import WeightMemory
 
-compiled = pytest.mark.skipif(not native.available(), reason="no compiled kernels")
+compiled = pytest.mark.skipif(not native.available(), reason=COMPILED)
 LIMITS = Limits("isa", 2, read_bytes=100.0, fp32_ops=10.0, bf16_ops=20.0, int8_ops=40.0)
 LANES, PANELS = 16, 2
 
@@ -88,7 +89,7 @@ def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name)
 @pytest.mark.parametrize("there", [True, False])
 def test_onednn_is_one_more_form_of_linear_where_it_is_there(one_thread, monkeypatch, there):
     if there and not kernels.onednn_linear.available():
-        pytest.skip("this torch was built without oneDNN")
+        pytest.skip(ONEDNN)
     monkeypatch.setattr(kernels, "COLD_BYTES", 30_000)
     monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
     monkeypatch.setattr(kernels.onednn_linear, "available", lambda: there)

@@ -16,6 +16,7 @@ from quality_harness import TOKENS, opened, random_logits, scored
 from tiny_checkpoints import reference_logits
 from torch.distributions import Categorical, kl_divergence
 
+from needs import COMPILED, ONEDNN
 from penstock.bench import quality
 from penstock.bench.variants import VARIANTS, variant_name, with_variant
 from penstock.cli import main
@@ -182,9 +183,7 @@ def test_predictions_over_an_int8_kv_cache_are_made_of_the_rounded_keys_and_valu
     assert np.mean(rounded[0].kl) < 3 * np.mean(plain.kl)  # yet not far away
 
 
-@pytest.mark.skipif(
-    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
-)
+@pytest.mark.skipif(not (native.available() and onednn_linear.available()), reason=f"{COMPILED}; or {ONEDNN}")
 def test_formats_that_the_kernels_asked_for_do_not_serve_are_left_out(tiny):
     files, by_onednn = open_model(tiny, gguf_dialect), EngineConfig(dtype="bfloat16", linear_kernels="onednn")
     assert [each.quantization for each in quality.possible_variants(by_onednn, files, ())] == ["none"]

@@ -1,7 +1,7 @@
 """The recipes of other projects' clients, run as they stand in the pages, each in an environment of its own.
 
-`make test-clients` installs the clients and runs this; elsewhere the tests are skipped. The `py` blocks of a page are
-one program. What a comment behind `print` says must be printed, once for each such print and in their order.
+`make test-clients` installs the clients and runs this; elsewhere what needs them is skipped. The `py` blocks of a page
+are one program. What a comment behind `print` says must be printed, once for each such print and in their order.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import httpx
 import pytest
 from environments import CLIENTS, packages_of
 
-pytestmark = [
-    pytest.mark.model,
-    pytest.mark.skipif(not os.environ.get("PENSTOCK_CLIENTS"), reason="make test-clients installs the clients"),
-]
+from needs import CLIENTS as CLIENTS_MISSING
+
+needs_clients = pytest.mark.skipif(not os.environ.get("PENSTOCK_CLIENTS"), reason=CLIENTS_MISSING)
 
 ENVIRONMENTS = Path(os.environ.get("PENSTOCK_CLIENTS", ""))
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes"
@@ -38,7 +37,8 @@ def environment(name: str) -> Path:
     directory = ENVIRONMENTS / name
     if not (directory / ".installed").is_file():
         failed = directory / ".failed"
-        pytest.skip(f"{name}: {failed.read_text(encoding='utf-8') if failed.is_file() else 'is not installed'}")
+        why = failed.read_text(encoding="utf-8") if failed.is_file() else "it is not in PENSTOCK_CLIENTS"
+        pytest.skip(f"{name} is not installed ({why}): make test-clients tries again")
     return directory.absolute()
 
 
@@ -53,6 +53,8 @@ def settings(home: Path) -> dict[str, str]:
     }
 
 
+@needs_clients
+@pytest.mark.model
 @pytest.mark.parametrize("name", PYTHON_CLIENTS)
 def test_a_recipe_runs_as_it_stands(name, default_server, tmp_path):
     python = environment(name) / "bin" / "python"
@@ -107,6 +109,8 @@ def noted(default_server) -> Iterator[tuple[str, list[tuple[str, dict]]]]:
         server.server_close()
 
 
+@needs_clients
+@pytest.mark.model
 def test_continue_answers_with_the_pages_configuration(noted, tmp_path):
     directory = environment("continue")
     url, requests = noted
@@ -136,6 +140,7 @@ def test_continue_answers_with_the_pages_configuration(noted, tmp_path):
 OPEN_WEBUI = json.loads(Path(__file__).with_name("open_webui_requests.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.model
 @pytest.mark.parametrize("sent", OPEN_WEBUI["requests"], ids=lambda sent: sent["for"])
 def test_open_webuis_requests_are_answered(sent, default_server):
     headers = {"Authorization": "Bearer none"} | OPEN_WEBUI["headers"]

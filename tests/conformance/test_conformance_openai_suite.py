@@ -27,7 +27,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(not SUITE, reason="OPENAI_SUITE names no checkout of openai-python")
+@pytest.mark.skipif(not SUITE, reason="there is no checkout of openai-python: make test-openai OPENAI_SUITE=CHECKOUT")
 def test_no_endpoint_is_missing_and_no_field_is_refused(url, tmp_path, capsys):
     run_suite(Path(SUITE), url, tmp_path / "report.xml")
     counts = causes(tmp_path / "report.xml")

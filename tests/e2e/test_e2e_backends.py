@@ -16,6 +16,7 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
+from needs import COMPILED
 from penstock.contract.config import EngineConfig, SchedulerConfig
 from penstock.contract.plan import StepResult
 from penstock.contract.request import SequenceRequest, StopRules
@@ -25,7 +26,7 @@ from penstock.kernels.cpu_backend import CpuBackend
 from penstock.loading import LoadedModel, find_model, load_model
 from penstock.sampling import SamplingParams
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
 BLOCKS, BLOCK = 40, 16
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=5, logprobs=0)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from needs import COMPILED, ONEDNN
 from penstock import LLM, SamplingParams
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, ModelFileError, PenstockError
@@ -75,9 +76,7 @@ def start_report(directory: Path, **options: str) -> list[str]:
     return lines
 
 
-@pytest.mark.skipif(
-    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
-)
+@pytest.mark.skipif(not (native.available() and onednn_linear.available()), reason=f"{COMPILED}; or {ONEDNN}")
 def test_the_start_report_says_where_onednn_multiplies_and_why(whole, monkeypatch, one_thread):
     bfloat16 = {"dtype": "bfloat16"}
     assert "linear           oneDNN: as asked for" in start_report(whole, linear_kernels="onednn", **bfloat16)

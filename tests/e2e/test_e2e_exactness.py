@@ -8,13 +8,12 @@ import sys
 import pytest
 from tiny_checkpoints import write_checkpoint, write_letters
 
+from needs import COMPILED, ONEDNN
 from penstock.contract.config import EngineConfig
 from penstock.kernels import native, onednn_linear
 from penstock.verify import Budget, Report, profile
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="installed without a C++ compiler: torch's kernels make no such promise"
-)
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"{COMPILED}; torch's kernels make no such promise")
 
 BUDGET = Budget(requests=8, schedules=4, prompt_tokens=160, new_tokens=16)
 
@@ -94,7 +93,7 @@ def test_every_other_instruction_set_of_this_machine_is_exact(tiny_llama, isa, m
 
 @pytest.mark.deep
 @pytest.mark.model
-@pytest.mark.skipif(not onednn_linear.available(), reason="this torch has no oneDNN to call")
+@pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
 def test_products_by_onednn_are_exact(default_model):
     served = EngineConfig(model=str(default_model), quantization="none", linear_kernels="onednn")
     report = profile(served, BUDGET)

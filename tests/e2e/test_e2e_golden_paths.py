@@ -34,6 +34,15 @@ FAMILIES = [
 ]
 """One checkpoint of each family in `make test`, which takes 7 seconds; the others in `make test-deep`."""
 
+WINDOWED = {
+    ("mistral", "all_to_one_small_window"),
+    ("phi3", "partial_short_window"),
+    ("qwen3_moe", "all_to_one_narrow_heads_window_dense_last"),
+    ("starcoder2", "all_to_one_narrow_heads"),
+    ("starcoder2", "wide_heads_tied_small_window"),
+}
+"""Those whose every layer has a window shorter than the longest sequence here."""
+
 
 class Bench:
     """One scheduler and one runner over a model."""
@@ -178,11 +187,16 @@ def test_after_a_hit_in_the_middle_of_a_checkpoint_interval(golden):
     assert bench.cached["2"] == (len(changed) - 1) // 4 * 4
 
 
+def test_whether_all_layers_forget_is_known_of_every_model(golden, request):
+    model, prompts, _ = golden
+    forgets = model.program.window is not None and model.program.window < len(prompts[-1]) + COUNT
+    assert forgets == (request.node.callspec.params["golden"] in WINDOWED)
+
+
+@pytest.mark.parametrize("golden", [each for each in FAMILIES if each.values[0] in WINDOWED], indirect=True)
 def test_with_only_the_blocks_that_a_window_sees(golden):
     """Blocks that were left behind are given back, and overwritten with NaN here."""
     model, prompts, expected = golden
-    if model.program.window is None or model.program.window >= len(prompts[-1]) + COUNT:
-        pytest.skip("a layer of this model looks back to all of these sequences")
     options = {"block_size": 4, "tokens": 8, "seqs": 1, "window": model.program.window, "caching": False}
     need = Bench(model, **options).config.most_blocks(model.shape.max_positions)
     assert need < (len(prompts[-1]) + COUNT) // 4

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from needs import MEMORY_GROUPS
+
 MIB = 1 << 20
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -30,13 +32,13 @@ def limited():
     """Runs `penstock` with some bytes of memory."""
     own = _own_group()
     if own is None or not os.access(own[0], os.W_OK):
-        pytest.skip("there is no memory group in which this process may make others")
+        pytest.skip(MEMORY_GROUPS.format(why="this process's own is not writable"))
     folder = own[0] / f"penstock-{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir()
         (folder / own[1]).write_text(str(1 << 40))
     except OSError as error:
-        pytest.skip(f"no memory group with a limit can be made: {error}")
+        pytest.skip(MEMORY_GROUPS.format(why=error))
 
     def run(limit: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         (folder / own[1]).write_text(str(limit))

@@ -9,6 +9,7 @@ import torch
 from tiny_checkpoints import write_checkpoint, write_letters
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from needs import COMPILED
 from penstock import LLM, SamplingParams
 from penstock.app import assemble, engine_config
 from penstock.contract.config import EngineConfig
@@ -16,7 +17,7 @@ from penstock.contract.errors import ConfigError
 from penstock.kernels import native
 from penstock.verify import Budget, profile
 
-compiled = pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler")
+compiled = pytest.mark.skipif(not native.available(), reason=COMPILED)
 KINDS = {
     "float32": ("gpt2", "tied"),
     "float16": ("llama", "wide_heads_untied"),

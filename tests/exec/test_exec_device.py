@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from needs import COMPILED
 from penstock.contract.errors import ConfigError
 from penstock.exec import device as room
 from penstock.kernels import native
@@ -78,7 +79,7 @@ def test_a_cpu_is_good_at_bfloat16_with_instructions_for_it_or_with_compiled_ker
     assert room.good_dtypes(CPU, True, file) == {BF16}
 
 
-@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_a_backend_is_what_the_device_and_the_installation_allow(monkeypatch):
     cuda = torch.device("cuda")
     assert (room.open_backend(cuda, 2).name, room.open_backend(cuda, 2).device) == ("torch", cuda)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from needs import COMPILED
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import KvCacheSpec
 from penstock.exec.device import open_backend
@@ -45,7 +46,7 @@ def test_caches_of_different_heads_lie_side_by_side_and_do_not_overlap(dtype, pa
         assert [cache.shape[2:] for cache in store.values] == [(1, 30), (4, 64), (2, 100)]
 
 
-@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_int8_is_there_on_a_cpu_only():
     cuda = open_backend(torch.device("cuda"), 1)
     for dtype in (torch.float32, torch.bfloat16):
@@ -64,7 +65,7 @@ def test_int8_is_refused_where_heads_are_too_wide_for_the_attention_that_reads_i
     assert refused.value.option == "kv_cache_dtype"
 
 
-@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_a_cache_is_packed_where_the_compiled_attention_is_quicker_with_it():
     backend = CpuBackend()
     for dtype in (torch.float32, torch.bfloat16):

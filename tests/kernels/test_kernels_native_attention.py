@@ -9,11 +9,12 @@ import compiled_kernels as here
 import pytest
 import torch
 
+from needs import COMPILED
 from penstock.kernels import native, paged_attention
 from penstock.kernels.attention_spec import AttentionSpec
 
 if not native.available():
-    pytest.skip("this installation has no compiled kernels", allow_module_level=True)
+    pytest.skip(COMPILED, allow_module_level=True)
 
 from penstock.kernels.native_attention import (
     int8_keys_shape,

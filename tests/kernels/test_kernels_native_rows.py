@@ -8,10 +8,11 @@ import compiled_kernels as here
 import pytest
 import torch
 
+from needs import COMPILED
 from penstock.kernels import activation, native, norm, rope
 
 if not native.available():
-    pytest.skip("this installation has no compiled kernels", allow_module_level=True)
+    pytest.skip(COMPILED, allow_module_level=True)
 
 from penstock.kernels import native_rows
 
@@ -214,5 +215,5 @@ def test_bad_arguments_are_refused_before_anything_is_written():
 
 def test_without_compiled_kernels_there_is_nothing_to_open(monkeypatch):
     monkeypatch.setattr(native, "module", None)
-    with pytest.raises(RuntimeError, match="no compiled kernels"):
+    with pytest.raises(RuntimeError, match=COMPILED):
         native.open_cpu()

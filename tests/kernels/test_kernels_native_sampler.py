@@ -8,10 +8,11 @@ import compiled_kernels as here
 import pytest
 import torch
 
+from needs import COMPILED
 from penstock.kernels import native
 
 if not native.available():
-    pytest.skip("this installation has no compiled kernels", allow_module_level=True)
+    pytest.skip(COMPILED, allow_module_level=True)
 
 from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES

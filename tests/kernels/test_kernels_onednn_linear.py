@@ -8,11 +8,12 @@ import compiled_kernels as here
 import pytest
 import torch
 
+from needs import COMPILED, ONEDNN
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.onednn_linear import TILES, OneDnnWeight, pack_onednn
 
-pytestmark = pytest.mark.skipif(not onednn_linear.available(), reason="this torch was built without oneDNN")
+pytestmark = pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
 
 linear = here.linear
 
@@ -225,7 +226,7 @@ def test_weights_that_cannot_be_packed_are_refused(weight):
         pack_onednn(weight)
 
 
-@pytest.mark.skipif(not native.available(), reason="the number of threads is that of the compiled kernels")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_shares_are_computed_at_the_same_time(monkeypatch, weights):
     meeting = threading.Barrier(2)
     monkeypatch.setattr(onednn_linear, "_multiply_into", lambda *operands: meeting.wait(timeout=60))

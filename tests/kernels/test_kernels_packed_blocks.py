@@ -10,6 +10,7 @@ import pytest
 import torch
 from block_samples import KINDS, numbers, random_blocks, unit
 
+from needs import COMPILED
 from penstock.kernels import native
 from penstock.kernels.packed_linear import PackedKind, PackedWeight, packed_linear_reference, unpack
 from penstock.kernels.packed_stack import pack_stack
@@ -202,7 +203,7 @@ def test_a_q5_0_scale_whose_minimum_does_not_exist_is_refused(isa):
             pack_blocks(StoredBlocks("Q5_0", torch.from_numpy(blocks)), 2, 64)
 
 
-@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_inputs_must_be_whole_units():
     with pytest.raises(ValueError, match="whole units"):
         PackedWeight(PackedKind.Q4K, 16, 300, torch.zeros(4096, dtype=torch.uint8))

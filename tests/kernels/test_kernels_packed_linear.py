@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from needs import COMPILED
 from penstock.kernels import native, packed_layout
 from penstock.kernels.packed_linear import packed_linear_reference
 from penstock.kernels.packed_weight import (
@@ -344,7 +345,7 @@ def test_gguf_blocks_keep_their_numbers_bit_by_bit(isa, kind):
 @pytest.mark.parametrize("maker", MAKERS)
 def test_packing_is_the_same_with_and_without_compiled_kernels(maker, monkeypatch):
     if not native.available():
-        pytest.skip("this installation has no compiled kernels")
+        pytest.skip(COMPILED)
     for outputs, inputs in SHAPES:
         ours = packed(maker, outputs, inputs)
         with monkeypatch.context() as patch:
@@ -571,7 +572,7 @@ def test_calls_from_several_threads_do_not_meet(compiled):
     assert not wrong
 
 
-@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_settings_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="kernels for mmx"):
         native.open_cpu("mmx")
@@ -580,7 +581,7 @@ def test_settings_that_do_not_exist_are_refused():
             native.open_cpu(threads=threads)
 
 
-@pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_the_best_instruction_set_is_used_unless_another_is_chosen():
     assert native.open_cpu().isa == native.isas()[0]
     for isa in native.isas():

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny_checkpoints import VARIANTS, reference_logits, write_checkpoint
 
+from needs import COMPILED
 from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.contract.plan import Admit, Row
 from penstock.contract.sampling import SamplingSpec
@@ -42,7 +43,7 @@ from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.packing import WeightFormat
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
 FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
 HYBRID = [each for each in FAMILIES if each[0] in ("granitemoehybrid", "lfm2", "qwen3_5_text")]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
+from needs import ONEDNN
 from penstock.contract.model import StepCost, StepRow
 from penstock.kernels import onednn_linear
 from penstock.models import gguf_dialect, load
@@ -77,7 +78,7 @@ def test_weights_are_read_once_whatever_the_rows_and_the_head_only_where_tokens_
     assert one.weight_bytes - silent.weight_bytes == program.head.weight.nbytes
 
 
-@pytest.mark.skipif(not onednn_linear.available(), reason="torch has no packed linear of oneDNN for bfloat16 here")
+@pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
 @pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
 def test_operations_are_counted_alike_whoever_multiplies(tmp_path, family, variant):
     ours, theirs = (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from mixed_gguf import Q4_K_M, VOCAB, part_path, write_mixed
 
+from needs import COMPILED
 from penstock import loading
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ModelFileError
@@ -25,7 +26,7 @@ from penstock.weights.files import open_model
 from penstock.weights.packing import WeightFormat
 
 PROMPT = [(7 * i + 3) % VOCAB for i in range(60)]
-needs_compiled = pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")
+needs_compiled = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import torch
 from mixed_gguf import Q4_K_M, write_mixed
 from tiny_checkpoints import VARIANTS, write_checkpoint
 
+from needs import COMPILED
 from penstock import models
 from penstock.contract.model import StepRow
 from penstock.kernels import native
@@ -65,7 +66,7 @@ def _tensors(program):
                 yield data
 
 
-@pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler: blocks are not kept")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_a_file_of_mixed_kinds_of_blocks_is_planned_as_it_is_loaded(tmp_path):
     files = open_model(write_mixed(tmp_path / "tiny.gguf", Q4_K_M), models.gguf_dialect)
     form, dtype = WeightFormat.STORED, torch.bfloat16

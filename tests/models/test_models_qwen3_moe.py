@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_checkpoints import VARIANTS, write_checkpoint
 
+from needs import COMPILED
 from penstock.contract.errors import ModelFileError
 from penstock.kernels import native
 from penstock.kernels.packed_stack import PackedStack
@@ -65,7 +66,7 @@ def test_the_number_of_experts_has_two_names_that_must_agree(tmp_path):
 @pytest.mark.parametrize("fmt", [WeightFormat.DENSE, WeightFormat.F32])
 def test_experts_that_no_token_chooses_are_not_computed(tmp_path, fmt):
     if fmt is WeightFormat.F32 and not native.available():
-        pytest.skip("this installation has no compiled kernels")
+        pytest.skip(COMPILED)
     program = program_of(write_checkpoint(tmp_path, "qwen3_moe", UNUSED), fmt)
     before = hidden_of(program)
     for (layer,) in experts_of(program):

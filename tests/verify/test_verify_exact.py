@@ -10,6 +10,7 @@ import pytest
 import torch
 from verify_fakes import SMALL, TEXT, VOCAB, RowLM, fake_target, row_attention, target_of
 
+from needs import COMPILED, ONEDNN
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
@@ -241,7 +242,7 @@ def test_a_real_checkpoint_in_float32_is_exact_or_by_torch_differs_by_roundings_
     from tiny_checkpoints import write_checkpoint, write_letters
 
     if compiled and not native.available():
-        pytest.skip("installed without a C++ compiler")
+        pytest.skip(COMPILED)
     threads = torch.get_num_threads()
     directory = write_checkpoint(tmp_path, "llama", "wide_heads_untied")
     write_letters(directory, 101)
@@ -258,7 +259,7 @@ def test_a_real_checkpoint_in_float32_is_exact_or_by_torch_differs_by_roundings_
     assert report.tally.tokens > 60
 
 
-@pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_a_real_checkpoint_whose_every_layer_slides_gives_blocks_back_and_is_exact(tmp_path):
     from tiny_checkpoints import write_checkpoint, write_letters
 
@@ -312,9 +313,7 @@ def test_tight_schedules_preempt_under_a_window_too(window):
         assert config.num_blocks >= config.most_blocks(max(needs))
 
 
-@pytest.mark.skipif(
-    not (native.available() and onednn_linear.available()), reason="oneDNN serves beside the compiled kernels"
-)
+@pytest.mark.skipif(not (native.available() and onednn_linear.available()), reason=f"{COMPILED}; or {ONEDNN}")
 @pytest.mark.parametrize(("family", "variant"), [("llama", "all_to_one_biases_llama3"), ("gpt2", "untied_inner_gelu")])
 def test_a_real_checkpoint_whose_products_onednn_computes_is_exact(tmp_path, family, variant):
     from tiny_checkpoints import write_checkpoint, write_letters

@@ -16,12 +16,13 @@ import pytest
 import verify_plants
 from verify_plants import BUGS
 
+from needs import COMPILED
 from penstock.kernels import native
 
 SEEDS = int(os.environ.get("PENSTOCK_PLANT_SEEDS", "3"))
 
 pytestmark = pytest.mark.skipif(
-    not native.available(), reason="installed without a C++ compiler: torch's kernels make no promise that a bug breaks"
+    not native.available(), reason=f"{COMPILED}; torch's kernels make no promise that a bug breaks"
 )
 
 

@@ -12,6 +12,7 @@ from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_check
 from weights_samples import Tiny, write_gguf
 from weights_samples import weights as random_weights
 
+from needs import COMPILED, ONEDNN
 from penstock import loading
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, ModelFileError
@@ -32,7 +33,7 @@ from penstock.weights.packing import WeightFormat
 from penstock.weights.source import TensorSource
 
 PROMPT = list(range(5, 45))
-needs_onednn = pytest.mark.skipif(not onednn_linear.available(), reason="this torch was built without oneDNN")
+needs_onednn = pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
 FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
 BACKEND = CpuBackend() if native.available() else TorchBackend()
 
@@ -270,7 +271,7 @@ def test_a_product_by_parts_is_those_of_the_parts(tmp_path):
         fused.rows(None, torch.tensor([0]), torch.float32)
 
 
-@pytest.mark.skipif(not native.available(), reason="installed without a C++ compiler: blocks are not kept")
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_a_file_of_mixed_kinds_keeps_each_and_rounds_none(tmp_path):
     kinds = {"": "Q4_0", ".k_proj.": "Q8_0", "1.mlp.up_proj.": "Q5_1"}
     path = write_gguf(tmp_path / "mixed.gguf", Tiny(), random_weights(Tiny()), kinds)

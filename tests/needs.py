@@ -1,0 +1,13 @@
+"""What some tests need that not every machine has, and how to have it: the reasons that skipped tests give."""
+
+from __future__ import annotations
+
+__all__ = ["CLIENTS", "COMPILED", "MEMORY_GROUPS", "ONEDNN"]
+
+COMPILED = "the compiled kernels are missing here: install a C++ compiler, then make clean test"
+ONEDNN = "this torch has no oneDNN: install torch's own wheel for x86-64, then make clean test"
+MEMORY_GROUPS = (
+    "no memory control group can be made here ({why}): run the tests as root, or under systemd-run --user --scope"
+    " -p Delegate=yes, on Linux with /sys/fs/cgroup mounted writable"
+)
+CLIENTS = "other projects' clients are not installed here: make test-clients does that (2 GB, pip and npm)"
