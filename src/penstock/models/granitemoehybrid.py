@@ -25,8 +25,11 @@ from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection, re
 from penstock.nn.operations import GatedNorm, Linear, Operations, Recurrence, Register, ShortConvolution
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, attending_layers, decoder_settings
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 _INFINITE: tuple[Any, ...] = (math.inf, {"__float__": "Infinity"})
@@ -133,7 +136,11 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     config = read_decoder(reader, windows=(None,) * layers, inner_size=shared)
     parts, hidden = DecoderParts(replace(config, eps=config.eps / added**2), weights), config.shape.hidden_size
 
-    def mlp(name: str) -> GatedMlp:
+    def mlp(layer: str) -> GatedMlp:
+        name = f"{layer}.shared_mlp"
+        for of_gguf in (f"{layer}.mlp", name):  # without experts, and beside them
+            if weights.has(f"{of_gguf}.down_proj.weight"):
+                return parts.mlp(of_gguf)
         return GatedMlp(
             gate_up=Projection.bind(weights, f"{name}.input_linear", 2 * shared, hidden),
             down=Projection.bind(weights, f"{name}.output_linear", hidden, shared),
@@ -142,10 +149,8 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
     def feed_forward(name: str) -> Block:
         if router is None:
-            return mlp(f"{name}.shared_mlp")
-        return Both(
-            _bind_experts(weights, f"{name}.block_sparse_moe", router, hidden, inner), mlp(f"{name}.shared_mlp")
-        )
+            return mlp(name)
+        return Both(_bind_experts(weights, f"{name}.block_sparse_moe", router, hidden, inner), mlp(name))
 
     def mixer(index: int, name: str) -> Block:
         if index not in attending:
@@ -206,8 +211,11 @@ def _bind_mamba(
 
 
 def _bind_experts(weights: WeightLoader, name: str, router: RouterSpec, hidden: int, inner: int) -> MixtureOfExperts:
-    """Take the experts, each projection of all of them in one tensor, gates before the rest."""
-    gate_up = weights.take_stack(router.experts, [(f"{name}.input_linear.weight", (2 * inner, hidden))])
+    """Take the experts, each projection of all of them in one tensor."""
+    apart = weights.has(f"{name}.gate_proj.weight")  # in GGUF files
+    halves = [(f"{name}.{part}_proj.weight", (inner, hidden)) for part in ("gate", "up")]
+    whole = [(f"{name}.input_linear.weight", (2 * inner, hidden))]
+    gate_up = weights.take_stack(router.experts, halves if apart else whole)
     down = weights.take_stack(router.experts, [(f"{name}.output_linear.weight", (hidden, inner))])
     logits = weights.take_router(f"{name}.router.layer.weight", (router.experts, hidden))
     return MixtureOfExperts(Projection(logits), ExpertStack(gate_up, down), router)
@@ -251,3 +259,74 @@ def _read_router(reader: ConfigReader) -> RouterSpec | None:
         return None
     top_k = reader.integer("num_experts_per_tok", 1, experts, default=2)
     return RouterSpec(experts=experts, top_k=top_k, scoring="softmax", normalise=True)
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    """A factor that a file leaves out is 1, but for that of scores; as llama.cpp has it (`granite-hybrid.cpp`)."""
+    kv_heads, attending = attending_layers(keys)
+    settings = decoder_settings(keys, kv_heads=kv_heads)
+    hidden, inner = settings["hidden_size"], keys.size("ssm.inner_size")
+    if inner % hidden:
+        raise keys.fail("ssm.inner_size", f"{inner} is no multiple of the hidden size {hidden}")
+    if all(attending):
+        raise keys.fail("attention.head_count_kv", "a hybrid model in which all layers attend is not supported")
+    first, recurrent = attending.index(True), attending.index(False)
+    experts, chosen = (keys.sizes(key, 1)[0] if keys.has(key) else 0 for key in ("expert_count", "expert_used_count"))
+    rotated = not keys.has("rope.scaling.finetuned") or keys.get("rope.scaling.finetuned") is True
+    return settings | {
+        "layer_types": ["attention" if attends else "mamba" for attends in attending],
+        "position_embedding_type": "rope" if rotated else "nope",
+        "attention_bias": keys.has_tensor(f"blk.{first}.attn_q.bias"),
+        "shared_intermediate_size": keys.size("expert_shared_feed_forward_length", settings["intermediate_size"]),
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+        "mamba_n_heads": keys.size("ssm.time_step_rank"),
+        "mamba_n_groups": keys.size("ssm.group_count"),
+        "mamba_d_state": keys.size("ssm.state_size"),
+        "mamba_d_conv": keys.size("ssm.conv_kernel"),
+        "mamba_expand": inner // hidden,
+        "mamba_conv_bias": keys.has_tensor(f"blk.{recurrent}.ssm_conv1d.bias"),
+        "mamba_proj_bias": keys.has_tensor(f"blk.{recurrent}.ssm_in.bias"),
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "attention_multiplier": keys.real("attention.scale", settings["head_dim"] ** -0.5),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "logits_scaling": keys.real("logit_scale", 1.0),
+    }
+
+
+_LAYER, _EXPERTS = "model.layers.{layer}", "model.layers.{layer}.block_sparse_moe"
+_QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
+
+GGUF = GgufDialect(
+    architecture="granitehybrid",
+    model_type="granitemoehybrid",
+    tensors={
+        **DECODER_TENSORS,
+        **{f"blk.{{layer}}.ffn_{part}_shexp": f"{_LAYER}.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "blk.{layer}.ffn_gate_inp": f"{_EXPERTS}.router.layer",
+        "blk.{layer}.ffn_gate_exps": f"{_EXPERTS}.gate_proj",
+        "blk.{layer}.ffn_up_exps": f"{_EXPERTS}.up_proj",
+        "blk.{layer}.ffn_down_exps": f"{_EXPERTS}.output_linear",
+        "blk.{layer}.ssm_in": f"{_LAYER}.mamba.in_proj",
+        "blk.{layer}.ssm_conv1d": f"{_LAYER}.mamba.conv1d",
+        "blk.{layer}.ssm_norm": f"{_LAYER}.mamba.norm",
+        "blk.{layer}.ssm_out": f"{_LAYER}.mamba.out_proj",
+    },
+    metadata=_gguf_settings,
+    arrangements={
+        "blk.{layer}.attn_q.weight": _QUERY,
+        "blk.{layer}.attn_q.bias": _QUERY,
+        "blk.{layer}.attn_k.weight": _KEY,
+        "blk.{layer}.attn_k.bias": _KEY,
+        "blk.{layer}.ssm_conv1d.weight": Arrangement.FILTERS,
+        "blk.{layer}.ssm_norm.weight": Arrangement.FLAT,
+        "blk.{layer}.ssm_a": Arrangement.DECAY,
+        "blk.{layer}.ssm_d": Arrangement.FLAT,
+    },
+    whole={
+        "blk.{layer}.ssm_a": f"{_LAYER}.mamba.A_log",
+        "blk.{layer}.ssm_d": f"{_LAYER}.mamba.D",
+        "blk.{layer}.ssm_dt.bias": f"{_LAYER}.mamba.dt_bias",
+    },
+)
+"""Rows of queries and keys lie in pairs, as a Llama's; gates lie apart from what they weigh."""

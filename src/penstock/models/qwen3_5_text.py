@@ -131,6 +131,7 @@ class _Sizes:
     key_dim: int
     value_dim: int
     taps: int
+    tiled: bool
 
     @property
     def parts(self) -> tuple[int, int, int]:
@@ -155,6 +156,8 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True)
     parts, shape = DecoderParts(config, weights), config.shape
     weights.leave_out("mtp.")
+    for extra in range(reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)):  # of GGUF files alone
+        weights.leave_out(f"model.layers.{layers + extra}.")
 
     def attention(name: str, layer: int) -> GatedAttention:
         norms = [parts.norm(f"{name}.{part}_norm", shape.head_dim, plus_one=True) for part in ("q", "k")]
@@ -192,6 +195,7 @@ def _bind_delta_net(
         value_dim=sizes.value_dim,
         a_log=weights.take(f"{name}.A_log", (heads,), torch.float32),
         step_bias=weights.take(f"{name}.dt_bias", (heads,), torch.float32),
+        tiled=sizes.tiled,
     )
     return GatedDeltaNet(
         inputs=Projection.bind_fused(weights, {f"{name}.in_proj_qkv": width, f"{name}.in_proj_z": values}, hidden),
@@ -217,6 +221,7 @@ def _read_sizes(reader: ConfigReader) -> _Sizes:
         key_dim=reader.integer("linear_key_head_dim", 1, _MAX_HEAD_DIM, default=128),
         value_dim=reader.integer("linear_value_head_dim", 1, _MAX_HEAD_DIM, default=128),
         taps=reader.integer("linear_conv_kernel_dim", 2, _MAX_TAPS, default=4),
+        tiled=reader.boolean("linear_value_heads_tiled", default=False),  # of GGUF files alone
     )
 
 
