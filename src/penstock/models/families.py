@@ -22,7 +22,7 @@ from penstock.weights.gguf_dialect import GgufDialect
 
 __all__ = ["FinishingLoader", "families", "gguf_dialect", "load"]
 
-_SHARED = frozenset({"config_reader", "decoder", "families", "rope_config", "text_part"})
+_SHARED = frozenset({"config_reader", "decoder", "families", "recurrent_mixer", "rope_config", "text_part"})
 """Modules of this package that are no family."""
 
 

@@ -12,17 +12,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from penstock.contract.model import StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
-from penstock.kernels.recurrence import RecurrenceKind, RecurrenceRule
+from penstock.kernels.recurrence import RecurrenceKind
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
+from penstock.models.recurrent_mixer import MixerInputs, MixerSizes, RecurrentMixer, bind_mixer
 from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection, residual
-from penstock.nn.operations import GatedNorm, Linear, Operations, Recurrence, Register, ShortConvolution
+from penstock.nn.operations import Linear, Operations, Register
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
 from penstock.weights.gguf_decoder import DECODER_TENSORS, attending_layers, decoder_settings
@@ -39,68 +36,29 @@ _SMALLEST, _LARGEST = 1e-4, 1e4
 _MAX_HEADS, _MAX_STATE, _MAX_TAPS, _MAX_EXPERTS = 4096, 1024, 16, 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Of Mamba-2's layers."""
-
-    heads: int
-    head_dim: int
-    groups: int
-    state: int
-    taps: int
-
-    @property
-    def inner(self) -> int:
-        """Width of values."""
-        return self.heads * self.head_dim
-
-    @property
-    def convolved(self) -> int:
-        """Width of values, keys and queries."""
-        return self.inner + 2 * self.groups * self.state
-
-    @property
-    def states(self) -> tuple[StateSpec, StateSpec]:
-        """Of the convolution and of the scan."""
-        return StateSpec((self.taps - 1, self.convolved)), StateSpec((self.heads, self.state, self.head_dim))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Mamba2:
-    """One projection to `[gate | x | B | C | dt]`, a convolution over `[x | B | C]`, a scan, and a norm with the gate.
-
-    Attributes:
-        taps: `[L, x | B | C]` float32.
-        bias: `[x | B | C]` float32, or None.
-        norm: as wide as x, float32.
-        states: indices into `Program.states`: the convolution's, and the scan's.
-    """
+    """A projection to `[gate | x | B | C | dt]`, a convolution over `[x | B | C]`, a scan, and a norm with the gate."""
 
     inputs: Projection
-    taps: Tensor
-    bias: Tensor | None
-    rule: RecurrenceRule
-    norm: Tensor
-    eps: float
-    output: Projection
-    states: tuple[int, int]
+    mixer: RecurrentMixer
 
     def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
         """See `Block`."""
-        rule, width = self.rule, self.taps.shape[1]
-        inner, keys = rule.value_heads * rule.value_dim, rule.key_heads * rule.key_dim
-        projected, xbc = Register("projected", inner + width + rule.value_heads), Register("xbc", width)
-        mixed, normed = Register("mixed", inner), Register("gated", inner)
-        values, b, c = xbc.columns(0, inner), xbc.columns(inner, keys), xbc.columns(inner + keys, keys)
-        gate, steps = projected.columns(0, inner), projected.columns(inner + width, rule.value_heads)
-        convolved = projected.columns(inner, width)
-        return (
-            Linear(projected, x, self.inputs.weight, self.inputs.bias),
-            ShortConvolution(xbc, convolved, self.taps, self.bias, self.states[0], silu=True),
-            Recurrence(mixed, c, b, values, steps, None, self.states[1], rule),
-            GatedNorm(normed, mixed, gate, self.norm, self.eps, inner // rule.key_heads, gate_first=True),
-            Linear(out, normed, self.output.weight, self.output.bias, adds),
+        sizes = self.mixer.sizes
+        values, convolved = sizes.values, sizes.convolved
+        projected = Register("projected", values + convolved + sizes.value_heads)
+        inputs = MixerInputs(
+            convolved=projected.columns(values, convolved),
+            q=values + sizes.keys,
+            k=values,
+            v=0,
+            gate=projected.columns(0, values),
+            a=projected.columns(values + convolved, sizes.value_heads),
+            b=None,
         )
+        project = Linear(projected, x, self.inputs.weight, self.inputs.bias)
+        return project, *self.mixer.operations(inputs, out, adds=adds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,35 +137,14 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _bind_mamba(
-    weights: WeightLoader, name: str, sizes: _Sizes, hidden: int, eps: float, biases: tuple[bool, bool], number: int
+    weights: WeightLoader, name: str, sizes: MixerSizes, hidden: int, eps: float, biases: tuple[bool, bool], number: int
 ) -> Mamba2:
     """Take the tensors of Mamba-2's layer number `number`."""
-    heads, width, inner = sizes.heads, sizes.convolved, sizes.inner
     bias, conv_bias = biases
-
-    def vector(part: str, count: int) -> Tensor:
-        return weights.take(f"{name}.{part}", (count,), torch.float32)
-
-    rule = RecurrenceRule(
-        kind=RecurrenceKind.SCAN,
-        key_heads=sizes.groups,
-        value_heads=heads,
-        key_dim=sizes.state,
-        value_dim=sizes.head_dim,
-        a_log=vector("A_log", heads),
-        step_bias=vector("dt_bias", heads),
-        skip=vector("D", heads),
-    )
-    return Mamba2(
-        inputs=Projection.bind(weights, f"{name}.in_proj", inner + width + heads, hidden, bias=bias),
-        taps=weights.take(f"{name}.conv1d.weight", (width, 1, sizes.taps), torch.float32)[:, 0].T.contiguous(),
-        bias=vector("conv1d.bias", width) if conv_bias else None,
-        rule=rule,
-        norm=vector("norm.weight", inner),
-        eps=eps,
-        output=Projection.bind(weights, f"{name}.out_proj", hidden, inner, bias=bias),
-        states=(2 * number, 2 * number + 1),
-    )
+    width = sizes.values + sizes.convolved + sizes.value_heads
+    inputs = Projection.bind(weights, f"{name}.in_proj", width, hidden, bias=bias)
+    options = {"conv_bias": conv_bias, "output_bias": bias}
+    return Mamba2(inputs, bind_mixer(weights, name, sizes, RecurrenceKind.SCAN, hidden, eps, number, **options))
 
 
 def _bind_experts(weights: WeightLoader, name: str, router: RouterSpec, hidden: int, inner: int) -> MixtureOfExperts:
@@ -231,7 +168,7 @@ def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
     return found
 
 
-def _read_sizes(reader: ConfigReader) -> _Sizes:
+def _read_sizes(reader: ConfigReader) -> MixerSizes:
     hidden, heads = (
         reader.integer("hidden_size", 1, MAX_WIDTH),
         reader.integer("mamba_n_heads", 1, _MAX_HEADS, default=128),
@@ -243,11 +180,11 @@ def _read_sizes(reader: ConfigReader) -> _Sizes:
     if reader.is_set("mamba_d_head"):
         reader.expect("mamba_d_head", ["auto", inner // heads], "auto")
     reader.expect("time_step_limit", [[0.0, infinite] for infinite in _INFINITE], [0.0, math.inf])
-    return _Sizes(
-        heads=heads,
-        head_dim=inner // heads,
-        groups=groups,
-        state=reader.integer("mamba_d_state", 1, _MAX_STATE, default=256),
+    return MixerSizes(
+        key_heads=groups,
+        value_heads=heads,
+        key_dim=reader.integer("mamba_d_state", 1, _MAX_STATE, default=256),
+        value_dim=inner // heads,
         taps=reader.integer("mamba_d_conv", 2, _MAX_TAPS, default=4),
     )
 
