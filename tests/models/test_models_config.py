@@ -763,6 +763,7 @@ KEYS = [
     *("mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit"),
     *("shared_intermediate_size", "position_embedding_type", "layers_block_type"),
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
+    *("linear_value_heads_tiled", "num_nextn_predict_layers"),
 ]
 
 

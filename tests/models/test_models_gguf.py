@@ -7,6 +7,7 @@ such as Gemma's norms with one added, is written so here.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("granite", "wide_heads_untied_factors"): {},
     ("granite", "all_to_one_biases_llama3_large_eps"): {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ("granitemoehybrid", "wide_heads_untied_factors"): {},
+    ("granitemoehybrid", "one_to_one_tied_biases_rotated"): {},
+    ("granitemoehybrid", "all_to_one_experts"): {},
+    ("lfm2", "wide_heads_tied_four_taps"): {},
+    ("lfm2", "one_to_one_untied_biases_attention_first"): {"conv_bias": False},
+    ("lfm2", "all_to_one_two_taps_no_multiplier"): {},
     ("olmo2", "wide_heads_untied"): {},
     ("olmo2", "all_to_one_narrow_heads_linear"): {},
     ("olmo2", "one_to_one_biases_tied"): {
@@ -58,6 +65,9 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
             "beta_slow": 0.5,
         },
     },
+    ("qwen3_5_text", "wide_heads_every_fourth"): {},
+    ("qwen3_5_text", "one_to_one_tied_biases_attention_first"): {},
+    ("qwen3_5_text", "all_to_one_one_key_head"): {},
     ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
     ("smollm3", "one_to_one_untied_linear_list"): {
         "num_hidden_layers": 4,
@@ -69,22 +79,28 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
 
-ARCHITECTURES = {"gemma3_text": "gemma3"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35"}
 """What files call a family, where its name is another."""
 
-CONVERTED_AS_LLAMA = {"granite", "smollm3"}
+CONVERTED_AS_LLAMA = {"granite", "granitemoehybrid", "smollm3"}
 """Families of which llama.cpp converts queries and keys so that the two elements that are rotated together lie so."""
 
 
-def write_gguf(path: Path, directory: Path) -> Path:
-    """The checkpoint in `directory` as one GGUF file, in float32."""
+def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tensor] | None = None) -> Path:
+    """The checkpoint in `directory` as one GGUF file, in float32; maybe with a block behind it that predicts tokens."""
     config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
     family = config["model_type"]
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(path, architecture)
+    if predicting:
+        writer.add_nextn_predict_layers(1)
+        config["num_hidden_layers"] += 1
+        config["layer_types"].append("full_attention")
     add_settings(writer, config)
     known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
+    if family in HYBRID:
+        tensors = HYBRID[family](config, tensors)
     for name, tensor in tensors.items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
@@ -93,11 +109,112 @@ def write_gguf(path: Path, directory: Path) -> Path:
         if family in CONVERTED_AS_LLAMA and ("q_proj" in name or "k_proj" in name):
             tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
         writer.add_tensor(stored, (tensor + shift).contiguous().numpy())
+    for name, tensor in (predicting or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def convert_lfm2(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.squeeze(1) if "conv.conv" in name else tensor for name, tensor in tensors.items()}
+
+
+def convert_granite_hybrid(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As `Mamba2Model` and `GraniteMoeModel` do; names of the halves of a fused tensor are those of Llamas."""
+    converted = {}
+    for name, tensor in tensors.items():
+        stem = name.rpartition(".")[0]
+        layer = stem.rpartition(".block_sparse_moe")[0] or stem.rpartition(".shared_mlp")[0]
+        shared = f"{layer}.mlp" if not config["num_local_experts"] else f"{layer}.mlp.shared_expert"
+        if name.endswith("input_linear.weight"):
+            prefix = f"{layer}.mlp.experts" if "block_sparse_moe" in name else shared
+            gates, ups = tensor.chunk(2, dim=-2)
+            converted |= {f"{prefix}.gate_proj.weight": gates, f"{prefix}.up_proj.weight": ups}
+        elif name.endswith("shared_mlp.output_linear.weight"):
+            converted[f"{shared}.down_proj.weight"] = tensor
+        elif name.endswith("A_log"):
+            converted[name] = -tensor.exp()[:, None]
+        elif name.endswith("mamba.D"):
+            converted[name] = tensor[:, None]
+        elif name.endswith("dt_bias"):
+            converted[name.replace("dt_bias", "dt_proj.bias")] = tensor
+        elif name.endswith("mamba.norm.weight"):
+            converted[name] = tensor.view(config["mamba_n_groups"], -1)
+        else:
+            converted[name] = tensor.squeeze(1) if name.endswith("conv1d.weight") else tensor
+    return converted
+
+
+def convert_qwen35(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As `Qwen3NextModel` does, and then `_LinearAttentionVReorderBase`: value heads go from grouped to tiled."""
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys, width = 2 * key_heads * config["linear_key_head_dim"], config["linear_value_head_dim"]
+    order = torch.arange(value_heads).view(key_heads, -1).T.flatten()
+
+    def tiled(tensor: torch.Tensor, width: int = 1) -> torch.Tensor:
+        return tensor.unflatten(0, (value_heads, width))[order].flatten(0, 1)
+
+    converted = {}
+    for name, tensor in tensors.items():
+        part = name.partition(".linear_attn.")[2]
+        if part in ("in_proj_qkv.weight", "conv1d.weight"):
+            tensor = torch.cat((tensor[:keys], tiled(tensor[keys:], width)))
+            tensor = tensor.squeeze(1) if part == "conv1d.weight" else tensor
+        elif part == "in_proj_z.weight":
+            tensor = tiled(tensor, width)
+        elif part == "out_proj.weight":
+            tensor = tiled(tensor.T, width).T
+        elif part in ("in_proj_a.weight", "in_proj_b.weight", "dt_bias", "A_log"):
+            tensor = tiled(-tensor.exp() if part == "A_log" else tensor)
+        elif name.endswith("norm.weight") and part != "norm.weight":
+            tensor = tensor + 1
+        converted[name.replace("dt_bias", "dt_proj.bias")] = tensor
+    return converted
+
+
+HYBRID = {"granitemoehybrid": convert_granite_hybrid, "lfm2": convert_lfm2, "qwen3_5_text": convert_qwen35}
+"""What the conversion rearranges of families that carry state."""
+
+
+def add_hybrid_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    attending = [each in ("attention", "full_attention") for each in config["layer_types"]]
+    if config["model_type"] != "qwen3_5_text":
+        writer.add_head_count_kv([config["num_key_value_heads"] * attends for attends in attending])
+    if config["model_type"] == "lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        return
+    if config["model_type"] == "granitemoehybrid":
+        inner = config["mamba_expand"] * config["hidden_size"]
+        sizes = [inner, *(config[f"mamba_{key}"] for key in ("n_heads", "n_groups", "d_state", "d_conv"))]
+        writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    else:
+        value_heads = config["linear_num_value_heads"]
+        sizes = [value_heads * config["linear_value_head_dim"], value_heads, config["linear_num_key_heads"]]
+        sizes += [config["linear_key_head_dim"], config["linear_conv_kernel_dim"]]
+        rope, head_dim = config["rope_parameters"], config["head_dim"]
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 0.25)))
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+        writer.add_array("qwen35.attention.recurrent_layers", [not attends for attends in attending])
+        writer.add_full_attention_interval(4)
+    add = writer.add_ssm_inner_size, writer.add_ssm_time_step_rank, writer.add_ssm_group_count
+    add += writer.add_ssm_state_size, writer.add_ssm_conv_kernel
+    for write, size in zip(add, sizes, strict=True):
+        write(size)
+
+
+def inner_size(config: dict[str, Any]) -> int:
+    """The width of MLPs; LFM2's is adjusted (`LFM2Model._add_feed_forward_length`)."""
+    inner = config["intermediate_size"]
+    if config["model_type"] != "lfm2" or not config["block_auto_adjust_ff_dim"]:
+        return inner
+    adjusted, multiple = int(2 * inner / 3), config["block_multiple_of"]
+    return multiple * -(-int(config["block_ffn_dim_multiplier"] * adjusted) // multiple)
 
 
 def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -109,13 +226,16 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(inner_size(config))
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    if config["model_type"] in HYBRID:
+        add_hybrid_settings(writer, config)
+    if config["model_type"] not in ("lfm2", "granitemoehybrid"):
+        writer.add_head_count_kv(config["num_key_value_heads"])
     if config["model_type"] == "starcoder2":
         writer.add_layer_norm_eps(config["norm_epsilon"])
     else:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_layer_norm_rms_eps(config["norm_eps" if config["model_type"] == "lfm2" else "rms_norm_eps"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -128,7 +248,7 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-    if config["model_type"] == "granite":
+    if config["model_type"] in ("granite", "granitemoehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -156,6 +276,17 @@ def test_logits_from_a_gguf_file_are_those_of_transformers(tmp_path, family, var
     torch.testing.assert_close(logits, reference_logits(directory, token_ids.tolist()), atol=1e-4, rtol=0)
 
 
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
+    directory = write_checkpoint(tmp_path, "qwen3_5_text", "all_to_one_one_key_head")
+    predicting = {f"blk.3.nextn.{part}.weight": torch.ones(4) for part in ("enorm", "hnorm", "eh_proj")}
+    predicting |= {"blk.3.attn_norm.weight": torch.ones(4), "blk.3.attn_q.weight": torch.ones(4, 4)}
+    path = write_gguf(tmp_path / "tiny.gguf", directory, predicting)
+    source = open_gguf(path, gguf_dialect)
+    binder = Binder(source, torch.float32, "cpu", str(path))
+    program = load(source.config, binder, str(path))
+    assert (program.shape.num_layers, binder.left_out) == (3, {"model.layers.3.": 5})
+
+
 def header_only(path: Path, family: str, **keys: Any) -> Path:
     """A GGUF file of `family` whose only tensor is an embedding of 8 tokens."""
     writer = gguf.GGUFWriter(path, family)
@@ -163,7 +294,8 @@ def header_only(path: Path, family: str, **keys: Any) -> Path:
     sizes |= {"attention.head_count": 3, "attention.key_length": 20, "attention.value_length": 20}
     epsilon = "attention.layer_norm_epsilon" if family == "starcoder2" else "attention.layer_norm_rms_epsilon"
     for key, value in (sizes | {epsilon: 1e-6} | keys).items():
-        add = {float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}[type(value)]
+        adds = {float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+        add = adds[type(value)]
         add(f"{family}.{key}", value)
     writer.add_tensor("token_embd.weight", torch.zeros(8, 48).numpy())
     writer.write_header_to_file()
@@ -207,6 +339,15 @@ def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
         assert caught.value.key == f"granite.{key}"
 
 
+_SSM = {"ssm.inner_size": 96, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.state_size": 8, "ssm.conv_kernel": 4}
+OF_HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": {"attention.head_count_kv": [0, 3], "shortconv.l_cache": 3},
+    "granitehybrid": {"attention.head_count_kv": [0, 3], **_SSM},
+    "qwen35": _SSM,
+}
+"""What a file of theirs must say."""
+
+
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
@@ -225,9 +366,20 @@ def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
         ("smollm3", "attention.scale", 0.5),
         ("starcoder2", "attention.sliding_window", 16),
         ("starcoder2", "attention.layer_norm_rms_epsilon", 1e-6),
+        ("lfm2", "attention.head_count_kv", [0, 0]),
+        ("lfm2", "attention.head_count_kv", [1, 3]),
+        ("lfm2", "attention.head_count_kv", [3]),
+        ("lfm2", "attention.sliding_window", 16),
+        ("granitehybrid", "ssm.inner_size", 47),
+        ("granitehybrid", "attention.head_count_kv", [3, 3]),
+        ("granitehybrid", "ssm.dt_b_c_rms", True),
+        ("qwen35", "ssm.inner_size", 47),
+        ("qwen35", "nextn_predict_layers", 2),
+        ("qwen35", "attention.recurrent_layers", [True]),
     ],
 )
 def test_what_a_file_says_that_its_family_does_not_do_is_refused_by_key(tmp_path, family, key, value):
+    keys = OF_HYBRIDS.get(family, {}) | {key: value}
     with pytest.raises(ModelFileError) as caught:
-        open_gguf(header_only(tmp_path / "tiny.gguf", family, **{key: value}), gguf_dialect)
+        open_gguf(header_only(tmp_path / "tiny.gguf", family, **keys), gguf_dialect)
     assert caught.value.key == f"{family}.{key}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -350,8 +351,8 @@ def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_t
         open_gguf(path, gguf_dialect)
 
 
-WITHOUT_DIALECT = {"mistral", "gemma3_text", "lfm2", "granitemoehybrid", "qwen3_5", "qwen3_5_text"}
-"""Families whose files call themselves by another's name (llama, gemma3), or that are read from safetensors only."""
+WITHOUT_DIALECT = {"mistral", "gemma3_text", "qwen3_5_text"}
+"""Families whose files are read as another's: llama, gemma3, qwen3_5."""
 
 
 @pytest.mark.parametrize("family", families())
@@ -363,9 +364,31 @@ def test_a_familys_dialect_has_the_familys_names_and_no_two_tensors_of_one_name(
     assert dialect.model_type in (family, f"{family}_text")  # of a family that also sees images, the part that reads
     assert gguf_dialect(dialect.architecture, "m") is dialect
     assert dialect.architecture in gguf.MODEL_ARCH_NAMES.values()
-    assert len(set(dialect.tensors.values())) == len(dialect.tensors)
+    theirs = [*dialect.tensors.values(), *dialect.whole.values()]
+    assert len(set(theirs)) == len(theirs)
     assert all(("{layer}" in ours) == ("{layer}" in theirs) for ours, theirs in dialect.tensors.items())
-    assert {name.rpartition(".")[0] for name in dialect.arrangements} <= set(dialect.tensors)
+    assert all(name in dialect.whole or name.rpartition(".")[0] in dialect.tensors for name in dialect.arrangements)
+
+
+def test_decays_are_the_logarithms_of_their_opposites_and_filters_have_an_axis_more(tmp_path: Path) -> None:
+    def norms_as(arrangement: Arrangement, architecture: str, file: str) -> GgufDialect:
+        dialect = gguf_dialect(architecture, file)
+        return replace(dialect, arrangements={**dialect.arrangements, "output_norm.weight": arrangement})
+
+    def opened(norm: torch.Tensor, arrangement: Arrangement) -> torch.Tensor:
+        path = write_gguf(tmp_path / "t.gguf", Tiny(), weights(Tiny()) | {"model.norm.weight": norm})
+        source = open_gguf(path, partial(norms_as, arrangement))
+        return source.read("model.norm.weight", torch.float32, "cpu")
+
+    logarithms = torch.linspace(-3, 3, 16)
+    torch.testing.assert_close(opened(-logarithms.exp()[:, None], Arrangement.DECAY), logarithms)
+    filters = torch.arange(12.0).view(4, 3)
+    assert torch.equal(opened(filters, Arrangement.FILTERS), filters[:, None])
+    assert torch.equal(opened(filters, Arrangement.FLAT), filters.view(-1))
+    with pytest.raises(ModelFileError, match=r"output_norm.weight: must be below 0 throughout"):
+        opened(logarithms, Arrangement.DECAY)
+    with pytest.raises(ModelFileError, match=r"output_norm.weight: must be filters \[C, L\], got shape \(16,\)"):
+        opened(logarithms, Arrangement.FILTERS)
 
 
 def norms_minus_one(architecture: str, file: str) -> GgufDialect:

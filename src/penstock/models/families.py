@@ -22,7 +22,7 @@ from penstock.weights.gguf_dialect import GgufDialect
 
 __all__ = ["FinishingLoader", "families", "gguf_dialect", "load"]
 
-_SHARED = frozenset({"config_reader", "decoder", "families", "rope_config", "text_part"})
+_SHARED = frozenset({"config_reader", "decoder", "families", "recurrent_mixer", "rope_config", "text_part"})
 """Modules of this package that are no family."""
 
 
@@ -76,7 +76,8 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_mode
 def gguf_dialect(architecture: str, file: str) -> GgufDialect:
     """How the family whose GGUF files call themselves `architecture` writes them.
 
-    The family's file has the same name but for underscores: `qwen3moe` is in `qwen3_moe.py`.
+    The family's file mostly has the same name but for underscores, and is looked at first: `qwen3moe` is in
+    `qwen3_moe.py`. Otherwise all dialects are: `granitehybrid` is in `granitemoehybrid.py`.
 
     Args:
         architecture: the file's `general.architecture`.
@@ -87,17 +88,13 @@ def gguf_dialect(architecture: str, file: str) -> GgufDialect:
     """
     names = {name.replace("_", ""): name for name in families()}
     dialect = _dialect_of(names[architecture]) if architecture in names else None
-    if dialect is None:
-        known = sorted(filter(None, (_architecture_of(name) for name in names.values())))
-        raise ModelFileError(
-            file, "general.architecture", f"{reprlib.repr(architecture)} cannot be read; {', '.join(known)} can"
-        )
-    return dialect
-
-
-def _architecture_of(family: str) -> str:
-    dialect = _dialect_of(family)
-    return "" if dialect is None else dialect.architecture
+    if dialect is not None:
+        return dialect
+    dialects = {each.architecture: each for each in map(_dialect_of, families()) if each is not None}
+    if architecture not in dialects:
+        known = ", ".join(sorted(dialects))
+        raise ModelFileError(file, "general.architecture", f"{reprlib.repr(architecture)} cannot be read; {known} can")
+    return dialects[architecture]
 
 
 def _dialect_of(family: str) -> GgufDialect | None:

@@ -12,21 +12,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from penstock.contract.model import StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
-from penstock.kernels.recurrence import RecurrenceKind, RecurrenceRule
+from penstock.kernels.recurrence import RecurrenceKind
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
+from penstock.models.recurrent_mixer import MixerInputs, MixerSizes, RecurrentMixer, bind_mixer
 from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection, residual
-from penstock.nn.operations import GatedNorm, Linear, Operations, Recurrence, Register, ShortConvolution
+from penstock.nn.operations import Linear, Operations, Register
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, attending_layers, decoder_settings
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 _INFINITE: tuple[Any, ...] = (math.inf, {"__float__": "Infinity"})
@@ -36,68 +36,29 @@ _SMALLEST, _LARGEST = 1e-4, 1e4
 _MAX_HEADS, _MAX_STATE, _MAX_TAPS, _MAX_EXPERTS = 4096, 1024, 16, 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Of Mamba-2's layers."""
-
-    heads: int
-    head_dim: int
-    groups: int
-    state: int
-    taps: int
-
-    @property
-    def inner(self) -> int:
-        """Width of values."""
-        return self.heads * self.head_dim
-
-    @property
-    def convolved(self) -> int:
-        """Width of values, keys and queries."""
-        return self.inner + 2 * self.groups * self.state
-
-    @property
-    def states(self) -> tuple[StateSpec, StateSpec]:
-        """Of the convolution and of the scan."""
-        return StateSpec((self.taps - 1, self.convolved)), StateSpec((self.heads, self.state, self.head_dim))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Mamba2:
-    """One projection to `[gate | x | B | C | dt]`, a convolution over `[x | B | C]`, a scan, and a norm with the gate.
-
-    Attributes:
-        taps: `[L, x | B | C]` float32.
-        bias: `[x | B | C]` float32, or None.
-        norm: as wide as x, float32.
-        states: indices into `Program.states`: the convolution's, and the scan's.
-    """
+    """A projection to `[gate | x | B | C | dt]`, a convolution over `[x | B | C]`, a scan, and a norm with the gate."""
 
     inputs: Projection
-    taps: Tensor
-    bias: Tensor | None
-    rule: RecurrenceRule
-    norm: Tensor
-    eps: float
-    output: Projection
-    states: tuple[int, int]
+    mixer: RecurrentMixer
 
     def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
         """See `Block`."""
-        rule, width = self.rule, self.taps.shape[1]
-        inner, keys = rule.value_heads * rule.value_dim, rule.key_heads * rule.key_dim
-        projected, xbc = Register("projected", inner + width + rule.value_heads), Register("xbc", width)
-        mixed, normed = Register("mixed", inner), Register("gated", inner)
-        values, b, c = xbc.columns(0, inner), xbc.columns(inner, keys), xbc.columns(inner + keys, keys)
-        gate, steps = projected.columns(0, inner), projected.columns(inner + width, rule.value_heads)
-        convolved = projected.columns(inner, width)
-        return (
-            Linear(projected, x, self.inputs.weight, self.inputs.bias),
-            ShortConvolution(xbc, convolved, self.taps, self.bias, self.states[0], silu=True),
-            Recurrence(mixed, c, b, values, steps, None, self.states[1], rule),
-            GatedNorm(normed, mixed, gate, self.norm, self.eps, inner // rule.key_heads, gate_first=True),
-            Linear(out, normed, self.output.weight, self.output.bias, adds),
+        sizes = self.mixer.sizes
+        values, convolved = sizes.values, sizes.convolved
+        projected = Register("projected", values + convolved + sizes.value_heads)
+        inputs = MixerInputs(
+            convolved=projected.columns(values, convolved),
+            q=values + sizes.keys,
+            k=values,
+            v=0,
+            gate=projected.columns(0, values),
+            a=projected.columns(values + convolved, sizes.value_heads),
+            b=None,
         )
+        project = Linear(projected, x, self.inputs.weight, self.inputs.bias)
+        return project, *self.mixer.operations(inputs, out, adds=adds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +94,11 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     config = read_decoder(reader, windows=(None,) * layers, inner_size=shared)
     parts, hidden = DecoderParts(replace(config, eps=config.eps / added**2), weights), config.shape.hidden_size
 
-    def mlp(name: str) -> GatedMlp:
+    def mlp(layer: str) -> GatedMlp:
+        name = f"{layer}.shared_mlp"
+        for of_gguf in (f"{layer}.mlp", name):  # without experts, and beside them
+            if weights.has(f"{of_gguf}.down_proj.weight"):
+                return parts.mlp(of_gguf)
         return GatedMlp(
             gate_up=Projection.bind(weights, f"{name}.input_linear", 2 * shared, hidden),
             down=Projection.bind(weights, f"{name}.output_linear", hidden, shared),
@@ -142,10 +107,8 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
     def feed_forward(name: str) -> Block:
         if router is None:
-            return mlp(f"{name}.shared_mlp")
-        return Both(
-            _bind_experts(weights, f"{name}.block_sparse_moe", router, hidden, inner), mlp(f"{name}.shared_mlp")
-        )
+            return mlp(name)
+        return Both(_bind_experts(weights, f"{name}.block_sparse_moe", router, hidden, inner), mlp(name))
 
     def mixer(index: int, name: str) -> Block:
         if index not in attending:
@@ -174,40 +137,22 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _bind_mamba(
-    weights: WeightLoader, name: str, sizes: _Sizes, hidden: int, eps: float, biases: tuple[bool, bool], number: int
+    weights: WeightLoader, name: str, sizes: MixerSizes, hidden: int, eps: float, biases: tuple[bool, bool], number: int
 ) -> Mamba2:
     """Take the tensors of Mamba-2's layer number `number`."""
-    heads, width, inner = sizes.heads, sizes.convolved, sizes.inner
     bias, conv_bias = biases
-
-    def vector(part: str, count: int) -> Tensor:
-        return weights.take(f"{name}.{part}", (count,), torch.float32)
-
-    rule = RecurrenceRule(
-        kind=RecurrenceKind.SCAN,
-        key_heads=sizes.groups,
-        value_heads=heads,
-        key_dim=sizes.state,
-        value_dim=sizes.head_dim,
-        a_log=vector("A_log", heads),
-        step_bias=vector("dt_bias", heads),
-        skip=vector("D", heads),
-    )
-    return Mamba2(
-        inputs=Projection.bind(weights, f"{name}.in_proj", inner + width + heads, hidden, bias=bias),
-        taps=weights.take(f"{name}.conv1d.weight", (width, 1, sizes.taps), torch.float32)[:, 0].T.contiguous(),
-        bias=vector("conv1d.bias", width) if conv_bias else None,
-        rule=rule,
-        norm=vector("norm.weight", inner),
-        eps=eps,
-        output=Projection.bind(weights, f"{name}.out_proj", hidden, inner, bias=bias),
-        states=(2 * number, 2 * number + 1),
-    )
+    width = sizes.values + sizes.convolved + sizes.value_heads
+    inputs = Projection.bind(weights, f"{name}.in_proj", width, hidden, bias=bias)
+    options = {"conv_bias": conv_bias, "output_bias": bias}
+    return Mamba2(inputs, bind_mixer(weights, name, sizes, RecurrenceKind.SCAN, hidden, eps, number, **options))
 
 
 def _bind_experts(weights: WeightLoader, name: str, router: RouterSpec, hidden: int, inner: int) -> MixtureOfExperts:
-    """Take the experts, each projection of all of them in one tensor, gates before the rest."""
-    gate_up = weights.take_stack(router.experts, [(f"{name}.input_linear.weight", (2 * inner, hidden))])
+    """Take the experts, each projection of all of them in one tensor."""
+    apart = weights.has(f"{name}.gate_proj.weight")  # in GGUF files
+    halves = [(f"{name}.{part}_proj.weight", (inner, hidden)) for part in ("gate", "up")]
+    whole = [(f"{name}.input_linear.weight", (2 * inner, hidden))]
+    gate_up = weights.take_stack(router.experts, halves if apart else whole)
     down = weights.take_stack(router.experts, [(f"{name}.output_linear.weight", (hidden, inner))])
     logits = weights.take_router(f"{name}.router.layer.weight", (router.experts, hidden))
     return MixtureOfExperts(Projection(logits), ExpertStack(gate_up, down), router)
@@ -223,7 +168,7 @@ def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
     return found
 
 
-def _read_sizes(reader: ConfigReader) -> _Sizes:
+def _read_sizes(reader: ConfigReader) -> MixerSizes:
     hidden, heads = (
         reader.integer("hidden_size", 1, MAX_WIDTH),
         reader.integer("mamba_n_heads", 1, _MAX_HEADS, default=128),
@@ -235,11 +180,11 @@ def _read_sizes(reader: ConfigReader) -> _Sizes:
     if reader.is_set("mamba_d_head"):
         reader.expect("mamba_d_head", ["auto", inner // heads], "auto")
     reader.expect("time_step_limit", [[0.0, infinite] for infinite in _INFINITE], [0.0, math.inf])
-    return _Sizes(
-        heads=heads,
-        head_dim=inner // heads,
-        groups=groups,
-        state=reader.integer("mamba_d_state", 1, _MAX_STATE, default=256),
+    return MixerSizes(
+        key_heads=groups,
+        value_heads=heads,
+        key_dim=reader.integer("mamba_d_state", 1, _MAX_STATE, default=256),
+        value_dim=inner // heads,
         taps=reader.integer("mamba_d_conv", 2, _MAX_TAPS, default=4),
     )
 
@@ -251,3 +196,74 @@ def _read_router(reader: ConfigReader) -> RouterSpec | None:
         return None
     top_k = reader.integer("num_experts_per_tok", 1, experts, default=2)
     return RouterSpec(experts=experts, top_k=top_k, scoring="softmax", normalise=True)
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    """A factor that a file leaves out is 1, but for that of scores; as llama.cpp has it (`granite-hybrid.cpp`)."""
+    kv_heads, attending = attending_layers(keys)
+    settings = decoder_settings(keys, kv_heads=kv_heads)
+    hidden, inner = settings["hidden_size"], keys.size("ssm.inner_size")
+    if inner % hidden:
+        raise keys.fail("ssm.inner_size", f"{inner} is no multiple of the hidden size {hidden}")
+    if all(attending):
+        raise keys.fail("attention.head_count_kv", "a hybrid model in which all layers attend is not supported")
+    first, recurrent = attending.index(True), attending.index(False)
+    experts, chosen = (keys.sizes(key, 1)[0] if keys.has(key) else 0 for key in ("expert_count", "expert_used_count"))
+    rotated = not keys.has("rope.scaling.finetuned") or keys.get("rope.scaling.finetuned") is True
+    return settings | {
+        "layer_types": ["attention" if attends else "mamba" for attends in attending],
+        "position_embedding_type": "rope" if rotated else "nope",
+        "attention_bias": keys.has_tensor(f"blk.{first}.attn_q.bias"),
+        "shared_intermediate_size": keys.size("expert_shared_feed_forward_length", settings["intermediate_size"]),
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+        "mamba_n_heads": keys.size("ssm.time_step_rank"),
+        "mamba_n_groups": keys.size("ssm.group_count"),
+        "mamba_d_state": keys.size("ssm.state_size"),
+        "mamba_d_conv": keys.size("ssm.conv_kernel"),
+        "mamba_expand": inner // hidden,
+        "mamba_conv_bias": keys.has_tensor(f"blk.{recurrent}.ssm_conv1d.bias"),
+        "mamba_proj_bias": keys.has_tensor(f"blk.{recurrent}.ssm_in.bias"),
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "attention_multiplier": keys.real("attention.scale", settings["head_dim"] ** -0.5),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "logits_scaling": keys.real("logit_scale", 1.0),
+    }
+
+
+_LAYER, _EXPERTS = "model.layers.{layer}", "model.layers.{layer}.block_sparse_moe"
+_QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
+
+GGUF = GgufDialect(
+    architecture="granitehybrid",
+    model_type="granitemoehybrid",
+    tensors={
+        **DECODER_TENSORS,
+        **{f"blk.{{layer}}.ffn_{part}_shexp": f"{_LAYER}.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "blk.{layer}.ffn_gate_inp": f"{_EXPERTS}.router.layer",
+        "blk.{layer}.ffn_gate_exps": f"{_EXPERTS}.gate_proj",
+        "blk.{layer}.ffn_up_exps": f"{_EXPERTS}.up_proj",
+        "blk.{layer}.ffn_down_exps": f"{_EXPERTS}.output_linear",
+        "blk.{layer}.ssm_in": f"{_LAYER}.mamba.in_proj",
+        "blk.{layer}.ssm_conv1d": f"{_LAYER}.mamba.conv1d",
+        "blk.{layer}.ssm_norm": f"{_LAYER}.mamba.norm",
+        "blk.{layer}.ssm_out": f"{_LAYER}.mamba.out_proj",
+    },
+    metadata=_gguf_settings,
+    arrangements={
+        "blk.{layer}.attn_q.weight": _QUERY,
+        "blk.{layer}.attn_q.bias": _QUERY,
+        "blk.{layer}.attn_k.weight": _KEY,
+        "blk.{layer}.attn_k.bias": _KEY,
+        "blk.{layer}.ssm_conv1d.weight": Arrangement.FILTERS,
+        "blk.{layer}.ssm_norm.weight": Arrangement.FLAT,
+        "blk.{layer}.ssm_a": Arrangement.DECAY,
+        "blk.{layer}.ssm_d": Arrangement.FLAT,
+    },
+    whole={
+        "blk.{layer}.ssm_a": f"{_LAYER}.mamba.A_log",
+        "blk.{layer}.ssm_d": f"{_LAYER}.mamba.D",
+        "blk.{layer}.ssm_dt.bias": f"{_LAYER}.mamba.dt_bias",
+    },
+)
+"""Rows of queries and keys lie in pairs, as a Llama's; gates lie apart from what they weigh."""

@@ -8,6 +8,7 @@ last norm have names of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,11 @@ from penstock.nn.blocks import Projection, residual
 from penstock.nn.operations import Linear, Operations, Register, ShortConvolution
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import attending_layers, decoder_settings
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 _ATTENTION, _CONVOLUTION = "full_attention", "conv"
 _MAX_TAPS = 64
@@ -123,3 +127,44 @@ def _read_inner_size(reader: ConfigReader) -> int:
     factor = reader.number("block_ffn_dim_multiplier", 1e-3, 1e3, default=1.0)
     multiple = reader.integer("block_multiple_of", 1, MAX_WIDTH, default=256)
     return multiple * -(-int(factor * int(2 * inner / 3)) // multiple)
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    kv_heads, attending = attending_layers(keys)
+    settings = decoder_settings(keys, kv_heads=kv_heads)
+    return settings | {
+        "norm_eps": settings["rms_norm_eps"],
+        "layer_types": [_ATTENTION if attends else _CONVOLUTION for attends in attending],
+        "conv_L_cache": keys.size("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+_LAYER = "model.layers.{layer}"
+
+GGUF = GgufDialect(
+    architecture="lfm2",
+    model_type="lfm2",
+    tensors={
+        "token_embd": "model.embed_tokens",
+        "token_embd_norm": "model.embedding_norm",
+        "output": "lm_head",
+        "blk.{layer}.attn_norm": f"{_LAYER}.operator_norm",
+        "blk.{layer}.attn_q": f"{_LAYER}.self_attn.q_proj",
+        "blk.{layer}.attn_k": f"{_LAYER}.self_attn.k_proj",
+        "blk.{layer}.attn_v": f"{_LAYER}.self_attn.v_proj",
+        "blk.{layer}.attn_output": f"{_LAYER}.self_attn.out_proj",
+        "blk.{layer}.attn_q_norm": f"{_LAYER}.self_attn.q_layernorm",
+        "blk.{layer}.attn_k_norm": f"{_LAYER}.self_attn.k_layernorm",
+        "blk.{layer}.shortconv.in_proj": f"{_LAYER}.conv.in_proj",
+        "blk.{layer}.shortconv.conv": f"{_LAYER}.conv.conv",
+        "blk.{layer}.shortconv.out_proj": f"{_LAYER}.conv.out_proj",
+        "blk.{layer}.ffn_norm": f"{_LAYER}.ffn_norm",
+        "blk.{layer}.ffn_gate": f"{_LAYER}.feed_forward.w1",
+        "blk.{layer}.ffn_up": f"{_LAYER}.feed_forward.w3",
+        "blk.{layer}.ffn_down": f"{_LAYER}.feed_forward.w2",
+    },
+    metadata=_gguf_settings,
+    arrangements={"blk.{layer}.shortconv.conv.weight": Arrangement.FILTERS},
+)
+"""The norm before the head is called after the embedding, as in Hugging Face's checkpoints; filters have no bias."""

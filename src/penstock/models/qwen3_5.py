@@ -1,20 +1,107 @@
 """Qwen 3.5 and 3.6: `model_type` "qwen3_5", checkpoints that hold a vision model beside `qwen3_5_text`.
 
-Text alone is computed: the vision model is left out by name.
+Text alone is computed: the vision model is left out by name. GGUF files hold the text model alone.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from penstock.models import qwen3_5_text
 from penstock.models.config_reader import ConfigReader
 from penstock.models.text_part import text_config, text_weights
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load"]
+__all__ = ["GGUF", "load"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the text model; see `families.load`."""
     text = text_config(reader, "qwen3_5_text")
     return qwen3_5_text.load(text, text_weights(weights, ("visual.",)))
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    settings = decoder_settings(keys, partial_rotary=True)
+    blocks, predicting = settings["num_hidden_layers"], _gguf_predicting(keys)
+    if keys.has("rope.dimension_sections"):
+        keys.get("rope.dimension_sections")  # which positions of an image turn which pairs: one and the same of text
+    value_heads, inner = keys.size("ssm.time_step_rank"), keys.size("ssm.inner_size")
+    if predicting >= blocks:
+        raise keys.fail("nextn_predict_layers", f"{predicting} of {blocks} blocks leave none to compute")
+    if inner % value_heads:
+        raise keys.fail("ssm.inner_size", f"{inner} is no multiple of {value_heads} value heads")
+    bias = keys.has_tensor(f"blk.{blocks - predicting - 1}.attn_q.bias")
+    return {
+        "partial_rotary_factor": 1.0,
+        **settings,
+        "num_hidden_layers": blocks - predicting,
+        "num_nextn_predict_layers": predicting,
+        "layer_types": _gguf_layer_types(keys, blocks)[: blocks - predicting],
+        "attention_bias": bias,
+        "linear_num_key_heads": keys.size("ssm.group_count"),
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": keys.size("ssm.state_size"),
+        "linear_value_head_dim": inner // value_heads,
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+        "linear_value_heads_tiled": True,
+    }
+
+
+def _gguf_predicting(keys: GgufKeys) -> int:
+    """How many of the file's last blocks predict further tokens; they are not computed."""
+    return keys.sizes("nextn_predict_layers", 1)[0] if keys.has("nextn_predict_layers") else 0
+
+
+def _gguf_layer_types(keys: GgufKeys, blocks: int) -> list[str]:
+    """As the file lists them, or by their interval; every fourth attends where it says neither (`qwen35.cpp`)."""
+    interval = keys.size("full_attention_interval", 4)
+    recurrent = [(layer + 1) % interval != 0 for layer in range(blocks)]
+    if keys.has("attention.recurrent_layers"):
+        listed = keys.get("attention.recurrent_layers")
+        if not isinstance(listed, tuple) or len(listed) != blocks:
+            raise keys.fail("attention.recurrent_layers", f"must say of {blocks} blocks whether they are recurrent")
+        recurrent = [bool(each) for each in listed]
+    return ["linear_attention" if each else "full_attention" for each in recurrent]
+
+
+_LAYER, _MIXER = "model.layers.{layer}", "model.layers.{layer}.linear_attn"
+_NEXTN = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
+
+GGUF = GgufDialect(
+    architecture="qwen35",
+    model_type="qwen3_5_text",
+    tensors={
+        **{name: theirs for name, theirs in DECODER_TENSORS.items() if not name.endswith("ffn_norm")},
+        "blk.{layer}.post_attention_norm": f"{_LAYER}.post_attention_layernorm",
+        "blk.{layer}.attn_q_norm": f"{_LAYER}.self_attn.q_norm",
+        "blk.{layer}.attn_k_norm": f"{_LAYER}.self_attn.k_norm",
+        "blk.{layer}.attn_qkv": f"{_MIXER}.in_proj_qkv",
+        "blk.{layer}.attn_gate": f"{_MIXER}.in_proj_z",
+        "blk.{layer}.ssm_alpha": f"{_MIXER}.in_proj_a",
+        "blk.{layer}.ssm_beta": f"{_MIXER}.in_proj_b",
+        "blk.{layer}.ssm_conv1d": f"{_MIXER}.conv1d",
+        "blk.{layer}.ssm_norm": f"{_MIXER}.norm",
+        "blk.{layer}.ssm_out": f"{_MIXER}.out_proj",
+        **{f"blk.{{layer}}.nextn.{part}": f"{_LAYER}.nextn.{part}" for part in _NEXTN},
+    },
+    metadata=_gguf_settings,
+    arrangements={
+        "output_norm.weight": Arrangement.MINUS_ONE,
+        **{
+            f"blk.{{layer}}.{part}norm.weight": Arrangement.MINUS_ONE
+            for part in ("attn_", "post_attention_", "attn_q_", "attn_k_")
+        },
+        "blk.{layer}.ssm_conv1d.weight": Arrangement.FILTERS,
+        "blk.{layer}.ssm_a": Arrangement.DECAY,
+    },
+    whole={
+        "blk.{layer}.ssm_a": f"{_MIXER}.A_log",
+        "blk.{layer}.ssm_dt.bias": f"{_MIXER}.dt_bias",
+    },
+)
+"""Norms have one added, and value heads lie by their index below a key head, then by key head, throughout a layer."""

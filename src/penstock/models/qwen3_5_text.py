@@ -10,27 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from penstock.contract.model import StateSpec
 from penstock.kernels.linear import Weight
-from penstock.kernels.recurrence import RecurrenceKind, RecurrenceRule
+from penstock.kernels.recurrence import RecurrenceKind
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
+from penstock.models.recurrent_mixer import MixerInputs, MixerSizes, RecurrentMixer, bind_mixer
 from penstock.nn.blocks import Attention, Projection, residual
 from penstock.nn.operations import (
     Attend,
     Gate,
-    GatedNorm,
     Linear,
     NormHeads,
     Operations,
-    Recurrence,
     Register,
     Regroup,
     Rotate,
-    ShortConvolution,
 )
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
@@ -86,62 +80,29 @@ class GatedDeltaNet:
         inputs: `[q | k | v | z]` of a token.
         a: what the decay is made of, a number for each value head.
         b: how much of the delta is written, the same.
-        taps: `[L, q | k | v]` float32.
-        norm: `[D]` float32, of each value head.
-        states: indices into `Program.states`: the convolution's, and the rule's.
     """
 
     inputs: Projection
     a: Weight
     b: Weight
-    taps: Tensor
-    rule: RecurrenceRule
-    norm: Tensor
-    eps: float
-    output: Projection
-    states: tuple[int, int]
+    mixer: RecurrentMixer
 
     def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
         """See `Block`."""
-        rule, width = self.rule, self.taps.shape[1]
-        keys, values = rule.key_heads * rule.key_dim, rule.value_heads * rule.value_dim
-        qkvz, qkv = Register("qkvz", width + values), Register("qkv", width)
-        a, b = Register("a", rule.value_heads), Register("b", rule.value_heads)
-        mixed, normed = Register("mixed", values), Register("gated", values)
-        q, k, v = (qkv.columns(first, count) for first, count in ((0, keys), (keys, keys), (2 * keys, values)))
-        return (
-            Linear(qkvz, x, self.inputs.weight),
-            Linear(a, x, self.a),
-            Linear(b, x, self.b),
-            ShortConvolution(qkv, qkvz.columns(0, width), self.taps, None, self.states[0], silu=True),
-            Recurrence(mixed, q, k, v, a, b, self.states[1], rule),
-            GatedNorm(
-                normed, mixed, qkvz.columns(width, values), self.norm, self.eps, rule.value_dim, gate_first=False
-            ),
-            Linear(out, normed, self.output.weight, self.output.bias, adds),
+        sizes = self.mixer.sizes
+        qkvz = Register("qkvz", sizes.convolved + sizes.values)
+        a, b = Register("a", sizes.value_heads), Register("b", sizes.value_heads)
+        inputs = MixerInputs(
+            convolved=qkvz.columns(0, sizes.convolved),
+            q=0,
+            k=sizes.keys,
+            v=2 * sizes.keys,
+            gate=qkvz.columns(sizes.convolved, sizes.values),
+            a=a,
+            b=b,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Of the delta rule."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-
-    @property
-    def parts(self) -> tuple[int, int, int]:
-        """Widths of queries, keys and values."""
-        return self.key_heads * self.key_dim, self.key_heads * self.key_dim, self.value_heads * self.value_dim
-
-    @property
-    def states(self) -> tuple[StateSpec, StateSpec]:
-        """Of the convolution and of the rule."""
-        width = sum(self.parts)
-        return StateSpec((self.taps - 1, width)), StateSpec((self.value_heads, self.key_dim, self.value_dim))
+        project = Linear(qkvz, x, self.inputs.weight), Linear(a, x, self.a), Linear(b, x, self.b)
+        return *project, *self.mixer.operations(inputs, out, adds=adds)
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -155,6 +116,8 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True)
     parts, shape = DecoderParts(config, weights), config.shape
     weights.leave_out("mtp.")
+    for extra in range(reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)):  # of GGUF files alone
+        weights.leave_out(f"model.layers.{layers + extra}.")
 
     def attention(name: str, layer: int) -> GatedAttention:
         norms = [parts.norm(f"{name}.{part}_norm", shape.head_dim, plus_one=True) for part in ("q", "k")]
@@ -180,43 +143,30 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _bind_delta_net(
-    weights: WeightLoader, name: str, sizes: _Sizes, hidden: int, eps: float, number: int
+    weights: WeightLoader, name: str, sizes: MixerSizes, hidden: int, eps: float, number: int
 ) -> GatedDeltaNet:
     """Take the tensors of the delta rule's layer number `number`."""
-    heads, width, values = sizes.value_heads, sum(sizes.parts), sizes.parts[2]
-    rule = RecurrenceRule(
-        kind=RecurrenceKind.DELTA,
-        key_heads=sizes.key_heads,
-        value_heads=heads,
-        key_dim=sizes.key_dim,
-        value_dim=sizes.value_dim,
-        a_log=weights.take(f"{name}.A_log", (heads,), torch.float32),
-        step_bias=weights.take(f"{name}.dt_bias", (heads,), torch.float32),
-    )
+    parts = {f"{name}.in_proj_qkv": sizes.convolved, f"{name}.in_proj_z": sizes.values}
     return GatedDeltaNet(
-        inputs=Projection.bind_fused(weights, {f"{name}.in_proj_qkv": width, f"{name}.in_proj_z": values}, hidden),
-        a=weights.take_router(f"{name}.in_proj_a.weight", (heads, hidden)),
-        b=weights.take_router(f"{name}.in_proj_b.weight", (heads, hidden)),
-        taps=weights.take(f"{name}.conv1d.weight", (width, 1, sizes.taps), torch.float32)[:, 0].T.contiguous(),
-        rule=rule,
-        norm=weights.take(f"{name}.norm.weight", (sizes.value_dim,), torch.float32),
-        eps=eps,
-        output=Projection.bind(weights, f"{name}.out_proj", hidden, values),
-        states=(2 * number, 2 * number + 1),
+        inputs=Projection.bind_fused(weights, parts, hidden),
+        a=weights.take_router(f"{name}.in_proj_a.weight", (sizes.value_heads, hidden)),
+        b=weights.take_router(f"{name}.in_proj_b.weight", (sizes.value_heads, hidden)),
+        mixer=bind_mixer(weights, name, sizes, RecurrenceKind.DELTA, hidden, eps, number),
     )
 
 
-def _read_sizes(reader: ConfigReader) -> _Sizes:
+def _read_sizes(reader: ConfigReader) -> MixerSizes:
     key_heads = reader.integer("linear_num_key_heads", 1, _MAX_HEADS, default=16)
     value_heads = reader.integer("linear_num_value_heads", 1, _MAX_HEADS, default=32)
     if value_heads % key_heads:
         raise reader.error("linear_num_value_heads", f"must be a multiple of {key_heads} key heads, got {value_heads}")
-    return _Sizes(
+    return MixerSizes(
         key_heads=key_heads,
         value_heads=value_heads,
         key_dim=reader.integer("linear_key_head_dim", 1, _MAX_HEAD_DIM, default=128),
         value_dim=reader.integer("linear_value_head_dim", 1, _MAX_HEAD_DIM, default=128),
         taps=reader.integer("linear_conv_kernel_dim", 2, _MAX_TAPS, default=4),
+        tiled=reader.boolean("linear_value_heads_tiled", default=False),  # of GGUF files alone
     )
 
 

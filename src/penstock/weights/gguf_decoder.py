@@ -15,6 +15,7 @@ from penstock.weights.gguf_keys import GgufKeys
 
 __all__ = [
     "DECODER_TENSORS",
+    "attending_layers",
     "decoder_settings",
     "heads_and_width",
     "refuse_window",
@@ -43,7 +44,7 @@ DECODER_TENSORS: Mapping[str, str] = {
 
 
 def decoder_settings(
-    keys: GgufKeys, *, partial_rotary: bool = False, layer_norm_key: str | None = None
+    keys: GgufKeys, *, partial_rotary: bool = False, layer_norm_key: str | None = None, kv_heads: int = 0
 ) -> dict[str, Any]:
     """The settings that Llama-like families share; windows are not among them.
 
@@ -51,9 +52,10 @@ def decoder_settings(
         keys: of the file.
         partial_rotary: the family may rotate a part of each head (`rope.dimension_count`); others refuse that.
         layer_norm_key: of a family with layer norms, what Hugging Face calls their epsilon; None for RMS norms.
+        kv_heads: of every layer that attends (`attending_layers`); 0 for a family in which all do.
     """
     heads, width = heads_and_width(keys)
-    kv_heads = keys.size("attention.head_count_kv", heads)
+    kv_heads = kv_heads or keys.size("attention.head_count_kv", heads)
     if heads % kv_heads:
         raise keys.fail("attention.head_count_kv", f"{kv_heads} does not divide {heads} heads")
     if not keys.has("attention.key_length") and width % heads:
@@ -83,6 +85,16 @@ def decoder_settings(
         config["partial_rotary_factor"] = _share(rotated, head_dim)
     scaling = rope_scaling(keys, rotated)
     return config | ({"rope_scaling": scaling} if scaling else {})
+
+
+def attending_layers(keys: GgufKeys) -> tuple[int, list[bool]]:
+    """Of a hybrid model: key heads of the layers that attend, and which do. The others have none."""
+    key = "attention.head_count_kv"
+    counts = keys.sizes(key, keys.size("block_count"))
+    found = set(counts) - {0}
+    if len(found) != 1:
+        raise keys.fail(key, f"must be 0 or one number in all layers, got {reprlib.repr(counts)}")
+    return found.pop(), [count > 0 for count in counts]
 
 
 def _other_width(keys: GgufKeys, key: str, head_dim: int) -> ModelFileError:

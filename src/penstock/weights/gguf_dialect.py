@@ -31,6 +31,12 @@ class Arrangement(Enum):
     """The same, with the number of key heads."""
     MINUS_ONE = auto()
     """A vector of which Hugging Face holds what it differs from 1 by (the weights of Gemma's norms)."""
+    FLAT = auto()
+    """Stored with axes where Hugging Face has one vector."""
+    FILTERS = auto()
+    """Stored `[C, L]`, wanted `[C, 1, L]`."""
+    DECAY = auto()
+    """A vector, maybe with axes, of which Hugging Face holds the logarithm of its opposite (Mamba's `A_log`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class GgufDialect:
             not ask for is refused, unless it changes nothing. Vocabulary, tied embeddings and special tokens are
             common to all families and come from elsewhere; a `model_type` among the settings replaces the dialect's.
         arrangements: of the tensors that do not lie as Hugging Face has them, by GGUF name with its ending.
+        whole: Hugging Face names, with their endings, of tensors whose endings differ or are missing; by GGUF name
+            with its ending, if it has one.
     """
 
     architecture: str
@@ -61,6 +69,7 @@ class GgufDialect:
     tensors: Mapping[str, str]
     metadata: Callable[[GgufKeys], dict[str, Any]]
     arrangements: Mapping[str, Arrangement] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
 
     def settings(self, keys: GgufKeys, vocab_size: int) -> dict[str, Any]:
         """The Hugging Face config of a file.
@@ -83,14 +92,17 @@ class GgufDialect:
 
     def hugging_face_tensor(self, name: str) -> HuggingFaceTensor | None:
         """What the GGUF tensor `name` is called by Hugging Face, or None if the family has no such tensor."""
-        stem, _, ending = name.rpartition(".")
-        if ending not in ("weight", "bias") or _LAYER in stem:
+        if _LAYER in name:
             return None
-        layer, stem = _split_layer(stem)
-        if stem not in self.tensors:
+        layer, stored = _split_layer(name)
+        stem, _, ending = stored.rpartition(".")
+        if stored in self.whole:
+            renamed = self.whole[stored]
+        elif stem in self.tensors and ending in ("weight", "bias"):
+            renamed = f"{self.tensors[stem]}.{ending}"
+        else:
             return None
-        renamed = self.tensors[stem].replace(_LAYER, layer)
-        return HuggingFaceTensor(f"{renamed}.{ending}", self.arrangements.get(f"{stem}.{ending}", Arrangement.SAME))
+        return HuggingFaceTensor(renamed.replace(_LAYER, layer), self.arrangements.get(stored, Arrangement.SAME))
 
 
 FindDialect = Callable[[str, str], GgufDialect]

@@ -34,7 +34,9 @@ from penstock.weights.source import (
 
 __all__ = ["GgufSource", "open_gguf"]
 
-_SAME_ROWS = (Arrangement.SAME, Arrangement.TRANSPOSED, Arrangement.MINUS_ONE)
+_BY_HEADS = (Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY)
+_IN_ORDER = (Arrangement.SAME, Arrangement.FLAT, Arrangement.FILTERS)
+_COMPUTED = (Arrangement.MINUS_ONE, Arrangement.DECAY)
 
 
 class GgufSource(TensorSource):
@@ -62,8 +64,15 @@ class GgufSource(TensorSource):
         """The shape of a tensor, as Hugging Face has it."""
         if name not in self.stored:
             raise ModelFileError(str(self.header.path), name, "the file has no such tensor")
-        shape = self.stored[name].shape
-        return shape[::-1] if self._arrangements[name] is Arrangement.TRANSPOSED else shape
+        tensor = self.stored[name]
+        match self._arrangements[name]:
+            case Arrangement.TRANSPOSED:
+                return tensor.shape[::-1]
+            case Arrangement.FLAT | Arrangement.DECAY:
+                return (tensor.elements,)
+            case Arrangement.FILTERS:
+                return tensor.shape[0], 1, tensor.shape[1]
+        return tensor.shape
 
     def stored_kind(self, name: str) -> str:
         """See `TensorSource.stored_kind`."""
@@ -76,7 +85,7 @@ class GgufSource(TensorSource):
             raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
         tensor = self.stored[name]
         blocks = _read_blocks(tensor)
-        if self._arrangements[name] in _SAME_ROWS:
+        if self._arrangements[name] not in _BY_HEADS:
             return blocks
         placed = torch.empty_like(blocks.data)
         placed[self._row_order(tensor, self._arrangements[name])] = blocks.data
@@ -111,15 +120,18 @@ class GgufSource(TensorSource):
         path = tensor.path
         if tuple(out.shape) != wanted:
             raise ModelFileError(str(path), name, f"has shape {wanted}, expected {tuple(out.shape)}")
-        if arrangement is Arrangement.SAME:
+        if arrangement in _IN_ORDER:
             self._read_flat(tensor, out.view(-1))
         elif arrangement is Arrangement.TRANSPOSED:
             for start, rows in _row_pieces(tensor):
                 convert_into(rows.T, out[:, start : start + len(rows)], path, name)
-        elif arrangement is Arrangement.MINUS_ONE:
+        elif arrangement in _COMPUTED:
             numbers = torch.empty(wanted)  # float32: near 1, a narrower type would lose what makes the difference
             self._read_flat(tensor, numbers)
-            convert_into(numbers - 1.0, out, path, name)
+            if arrangement is Arrangement.DECAY and not bool((numbers < 0).all()):
+                raise ModelFileError(str(path), tensor.name, "must be below 0 throughout")
+            computed = torch.log(-numbers) if arrangement is Arrangement.DECAY else numbers - 1.0
+            convert_into(computed, out, path, name)
         else:
             order = self._row_order(tensor, arrangement).to(out.device)
             for start, rows in _row_pieces(tensor):
@@ -213,9 +225,12 @@ def _check_arrangement(file: str, tensor: GgufTensor, arrangement: Arrangement, 
     """Numbers can be put in their places only if the tensor is what its arrangement says."""
     if arrangement is Arrangement.TRANSPOSED and len(tensor.shape) != 2:
         raise ModelFileError(file, tensor.name, f"must be a matrix, got shape {tensor.shape}")
-    if arrangement is Arrangement.MINUS_ONE and (len(tensor.shape) != 1 or tensor.kind.name not in FLOAT_TYPES):
+    if arrangement is Arrangement.FILTERS and len(tensor.shape) != 2:
+        raise ModelFileError(file, tensor.name, f"must be filters [C, L], got shape {tensor.shape}")
+    vector = arrangement is Arrangement.DECAY or len(tensor.shape) == 1
+    if arrangement in _COMPUTED and (not vector or tensor.kind.name not in FLOAT_TYPES):
         raise ModelFileError(file, tensor.name, f"must be a vector of plain numbers, got shape {tensor.shape}")
-    if arrangement not in _SAME_ROWS:
+    if arrangement in _BY_HEADS:
         _check_heads(file, tensor, arrangement, config)
 
 

@@ -88,6 +88,14 @@ class GgufKeys:
             raise self.fail(key, f"must be a whole number from 1 to 2^31, got {reprlib.repr(value)}")
         return value
 
+    def sizes(self, key: str, count: int) -> tuple[int, ...]:
+        """`count` whole numbers from 0 up; where the file has one, it stands for all."""
+        value = self.get(key)
+        values = value if isinstance(value, tuple) else (value,) * count
+        if len(values) != count or any(type(each) is not int or not 0 <= each < _MAX_SIZE for each in values):
+            raise self.fail(key, f"must be {count} whole numbers from 0 to 2^31, got {reprlib.repr(value)}")
+        return values
+
     def real(self, key: str, default: float = 0.0) -> float:
         """A finite number above 0; `default`, if not 0, stands for a missing key."""
         if default and not self.has(key):

@@ -1,0 +1,165 @@
+"""Recurrent layers of Granite 4 and Qwen 3.5, from the convolution on: sizes, tensors and operations.
+
+Decides nothing of what goes into them: each family projects to columns of its own order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.contract.model import StateSpec
+from penstock.kernels.recurrence import RecurrenceKind, RecurrenceRule
+from penstock.nn.blocks import Projection
+from penstock.nn.operations import Linear, Operations
+from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
+from penstock.nn.register import Register
+from penstock.nn.weight_loader import WeightLoader
+
+__all__ = ["MixerInputs", "MixerSizes", "RecurrentMixer", "bind_mixer"]
+
+
+@dataclass(frozen=True, slots=True)
+class MixerSizes:
+    """Of a recurrent layer; see `RecurrenceRule`."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    tiled: bool = False
+
+    @property
+    def keys(self) -> int:
+        """Width of keys, and of queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Width of all that is convolved: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def states(self) -> tuple[StateSpec, StateSpec]:
+        """Of the convolution and of the recurrence."""
+        recurrence = StateSpec((self.value_heads, self.key_dim, self.value_dim))
+        return StateSpec((self.taps - 1, self.convolved)), recurrence
+
+
+class MixerInputs(NamedTuple):
+    """Registers that a mixer reads.
+
+    Attributes:
+        convolved: queries, keys and values, in the family's order.
+        q: first column of the queries within `convolved`.
+        k: of the keys.
+        v: of the values.
+        gate: as wide as values.
+        a: see `Recurrence`.
+        b: the same.
+    """
+
+    convolved: Register
+    q: int
+    k: int
+    v: int
+    gate: Register
+    a: Register
+    b: Register | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentMixer:
+    """A convolution with SiLU, a recurrence over what comes out of it, a norm with a gate, and a projection.
+
+    Attributes:
+        taps: `[L, queries, keys and values]` float32.
+        bias: as wide, float32; or None.
+        norm: `[group]` or as wide as values, float32.
+        group: columns that are normed together.
+        gate_first: see `GatedNorm`.
+        states: indices into `Program.states`: the convolution's, and the recurrence's.
+    """
+
+    sizes: MixerSizes
+    taps: Tensor
+    bias: Tensor | None
+    rule: RecurrenceRule
+    norm: Tensor
+    eps: float
+    group: int
+    gate_first: bool
+    output: Projection
+    states: tuple[int, int]
+
+    def operations(self, x: MixerInputs, out: Register, *, adds: bool) -> Operations:
+        """Write or add to `out`."""
+        sizes, of_filter, of_rule = self.sizes, *self.states
+        filtered, mixed, gated = (
+            Register(name, width)
+            for name, width in (("filtered", sizes.convolved), ("mixed", sizes.values), ("gated", sizes.values))
+        )
+        q, k = (filtered.columns(first, sizes.keys) for first in (x.q, x.k))
+        v = filtered.columns(x.v, sizes.values)
+        return (
+            ShortConvolution(filtered, x.convolved, self.taps, self.bias, of_filter, silu=True),
+            Recurrence(mixed, q, k, v, x.a, x.b, of_rule, self.rule),
+            GatedNorm(gated, mixed, x.gate, self.norm, self.eps, self.group, self.gate_first),
+            Linear(out, gated, self.output.weight, self.output.bias, adds),
+        )
+
+
+def bind_mixer(
+    weights: WeightLoader,
+    name: str,
+    sizes: MixerSizes,
+    kind: RecurrenceKind,
+    hidden: int,
+    eps: float,
+    number: int,
+    *,
+    conv_bias: bool = False,
+    output_bias: bool = False,
+) -> RecurrentMixer:
+    """Take the tensors below `name` of recurrent layer number `number`, but for what projects to its inputs.
+
+    A scan has a skip, and norms whole groups of heads behind the gate; the delta rule norms each head before it.
+    """
+    scan, heads = kind is RecurrenceKind.SCAN, sizes.value_heads
+
+    def vector(part: str, count: int) -> Tensor:
+        return weights.take(f"{name}.{part}", (count,), torch.float32)
+
+    filters = weights.take(f"{name}.conv1d.weight", (sizes.convolved, 1, sizes.taps), torch.float32)
+    rule = RecurrenceRule(
+        kind=kind,
+        key_heads=sizes.key_heads,
+        value_heads=heads,
+        key_dim=sizes.key_dim,
+        value_dim=sizes.value_dim,
+        a_log=vector("A_log", heads),
+        step_bias=vector("dt_bias", heads),
+        skip=vector("D", heads) if scan else None,
+        tiled=sizes.tiled,
+    )
+    return RecurrentMixer(
+        sizes=sizes,
+        taps=filters[:, 0].T.contiguous(),
+        bias=vector("conv1d.bias", sizes.convolved) if conv_bias else None,
+        rule=rule,
+        norm=vector("norm.weight", sizes.values if scan else sizes.value_dim),
+        eps=eps,
+        group=sizes.values // sizes.key_heads if scan else sizes.value_dim,
+        gate_first=scan,
+        output=Projection.bind(weights, f"{name}.out_proj", hidden, sizes.values, bias=output_bias),
+        states=(2 * number, 2 * number + 1),
+    )
