@@ -7,6 +7,7 @@ such as Gemma's norms with one added, is written so here.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     ("granite", "wide_heads_untied_factors"): {},
+    ("mixtral", "wide_heads_tied_unused_experts"): {},
+    ("mixtral", "all_to_one_narrow_heads_small_window"): {},
     ("granite", "all_to_one_biases_llama3_large_eps"): {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ("olmo2", "wide_heads_untied"): {},
     ("olmo2", "all_to_one_narrow_heads_linear"): {},
@@ -69,10 +72,10 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
 
-ARCHITECTURES = {"gemma3_text": "gemma3"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama"}
 """What files call a family, where its name is another."""
 
-CONVERTED_AS_LLAMA = {"granite", "smollm3"}
+CONVERTED_AS_LLAMA = {"granite", "mixtral", "smollm3"}
 """Families of which llama.cpp converts queries and keys so that the two elements that are rotated together lie so."""
 
 
@@ -85,7 +88,7 @@ def write_gguf(path: Path, directory: Path) -> Path:
     add_settings(writer, config)
     known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
-    for name, tensor in tensors.items():
+    for name, tensor in as_converted(tensors).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         shift = 1.0 if "gemma" in family and name.endswith("norm.weight") else 0.0
@@ -98,6 +101,32 @@ def write_gguf(path: Path, directory: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def as_converted(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts stacked, and those of gpt-oss taken apart, outputs first; a matrix of one row is a vector."""
+    found, each = {}, re.compile(r"(.*)\.experts\.(\d+)\.(.*)")
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if match := each.fullmatch(name):
+            stacks.setdefault(f"{match[1]}.experts.{match[3]}", {})[int(match[2])] = tensor
+        elif name.endswith(".experts.gate_up_proj"):
+            halves = {"gate_proj": tensor[:, :, ::2], "up_proj": tensor[:, :, 1::2]}
+            found |= {name.replace("gate_up_proj", f"{part}.weight"): half.mT for part, half in halves.items()}
+        elif name.endswith(".experts.down_proj"):
+            found[f"{name}.weight"] = tensor.mT
+        elif name.endswith(".experts.gate_up_proj_bias"):
+            halves = {"gate_proj": tensor[:, ::2], "up_proj": tensor[:, 1::2]}
+            found |= {name.replace("gate_up_proj_bias", f"{part}.bias"): half for part, half in halves.items()}
+        else:
+            found[name.replace("down_proj_bias", "down_proj.bias").replace("sinks", "sinks.weight")] = (
+                tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
+            )
+    for name, experts in stacks.items():  # of Mixtral under the names of the original release
+        if "block_sparse_moe" in name:
+            name = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
+        found[name] = torch.stack([experts[number] for number in sorted(experts)])
+    return found
 
 
 def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -137,6 +166,17 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
         if config["final_logit_softcapping"] is not None:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["model_type"] in ("gpt_oss", "mixtral") and config["sliding_window"]:
+        writer.add_sliding_window(config["sliding_window"])
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "qwen2_moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
