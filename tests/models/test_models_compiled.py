@@ -237,6 +237,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("qwen3", "all_to_one_narrow_heads"),
         *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
         ("mixtral", "all_to_one_narrow_heads_small_window"),
+        ("qwen2_moe", "wide_heads_tied_unused_experts"),
         ("granite", "wide_heads_untied_factors"),
         ("smollm3", "all_to_one_biases_llama3_interval"),
         ("starcoder2", "wide_heads_tied_small_window"),

@@ -157,7 +157,7 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     assert error.key == "model_type"
     known = (
         "gemma2, gemma3, gemma3_text, gpt2, granite, granitemoehybrid, lfm2, llama, mistral, mixtral, olmo2,"
-        " phi3, qwen2, qwen3, qwen3_5, qwen3_5_text, qwen3_moe, smollm3, starcoder2"
+        " phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_text, qwen3_moe, smollm3, starcoder2"
     )
     assert known in str(error)
 
@@ -253,6 +253,12 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_moe", "mlp_only_layers", "1"),
         ("qwen3_moe", "hidden_act", "gelu"),
         ("qwen3_moe", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen2_moe", "num_experts", 0),
+        ("qwen2_moe", "num_experts_per_tok", 61),
+        ("qwen2_moe", "shared_expert_intermediate_size", 0),
+        ("qwen2_moe", "qkv_bias", 1),
+        ("qwen2_moe", "mlp_only_layers", 1),
+        ("qwen2_moe", "hidden_act", "gelu"),
         ("mixtral", "num_local_experts", 0),
         ("mixtral", "num_experts_per_tok", 9),
         ("mixtral", "sliding_window", 0),
@@ -559,6 +565,10 @@ PLAIN = {"rope_parameters": {"rope_type": "default"}}
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
         ("mixtral", {}, (None, None)),
         ("mixtral", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (99, 99)),
+        ("qwen2_moe", {"sliding_window": 99}, (None, None)),
+        ("qwen2_moe", {"sliding_window": 99, "use_sliding_window": True}, (99, None)),
+        ("qwen2_moe", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 0}, (None, None)),
+        ("qwen2_moe", {"use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 4096)),
         ("smollm3", {"sliding_window": 99}, (None, None)),
         ("starcoder2", {}, (None, None)),
         ("starcoder2", {"sliding_window": 99}, (99, 99)),
@@ -593,7 +603,7 @@ def config_seen(monkeypatch, config):
 @pytest.mark.parametrize(
     "family",
     [
-        *("gemma2", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2"),
+        *("gemma2", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
         *("qwen3", "qwen3_moe", "smollm3", "starcoder2"),
     ],
 )

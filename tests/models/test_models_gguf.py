@@ -61,6 +61,8 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
             "beta_slow": 0.5,
         },
     },
+    ("qwen2_moe", "wide_heads_tied_unused_experts"): {"norm_topk_prob": False},
+    ("qwen2_moe", "one_to_one_no_biases_every_expert_in_every_other_layer"): {"decoder_sparse_step": 1},
     ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
     ("smollm3", "one_to_one_untied_linear_list"): {
         "num_hidden_layers": 4,
@@ -72,7 +74,7 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen2_moe": "qwen2moe"}
 """What files call a family, where its name is another."""
 
 CONVERTED_AS_LLAMA = {"granite", "mixtral", "smollm3"}

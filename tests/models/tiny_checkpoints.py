@@ -422,6 +422,45 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "max_window_layers": 1,
         },
     },
+    "qwen2_moe": {
+        "wide_heads_tied_unused_experts": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "moe_intermediate_size": 44,
+            "shared_expert_intermediate_size": 72,
+            "num_experts": 11,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "one_to_one_no_biases_every_expert_in_every_other_layer": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "moe_intermediate_size": 36,
+            "shared_expert_intermediate_size": 28,
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+        },
+        "all_to_one_narrow_heads_small_window_dense_last": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "num_hidden_layers": 4,
+            "intermediate_size": 100,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 36,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [3],
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 3,
+        },
+    },
     "qwen3": {
         "one_to_one_tied_yarn": {
             **_ONE_TO_ONE,
@@ -584,11 +623,12 @@ _CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
 
 _UNUSED_EXPERTS = {
     ("mixtral", "wide_heads_tied_unused_experts"): 3,
+    ("qwen2_moe", "wide_heads_tied_unused_experts"): 3,
     ("qwen3_moe", "wide_heads_tied_unused_experts"): 3,
 }
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
-_BY_CLASS, _CLASSES = ("mixtral",), 4
+_BY_CLASS, _CLASSES = ("mixtral", "qwen2_moe"), 4
 """Families whose tokens choose experts by their class, and how many classes there are; see `_choose_by_class`."""
 
 VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in _CONFIGS.items()}

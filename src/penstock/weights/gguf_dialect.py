@@ -31,6 +31,8 @@ class Arrangement(Enum):
     """The same, with the number of key heads."""
     MINUS_ONE = auto()
     """A vector of which Hugging Face holds what it differs from 1 by (the weights of Gemma's norms)."""
+    ROW = auto()
+    """A vector that Hugging Face has as a matrix of one row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from penstock.weights.source import (
 
 __all__ = ["GgufSource", "open_gguf"]
 
-_SAME_ROWS = (Arrangement.SAME, Arrangement.TRANSPOSED, Arrangement.MINUS_ONE)
+_SAME_ROWS = (Arrangement.SAME, Arrangement.TRANSPOSED, Arrangement.MINUS_ONE, Arrangement.ROW)
 
 
 class GgufSource(TensorSource):
@@ -62,8 +62,10 @@ class GgufSource(TensorSource):
         """The shape of a tensor, as Hugging Face has it."""
         if name not in self.stored:
             raise ModelFileError(str(self.header.path), name, "the file has no such tensor")
-        shape = self.stored[name].shape
-        return shape[::-1] if self._arrangements[name] is Arrangement.TRANSPOSED else shape
+        shape, arrangement = self.stored[name].shape, self._arrangements[name]
+        if arrangement is Arrangement.ROW:
+            return (1, self.stored[name].elements)
+        return shape[::-1] if arrangement is Arrangement.TRANSPOSED else shape
 
     def stored_kind(self, name: str) -> str:
         """See `TensorSource.stored_kind`."""
@@ -111,7 +113,7 @@ class GgufSource(TensorSource):
         path = tensor.path
         if tuple(out.shape) != wanted:
             raise ModelFileError(str(path), name, f"has shape {wanted}, expected {tuple(out.shape)}")
-        if arrangement is Arrangement.SAME:
+        if arrangement in (Arrangement.SAME, Arrangement.ROW):
             self._read_flat(tensor, out.view(-1))
         elif arrangement is Arrangement.TRANSPOSED:
             for start, rows in _row_pieces(tensor):
@@ -213,6 +215,9 @@ def _check_arrangement(file: str, tensor: GgufTensor, arrangement: Arrangement, 
     """Numbers can be put in their places only if the tensor is what its arrangement says."""
     if arrangement is Arrangement.TRANSPOSED and len(tensor.shape) != 2:
         raise ModelFileError(file, tensor.name, f"must be a matrix, got shape {tensor.shape}")
+    vector = tensor.kind.name in FLOAT_TYPES and tensor.elements == tensor.shape[-1]
+    if arrangement is Arrangement.ROW and not vector:
+        raise ModelFileError(file, tensor.name, f"must be one row of plain numbers, got shape {tensor.shape}")
     if arrangement is Arrangement.MINUS_ONE and (len(tensor.shape) != 1 or tensor.kind.name not in FLOAT_TYPES):
         raise ModelFileError(file, tensor.name, f"must be a vector of plain numbers, got shape {tensor.shape}")
     if arrangement not in _SAME_ROWS:
