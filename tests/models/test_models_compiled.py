@@ -236,6 +236,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("qwen3", "wide_heads_tied"),
         ("qwen3", "all_to_one_narrow_heads"),
         *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
+        *(("gpt_oss", variant) for variant in VARIANTS["gpt_oss"]),
         ("mixtral", "all_to_one_narrow_heads_small_window"),
         ("qwen2_moe", "wide_heads_tied_unused_experts"),
         ("granite", "wide_heads_untied_factors"),

@@ -156,7 +156,7 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
     known = (
-        "gemma2, gemma3, gemma3_text, gpt2, granite, granitemoehybrid, lfm2, llama, mistral, mixtral, olmo2,"
+        "gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoehybrid, lfm2, llama, mistral, mixtral, olmo2,"
         " phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_text, qwen3_moe, smollm3, starcoder2"
     )
     assert known in str(error)
@@ -263,6 +263,15 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("mixtral", "num_experts_per_tok", 9),
         ("mixtral", "sliding_window", 0),
         ("mixtral", "hidden_act", "gelu"),
+        ("gpt_oss", "num_local_experts", 0),
+        ("gpt_oss", "num_experts_per_tok", 129),
+        ("gpt_oss", "swiglu_limit", 6.0),
+        ("gpt_oss", "swiglu_alpha", 1.5),
+        ("gpt_oss", "hidden_act", "gelu"),
+        ("gpt_oss", "attention_bias", 1),
+        ("gpt_oss", "sliding_window", 0),
+        ("gpt_oss", "sliding_window", None),
+        ("gpt_oss", "layer_types", ["sliding_attention"]),
         ("granitemoehybrid", "hidden_act", "gelu"),
         ("granitemoehybrid", "layer_types", ["mamba", "mamba"]),
         ("granitemoehybrid", "layer_types", ["mamba", "conv"]),
@@ -565,6 +574,10 @@ PLAIN = {"rope_parameters": {"rope_type": "default"}}
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
         ("mixtral", {}, (None, None)),
         ("mixtral", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (99, 99)),
+        ("gpt_oss", PLAIN, (128, None)),
+        ("gpt_oss", {**PLAIN, "sliding_window": 99}, (99, None)),
+        ("gpt_oss", {**PLAIN, "sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("gpt_oss", {**PLAIN, "sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
         ("qwen2_moe", {"sliding_window": 99}, (None, None)),
         ("qwen2_moe", {"sliding_window": 99, "use_sliding_window": True}, (99, None)),
         ("qwen2_moe", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 0}, (None, None)),
@@ -603,7 +616,7 @@ def config_seen(monkeypatch, config):
 @pytest.mark.parametrize(
     "family",
     [
-        *("gemma2", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
+        *("gemma2", "gpt_oss", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
         *("qwen3", "qwen3_moe", "smollm3", "starcoder2"),
     ],
 )

@@ -44,6 +44,9 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "tie_word_embeddings": True,
     },
+    ("gpt_oss", "wide_heads_unused_experts_small_window"): {},
+    ("gpt_oss", "all_to_one_narrow_heads"): {},
+    ("gpt_oss", "one_to_one_tied_every_expert_no_attention_biases"): {"layer_types": None},
     ("granite", "wide_heads_untied_factors"): {},
     ("mixtral", "wide_heads_tied_unused_experts"): {},
     ("mixtral", "all_to_one_narrow_heads_small_window"): {},
@@ -74,7 +77,7 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen2_moe": "qwen2moe"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen2_moe": "qwen2moe"}
 """What files call a family, where its name is another."""
 
 CONVERTED_AS_LLAMA = {"granite", "mixtral", "smollm3"}

@@ -64,6 +64,7 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8, 4.6],
     "long_factor": [1.0, 1.4, 2.2, 3.8, 7.0, 13.4, 26.2, 51.8, 64.0],
 }
+_GPT_OSS_ROPE = {**_YARN, "rope_theta": 150000.0, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
 _NO_PADDING = {"pad_token_id": None}  # a family's own lies outside so small a vocabulary
 _WIDE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "vocab_size": 101}
 _ONE_TO_ONE = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 97}
@@ -179,6 +180,38 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "odd_heads": {"n_embd": 45, "n_head": 3, "n_layer": 2, "vocab_size": 97},
         "one_head_relu": {"n_embd": 26, "n_head": 1, "n_layer": 3, "vocab_size": 127, "activation_function": "relu"},
+    },
+    "gpt_oss": {
+        "wide_heads_unused_experts_small_window": {
+            **_WIDE_HEADS,
+            "intermediate_size": 44,
+            "num_hidden_layers": 4,
+            "num_local_experts": 11,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "rope_parameters": _GPT_OSS_ROPE,
+        },
+        "one_to_one_tied_every_expert_no_attention_biases": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 36,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+        "all_to_one_narrow_heads": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 20,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "sliding_window": 16,
+            "rope_parameters": {**_GPT_OSS_ROPE, "beta_fast": 6.0, "beta_slow": 0.3},
+        },
     },
     "granite": {
         "wide_heads_untied_factors": {
@@ -622,13 +655,14 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 _CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
 
 _UNUSED_EXPERTS = {
+    ("gpt_oss", "wide_heads_unused_experts_small_window"): 3,
     ("mixtral", "wide_heads_tied_unused_experts"): 3,
     ("qwen2_moe", "wide_heads_tied_unused_experts"): 3,
     ("qwen3_moe", "wide_heads_tied_unused_experts"): 3,
 }
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
-_BY_CLASS, _CLASSES = ("mixtral", "qwen2_moe"), 4
+_BY_CLASS, _CLASSES = ("gpt_oss", "mixtral", "qwen2_moe"), 4
 """Families whose tokens choose experts by their class, and how many classes there are; see `_choose_by_class`."""
 
 VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in _CONFIGS.items()}
