@@ -91,7 +91,7 @@ def _bind_experts(weights: WeightLoader, name: str, count: int, hidden: int, inn
     return ExpertStack(
         gate_up=weights.take_stack(count, gate_up, transposed=not stored, alternates=True),
         down=weights.take_stack(count, down, transposed=not stored),
-        gate_up_bias=torch.cat((biases[:, ::2], biases[:, 1::2]), dim=1),
+        gate_up_bias=_beside(biases[:, ::2], biases[:, 1::2]),
         down_bias=weights.take(f"{name}.down_proj_bias", (count, hidden), torch.float32),
     )
 
@@ -104,9 +104,16 @@ def _bind_apart(weights: WeightLoader, name: str, count: int, hidden: int, inner
     return ExpertStack(
         gate_up=weights.take_stack(count, gate_up),
         down=weights.take_stack(count, [(f"{name}.down_proj.weight", (hidden, inner))]),
-        gate_up_bias=torch.cat((bias("gate_proj", inner), bias("up_proj", inner)), dim=1),
+        gate_up_bias=_beside(bias("gate_proj", inner), bias("up_proj", inner)),
         down_bias=bias("down_proj", hidden),
     )
+
+
+def _beside(first: Tensor, second: Tensor) -> Tensor:
+    """`[E, F]` each to `[E, 2 * F]`; also without numbers (`meta`), which torch would load its compiler to join."""
+    out = torch.empty(len(first), 2 * first.shape[1], dtype=first.dtype, device=first.device)
+    out[:, : first.shape[1]], out[:, first.shape[1] :] = first, second
+    return out
 
 
 def _settings(keys: GgufKeys) -> dict[str, Any]:

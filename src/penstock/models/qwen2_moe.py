@@ -15,8 +15,9 @@ from penstock.models.decoder import MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_w
 from penstock.models.qwen2 import gguf_settings
 from penstock.models.qwen3_moe import EXPERT_TENSORS, bind_mixture, dense_layers, read_router
 from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection
-from penstock.nn.operations import GateRows, Linear, Operations, Register
+from penstock.nn.operations import GateRows, Linear, Operations
 from penstock.nn.program import Program
+from penstock.nn.register import Register
 from penstock.nn.weight_loader import WeightLoader
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys

@@ -82,4 +82,4 @@ class StoredExperts:
 
 def _apart(rows: Tensor) -> Tensor:
     """Rows that alternate between two halves, one half before the other."""
-    return torch.cat((rows[::2], rows[1::2]))
+    return rows_joined((rows[::2], rows[1::2]))
