@@ -36,7 +36,7 @@ LINEAR_KERNELS = ("auto", "native", "onednn")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "none")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "harmony", "none")
 REASONING_PARSERS = ("auto", "think", "none")
 LOG_FORMATS = ("text", "json")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["CALL_FORMATS", "CallFormat", "find_call_format"]
+__all__ = ["CALL_FORMATS", "HARMONY", "CallFormat", "find_call_format"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,11 @@ CALL_FORMATS = {
     )
 }
 
-_SIGNS = {"<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3_json"}
+HARMONY = CallFormat("harmony")
+"""Messages in channels, which `channels` reads: not a format of `CallParser`."""
+
+_EVERY = {**CALL_FORMATS, HARMONY.name: HARMONY}
+_SIGNS = {"<|channel|>": "harmony", "<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3_json"}
 
 
 def find_call_format(choice: str, template_source: str) -> CallFormat | None:
@@ -67,7 +71,7 @@ def find_call_format(choice: str, template_source: str) -> CallFormat | None:
     if choice == "none":
         return None
     if choice == "auto":
-        return CALL_FORMATS[next((name for sign, name in _SIGNS.items() if sign in template_source), "json")]
-    if choice not in CALL_FORMATS:
-        raise ConfigError("tool_call_parser", f"must be auto, none or one of {', '.join(CALL_FORMATS)}, got {choice!r}")
-    return CALL_FORMATS[choice]
+        return _EVERY[next((name for sign, name in _SIGNS.items() if sign in template_source), "json")]
+    if choice not in _EVERY:
+        raise ConfigError("tool_call_parser", f"must be auto, none or one of {', '.join(_EVERY)}, got {choice!r}")
+    return _EVERY[choice]
