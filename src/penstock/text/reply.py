@@ -19,12 +19,13 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Prompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
 from penstock.text.call_entry import Judgement
-from penstock.text.call_format import CALL_FORMATS, HARMONY, CallFormat, find_call_format
+from penstock.text.call_format import CALL_FORMATS, HARMONY, XML, CallFormat, find_call_format
 from penstock.text.call_parser import CallParser, CallPart
 from penstock.text.channels import CHANNEL_TAGS, ChannelParser
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
 from penstock.text.tool_schemas import ToolSchemas
+from penstock.text.xml_call_parser import XmlCallParser
 
 __all__ = [
     "PLAIN_FORMAT",
@@ -190,7 +191,7 @@ class _Parts(Protocol):
 class _TaggedParts:
     """Reasoning between tags, then text and calls."""
 
-    def __init__(self, split: ReasoningSplit | None, calls: CallParser | None) -> None:
+    def __init__(self, split: ReasoningSplit | None, calls: CallParser | XmlCallParser | None) -> None:
         self._split, self._calls = split, calls
 
     @property
@@ -219,13 +220,15 @@ class _TaggedParts:
 
 
 def _parts_of(reader: ReplyReader) -> _Parts:
-    rules, judgement = reader.rules, reader.judgement
+    rules, schemas, judgement = reader.rules, reader.schemas, reader.judgement
     parallel = rules.parallel_tool_calls
     if reader.channels:
         return ChannelParser(judgement, splits=reader.splits, parallel=parallel)
     split = ReasoningSplit(opened=reader.opened) if reader.splits else None
     if reader.calls is None:
         return _TaggedParts(split, None)
+    if reader.calls is XML:
+        return _TaggedParts(split, XmlCallParser(judgement, schemas.takes_text, schemas.knows, parallel=parallel))
     name = rules.tool_name if rules.tool_use is ToolUse.NAMED else ""
     return _TaggedParts(split, CallParser(reader.calls, judgement, parallel=parallel, arguments_of=name))
 
