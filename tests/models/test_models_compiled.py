@@ -155,7 +155,7 @@ def unpacked(program: Program) -> Program:
             return DenseWeight(unpack(value))
         if isinstance(value, ExpertStack):
             stacks = [[unpack(each[e]) for e in range(each.experts)] for each in (value.gate_up, value.down)]
-            return ExpertStack(*map(torch.stack, stacks))
+            return replace(value, gate_up=torch.stack(stacks[0]), down=torch.stack(stacks[1]))
         return value.float() if isinstance(value, torch.Tensor) else value
 
     def all_of(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
@@ -237,6 +237,9 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
         ("qwen3", "wide_heads_tied"),
         ("qwen3", "all_to_one_narrow_heads"),
         *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
+        *(("gpt_oss", variant) for variant in VARIANTS["gpt_oss"]),
+        ("mixtral", "all_to_one_narrow_heads_small_window"),
+        ("qwen2_moe", "wide_heads_tied_unused_experts"),
         ("granite", "wide_heads_untied_factors"),
         ("smollm3", "all_to_one_biases_llama3_interval"),
         ("starcoder2", "wide_heads_tied_small_window"),

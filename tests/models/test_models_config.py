@@ -17,7 +17,16 @@ from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
 from penstock.models.rope_config import read_rope
 from penstock.nn.operations import Attend, Norm, Rotate
-from penstock.nn.rope import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, RotaryTable, Unscaled, YarnScaling
+from penstock.nn.rope import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    RotaryTable,
+    Unscaled,
+    YarnScaling,
+    yarn_temperature,
+)
 
 FILE = "config.json"
 
@@ -147,7 +156,8 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
     known = (
-        "gemma2, gemma3, gemma3_text, gpt2, granite, granitemoehybrid, lfm2, llama, mistral, olmo2, phi3, qwen2, qwen3"
+        "gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoehybrid, lfm2, llama, mistral, mixtral, olmo2,"
+        " phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_text, qwen3_moe, smollm3, starcoder2"
     )
     assert known in str(error)
 
@@ -243,6 +253,25 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_moe", "mlp_only_layers", "1"),
         ("qwen3_moe", "hidden_act", "gelu"),
         ("qwen3_moe", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen2_moe", "num_experts", 0),
+        ("qwen2_moe", "num_experts_per_tok", 61),
+        ("qwen2_moe", "shared_expert_intermediate_size", 0),
+        ("qwen2_moe", "qkv_bias", 1),
+        ("qwen2_moe", "mlp_only_layers", 1),
+        ("qwen2_moe", "hidden_act", "gelu"),
+        ("mixtral", "num_local_experts", 0),
+        ("mixtral", "num_experts_per_tok", 9),
+        ("mixtral", "sliding_window", 0),
+        ("mixtral", "hidden_act", "gelu"),
+        ("gpt_oss", "num_local_experts", 0),
+        ("gpt_oss", "num_experts_per_tok", 129),
+        ("gpt_oss", "swiglu_limit", 6.0),
+        ("gpt_oss", "swiglu_alpha", 1.5),
+        ("gpt_oss", "hidden_act", "gelu"),
+        ("gpt_oss", "attention_bias", 1),
+        ("gpt_oss", "sliding_window", 0),
+        ("gpt_oss", "sliding_window", None),
+        ("gpt_oss", "layer_types", ["sliding_attention"]),
         ("granitemoehybrid", "hidden_act", "gelu"),
         ("granitemoehybrid", "layer_types", ["mamba", "mamba"]),
         ("granitemoehybrid", "layer_types", ["mamba", "conv"]),
@@ -511,6 +540,7 @@ def test_neutral_and_derived_values_are_accepted(changes):
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+PLAIN = {"rope_parameters": {"rope_type": "default"}}
 
 
 @pytest.mark.parametrize(
@@ -542,6 +572,16 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
+        ("mixtral", {}, (None, None)),
+        ("mixtral", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (99, 99)),
+        ("gpt_oss", PLAIN, (128, None)),
+        ("gpt_oss", {**PLAIN, "sliding_window": 99}, (99, None)),
+        ("gpt_oss", {**PLAIN, "sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("gpt_oss", {**PLAIN, "sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
+        ("qwen2_moe", {"sliding_window": 99}, (None, None)),
+        ("qwen2_moe", {"sliding_window": 99, "use_sliding_window": True}, (99, None)),
+        ("qwen2_moe", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 0}, (None, None)),
+        ("qwen2_moe", {"use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 4096)),
         ("smollm3", {"sliding_window": 99}, (None, None)),
         ("starcoder2", {}, (None, None)),
         ("starcoder2", {"sliding_window": 99}, (99, 99)),
@@ -576,8 +616,8 @@ def config_seen(monkeypatch, config):
 @pytest.mark.parametrize(
     "family",
     [
-        *("gemma2", "granite", "lfm2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"),
-        "starcoder2",
+        *("gemma2", "gpt_oss", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
+        *("qwen3", "qwen3_moe", "smollm3", "starcoder2"),
     ],
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
@@ -590,8 +630,22 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     eps = {"starcoder2": "norm_epsilon", "lfm2": "norm_eps"}.get(family, "rms_norm_eps")
     assert ours.eps == getattr(theirs, eps)
     assert ours.tied == theirs.tie_word_embeddings
-    assert ours.shape.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
-    assert ours.rope == Rope(theirs.rope_parameters["rope_theta"])
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert ours.shape.head_dim == head_dim
+    rope = theirs.rope_parameters
+    if family == "gpt_oss":  # positions of a model that was extended by YaRN, whatever else its config says
+        assert rope["rope_type"] == "yarn"
+        scaling = YarnScaling(
+            theta=rope["rope_theta"],
+            factor=rope["factor"],
+            original_positions=rope["original_max_position_embeddings"],
+            fast=rope["beta_fast"],
+            slow=rope["beta_slow"],
+            truncate=rope["truncate"],
+        )
+        assert ours.rope == Rope(rope["rope_theta"], scaling, amplitude=yarn_temperature(rope["factor"]))
+    else:
+        assert ours.rope == Rope(rope["rope_theta"])
 
 
 class ZeroTensors(NoTensors):
@@ -761,6 +815,7 @@ KEYS = [
     *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
     *("linear_value_head_dim", "linear_conv_kernel_dim", "mamba_n_heads", "mamba_n_groups", "mamba_d_state"),
     *("mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit"),
+    *("qkv_bias", "shared_expert_intermediate_size", "swiglu_limit", "swiglu_alpha"),
     *("shared_intermediate_size", "position_embedding_type", "layers_block_type"),
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
     *("linear_value_heads_tiled", "num_nextn_predict_layers"),

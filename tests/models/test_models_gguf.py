@@ -7,6 +7,7 @@ such as Gemma's norms with one added, is written so here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,12 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "tie_word_embeddings": True,
     },
+    ("gpt_oss", "wide_heads_unused_experts_small_window"): {},
+    ("gpt_oss", "all_to_one_narrow_heads"): {},
+    ("gpt_oss", "one_to_one_tied_every_expert_no_attention_biases"): {"layer_types": None},
     ("granite", "wide_heads_untied_factors"): {},
+    ("mixtral", "wide_heads_tied_unused_experts"): {},
+    ("mixtral", "all_to_one_narrow_heads_small_window"): {},
     ("granite", "all_to_one_biases_llama3_large_eps"): {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ("granitemoehybrid", "wide_heads_untied_factors"): {},
     ("granitemoehybrid", "one_to_one_tied_biases_rotated"): {},
@@ -68,6 +74,8 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen3_5_text", "wide_heads_every_fourth"): {},
     ("qwen3_5_text", "one_to_one_tied_biases_attention_first"): {},
     ("qwen3_5_text", "all_to_one_one_key_head"): {},
+    ("qwen2_moe", "wide_heads_tied_unused_experts"): {"norm_topk_prob": False},
+    ("qwen2_moe", "one_to_one_no_biases_every_expert_in_every_other_layer"): {"decoder_sparse_step": 1},
     ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
     ("smollm3", "one_to_one_untied_linear_list"): {
         "num_hidden_layers": 4,
@@ -79,10 +87,17 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("starcoder2", "one_to_one_untied_linear_no_biases"): {},
 }
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35"}
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "granitemoehybrid": "granitehybrid",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_5_text": "qwen35",
+}
 """What files call a family, where its name is another."""
 
-CONVERTED_AS_LLAMA = {"granite", "granitemoehybrid", "smollm3"}
+CONVERTED_AS_LLAMA = {"granite", "granitemoehybrid", "mixtral", "smollm3"}
 """Families of which llama.cpp converts queries and keys so that the two elements that are rotated together lie so."""
 
 
@@ -101,7 +116,7 @@ def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tenso
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
     if family in HYBRID:
         tensors = HYBRID[family](config, tensors)
-    for name, tensor in tensors.items():
+    for name, tensor in as_converted(tensors).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         shift = 1.0 if "gemma" in family and name.endswith("norm.weight") else 0.0
@@ -217,6 +232,32 @@ def inner_size(config: dict[str, Any]) -> int:
     return multiple * -(-int(config["block_ffn_dim_multiplier"] * adjusted) // multiple)
 
 
+def as_converted(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts stacked, and those of gpt-oss taken apart, outputs first; a matrix of one row is a vector."""
+    found, each = {}, re.compile(r"(.*)\.experts\.(\d+)\.(.*)")
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if match := each.fullmatch(name):
+            stacks.setdefault(f"{match[1]}.experts.{match[3]}", {})[int(match[2])] = tensor
+        elif name.endswith(".experts.gate_up_proj"):
+            halves = {"gate_proj": tensor[:, :, ::2], "up_proj": tensor[:, :, 1::2]}
+            found |= {name.replace("gate_up_proj", f"{part}.weight"): half.mT for part, half in halves.items()}
+        elif name.endswith(".experts.down_proj"):
+            found[f"{name}.weight"] = tensor.mT
+        elif name.endswith(".experts.gate_up_proj_bias"):
+            halves = {"gate_proj": tensor[:, ::2], "up_proj": tensor[:, 1::2]}
+            found |= {name.replace("gate_up_proj_bias", f"{part}.bias"): half for part, half in halves.items()}
+        else:
+            found[name.replace("down_proj_bias", "down_proj.bias").replace("sinks", "sinks.weight")] = (
+                tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
+            )
+    for name, experts in stacks.items():  # of Mixtral under the names of the original release
+        if "block_sparse_moe" in name:
+            name = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
+        found[name] = torch.stack([experts[number] for number in sorted(experts)])
+    return found
+
+
 def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
@@ -257,6 +298,17 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
         if config["final_logit_softcapping"] is not None:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["model_type"] in ("gpt_oss", "mixtral") and config["sliding_window"]:
+        writer.add_sliding_window(config["sliding_window"])
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "qwen2_moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])

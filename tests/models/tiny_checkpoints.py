@@ -64,6 +64,7 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8, 4.6],
     "long_factor": [1.0, 1.4, 2.2, 3.8, 7.0, 13.4, 26.2, 51.8, 64.0],
 }
+_GPT_OSS_ROPE = {**_YARN, "rope_theta": 150000.0, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
 _NO_PADDING = {"pad_token_id": None}  # a family's own lies outside so small a vocabulary
 _WIDE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "vocab_size": 101}
 _ONE_TO_ONE = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 97}
@@ -179,6 +180,38 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "odd_heads": {"n_embd": 45, "n_head": 3, "n_layer": 2, "vocab_size": 97},
         "one_head_relu": {"n_embd": 26, "n_head": 1, "n_layer": 3, "vocab_size": 127, "activation_function": "relu"},
+    },
+    "gpt_oss": {
+        "wide_heads_unused_experts_small_window": {
+            **_WIDE_HEADS,
+            "intermediate_size": 44,
+            "num_hidden_layers": 4,
+            "num_local_experts": 11,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "rope_parameters": _GPT_OSS_ROPE,
+        },
+        "one_to_one_tied_every_expert_no_attention_biases": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 36,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+        "all_to_one_narrow_heads": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 20,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "sliding_window": 16,
+            "rope_parameters": {**_GPT_OSS_ROPE, "beta_fast": 6.0, "beta_slow": 0.3},
+        },
     },
     "granite": {
         "wide_heads_untied_factors": {
@@ -318,6 +351,31 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "all_to_one_small_window": {**_ALL_TO_ONE, "intermediate_size": 100, "sliding_window": 80},
     },
+    "mixtral": {
+        "wide_heads_tied_unused_experts": {
+            **_WIDE_HEADS,
+            "intermediate_size": 44,
+            "num_local_experts": 11,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "one_to_one_every_expert_linear": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 36,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_narrow_heads_small_window": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 20,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "sliding_window": 7,
+        },
+    },
     "olmo2": {
         "wide_heads_untied": {
             **_WIDE_HEADS,
@@ -395,6 +453,45 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 80,
             "max_window_layers": 1,
+        },
+    },
+    "qwen2_moe": {
+        "wide_heads_tied_unused_experts": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "moe_intermediate_size": 44,
+            "shared_expert_intermediate_size": 72,
+            "num_experts": 11,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "one_to_one_no_biases_every_expert_in_every_other_layer": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "moe_intermediate_size": 36,
+            "shared_expert_intermediate_size": 28,
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+        },
+        "all_to_one_narrow_heads_small_window_dense_last": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "num_hidden_layers": 4,
+            "intermediate_size": 100,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 36,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [3],
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 3,
         },
     },
     "qwen3": {
@@ -557,8 +654,16 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 
 _CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
 
-_UNUSED_EXPERTS = {("qwen3_moe", "wide_heads_tied_unused_experts"): 3}
+_UNUSED_EXPERTS = {
+    ("gpt_oss", "wide_heads_unused_experts_small_window"): 3,
+    ("mixtral", "wide_heads_tied_unused_experts"): 3,
+    ("qwen2_moe", "wide_heads_tied_unused_experts"): 3,
+    ("qwen3_moe", "wide_heads_tied_unused_experts"): 3,
+}
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
+
+_BY_CLASS, _CLASSES = ("gpt_oss", "mixtral", "qwen2_moe"), 4
+"""Families whose tokens choose experts by their class, and how many classes there are; see `_choose_by_class`."""
 
 VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in _CONFIGS.items()}
 """The variants that there are of each family."""
@@ -592,7 +697,10 @@ def write_checkpoint(
         settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
     model = kind.from_config(AutoConfig.for_model(family, **settings))
     _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
-    _leave_out_experts(model, _UNUSED_EXPERTS.get((family, variant), 0))
+    unused = _UNUSED_EXPERTS.get((family, variant), 0)
+    if family in _BY_CLASS:
+        _choose_by_class(model, unused)
+    _leave_out_experts(model, unused, pairs=family not in _BY_CLASS)
     model.to(dtype).save_pretrained(directory)
     return directory
 
@@ -700,29 +808,62 @@ def _centre(name: str, *, differences: bool) -> float:
     return 1.0 if of_norm else 0.0
 
 
+_ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.router.weight")
+
+
 def _scale(name: str) -> float:
     """How large a matrix is.
 
     Where two experts are nearly equal for the last place, a rounding that swaps them changes the outcome more than any
     other. So routers decide clearly and experts say less than MLPs do, or no two roundings could be compared.
     """
-    if name.endswith(("mlp.gate.weight", "block_sparse_moe.router.weight")):
+    if name.endswith(_ROUTERS):
         return 5.0
     if name.endswith("block_sparse_moe.experts.down_proj"):
         return 0.35
     return 0.7 if name.endswith("experts.down_proj") else 2.0
 
 
-def _leave_out_experts(model: torch.nn.Module, unused: int) -> None:
+def _choose_by_class(model: torch.nn.Module, unused: int) -> None:
+    """Have tokens choose experts by their number modulo `_CLASSES`: with a margin that no rounding bridges.
+
+    The first columns of the stream say which class a token has. Only the embedding writes there. Routers rank experts
+    by them, one way for each class, the last `unused` behind all others; what else is in the stream moves logits
+    less than from one rank to the next, and so changes weights but not the choice.
+    """
+    generator = torch.Generator().manual_seed(len(list(model.parameters())))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("embed_tokens.weight"):
+                classes = torch.arange(len(parameter)) % _CLASSES
+                parameter[:, :_CLASSES] = 4.0 * torch.nn.functional.one_hot(classes, _CLASSES)
+            elif name.endswith("post_attention_layernorm.weight"):
+                parameter[:_CLASSES] = 1.0
+            elif name.endswith(("experts.down_proj", "experts.down_proj_bias")):
+                inputs_last = name.endswith("proj") and model.config.model_type != "gpt_oss"
+                (parameter.mT if inputs_last else parameter)[..., :_CLASSES] = 0.0
+            elif name.endswith("router.bias"):
+                parameter *= 0.2
+            elif name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
+                parameter[:_CLASSES] = 0.0
+            elif name.endswith(_ROUTERS):
+                used = len(parameter) - unused
+                ranks = [torch.randperm(used, generator=generator) for _ in range(_CLASSES)]
+                parameter *= 0.04
+                parameter[:used, :_CLASSES] = torch.stack(ranks, dim=1).float()
+                parameter[used:, :_CLASSES] = -2.0
+
+
+def _leave_out_experts(model: torch.nn.Module, unused: int, *, pairs: bool) -> None:
     """Have no token choose the last `unused` experts, and make them so large that a trace of them would show.
 
-    Their logits are 0, and those of the others come in pairs of a number and its opposite: half of them are above.
+    Their logits are 0, and those of the others come in `pairs` of a number and its opposite: half of them are above.
     """
     if not unused:
         return
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):
+            if pairs and name.endswith(_ROUTERS):
                 half = (len(parameter) - unused) // 2
                 parameter[half : 2 * half] = -parameter[:half]
                 parameter[2 * half :] = 0

@@ -81,6 +81,12 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+BAR = "\uff5c"  # a wide bar, as DeepSeek's tokens have it
+DS_NEXT, DS_SEP, DS_END = (f"<{BAR}tool▁{part}{BAR}>" for part in ("call▁begin", "sep", "call▁end"))
+DS, DS_OVER = (f"<{BAR}tool▁calls▁{part}{BAR}>" for part in ("begin", "end"))
+DS += DS_NEXT
+FOR_PARIS = '{"city": "Paris"}'
+
 # --- what each format's answers mean
 
 WHOLE = [
@@ -132,6 +138,18 @@ WHOLE = [
     ("mistral", f"[TOOL_CALLS][{P} {R}]", '{"name":"weather","arguments":{"city":"Rome","days":2}}]', [PARIS]),
     ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Par', "", [called("weather", '{"city": "Par')]),
     ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+    ("granite", f"<|tool_call|>[{P}, {R}]", "", [PARIS, ROME]),
+    ("granite", f"I look. <|tool_call|>{P} Done", "I look.Done", [PARIS]),
+    ("phi4", f"<|tool_call|>[{P}]<|/tool_call|>", "", [PARIS]),
+    ("phi4", f"functools[{P}, {R}]", "", [PARIS, ROME]),
+    ("phi4", "functools is a module of Python", "functools is a module of Python", []),
+    ("gemma", f"```tool_code\n{P}\n```", "", [PARIS]),
+    ("gemma", f"So:\n```json\n[{P}]\n```\nDone", "So:Done", [PARIS]),
+    ("gemma", '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', []),
+    ("deepseek_v31", f"So.{DS}weather{DS_SEP}{FOR_PARIS}{DS_END}{DS_OVER}", "So.", [PARIS]),
+    ("deepseek_v31", f"{DS}now{DS_SEP}{{}}{DS_END}\n{DS_NEXT}weather{DS_SEP}{FOR_PARIS}{DS_END}", "", [NOW, PARIS]),
+    ("deepseek_v31", f"{DS}now{DS_SEP} none", f"{DS}now{DS_SEP} none", []),
+    ("deepseek_v3", f"{DS}function{DS_SEP}weather\n```json\n{FOR_PARIS}\n```{DS_END}{DS_OVER}", "", [PARIS]),
     ("json", P, "", [PARIS]),
     ("json", f" [{P}, {R}] ", "", [PARIS, ROME]),
     ("json", '{"answer": 42}', '{"answer": 42}', []),
@@ -439,7 +457,17 @@ def test_reasoning_that_the_prompt_opens_is_reasoning_from_the_first_character()
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [("... <tool_call> ...", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"), ("", "json")],
+    [
+        *(
+            ("... <tool_call> ...", "hermes"),
+            ("[TOOL_CALLS]", "mistral"),
+            ("<|python_tag|>", "llama3_json"),
+            ("", "json"),
+        ),
+        *(("<tool_call><function=a><parameter=b>", "qwen3_xml"), ("<|channel|>", "harmony"), ("<|tool|>", "phi4")),
+        *(("respond with <|tool_call|>", "granite"), ("<start_of_turn>user", "gemma")),
+        *((DS_NEXT, "deepseek_v31"), (f"{DS_NEXT}function ```json", "deepseek_v3")),
+    ],
 )
 def test_the_format_is_read_from_the_template(source, name):
     assert find_call_format("auto", source).name == name

@@ -140,6 +140,29 @@ def test_dense_stacks_are_plain_tensors(tmp_path, stored, dtype):
     assert torch.equal(down, DOWN.to(dtype))
 
 
+@pytest.mark.parametrize("stored", ["safetensors", "memory"])
+@pytest.mark.parametrize(("fmt", "dtype"), [(WeightFormat.DENSE, torch.float32), (WeightFormat.INT8, torch.bfloat16)])
+def test_experts_may_lie_inputs_first_with_gates_and_ups_in_turn(tmp_path, stored, fmt, dtype):
+    """As those of gpt-oss do."""
+    turns = torch.stack((GATE, UP), dim=2).flatten(1, 2)  # [E, 2 * F, H]: a gate, its up, and so on
+    tensors = {"gate_up": turns.mT.contiguous(), "down": DOWN.mT.contiguous(), "rows": turns}
+    source = in_file(tmp_path, tensors) if stored == "safetensors" else Held(tensors)
+    binder = Binder(source, dtype, "cpu", "m", weight_format=fmt)
+    stacks = (
+        binder.take_stack(E, [("gate_up", (2 * F, H))], transposed=True, alternates=True),
+        binder.take_stack(E, [("rows", (2 * F, H))], alternates=True),
+        binder.take_stack(E, [("down", (H, F))], transposed=True),
+    )
+    binder.finish()
+    for stack, wanted in zip(stacks, (GATE_UP, GATE_UP, DOWN), strict=True):
+        if fmt is WeightFormat.DENSE:
+            assert torch.equal(stack, wanted)
+        else:
+            assert same(stack, [quantize_int8(weight) for weight in wanted])
+    with pytest.raises(ModelFileError, match=r"gate_up: has shape \(3, 64, 64\), but the model needs \(3, 32, 64\)"):
+        Binder(source, dtype, "cpu", "m").take_stack(E, [("gate_up", (H, F))], transposed=True)
+
+
 def test_progress_counts_every_number_once(tmp_path):
     for stored in ("each", "joined"):
         seen: list[int] = []

@@ -279,7 +279,8 @@ def partly_rotated(tmp_path: Path, rotated: int, head_dim: int) -> dict[str, obj
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("expert_count", 8),
+        ("expert_shared_count", 1),
+        ("expert_count", "8"),
         ("rope.scaling.attn_factor", 2.0),
         ("logit_scale", 0.5),
         ("attention.scale", 0.1),
@@ -320,6 +321,18 @@ def test_keys_with_a_neutral_value_change_nothing(tmp_path: Path, key: str, valu
     assert opened(tmp_path, {key: value}) == opened(tmp_path, {})
 
 
+def test_a_llama_file_with_experts_is_a_mixtral(tmp_path: Path) -> None:
+    plain = opened(tmp_path, {})
+    del plain["attention_bias"]
+    counts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    for window in (None, 33):
+        keys = {"expert_count": 8, "expert_used_count": 2, "attention.sliding_window": window or 0}
+        mixture = opened(tmp_path, keys)
+        assert mixture == plain | counts | {"model_type": "mixtral", "sliding_window": window}
+    with pytest.raises(ModelFileError, match=r"llama.expert_used_count: is missing"):
+        opened(tmp_path, {"expert_count": 8})
+
+
 def test_a_llama_file_with_a_window_is_a_mistral(tmp_path: Path) -> None:
     plain = opened(tmp_path, {})
     del plain["attention_bias"]
@@ -351,7 +364,7 @@ def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_t
         open_gguf(path, gguf_dialect)
 
 
-WITHOUT_DIALECT = {"mistral", "gemma3_text", "qwen3_5_text"}
+WITHOUT_DIALECT = {"mistral", "mixtral", "gemma3_text", "qwen3_5_text"}
 """Families whose files are read as another's: llama, gemma3, qwen3_5."""
 
 
@@ -465,7 +478,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["blk.0.attn_rot_embd.weight", "blk.00.attn_q.weight", "blk.0.ffn_gate_exps.weight", "x"]
+    "name", ["blk.0.attn_rot_embd.weight", "blk.00.attn_q.weight", "blk.0.ffn_gate_shexp.weight", "x"]
 )
 def test_an_unknown_tensor_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFileError, match=f"{name}: no tensor of a llama model has this name"):

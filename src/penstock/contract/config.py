@@ -36,7 +36,10 @@ LINEAR_KERNELS = ("auto", "native", "onednn")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json", "none")
+TOOL_CALL_PARSERS = (
+    *("auto", "hermes", "llama3_json", "mistral", "granite", "phi4", "gemma", "deepseek_v3", "deepseek_v31", "json"),
+    *("harmony", "qwen3_xml", "none"),
+)
 REASONING_PARSERS = ("auto", "think", "none")
 LOG_FORMATS = ("text", "json")
 

@@ -22,6 +22,7 @@ from penstock.nn.rope import Rope, RotaryTable
 from penstock.nn.weight_loader import WeightLoader
 
 __all__ = [
+    "MAX_EXPERTS",
     "MAX_LAYERS",
     "MAX_POSITIONS",
     "MAX_VOCAB",
@@ -36,6 +37,7 @@ __all__ = [
 
 # Beyond any published model, and small enough that nothing derived from a config alone can exhaust memory.
 MAX_LAYERS = 1024
+MAX_EXPERTS = 1 << 14
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
 MAX_WIDTH = 1 << 20

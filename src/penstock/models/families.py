@@ -62,22 +62,32 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_mode
     name = reader.text("model_type")
     if name not in families():
         raise reader.error("model_type", f"{name!r} is not implemented; there are {', '.join(families())}")
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key) is not None:
-            raise reader.error(
-                key, "pre-quantised safetensors are not implemented; use the original weights or a GGUF file"
-            )
+    _refuse_quantised(reader)
     reader.expect("is_causal", [True], True)  # only causal attention is implemented, for embeddings too
     program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, binder)
     binder.finish()
     return program
 
 
+def _refuse_quantised(reader: ConfigReader) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if reader.is_set(key) and not _is_mxfp4(reader, key):
+            raise reader.error(
+                key, "of pre-quantised safetensors only MXFP4 is implemented; use the original weights or a GGUF file"
+            )
+
+
+def _is_mxfp4(reader: ConfigReader, key: str) -> bool:
+    """Whether weights are blocks that the checkpoint's source knows; which they are, their names say."""
+    section = reader.section(key)
+    return section.is_set("quant_method") and section.text("quant_method") == "mxfp4"
+
+
 def gguf_dialect(architecture: str, file: str) -> GgufDialect:
     """How the family whose GGUF files call themselves `architecture` writes them.
 
-    The family's file mostly has the same name but for underscores, and is looked at first: `qwen3moe` is in
-    `qwen3_moe.py`. Otherwise all dialects are: `granitehybrid` is in `granitemoehybrid.py`.
+    The family's file mostly has the same name but for what joins words, and is looked at first: `qwen3moe` is in
+    `qwen3_moe.py`, `gpt-oss` in `gpt_oss.py`. Otherwise all dialects are: `granitehybrid` is in `granitemoehybrid.py`.
 
     Args:
         architecture: the file's `general.architecture`.
@@ -87,8 +97,9 @@ def gguf_dialect(architecture: str, file: str) -> GgufDialect:
         ModelFileError: no family has this architecture.
     """
     names = {name.replace("_", ""): name for name in families()}
-    dialect = _dialect_of(names[architecture]) if architecture in names else None
-    if dialect is not None:
+    name = names.get(architecture.replace("-", ""))
+    dialect = None if name is None else _dialect_of(name)
+    if dialect is not None and dialect.architecture == architecture:
         return dialect
     dialects = {each.architecture: each for each in map(_dialect_of, families()) if each is not None}
     if architecture not in dialects:

@@ -1,7 +1,8 @@
 """Llama (1 to 3.3) and everything published under its name: `model_type` "llama".
 
 The plain case of the shared decoder; biases are optional. `pretraining_tp` sliced the training across devices and
-changes nothing here. GGUF files of Mistral models call themselves `llama` too; those with a window are told by it.
+changes nothing here. GGUF files of Mistral and Mixtral models call themselves `llama` too, and are told by their window
+and their experts.
 """
 
 from __future__ import annotations
@@ -36,17 +37,30 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 def _settings(keys: GgufKeys) -> dict[str, Any]:
     settings, window = decoder_settings(keys), keys.window()
+    if keys.has("expert_count") and keys.get("expert_count") != 0:
+        counts = {
+            "num_local_experts": keys.size("expert_count"),
+            "num_experts_per_tok": keys.size("expert_used_count"),
+        }
+        return settings | counts | {"model_type": "mixtral", "sliding_window": window}
     if window is not None and window < keys.size("context_length"):
         return settings | {"model_type": "mistral", "sliding_window": window}
     return settings | {"attention_bias": keys.has_tensor("blk.0.attn_q.bias")}
 
 
+_MOE = "model.layers.{layer}.block_sparse_moe"
 _QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
 
 GGUF = GgufDialect(
     architecture="llama",
     model_type="llama",
-    tensors=DECODER_TENSORS,
+    tensors={
+        **DECODER_TENSORS,
+        "blk.{layer}.ffn_gate_inp": f"{_MOE}.gate",
+        "blk.{layer}.ffn_gate_exps": f"{_MOE}.experts.gate_proj",
+        "blk.{layer}.ffn_up_exps": f"{_MOE}.experts.up_proj",
+        "blk.{layer}.ffn_down_exps": f"{_MOE}.experts.down_proj",
+    },
     metadata=_settings,
     arrangements={
         "blk.{layer}.attn_q.weight": _QUERY,

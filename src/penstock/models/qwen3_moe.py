@@ -7,60 +7,78 @@ compute. A layer keeps a dense MLP where `mlp_only_layers` says so or `decoder_s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.kernels.experts import RouterSpec
 from penstock.models.config_reader import ConfigReader
-from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_windows, read_decoder
-from penstock.models.qwen3 import GGUF as QWEN3_GGUF
+from penstock.models.decoder import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    MAX_WINDOW,
+    DecoderParts,
+    layer_windows,
+    read_decoder,
+)
 from penstock.nn.blocks import MixtureOfExperts, Projection
 from penstock.nn.experts import bind_experts
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
-from penstock.weights.gguf_decoder import decoder_settings
+from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["GGUF", "load"]
-
-_MAX_EXPERTS = 1 << 14
+__all__ = ["EXPERT_TENSORS", "GGUF", "bind_mixture", "dense_layers", "load", "read_router"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
     reader.expect("hidden_act", ["silu"], "silu")
     bias = reader.boolean("attention_bias", default=False)
-    router = _read_router(reader)
-    inner_size = reader.integer("moe_intermediate_size", 1, MAX_WIDTH, default=768)
+    router = read_router(reader, experts=128, top_k=8)
+    inner = reader.integer("moe_intermediate_size", 1, MAX_WIDTH, default=768)
     config = read_decoder(reader, windows=_read_windows(reader))
-    dense = _dense_layers(reader, config.shape.num_layers)
+    dense = dense_layers(reader, config.shape.num_layers)
     parts = DecoderParts(config, weights)
     head_dim, hidden = config.shape.head_dim, config.shape.hidden_size
-
-    def experts(name: str) -> MixtureOfExperts:
-        gate = Projection(weights.take_router(f"{name}.gate.weight", (router.experts, hidden)))
-        stack = bind_experts(weights, f"{name}.experts", experts=router.experts, hidden=hidden, intermediate=inner_size)
-        return MixtureOfExperts(gate, stack, router)
 
     def layer(index: int, name: str) -> Operations:
         attn = f"{name}.self_attn"
         norms = parts.norm(f"{attn}.q_norm", head_dim), parts.norm(f"{attn}.k_norm", head_dim)
         attention = parts.attention(attn, index, qkv_bias=bias, output_bias=bias, norms=norms)
-        mlp = parts.mlp(f"{name}.mlp") if index in dense else experts(f"{name}.mlp")
+        experts = index not in dense
+        mlp = bind_mixture(weights, f"{name}.mlp", router, hidden, inner) if experts else parts.mlp(f"{name}.mlp")
         return parts.pre_norm_layer(name, attention, mlp)
 
     return parts.program(layer)
 
 
-def _read_router(reader: ConfigReader) -> RouterSpec:
+def bind_mixture(weights: WeightLoader, name: str, router: RouterSpec, hidden: int, inner: int) -> MixtureOfExperts:
+    """Take the router `name.gate` and the experts under `name.experts`.
+
+    Args:
+        weights: where the tensors come from.
+        name: prefix of the tensors.
+        router: how experts are chosen.
+        hidden: width of the stream.
+        inner: width of one expert's inside.
+    """
+    gate = Projection(weights.take_router(f"{name}.gate.weight", (router.experts, hidden)))
+    stack = bind_experts(weights, f"{name}.experts", experts=router.experts, hidden=hidden, intermediate=inner)
+    return MixtureOfExperts(gate, stack, router)
+
+
+def read_router(reader: ConfigReader, *, experts: int, top_k: int) -> RouterSpec:
+    """How a Qwen chooses experts; `experts` and `top_k` are the family's defaults."""
     names = [name for name in ("num_experts", "num_local_experts") if reader.is_set(name)] or ["num_experts"]
-    counts = [reader.integer(name, 1, _MAX_EXPERTS, default=128) for name in names]
+    counts = [reader.integer(name, 1, MAX_EXPERTS, default=experts) for name in names]
     if len(set(counts)) > 1:
         raise reader.error("num_local_experts", f"{counts[1]} contradicts num_experts ({counts[0]})")
     return RouterSpec(
         experts=counts[0],
-        top_k=reader.integer("num_experts_per_tok", 1, counts[0], default=8),
+        top_k=reader.integer("num_experts_per_tok", 1, counts[0], default=top_k),
         scoring="softmax",
         normalise=reader.boolean("norm_topk_prob", default=False),
     )
@@ -73,7 +91,7 @@ def _read_windows(reader: ConfigReader) -> tuple[int | None, ...] | None:
     return layer_windows(reader, window, lambda _: True)
 
 
-def _dense_layers(reader: ConfigReader, layers: int) -> frozenset[int]:
+def dense_layers(reader: ConfigReader, layers: int) -> frozenset[int]:
     """Indices of the layers that have an MLP and no experts."""
     step = reader.integer("decoder_sparse_step", 1, MAX_LAYERS, default=1)
     skipped = {layer for layer in range(layers) if (layer + 1) % step}
@@ -95,15 +113,22 @@ def _settings(keys: GgufKeys) -> dict[str, Any]:
 
 _MLP = "model.layers.{layer}.mlp"
 
+EXPERT_TENSORS: Mapping[str, str] = {
+    **{name: theirs for name, theirs in DECODER_TENSORS.items() if not theirs.startswith(_MLP)},
+    "blk.{layer}.ffn_gate_inp": f"{_MLP}.gate",
+    "blk.{layer}.ffn_gate_exps": f"{_MLP}.experts.gate_proj",
+    "blk.{layer}.ffn_up_exps": f"{_MLP}.experts.up_proj",
+    "blk.{layer}.ffn_down_exps": f"{_MLP}.experts.down_proj",
+}
+"""The tensors of a Llama with experts in place of every MLP, as `GgufDialect.tensors` has them."""
+
 GGUF = GgufDialect(
     architecture="qwen3moe",
     model_type="qwen3_moe",
     tensors={
-        **{name: theirs for name, theirs in QWEN3_GGUF.tensors.items() if not theirs.startswith(_MLP)},
-        "blk.{layer}.ffn_gate_inp": f"{_MLP}.gate",
-        "blk.{layer}.ffn_gate_exps": f"{_MLP}.experts.gate_proj",
-        "blk.{layer}.ffn_up_exps": f"{_MLP}.experts.up_proj",
-        "blk.{layer}.ffn_down_exps": f"{_MLP}.experts.down_proj",
+        **EXPERT_TENSORS,
+        "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.q_norm",
+        "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
     },
     metadata=_settings,
 )

@@ -60,7 +60,14 @@ class WeightLoader(Protocol):
         """The weight `[E, H]` by which tokens choose experts: a projection that no form rounds below the dtype."""
         ...
 
-    def take_stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
+    def take_stack(
+        self,
+        experts: int,
+        parts: Sequence[tuple[str, tuple[int, int]]],
+        *,
+        transposed: bool = False,
+        alternates: bool = False,
+    ) -> StackedWeight:
         """The weights `[E, N1 + N2 + ..., K]` of a layer's experts, in whatever form projections are kept.
 
         Args:
@@ -68,6 +75,9 @@ class WeightLoader(Protocol):
             parts: name and shape `[N1, K], [N2, K], ...` of what makes up one expert, stacked in this order. `{expert}`
                 in a name stands for the numbers from 0 to E - 1, a tensor each; a name without it is one tensor
                 `[E, N, K]`.
+            transposed: files store each expert inputs first.
+            alternates: rows of a part are the first of one half, the first of the other, the second of the one, and so
+                on (gates and ups of gpt-oss); the stack has one half before the other.
         """
         ...
 
@@ -134,9 +144,17 @@ class PartLoader:
         """See `WeightLoader.take_router`."""
         return self._weights.take_router(self._stored(name), shape)
 
-    def take_stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
+    def take_stack(
+        self,
+        experts: int,
+        parts: Sequence[tuple[str, tuple[int, int]]],
+        *,
+        transposed: bool = False,
+        alternates: bool = False,
+    ) -> StackedWeight:
         """See `WeightLoader.take_stack`."""
-        return self._weights.take_stack(experts, [(self._stored(name), shape) for name, shape in parts])
+        stored = [(self._stored(name), shape) for name, shape in parts]
+        return self._weights.take_stack(experts, stored, transposed=transposed, alternates=alternates)
 
     def has(self, name: str) -> bool:
         """See `WeightLoader.has`."""

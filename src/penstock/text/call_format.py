@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["CALL_FORMATS", "CallFormat", "find_call_format"]
+__all__ = ["CALL_FORMATS", "HARMONY", "XML", "CallFormat", "find_call_format"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,9 @@ class CallFormat:
         openings: any of them announces a call, anywhere in an answer.
         closing: ends a call; "" where the JSON's end does.
         bare: an answer may also begin with a call's JSON unannounced.
-        separator: may stand between calls, beside space.
-        named: the name may stand in front of the JSON, which is then the arguments alone.
+        separator: may stand between calls and behind the last one, beside space.
+        mark: what stands between a name and the JSON, where the name may stand in front of it: the JSON is then the
+            arguments alone. "" where it never does.
         id_chars: templates of the format insist on call ids of so many letters and digits; 0 if they do not.
     """
 
@@ -32,28 +33,64 @@ class CallFormat:
     closing: str = ""
     bare: bool = False
     separator: str = ""
-    named: bool = False
+    mark: str = ""
     id_chars: int = 0
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Spellings that must reach the parser even where the model writes them as control tokens."""
-        return tuple(each for each in (*self.openings, self.closing, ARGS if self.named else "") if each)
+        return tuple(each for each in (*self.openings, self.closing, self.separator, self.mark) if each)
 
 
-ARGS = "[ARGS]"
+_DEEPSEEK_CALLS, _DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"  # noqa: RUF001 - its own letters
+
+
+def _deepseek(name: str, kind: str, mark: str, fence: str) -> CallFormat:
+    """Calls in a list of their own; what stands in front of a name, between it and its arguments, and behind them."""
+    return CallFormat(
+        name,
+        openings=(f"{_DEEPSEEK_CALLS}{_DEEPSEEK_CALL}{kind}", f"{_DEEPSEEK_CALL}{kind}"),
+        closing=f"{fence}<｜tool▁call▁end｜>",  # noqa: RUF001
+        separator="<｜tool▁calls▁end｜>",  # noqa: RUF001
+        mark=mark,
+    )
+
 
 CALL_FORMATS = {
     each.name: each
     for each in (
         CallFormat("hermes", openings=("<tool_call>",), closing="</tool_call>"),
         CallFormat("llama3_json", openings=("<|python_tag|>",), bare=True, separator=";"),
-        CallFormat("mistral", openings=("[TOOL_CALLS]",), named=True, id_chars=9),
+        CallFormat("mistral", openings=("[TOOL_CALLS]",), mark="[ARGS]", id_chars=9),
+        CallFormat("granite", openings=("<|tool_call|>",)),
+        CallFormat("phi4", openings=("<|tool_call|>", "functools"), closing="<|/tool_call|>", bare=True),
+        CallFormat("gemma", openings=("```tool_code", "```tool_call", "```json"), closing="```", bare=True),
+        _deepseek("deepseek_v3", "function<｜tool▁sep｜>", "\n```json\n", "```"),  # noqa: RUF001
+        _deepseek("deepseek_v31", "", "<｜tool▁sep｜>", ""),  # noqa: RUF001
         CallFormat("json", bare=True),
     )
 }
 
-_SIGNS = {"<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3_json"}
+HARMONY = CallFormat("harmony")
+"""Messages in channels, which `channels` reads: not a format of `CallParser`."""
+
+XML = CallFormat("qwen3_xml", openings=("<tool_call>",), closing="</tool_call>")
+"""Arguments tagged one by one, which `xml_call_parser` reads: no format of `CallParser` either."""
+
+_EVERY = {**CALL_FORMATS, HARMONY.name: HARMONY, XML.name: XML}
+_SIGNS = {
+    "<|channel|>": "harmony",
+    _DEEPSEEK_CALL: "deepseek_v31",
+    "<parameter=": "qwen3_xml",
+    "<tool_call>": "hermes",
+    "[TOOL_CALLS]": "mistral",
+    "<|python_tag|>": "llama3_json",
+    "<|/tool_call|>": "phi4",
+    "<|tool|>": "phi4",
+    "<|tool_call|>": "granite",
+    "<start_of_turn>": "gemma",
+}
+"""What a chat template shows of its model's format; the first one that it has decides."""
 
 
 def find_call_format(choice: str, template_source: str) -> CallFormat | None:
@@ -67,7 +104,9 @@ def find_call_format(choice: str, template_source: str) -> CallFormat | None:
     if choice == "none":
         return None
     if choice == "auto":
-        return CALL_FORMATS[next((name for sign, name in _SIGNS.items() if sign in template_source), "json")]
-    if choice not in CALL_FORMATS:
-        raise ConfigError("tool_call_parser", f"must be auto, none or one of {', '.join(CALL_FORMATS)}, got {choice!r}")
-    return CALL_FORMATS[choice]
+        if _DEEPSEEK_CALL in template_source and "```json" in template_source:
+            return _EVERY["deepseek_v3"]
+        return _EVERY[next((name for sign, name in _SIGNS.items() if sign in template_source), "json")]
+    if choice not in _EVERY:
+        raise ConfigError("tool_call_parser", f"must be auto, none or one of {', '.join(_EVERY)}, got {choice!r}")
+    return _EVERY[choice]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from penstock.text.call_entry import CallEntry, Judgement
-from penstock.text.call_format import ARGS, CallFormat
+from penstock.text.call_format import CallFormat
 from penstock.text.json_scan import ScanState
 from penstock.text.reasoning import partial_suffix
 
@@ -82,7 +82,8 @@ class CallParser:
         self._parallel = parallel
         self._arguments_of = arguments_of
         self._opening = re.compile("|".join(map(re.escape, form.openings)) or "(?!)")
-        self._gap = re.compile(rf"[\s{re.escape(form.separator)}]*")
+        self._gap = re.compile(rf"(?:\s|{re.escape(form.separator)})*" if form.separator else r"\s*")
+        self._marks = (*form.openings, form.separator) if form.separator else form.openings
         self._place = _Place.TEXT
         self._tail = ""  # may be an opening's beginning
         self._space: list[str] = []  # blank, and text only if no call follows
@@ -157,7 +158,7 @@ class CallParser:
             self._raw.append(opening.group())
             self._place = _Place.HEAD
             return origin + opening.end()
-        final = len(buffer) - partial_suffix(buffer, self._form.openings)
+        final = len(buffer) - partial_suffix(buffer, self._marks)
         self._say(buffer[:final])
         self._tail = buffer[final:]
         return len(text)
@@ -211,7 +212,7 @@ class CallParser:
         if character.isspace():
             self._raw.append(character)
             return at + 1
-        if self._form.named and _NAME_CHARACTER.match(character):
+        if self._form.mark and _NAME_CHARACTER.match(character):
             self._place = _Place.NAME
             return at
         return self._fail(at)
@@ -220,7 +221,7 @@ class CallParser:
         character = text[at]
         if character == "{":
             return self._begin_json(character, at)
-        if character == ARGS[0]:
+        if character == self._form.mark[0]:
             self._place = _Place.MARK
             return at
         if not _NAME_CHARACTER.match(character) or len(self._name) >= _LONGEST_NAME:
@@ -230,12 +231,12 @@ class CallParser:
         return at + 1
 
     def _in_mark(self, text: str, at: int) -> int:
-        if self._marked == len(ARGS):
+        if self._marked == len(self._form.mark):
             if text[at] != "{":
                 return self._fail(at)
             self._marked = 0
             return self._begin_json(text[at], at)
-        if text[at] != ARGS[self._marked]:
+        if text[at] != self._form.mark[self._marked]:
             return self._fail(at)
         return self._take_mark(text, at)
 

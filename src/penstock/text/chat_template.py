@@ -43,6 +43,7 @@ _OUTPUT_EXTRA = 64 * 1024
 _MARKS = range(0x100000, 0x10FFFE)  # Supplementary Private Use Area-B; stand-ins come from area A
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _ASKS_FOR_NULL = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none\b")
+_ASKS_FOR_THINKING = re.compile(r"\w\.thinking\b|['\"]thinking['\"]")
 _MOST_WORDS = 400  # a template may put whole messages into its complaint
 
 # What a template that meets a conversation it was not written for raises, beside Jinja's own errors.
@@ -64,7 +65,9 @@ class ChatTemplate:
         ModelFileError: the source is not valid Jinja; names the line.
     """
 
-    __slots__ = ("_control_tokens", "_declared", "_null_content", "_special_tokens", "_template", "source")
+    __slots__ = (
+        *("_control_tokens", "_declared", "_null_content", "_special_tokens", "_template", "_thinking", "source"),
+    )
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class ChatTemplate:
         self.source = source
         self._template, self._declared = _compile(source, file, key, now)
         self._null_content = _ASKS_FOR_NULL.search(source) is not None
+        self._thinking = _ASKS_FOR_THINKING.search(source) is not None and "reasoning_content" not in source
         self._special_tokens = dict(special_tokens)
         self._control_tokens = control_tokens
 
@@ -138,7 +142,8 @@ class ChatTemplate:
         if prompt.tools and not self.takes_tools:
             messages = with_tools_in_words(messages, prompt.tools)
         tools = as_definitions(prompt.tools) if self.takes_tools else None
-        value = [as_turns(messages, null_content=self._null_content), tools, dict(prompt.template_variables)]
+        turns = as_turns(messages, null_content=self._null_content, thinking=self._thinking)
+        value = [turns, tools, dict(prompt.template_variables)]
         strings = list(strings_in(value))
         mark = _end_mark(strings) if prompt.continue_final_message else ""
         disarmed, stand_ins = self._control_tokens.disarm(strings)

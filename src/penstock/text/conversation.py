@@ -19,14 +19,17 @@ from penstock.contract.tools import Tool, ToolCall
 __all__ = ["as_definitions", "as_turns", "check_calls", "strings_in", "with_strings"]
 
 
-def as_turns(messages: Sequence[Message], *, null_content: bool) -> list[dict[str, Any]]:
+def as_turns(messages: Sequence[Message], *, null_content: bool, thinking: bool = False) -> list[dict[str, Any]]:
     """The messages as templates read them.
 
     Args:
         messages: as they came, in order; their calls checked.
         null_content: a turn that only calls has no content, rather than an empty one.
+        thinking: reasoning is called so (gpt-oss). Such templates show one text in front of a call: what was said
+            there follows what was thought.
     """
-    return [_turn(message, null_content) for message in messages]
+    turns = [_turn(message, null_content) for message in messages]
+    return [_with_thinking(turn) for turn in turns] if thinking else turns
 
 
 def check_calls(message: Message, path: str) -> None:
@@ -59,6 +62,15 @@ def _turn(message: Message, null_content: bool) -> dict[str, Any]:
     return turn | {key: value for key, value in more.items() if value}
 
 
+def _with_thinking(turn: dict[str, Any]) -> dict[str, Any]:
+    if "reasoning_content" not in turn:
+        return turn
+    thought = {"thinking": turn.pop("reasoning_content")}
+    if "tool_calls" in turn and turn["content"]:
+        thought = {"thinking": f"{thought['thinking']}\n\n{turn['content']}", "content": ""}
+    return turn | thought
+
+
 def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": json.loads(call.arguments)}
     return {"id": call.id, "type": "function", "function": function}
@@ -78,6 +90,7 @@ _KEYS = frozenset(
         "reasoning_content",
         "required",
         "role",
+        "thinking",
         "tool_call_id",
         "tool_calls",
         "type",

@@ -26,7 +26,10 @@ from penstock.text.tokenizer_parts import TemplateSource, TokenizerParts
 
 __all__ = ["END_NAMES", "PRE_TOKENIZERS", "read_gguf"]
 
-END_NAMES = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+END_NAMES = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<|return|>", "<|call|>"),  # of gpt-oss, whose `<|end|>` ends no turn
+)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"

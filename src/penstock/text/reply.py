@@ -13,16 +13,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Protocol
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Prompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
 from penstock.text.call_entry import Judgement
-from penstock.text.call_format import CALL_FORMATS, CallFormat, find_call_format
+from penstock.text.call_format import CALL_FORMATS, HARMONY, XML, CallFormat, find_call_format
 from penstock.text.call_parser import CallParser, CallPart
+from penstock.text.channels import CHANNEL_TAGS, ChannelParser
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
 from penstock.text.tool_schemas import ToolSchemas
+from penstock.text.xml_call_parser import XmlCallParser
 
 __all__ = [
     "PLAIN_FORMAT",
@@ -53,11 +56,13 @@ class ReplyFormat:
 
     Attributes:
         calls: None when the operator wants no tools.
-        thinks: whether reasoning may stand between tags in front of an answer.
+        thinks: whether reasoning may stand in front of an answer: between tags, or in a channel.
+        channels: answers are messages in channels; see `channels`.
     """
 
     calls: CallFormat | None = CALL_FORMATS["json"]
     thinks: bool = False
+    channels: bool = False
 
     def reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: str) -> ReplyReader | None:
         """What takes the answers to one request apart; None when they are plain text.
@@ -72,6 +77,8 @@ class ReplyFormat:
         if calls is None and not splits:
             return None
         schemas = ToolSchemas(prompt.tools if calls else ())
+        if self.channels:
+            return ReplyReader(rules, calls, schemas, splits, opened=False, channels=calls in (None, HARMONY))
         return ReplyReader(rules, calls, schemas, splits, opened=splits and opens_reasoning(prompt, rendered))
 
     def _call_format(self, rules: ReplyRules) -> CallFormat | None:
@@ -91,8 +98,10 @@ def find_reply_format(tool_call_parser: str, reasoning_parser: str, template: Ch
         ConfigError: there is no such format.
     """
     source = template.source if template is not None else ""
-    thinks = reasoning_parser == "think" or (reasoning_parser == "auto" and CLOSING in source)
-    return ReplyFormat(find_call_format(tool_call_parser, source), thinks)
+    calls = find_call_format(tool_call_parser, source)
+    channels = calls is HARMONY or (tool_call_parser == "none" and find_call_format("auto", source) is HARMONY)
+    thinks = reasoning_parser == "think" or (reasoning_parser == "auto" and (channels or CLOSING in source))
+    return ReplyFormat(calls, thinks, channels)
 
 
 def opens_reasoning(prompt: Prompt, rendered: str) -> bool:
@@ -120,11 +129,14 @@ class ReplyReader:
     schemas: ToolSchemas
     splits: bool
     opened: bool
+    channels: bool = False
     spelled: frozenset[int] = field(default=frozenset())
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Spellings that mark the parts of an answer."""
+        if self.channels:
+            return CHANNEL_TAGS
         tags = (OPENING, CLOSING) if self.splits else ()
         return (*tags, *(self.calls.markers if self.calls else ()))
 
@@ -149,6 +161,78 @@ class ReplyReader:
         return ReplyParser(self, seq_id)
 
 
+class _Parts(Protocol):
+    """Takes the text of one choice apart.
+
+    Attributes:
+        ended: the answer is complete whatever else the model would write.
+        reasoning_end: how many characters of the answer so far are reasoning.
+        reasoning_over: no more reasoning can come.
+    """
+
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def reasoning_end(self) -> int: ...
+
+    @property
+    def reasoning_over(self) -> bool: ...
+
+    def push(self, text: str) -> tuple[str, str, list[CallPart]]:
+        """The next piece of the answer: reasoning and text that are final, and parts of calls."""
+        ...
+
+    def finish(self) -> tuple[str, str, list[CallPart]]:
+        """What was held back, when no more text will come."""
+        ...
+
+
+class _TaggedParts:
+    """Reasoning between tags, then text and calls."""
+
+    def __init__(self, split: ReasoningSplit | None, calls: CallParser | XmlCallParser | None) -> None:
+        self._split, self._calls = split, calls
+
+    @property
+    def ended(self) -> bool:
+        return self._calls is not None and self._calls.ended
+
+    @property
+    def reasoning_end(self) -> int:
+        return self._split.end if self._split else 0
+
+    @property
+    def reasoning_over(self) -> bool:
+        return self._split is None or self._split.over
+
+    def push(self, text: str) -> tuple[str, str, list[CallPart]]:
+        reasoning, rest = self._split.push(text) if self._split else ("", text)
+        return reasoning, *(self._calls.push(rest) if self._calls else (rest, []))
+
+    def finish(self) -> tuple[str, str, list[CallPart]]:
+        reasoning, rest = self._split.finish() if self._split else ("", "")
+        if self._calls is None:
+            return reasoning, rest, []
+        said, found = self._calls.push(rest)
+        more, last = self._calls.finish()
+        return reasoning, said + more, [*found, *last]
+
+
+def _parts_of(reader: ReplyReader) -> _Parts:
+    rules, schemas, judgement = reader.rules, reader.schemas, reader.judgement
+    parallel = rules.parallel_tool_calls
+    if reader.channels:
+        return ChannelParser(judgement, splits=reader.splits, parallel=parallel)
+    split = ReasoningSplit(opened=reader.opened) if reader.splits else None
+    if reader.calls is None:
+        return _TaggedParts(split, None)
+    if reader.calls is XML:
+        return _TaggedParts(split, XmlCallParser(judgement, schemas.takes_text, schemas.knows, parallel=parallel))
+    name = rules.tool_name if rules.tool_use is ToolUse.NAMED else ""
+    return _TaggedParts(split, CallParser(reader.calls, judgement, parallel=parallel, arguments_of=name))
+
+
 class ReplyParser:
     """Takes one choice apart. Owned by that choice.
 
@@ -156,53 +240,37 @@ class ReplyParser:
         called: whether it holds a call.
     """
 
-    __slots__ = ("_calls", "_id_chars", "_made", "_reader", "_seq_id", "_split", "called")
+    __slots__ = ("_id_chars", "_made", "_parts", "_reader", "_seq_id", "called")
 
     def __init__(self, reader: ReplyReader, seq_id: str) -> None:
-        rules = reader.rules
         self.called = False
         self._reader = reader
         self._seq_id = seq_id
         self._made = 0
-        self._split = ReasoningSplit(opened=reader.opened) if reader.splits else None
-        self._calls: CallParser | None = None
-        if reader.calls is not None:
-            self._calls = CallParser(
-                reader.calls,
-                reader.judgement,
-                parallel=rules.parallel_tool_calls,
-                arguments_of=rules.tool_name if rules.tool_use is ToolUse.NAMED else "",
-            )
+        self._parts = _parts_of(reader)
 
     @property
     def ended(self) -> bool:
         """Whether the answer is complete whatever else the model would write."""
-        return self._calls is not None and self._calls.ended
+        return self._parts.ended
 
     @property
     def reasoning_end(self) -> int:
         """How many characters of the answer so far are reasoning."""
-        return self._split.end if self._split else 0
+        return self._parts.reasoning_end
 
     @property
     def reasoning_over(self) -> bool:
         """Whether no more reasoning can come."""
-        return self._split is None or self._split.over
+        return self._parts.reasoning_over
 
     def push(self, text: str) -> ReplyPiece:
         """The next piece of the choice's text."""
-        reasoning, rest = self._split.push(text) if self._split else ("", text)
-        said, found = self._calls.push(rest) if self._calls else (rest, [])
-        return self._piece(reasoning, said, found)
+        return self._piece(*self._parts.push(text))
 
     def finish(self) -> ReplyPiece:
         """What was held back, when no more text will come."""
-        reasoning, rest = self._split.finish() if self._split else ("", "")
-        if self._calls is None:
-            return self._piece(reasoning, rest, [])
-        said, found = self._calls.push(rest)
-        more, last = self._calls.finish()
-        return self._piece(reasoning, said + more, [*found, *last])
+        return self._piece(*self._parts.finish())
 
     def _piece(self, reasoning: str, text: str, parts: Sequence[CallPart]) -> ReplyPiece:
         if self._reader.rules.reasoning is ReasoningUse.HIDDEN:

@@ -46,6 +46,9 @@ class ReasoningBudgets:
         if not self._text.reply_format.thinks:
             message = "the served model does not think: its chat template knows no reasoning"
             raise InvalidParameter("thinking_token_budget", message, code="unsupported_parameter")
+        if self._text.reply_format.channels:
+            message = "the served model thinks in a channel of its own, which is not closed by a tag"
+            raise InvalidParameter("thinking_token_budget", message, code="unsupported_parameter")
         if not self.spell(CLOSING):
             message = f"the served model's vocabulary cannot spell {CLOSING}"
             raise InvalidParameter("thinking_token_budget", message, code="unsupported_model")

@@ -63,6 +63,15 @@ class ToolSchemas:
         """Whether there is such a tool, and a call of it is one whatever its arguments are."""
         return name in self._schemas and name not in self._strict
 
+    def takes_text(self, name: str, parameter: str) -> bool:
+        """Whether the schema of the tool of this name says that a parameter is a string."""
+        if name not in self._schemas:
+            return False
+        schema = self._schemas[name][0]
+        members = schema.get("properties") if isinstance(schema, dict) else None
+        found = members.get(parameter) if isinstance(members, dict) else None
+        return isinstance(found, dict) and found.get("type") == "string"
+
     def accepts(self, name: str, arguments: dict[str, Any]) -> bool:
         """Whether arguments make a call: of a strict tool, those that fit its schema; of any other tool, all."""
         return self.takes_any(name) or self.fits(name, arguments)

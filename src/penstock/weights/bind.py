@@ -20,11 +20,11 @@ from penstock.weights.headers_only import META
 from penstock.weights.packing import Packer, WeightFormat
 from penstock.weights.planned_packing import PlannedPacker
 from penstock.weights.source import StoredBlocks, TensorSource, rows_joined
+from penstock.weights.stored_experts import StoredExperts
 
 __all__ = ["Binder"]
 
 _NAMED_LEFTOVERS = 5
-_EXPERT = "{expert}"
 
 
 def _unseen(_: int) -> None:
@@ -176,7 +176,14 @@ class Binder:
         self.bytes += weight.nbytes
         return weight
 
-    def take_stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
+    def take_stack(
+        self,
+        experts: int,
+        parts: Sequence[tuple[str, tuple[int, int]]],
+        *,
+        transposed: bool = False,
+        alternates: bool = False,
+    ) -> StackedWeight:
         """The weights `[E, N1 + N2 + ..., K]` of a layer's experts, in the binder's form; one expert is read at a time.
 
         Args:
@@ -184,62 +191,49 @@ class Binder:
             parts: name and shape `[N1, K], [N2, K], ...` of what makes up one expert, stacked in this order. `{expert}`
                 in a name stands for the numbers from 0 to E - 1, a tensor each; a name without it is one tensor
                 `[E, N, K]`.
+            transposed: files store each expert inputs first.
+            alternates: rows of a part are the first of one half, the first of the other, the second of the one, and so
+                on (gates and ups of gpt-oss); the stack has one half before the other.
 
         Raises:
             ModelFileError: as for `take`, or the numbers do not fit the form.
         """
-        for name, shape in parts:
-            for each in _names_of(name, experts):
-                self._claim(each, shape if _EXPERT in name else (experts, *shape))
-        stack = self._stack(experts, parts)
+        stored = StoredExperts(tuple(parts), experts, transposed, alternates)
+        for name, shape in stored.tensors.items():
+            self._claim(name, shape)
+        stack = self._stack(stored)
         self.bytes += stack.nbytes
         return stack
 
-    def _stack(self, experts: int, parts: Sequence[tuple[str, tuple[int, int]]]) -> StackedWeight:
-        rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
-        first, weight_format = parts[0][0].replace(_EXPERT, "0"), self._packer.weight_format
-        names = [name for part, _ in parts for name in _names_of(part, experts)]
+    def _stack(self, stored: StoredExperts) -> StackedWeight:
+        experts, rows, inputs = stored.experts, stored.rows, stored.inputs
+        names, weight_format = list(stored.tensors), self._packer.weight_format
         if self._stays_blocks(names):
-            return self._packer.stack(experts, lambda expert: self._expert_blocks(parts, expert), rows, inputs, first)
+            return self._packer.stack(experts, lambda each: self._expert_blocks(stored, each), rows, inputs, names[0])
         quantised = weight_format in (WeightFormat.INT8, WeightFormat.INT4)
         self.formats[weight_format.value if quantised else str(self.dtype).removeprefix("torch.")] = None
         dtype = torch.float32 if quantised else self.dtype
-        if weight_format is not WeightFormat.DENSE:
-            return self._packer.stack(
-                experts, lambda expert: self._expert_numbers(parts, expert, dtype), rows, inputs, first
-            )
-        out = torch.empty((experts, rows, inputs), dtype=dtype, device=self.device)
-        for expert in range(experts):
-            self._fill_expert(parts, expert, out[expert])
+        if weight_format is WeightFormat.DENSE:
+            out = torch.empty((experts, rows, inputs), dtype=dtype, device=self.device)
+            for expert in range(experts):
+                self._fill_expert(stored, expert, out[expert])
+            return out
+        return self._packer.stack(
+            experts, lambda each: self._expert_numbers(stored, each, dtype), rows, inputs, names[0]
+        )
+
+    def _expert_numbers(self, stored: StoredExperts, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        out = torch.empty((stored.rows, stored.inputs), dtype=dtype, device=self.device)
+        self._fill_expert(stored, expert, out)
         return out
 
-    def _expert_numbers(
-        self, parts: Sequence[tuple[str, tuple[int, int]]], expert: int, dtype: torch.dtype
-    ) -> torch.Tensor:
-        rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
-        out = torch.empty((rows, inputs), dtype=dtype, device=self.device)
-        self._fill_expert(parts, expert, out)
-        return out
+    def _fill_expert(self, stored: StoredExperts, expert: int, out: torch.Tensor) -> None:
+        stored.read_into(self._source, expert, out)
+        self._progress(out.numel())
 
-    def _fill_expert(self, parts: Sequence[tuple[str, tuple[int, int]]], expert: int, out: torch.Tensor) -> None:
-        start = 0
-        for name, (rows, _) in parts:
-            if _EXPERT in name:
-                self._fill(name.replace(_EXPERT, str(expert)), out[start : start + rows])
-            else:
-                self._source.read_slice_into(name, expert, out[start : start + rows])
-                self._progress(out[start : start + rows].numel())
-            start += rows
-
-    def _expert_blocks(self, parts: Sequence[tuple[str, tuple[int, int]]], expert: int) -> StoredBlocks:
-        blocks = [
-            self._source.read_blocks(name.replace(_EXPERT, str(expert)))
-            if _EXPERT in name
-            else self._source.read_slice_blocks(name, expert)
-            for name, _ in parts
-        ]
-        self._progress(sum(rows * inputs for _, (rows, inputs) in parts))
-        return StoredBlocks(blocks[0].kind, rows_joined([part.data for part in blocks]))
+    def _expert_blocks(self, stored: StoredExperts, expert: int) -> StoredBlocks:
+        self._progress(stored.rows * stored.inputs)
+        return stored.read_blocks(self._source, expert)
 
     def _stays_blocks(self, names: Sequence[str]) -> bool:
         """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
@@ -340,8 +334,3 @@ class Binder:
     def _fill(self, name: str, out: torch.Tensor) -> None:
         self._source.read_into(name, out)
         self._progress(out.numel())
-
-
-def _names_of(part: str, experts: int) -> list[str]:
-    """The tensors that a part of a stack is read from."""
-    return [part.replace(_EXPERT, str(expert)) for expert in range(experts)] if _EXPERT in part else [part]

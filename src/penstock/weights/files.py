@@ -24,6 +24,7 @@ from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_header import BLOCK_TYPES
 from penstock.weights.gguf_split import without_part
 from penstock.weights.gguf_vocabulary import read_vocabulary
+from penstock.weights.mxfp4_safetensors import Mxfp4Source
 from penstock.weights.pt_checkpoint import PtSource, read_pt
 from penstock.weights.safetensors_files import load_json_object, open_safetensors
 from penstock.weights.source import TensorSource, open_binary
@@ -126,12 +127,13 @@ def _open_directory(path: Path) -> ModelFiles:
         advice = "; to use a .gguf file in it, name the file" if any(path.glob("*.gguf")) else ""
         raise ModelFileError(str(path / "config.json"), "", f"is missing; a model directory must have it{advice}")
     config = load_json_object(path / "config.json")
-    source = open_safetensors(path)
+    plain = open_safetensors(path)
+    source = Mxfp4Source(plain)
     stored = [
         _Stored(name, tensor.shape, tensor.dtype, tensor.elements, tensor.bytes)
         for name, tensor in source.stored.items()
     ]
-    files = sorted({tensor.path for tensor in source.stored.values()})
+    files = sorted({tensor.path for tensor in plain.stored.values()})
     text = HuggingFaceText(str(path))
     return _model_files(path, path.resolve().name, config, source, text, stored, files)
 

@@ -37,6 +37,8 @@ class Arrangement(Enum):
     """Stored `[C, L]`, wanted `[C, 1, L]`."""
     DECAY = auto()
     """A vector, maybe with axes, of which Hugging Face holds the logarithm of its opposite (Mamba's `A_log`)."""
+    ROW = auto()
+    """A vector that Hugging Face has as a matrix of one row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from penstock.weights.source import (
 __all__ = ["GgufSource", "open_gguf"]
 
 _BY_HEADS = (Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY)
-_IN_ORDER = (Arrangement.SAME, Arrangement.FLAT, Arrangement.FILTERS)
+_IN_ORDER = (Arrangement.SAME, Arrangement.FLAT, Arrangement.FILTERS, Arrangement.ROW)
 _COMPUTED = (Arrangement.MINUS_ONE, Arrangement.DECAY)
 
 
@@ -72,6 +72,8 @@ class GgufSource(TensorSource):
                 return (tensor.elements,)
             case Arrangement.FILTERS:
                 return tensor.shape[0], 1, tensor.shape[1]
+            case Arrangement.ROW:
+                return 1, tensor.elements
         return tensor.shape
 
     def stored_kind(self, name: str) -> str:
@@ -227,6 +229,9 @@ def _check_arrangement(file: str, tensor: GgufTensor, arrangement: Arrangement, 
         raise ModelFileError(file, tensor.name, f"must be a matrix, got shape {tensor.shape}")
     if arrangement is Arrangement.FILTERS and len(tensor.shape) != 2:
         raise ModelFileError(file, tensor.name, f"must be filters [C, L], got shape {tensor.shape}")
+    row = tensor.kind.name in FLOAT_TYPES and tensor.elements == tensor.shape[-1]
+    if arrangement is Arrangement.ROW and not row:
+        raise ModelFileError(file, tensor.name, f"must be one row of plain numbers, got shape {tensor.shape}")
     vector = arrangement is Arrangement.DECAY or len(tensor.shape) == 1
     if arrangement in _COMPUTED and (not vector or tensor.kind.name not in FLOAT_TYPES):
         raise ModelFileError(file, tensor.name, f"must be a vector of plain numbers, got shape {tensor.shape}")

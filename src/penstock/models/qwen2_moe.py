@@ -1,0 +1,112 @@
+"""Qwen2-MoE and Qwen1.5-MoE: `model_type` "qwen2_moe" (Yang et al. 2024, section 2.2.2).
+
+Qwen2's attention, and in place of most MLPs a mixture of experts, beside which a shared expert computes for every token
+behind a gate of its own. With `use_sliding_window` every other layer below `max_window_layers` has the window, from the
+first one on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.models.config_reader import ConfigReader
+from penstock.models.decoder import MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_windows, read_decoder
+from penstock.models.qwen2 import gguf_settings
+from penstock.models.qwen3_moe import EXPERT_TENSORS, bind_mixture, dense_layers, read_router
+from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection
+from penstock.nn.operations import GateRows, Linear, Operations
+from penstock.nn.program import Program
+from penstock.nn.register import Register
+from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
+
+__all__ = ["GGUF", "load"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExpert:
+    """`routed(x)`, and what one more expert makes of every token, times the sigmoid of `gate(x)`.
+
+    Attributes:
+        gate: `[1, H]`.
+    """
+
+    routed: MixtureOfExperts
+    shared: GatedMlp
+    gate: Projection
+
+    def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
+        """See `Block`."""
+        branch, logit = Register("branch", out.width), Register("shared_gate", 1)
+        return (
+            *self.routed(x, out, adds=adds),
+            *self.shared(x, branch, adds=False),
+            Linear(logit, x, self.gate.weight),
+            GateRows(out, branch, logit),
+        )
+
+
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
+    """Build the model; see `families.load`."""
+    reader.expect("hidden_act", ["silu"], "silu")
+    bias = reader.boolean("qkv_bias", default=True)
+    router = read_router(reader, experts=60, top_k=4)
+    inner = reader.integer("moe_intermediate_size", 1, MAX_WIDTH, default=1408)
+    shared = reader.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, default=5632)
+    config = read_decoder(reader, windows=_read_windows(reader))
+    dense = dense_layers(reader, config.shape.num_layers)
+    parts, hidden = DecoderParts(config, weights), config.shape.hidden_size
+
+    def experts(name: str) -> SharedExpert:
+        return SharedExpert(
+            routed=bind_mixture(weights, name, router, hidden, inner),
+            shared=parts.mlp(f"{name}.shared_expert", inner_size=shared),
+            gate=Projection(weights.take_router(f"{name}.shared_expert_gate.weight", (1, hidden))),
+        )
+
+    def layer(index: int, name: str) -> Operations:
+        mlp: Block = parts.mlp(f"{name}.mlp") if index in dense else experts(f"{name}.mlp")
+        return parts.pre_norm_layer(name, parts.attention(f"{name}.self_attn", index, qkv_bias=bias), mlp)
+
+    return parts.program(layer)
+
+
+def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
+    window, end = None, 0
+    if reader.boolean("use_sliding_window", default=False):
+        window = reader.optional_integer("sliding_window", 1, MAX_WINDOW, absent=4096)
+        end = reader.integer("max_window_layers", 0, MAX_WINDOW, default=28)
+    return layer_windows(reader, window, lambda layer: layer < end and layer % 2 == 0)
+
+
+def _settings(keys: GgufKeys) -> dict[str, Any]:
+    """Files have experts in every layer, and weights that are not normalised; sizes left out are llama.cpp's."""
+    settings, used = gguf_settings(keys), keys.size("expert_used_count")
+    inner = settings["intermediate_size"]
+    return settings | {
+        "qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": keys.size("expert_feed_forward_length", max(inner // used, 1)),
+        "shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", inner),
+        "norm_topk_prob": False,
+    }
+
+
+_MLP = "model.layers.{layer}.mlp"
+
+GGUF = GgufDialect(
+    architecture="qwen2moe",
+    model_type="qwen2_moe",
+    tensors={
+        **EXPERT_TENSORS,
+        "blk.{layer}.ffn_gate_inp_shexp": f"{_MLP}.shared_expert_gate",
+        "blk.{layer}.ffn_gate_shexp": f"{_MLP}.shared_expert.gate_proj",
+        "blk.{layer}.ffn_up_shexp": f"{_MLP}.shared_expert.up_proj",
+        "blk.{layer}.ffn_down_shexp": f"{_MLP}.shared_expert.down_proj",
+    },
+    metadata=_settings,
+    arrangements={"blk.{layer}.ffn_gate_inp_shexp.weight": Arrangement.ROW},
+)
