@@ -314,7 +314,7 @@ BUGS: dict[str, Bug] = {
     ),
     "state-advanced-twice": Bug(
         "A step of more than four rows is computed again on the state that it has left.",
-        "penstock.nn.reference:ReferenceExecutor.forward",
+        "penstock.nn.compiled:CompiledExecutor.forward",
         _compute_steps_twice,
         stateful=True,
     ),
