@@ -73,21 +73,6 @@ def stack_of(form, count, hidden, inner, *, gated=True, seed=1, down_form=None):
     return ExpertStack(packed(form, gate_up), packed(down_form or form, down))
 
 
-@pytest.fixture(autouse=True)
-def _leave_the_kernels_as_they_were():
-    yield
-    if native.available():
-        here.set_isa(native.isas()[0])
-        here.set_threads(1)
-
-
-@pytest.fixture(params=native.isas())
-def compiled(request):
-    """Every compiled implementation that this machine can run."""
-    here.set_isa(request.param)
-    return request.param
-
-
 def spec_of(count, k, scoring="softmax", *, normalise=True, scale=1.0):
     return RouterSpec(count, k, scoring, normalise=normalise, scale=scale)
 

@@ -23,20 +23,12 @@ from penstock.kernels.native_attention import (
     packed_values_shape,
 )
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 BF16, F32, INT8 = torch.bfloat16, torch.float32, torch.int8
 # float32 sums of a few hundred products; beside a bfloat16 cache queries may be rounded to bfloat16 too, beside an int8
 # one to int16, which is an error of a score
 TOLERANCE = {F32: 3e-6, BF16: 1.5e-2, INT8: 2e-4}
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def isa(request):
-    """Run a test with the kernels of each instruction set, then put back the one that was in use."""
-    before = here.isa()
-    here.set_isa(request.param)
-    yield request.param
-    here.set_isa(before)
-    here.set_threads(1)
 
 
 def attend_in_float64(q, k, v, spec, sinks=None):

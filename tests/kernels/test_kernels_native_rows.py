@@ -16,18 +16,10 @@ if not native.available():
 
 from penstock.kernels import native_rows
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 BF16, F32 = torch.bfloat16, torch.float32
 WIDTHS = [1, 7, 16, 30, 72, 576, 1542]
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def isa(request):
-    """Run a test with the kernels of each instruction set, then put back the one that was in use."""
-    before = here.isa()
-    here.set_isa(request.param)
-    yield request.param
-    here.set_isa(before)
-    here.set_threads(1)
 
 
 def random(*shape, seed=0, dtype=F32):

@@ -17,18 +17,10 @@ if not native.available():
 from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 STAGE = {name: stage.apply for name, stage in STAGES if name in NEUTRAL}
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def isa(request):
-    """Run a test with the kernels of each instruction set, then put back the one that was in use."""
-    before = here.isa()
-    here.set_isa(request.param)
-    yield request.param
-    here.set_isa(before)
-    here.set_threads(1)
 
 
 def logits_of(rows, vocabulary, seed=0, spread=3.0):

@@ -25,28 +25,6 @@ FORMS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP
 """A kind of blocks for each form, and the two that Q5 holds."""
 
 
-@pytest.fixture(autouse=True)
-def _leave_the_kernels_as_they_were():
-    yield
-    here.reset()
-
-
-@pytest.fixture(params=[*native.isas(), "torch"])
-def isa(request, monkeypatch):
-    """Every implementation that this machine can run, torch's included."""
-    if request.param == "torch":
-        monkeypatch.setattr(native, "module", None)
-    here.set_isa(request.param)
-    return request.param
-
-
-@pytest.fixture(params=native.isas())
-def compiled(request):
-    """Every compiled implementation that this machine can run."""
-    here.set_isa(request.param)
-    return request.param
-
-
 def random(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 

@@ -79,32 +79,6 @@ def packed(maker, outputs, inputs):
     return MAKERS[maker](random(outputs, inputs, seed=1))
 
 
-@pytest.fixture(autouse=True)
-def _leave_the_kernels_as_they_were():
-    yield
-    here.reset()
-
-
-@pytest.fixture(params=[*native.isas(), "torch"])
-def isa(request, monkeypatch):
-    """Every implementation that this machine can run, torch's included."""
-    use(request.param, monkeypatch)
-    return request.param
-
-
-@pytest.fixture(params=native.isas())
-def compiled(request):
-    """Every compiled implementation that this machine can run."""
-    here.set_isa(request.param)
-    return request.param
-
-
-def use(name, monkeypatch):
-    if name == "torch":
-        monkeypatch.setattr(native, "module", None)
-    here.set_isa(name)
-
-
 def tolerance(x, weight):
     """Of float32 sums in some order: a few rounding errors of the sum of magnitudes."""
     return 4e-6 * (x.double().abs() @ unpack(weight).double().abs().T) + 1e-7

@@ -30,13 +30,6 @@ WHOLE = [(37, FROM_ZERO, 0), (1, 1, 1), (20, 5, 2)]
 CUT = [(16, FROM_ZERO, 3), (21, 3, 0), (1, 1, 1), (13, 5, 4), (7, 4, 2), (0, 2, 6)]
 
 
-@pytest.fixture(autouse=True)
-def as_found():
-    here.reset()
-    yield
-    here.reset()
-
-
 def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 

@@ -74,11 +74,8 @@ class ChatOptions:
                 )
                 raise InvalidParameter("tool_choice", message)
             return self._held_to(request, enforced_schema(self.offer))
-        if wanted is None or self.offer.use is ToolUse.NONE:
+        if wanted is None or wanted.kind is not GrammarKind.JSON or self.offer.use is ToolUse.NONE:
             return replace(request, prompt=self.prompt, reply=self.reply)
-        if wanted.kind is not GrammarKind.JSON:
-            message = f"structured_outputs.{wanted.kind} and tools contradict each other: give tool_choice none."
-            raise InvalidParameter("tool_choice", message)
         try:
             schema = json.loads(wanted.source)
         except (ValueError, RecursionError) as error:
