@@ -69,7 +69,10 @@ struct PlaneCodes : PlaneLines<kLow, kHigh> {
     }
 
     static PENSTOCK_INLINE Sum begin(const int32_t* offset) { return broadcast_i32(kBias ? *offset : 0); }
-    static PENSTOCK_INLINE auto load_quad(const int8_t* p) { return load_nibble_quad(p); }
+    template <int R, int P>
+    static PENSTOCK_INLINE auto load_quad(const int8_t* p) {
+        return load_nibble_quad_for<R, P>(p);
+    }
     template <class Q>
     static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, Q first, Q second) {
         return dot_pair(sum, pair.first, first, pair.second, second);
@@ -106,8 +109,12 @@ struct TableCodes : PlaneLines<4, 0> {
         return {penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, first), penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, second)};
     }
     static PENSTOCK_INLINE Sum begin(const int32_t* offset) { return broadcast_i32(*offset); }
-    static PENSTOCK_INLINE Quad load_quad(const int8_t* p) { return penstock::PENSTOCK_ISA_NAMESPACE::load_quad(p); }
-    static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, const Quad& first, const Quad& second) {
+    template <int R, int P>
+    static PENSTOCK_INLINE auto load_quad(const int8_t* p) {
+        return load_quad_for<R, P>(p);
+    }
+    template <class Q>
+    static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, const Q& first, const Q& second) {
         return dot(dot(sum, pair.first, first), pair.second, second);
     }
     static PENSTOCK_INLINE i32x16 concluded(Sum sum) { return sum; }

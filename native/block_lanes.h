@@ -52,7 +52,8 @@ PENSTOCK_INLINE Steps load_steps(const uint8_t* p) {
 #if defined(PENSTOCK_ISA_AVX512_BF16)
 // The numbers that codes stand for, 128 above them.
 PENSTOCK_INLINE Codes look_up(Steps steps, Nibbles codes) { return {_mm512_shuffle_epi8(steps.v, codes.v)}; }
-PENSTOCK_INLINE i32x16 dot_pair(i32x16 sum, Nibbles a, Quad xa, Nibbles b, Quad xb) {
+template <class Q>
+PENSTOCK_INLINE i32x16 dot_pair(i32x16 sum, Nibbles a, Q xa, Nibbles b, Q xb) {
     return dot(dot(sum, a, xa), b, xb);
 }
 

@@ -9,13 +9,30 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
+// The float16 fields of a unit: where they lie, or as floats.
+struct StoredHalves {
+    const uint8_t* unit;
+    PENSTOCK_INLINE void open(const uint8_t* at) { unit = at; }
+    PENSTOCK_INLINE f32x16 operator[](int field) const { return load_f16(unit + 32 * field); }
+};
+template <int kFields>
+struct WidenedHalves {
+    alignas(64) float numbers[kFields * kLanes];
+    PENSTOCK_INLINE void open(const uint8_t* unit) {
+        for (int field = 0; field < kFields; field++) store(numbers + field * kLanes, load_f16(unit + 32 * field));
+    }
+    PENSTOCK_INLINE f32x16 operator[](int field) const { return load(numbers + field * kLanes); }
+};
+
 // One for each 32 inputs, and a minimum that is added.
 struct HalfScales {
     static constexpr int kShares = 1;
     static constexpr bool kMinima = true;
     static constexpr float kSign = 1.0f;
-    static PENSTOCK_INLINE f32x16 scale(const uint8_t*, const uint8_t* unit, int, int) { return load_f16(unit); }
-    static PENSTOCK_INLINE f32x16 minimum(const uint8_t* unit, int, int) { return load_f16(unit + 32); }
+    template <class H>
+    static PENSTOCK_INLINE f32x16 scale(const H& halves, const uint8_t*, const uint8_t*, int, int) { return halves[0]; }
+    template <class H>
+    static PENSTOCK_INLINE f32x16 minimum(const H& halves, const uint8_t*, int, int) { return halves[1]; }
 };
 
 // What the numbers of a panel's table are multiples of.
@@ -29,8 +46,9 @@ struct TableHalfScales {
     static constexpr int kShares = 1;
     static constexpr bool kMinima = false;
     static constexpr float kSign = 0.0f;
-    static PENSTOCK_INLINE f32x16 scale(const uint8_t* panel, const uint8_t* unit, int, int) {
-        return mul(load_f16(unit), table_unit(panel));
+    template <class H>
+    static PENSTOCK_INLINE f32x16 scale(const H& halves, const uint8_t* panel, const uint8_t*, int, int) {
+        return mul(halves[0], table_unit(panel));
     }
 };
 
@@ -38,7 +56,8 @@ struct TableE8m0Scales {
     static constexpr int kShares = 1;
     static constexpr bool kMinima = false;
     static constexpr float kSign = 0.0f;
-    static PENSTOCK_INLINE f32x16 scale(const uint8_t* panel, const uint8_t* unit, int, int) {
+    template <class H>
+    static PENSTOCK_INLINE f32x16 scale(const H&, const uint8_t* panel, const uint8_t* unit, int, int) {
         return mul(load_e8m0(unit), table_unit(panel));
     }
 };
@@ -49,8 +68,9 @@ struct SignedSuperScales {
     static constexpr int kShares = kOfGroup;
     static constexpr bool kMinima = false;
     static constexpr float kSign = 0.0f;
-    static PENSTOCK_INLINE f32x16 scale(const uint8_t* panel, const uint8_t* unit, int j, int h) {
-        const f32x16 scale = mul(load_f16(unit), load_i8(unit + 32 + (j * kShares + h) * 16));
+    template <class H>
+    static PENSTOCK_INLINE f32x16 scale(const H& halves, const uint8_t* panel, const uint8_t* unit, int j, int h) {
+        const f32x16 scale = mul(halves[0], load_i8(unit + 32 + (j * kShares + h) * 16));
         return kTable ? mul(scale, table_unit(panel)) : scale;
     }
 };
@@ -61,11 +81,13 @@ struct SuperScales {
     static constexpr int kShares = kOfGroup;
     static constexpr bool kMinima = true;
     static constexpr float kSign = -1.0f;
-    static PENSTOCK_INLINE f32x16 scale(const uint8_t*, const uint8_t* unit, int j, int h) {
-        return mul(load_f16(unit), load_u8(unit + 64 + (j * kShares + h) * 16));
+    template <class H>
+    static PENSTOCK_INLINE f32x16 scale(const H& halves, const uint8_t*, const uint8_t* unit, int j, int h) {
+        return mul(halves[0], load_u8(unit + 64 + (j * kShares + h) * 16));
     }
-    static PENSTOCK_INLINE f32x16 minimum(const uint8_t* unit, int j, int h) {
-        return mul(load_f16(unit + 32), load_u8(unit + 64 + 128 * kShares + (j * kShares + h) * 16));
+    template <class H>
+    static PENSTOCK_INLINE f32x16 minimum(const H& halves, const uint8_t* unit, int j, int h) {
+        return mul(halves[1], load_u8(unit + 64 + 128 * kShares + (j * kShares + h) * 16));
     }
 };
 

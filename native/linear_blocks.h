@@ -15,30 +15,23 @@ namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
 template <Kind kKind, class C, class S>
-struct LinearBlocks {
-#if defined(PENSTOCK_ISA_AVX512_BF16)
-    static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
-#elif defined(PENSTOCK_AVX512)
-    static constexpr int kRows = 4, kPanels = 1, kFewRows = 4;
-#elif defined(PENSTOCK_ISA_AVX2)
-    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
-#else
-    static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
-#endif
-    static constexpr bool kEvenTiles = false;
+struct LinearBlocks : CodeTiles<4> {
     static constexpr BlockForm kForm = block_form(kKind);
     static constexpr int64_t kHeader = kForm.unit_header(), kGroupBytes = kForm.group_bytes();
     static constexpr int kGroups = int(kForm.inputs / kGroup);  // of a unit
     static constexpr int kShares = S::kShares, kPairs = 4 / kShares;  // of quads of inputs, in a share
     static_assert(kForm.low_bits == C::kLowBits && kForm.high_bits == C::kHighBits && kForm.table == C::kTable, "");
     static_assert((C::kBias == 0) == S::kMinima, "a code without a minimum is above its number by the bias");
+    // A tile of several panels has no registers for its units' halves: it widens them once for all groups.
+    template <int P>
+    using Halves = std::conditional_t<(kPanels > 1 && P > 1 && kGroups > 1), WidenedHalves<int(kForm.halves)>, StoredHalves>;
     const LinearCall& call;
     QuantizedRows x;
 
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
         const int64_t bytes = panel_bytes(kKind, call.inputs);
-        WeightsAhead<R, P> ahead(call, bytes, turn);
+        WeightsAhead<R, P, 1> ahead(call, bytes, turn);
         const uint8_t* start[P];
         typename C::Panel table[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
@@ -59,14 +52,20 @@ struct LinearBlocks {
             for (int64_t line = 0; line < kHeader; line += 64) {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) ahead.ask(start[p] + unit + line, header_early);
             }
+            Halves<P> halves[P];
+            if constexpr (P > 1) {
+                PENSTOCK_UNROLL for (int p = 0; p < P; p++) halves[p].open(start[p] + unit);
+            }
             for (int j = 0; j < kGroups; j++, g++) {
                 const int64_t group = unit + kHeader + j * kGroupBytes;
                 const int64_t early = ahead.next_early();
+                const RowAddresses<R, int8_t> quads(codes + g * kGroup, stride);
                 const uint8_t* next_lines = take_prefetch(call, 4, codes);
                 PENSTOCK_UNROLL for (int h = 0; h < kShares; h++) {
+                    const int64_t share = g * kShares + h;
                     typename C::Sum sum[R][P];
                     PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                        const auto first = C::begin(whole_offsets + r * words + g * kShares + h);
+                        const auto first = C::begin(whole_offsets + r * words + share);
                         PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = first;
                     }
                     PENSTOCK_UNROLL for (int i = h * kPairs; i < (h + 1) * kPairs; i++) {
@@ -79,23 +78,25 @@ struct LinearBlocks {
                             if (C::begins_high_line(i)) ahead.ask(at + C::high_line(i), early);
                         }
                         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                            const int8_t* eight = codes + r * stride + g * kGroup + i * 8;
-                            const auto first = C::load_quad(eight), second = C::load_quad(eight + 4);
+                            const int8_t* eight = quads[r] + i * 8;
+                            const auto first = C::template load_quad<R, P>(eight), second = C::template load_quad<R, P>(eight + 4);
                             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                                 sum[r][p] = C::add(sum[r][p], pair[p], first, second);
                             }
                         }
                     }
+                    const RowAddresses<R, float> row_scales(scales + g, stride), row_offsets(offsets + share, stride);
                     PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                        const f32x16 scale = S::scale(start[p], start[p] + unit, j, h);
+                        if constexpr (P == 1) halves[p].open(start[p] + unit);
+                        const f32x16 scale = S::scale(halves[p], start[p], start[p] + unit, j, h);
                         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                            const f32x16 both = mul(scale, broadcast(scales[r * words + g]));
+                            const f32x16 both = mul(scale, broadcast(*row_scales[r]));
                             total[r][p] = fma(to_f32(C::concluded(sum[r][p])), both, total[r][p]);
                         }
                         if constexpr (S::kMinima) {
-                            const f32x16 minimum = S::minimum(start[p] + unit, j, h);
+                            const f32x16 minimum = S::minimum(halves[p], start[p] + unit, j, h);
                             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                                const f32x16 offset = broadcast(offsets[r * words + g * kShares + h]);
+                                const f32x16 offset = broadcast(*row_offsets[r]);
                                 total[r][p] = fma(minimum, offset, total[r][p]);
                             }
                         }
@@ -125,9 +126,10 @@ struct LinearBlocks {
                         PENSTOCK_UNROLL for (int i = 0; i < 4; i++) {
                             if (i / kPairs != h) continue;
                             const auto pair = C::load(table, start[p] + unit + kHeader + j * kGroupBytes, i);
-                            sum = C::add(sum, pair, C::load_quad(codes + i * 8), C::load_quad(codes + i * 8 + 4));
+                            const int8_t* eight = codes + i * 8;
+                            sum = C::add(sum, pair, C::template load_quad<1, 1>(eight), C::template load_quad<1, 1>(eight + 4));
                         }
-                        const f32x16 scale = mul(S::scale(start[p], start[p] + unit, j, h), step);
+                        const f32x16 scale = mul(S::scale(StoredHalves{start[p] + unit}, start[p], start[p] + unit, j, h), step);
                         store(sums.at(r, p), fma(to_f32(C::concluded(sum)), scale, load(sums.at(r, p))));
                     }
                 }
@@ -173,7 +175,7 @@ struct LinearBlocks {
 
     static void multiply(const LinearCall& call, Pool& pool) {
         if (!call.prepared) quantize_rows(call, pool);
-        split_tiles(LinearBlocks{call, quantized_rows(call, kKind)}, call, pool);
+        split_tiles(LinearBlocks{{}, call, quantized_rows(call, kKind)}, call, pool);
     }
 
     // Rows as numbers, those that the format defines.
@@ -187,8 +189,8 @@ struct LinearBlocks {
                 const uint8_t* unit = panel + kForm.panel_header() + k / kForm.inputs * kForm.unit_bytes();
                 const int j = int(k % kForm.inputs / kGroup), h = int(k % kGroup / kWidth);
                 float scales[kLanes], minima[kLanes] = {};
-                store(scales, S::scale(panel, unit, j, h));
-                if constexpr (S::kMinima) store(minima, S::minimum(unit, j, h));
+                store(scales, S::scale(StoredHalves{unit}, panel, unit, j, h));
+                if constexpr (S::kMinima) store(minima, S::minimum(StoredHalves{unit}, unit, j, h));
                 for (int n = 0; n < kWidth && k + n < call.inputs; n++) {
                     const int code = code_of<kKind>(unit + kHeader + j * kGroupBytes, lane, h * kWidth + n);
                     const float number = float(C::value(panel, code)) * scales[lane];

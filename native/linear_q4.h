@@ -20,17 +20,7 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-struct LinearQ4 {
-#if defined(PENSTOCK_ISA_AVX512_BF16)
-    static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
-#elif defined(PENSTOCK_AVX512)
-    static constexpr int kRows = 8, kPanels = 1, kFewRows = 8;
-#elif defined(PENSTOCK_ISA_AVX2)
-    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
-#else
-    static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
-#endif
-    static constexpr bool kEvenTiles = false;
+struct LinearQ4 : CodeTiles<8> {
     const LinearCall& call;
     QuantizedRows x;
 
@@ -65,7 +55,7 @@ struct LinearQ4 {
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
                     const int8_t* eight = codes + r * stride + g * kGroup + c * 8;
-                    const auto first = load_nibble_quad(eight), second = load_nibble_quad(eight + 4);
+                    const auto first = load_nibble_quad_for<R, P>(eight), second = load_nibble_quad_for<R, P>(eight + 4);
                     PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                         sum[r][p] = dot(dot(sum[r][p], low[p], first), high[p], second);
                     }
@@ -122,7 +112,7 @@ inline void prepare_q4(const LinearCall& call, Pool& pool) {
 
 inline void linear_q4(const LinearCall& call, Pool& pool) {
     if (!call.prepared) prepare_q4(call, pool);
-    split_tiles(LinearQ4{call, quantized_rows(call, Kind::q4)}, call, pool);
+    split_tiles(LinearQ4{{}, call, quantized_rows(call, Kind::q4)}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

@@ -16,17 +16,7 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-struct LinearQ8 {
-#if defined(PENSTOCK_ISA_AVX512_BF16)
-    static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
-#elif defined(PENSTOCK_AVX512)
-    static constexpr int kRows = 4, kPanels = 1, kFewRows = 4;
-#elif defined(PENSTOCK_ISA_AVX2)
-    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
-#else
-    static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
-#endif
-    static constexpr bool kEvenTiles = false;
+struct LinearQ8 : CodeTiles<4> {
     const LinearCall& call;
     QuantizedRows x;
 
@@ -39,7 +29,7 @@ struct LinearQ8 {
         const int8_t* codes = x.high(row);
         const float* scales = x.scales(row);
         const int32_t* offsets = x.whole_offsets(row);
-        const int64_t stride = x.stride, words = x.stride / 4;
+        const int64_t stride = x.stride;
         f32x16 total[R][P];
         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) total[r][p] = zero();
@@ -47,11 +37,13 @@ struct LinearQ8 {
         for (int64_t g = 0; g < x.groups; g++) {
             const int64_t group = g * kQ8Group;
             i32x16 sum[R][P];
+            const RowAddresses<R, int32_t> row_offsets(offsets + g, stride);
             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                const i32x16 offset = broadcast_i32(offsets[r * words + g]);
+                const i32x16 offset = broadcast_i32(*row_offsets[r]);
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = offset;
             }
             const int64_t early = ahead.next_early();
+            const RowAddresses<R, int8_t> quads(codes + g * kGroup, stride);
             const uint8_t* next_lines = take_prefetch(call, 4, codes);
             PENSTOCK_UNROLL for (int c = 0; c < 8; c++) {
                 if (c % 2 == 0) PENSTOCK_PREFETCH_FAR(next_lines + c / 2 * 64);
@@ -62,14 +54,15 @@ struct LinearQ8 {
                     ahead.ask(at, early);
                 }
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                    const Quad quad = load_quad(codes + r * stride + g * kGroup + c * 4);
+                    const auto quad = load_quad_for<R, P>(quads[r] + c * 4);
                     PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], quad);
                 }
             }
+            const RowAddresses<R, float> row_scales(scales + g, stride);
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
                 const f32x16 scale = load_f16(weight[p] + group + 512);
                 PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                    const f32x16 both = mul(scale, broadcast(scales[r * words + g]));
+                    const f32x16 both = mul(scale, broadcast(*row_scales[r]));
                     total[r][p] = fma(to_f32(sum[r][p]), both, total[r][p]);
                 }
             }
@@ -112,7 +105,7 @@ inline void prepare_q8(const LinearCall& call, Pool& pool) {
 
 inline void linear_q8(const LinearCall& call, Pool& pool) {
     if (!call.prepared) prepare_q8(call, pool);
-    split_tiles(LinearQ8{call, quantized_rows(call, Kind::q8)}, call, pool);
+    split_tiles(LinearQ8{{}, call, quantized_rows(call, Kind::q8)}, call, pool);
 }
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

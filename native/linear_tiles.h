@@ -48,10 +48,10 @@ PENSTOCK_INLINE const uint8_t* panel_at(const LinearCall& call, int64_t panel, i
 
 // How a tile asks for weights ahead of their use.
 //
-// A tile of one panel and a few rows is done with a line at once: what the processor runs ahead of itself, and a request
-// for the first cache, keep memory busy. A larger tile dwells on each line, and then requests for the first cache, of
-// which few may be on their way, are too few: so it asks early for the second cache, which may have many, and from there
-// in time for the first (ADR 15).
+// A tile of one panel and up to kQuickRows rows is done with a line at once: what the processor runs ahead of itself, and
+// a request for the first cache, keep memory busy. With VNNI so is a tile of one row and the two panels of a gated call. A
+// larger tile dwells on each line, and then requests for the first cache, of which few may be on their way, are too few:
+// so it asks early for the second cache, which may have many, and from there in time for the first (ADR 15).
 //
 // Several tiles that read the same panels for other rows ask for the panels that follow, each for its share of the lines:
 // if the first asked for all, it would wait for them, and memory would be idle during the others.
@@ -59,7 +59,7 @@ struct Turn {
     int64_t at, of;  // this tile among those tiles
 };
 
-template <int R, int P>
+template <int R, int P, int kQuickRows = 3>
 class WeightsAhead {
 public:
     PENSTOCK_INLINE WeightsAhead(const LinearCall& call, int64_t panel_bytes, const Turn& turn)
@@ -76,7 +76,7 @@ public:
 
     PENSTOCK_INLINE static void ask(const uint8_t* at, int64_t early) {
         if constexpr (kQuick) {
-            PENSTOCK_PREFETCH(at + 4096);
+            PENSTOCK_PREFETCH(at + kQuickAhead);
         } else {
             PENSTOCK_PREFETCH_FAR(at + early);
             PENSTOCK_PREFETCH(at + 2048);
@@ -84,7 +84,12 @@ public:
     }
 
 private:
-    static constexpr bool kQuick = P == 1 && R < 4;
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+    static constexpr bool kQuick = R <= (P == 1 ? kQuickRows : 1);
+#else
+    static constexpr bool kQuick = P == 1 && R <= kQuickRows;
+#endif
+    static constexpr int64_t kQuickAhead = P == 1 ? 4096 : 2048;  // of each panel
     int64_t distance_, of_, until_mine_;
 };
 

@@ -46,6 +46,46 @@ struct QuantizedRows {
     }
 };
 
+// Addresses of a tile's rows, which lie `stride` bytes apart. One register serves three rows, for an instruction adds once or
+// twice the stride as it reads; left to itself, GCC computes or reloads an address for every row.
+template <int R, class T>
+class RowAddresses {
+public:
+    PENSTOCK_INLINE RowAddresses(const T* first, int64_t stride) : stride_(stride) {
+        PENSTOCK_UNROLL for (int b = 0; b < kBases; b++) {
+            base_[b] = reinterpret_cast<const char*>(first) + 3 * b * stride;
+#if defined(__GNUC__) || defined(__clang__)
+            if (R > 2) asm("" : "+r"(base_[b]));  // a value of its own, for all that the compiler knows
+#endif
+        }
+    }
+
+    PENSTOCK_INLINE const T* operator[](int r) const {
+        return reinterpret_cast<const T*>(base_[r / 3] + r % 3 * stride_);
+    }
+
+private:
+    static constexpr int kBases = (R + 2) / 3;
+    const char* base_[kBases];
+    int64_t stride_;
+};
+
+// The register tiles (linear_tiles.h) of kernels that multiply codes; `Avx512` rows where a product of codes takes several
+// instructions of AVX-512.
+template <int Avx512>
+struct CodeTiles {
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+    static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
+#elif defined(PENSTOCK_AVX512)
+    static constexpr int kRows = Avx512, kPanels = 1, kFewRows = Avx512;
+#elif defined(PENSTOCK_ISA_AVX2)
+    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
+#else
+    static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
+#endif
+    static constexpr bool kEvenTiles = false;
+};
+
 inline QuantizedRows quantized_rows(const LinearCall& call, Kind kind) {
     return {call.scratch, scratch_stride(kind, call.inputs), groups_of(call.inputs)};
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from needs import COMPILED, ONEDNN
-from penstock.bench import kernels
+from penstock.bench import kernel_attention, kernel_products, kernels
 from penstock.bench.limits import Limits, share_text, shares
 from penstock.cli import bench_kernels
 from penstock.contract.model import StepCost
@@ -74,9 +74,10 @@ def test_limits_are_measured_with_what_is_in_use(one_thread):
 @compiled
 @pytest.mark.parametrize("name", kernels.KERNELS)
 def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name):
-    monkeypatch.setattr(kernels, "COLD_BYTES", 1)
+    monkeypatch.setattr(kernel_products, "COLD_BYTES", 1)
     monkeypatch.setattr(kernels, "LAYERS", 2)
-    monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
+    monkeypatch.setattr(kernel_products, "LINEAR_SHAPES", ((64, 96), (256, 64)))
+    monkeypatch.setattr(kernel_products, "VOCABULARY", 640)
     monkeypatch.setattr(kernels, "VOCABULARY", 640)
     monkeypatch.setattr(kernels, "best_seconds", lambda call: call() is not None or 1.0)
     rows = list(kernels.kernel_rows(here.backend(), [name], lambda line: None))
@@ -88,11 +89,11 @@ def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name)
 @compiled
 @pytest.mark.parametrize("there", [True, False])
 def test_onednn_is_one_more_form_of_linear_where_it_is_there(one_thread, monkeypatch, there):
-    if there and not kernels.onednn_linear.available():
+    if there and not kernel_products.onednn_linear.available():
         pytest.skip(ONEDNN)
-    monkeypatch.setattr(kernels, "COLD_BYTES", 30_000)
-    monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
-    monkeypatch.setattr(kernels.onednn_linear, "available", lambda: there)
+    monkeypatch.setattr(kernel_products, "COLD_BYTES", 30_000)
+    monkeypatch.setattr(kernel_products, "LINEAR_SHAPES", ((64, 96),))
+    monkeypatch.setattr(kernel_products.onednn_linear, "available", lambda: there)
     cases = [case for case in kernels.KERNELS["linear"](here.backend()) if case.form == "onednn 64->96"]
     assert [case.rows for case in cases] == (list(kernels.ROWS) if there else [])
     for case in cases:
@@ -101,10 +102,23 @@ def test_onednn_is_one_more_form_of_linear_where_it_is_there(one_thread, monkeyp
 
 
 @compiled
+@pytest.mark.parametrize("name", ["linear", "residual", "gated"])
+def test_block_forms_are_timed_where_rows_are_whole_blocks(one_thread, monkeypatch, name):
+    monkeypatch.setattr(kernel_products, "COLD_BYTES", 1)
+    monkeypatch.setattr(kernel_products, "LINEAR_SHAPES", ((64, 96), (512, 64)))
+    cases = {case.form: case for case in kernels.KERNELS[name](here.backend())}
+    assert {form for form in cases if form.startswith(("q4k", "q6k"))} == {"q4k 512->64", "q6k 512->64"}
+    for form, bits in (("q4k 512->64", 4.625), ("q6k 512->64", 6.625)):
+        assert cases[form].bytes == 512 * 64 * bits / 8
+        assert cases[form].arithmetic == "int8"
+        assert cases[form].call().isfinite().all()
+
+
+@compiled
 def test_every_compiled_kernel_that_a_model_is_made_of_has_its_rows(one_thread, monkeypatch):
-    monkeypatch.setattr(kernels, "COLD_BYTES", 1)
-    monkeypatch.setattr(kernels, "LINEAR_SHAPES", ((64, 96),))
-    monkeypatch.setattr(kernels, "VOCABULARY", 640)
+    monkeypatch.setattr(kernel_products, "COLD_BYTES", 1)
+    monkeypatch.setattr(kernel_products, "LINEAR_SHAPES", ((64, 96),))
+    monkeypatch.setattr(kernel_products, "VOCABULARY", 640)
     names = [name for name in kernels.KERNELS if name not in ("decoder", "sampler")]
     timed = {case.kernel for name in names for case in kernels.KERNELS[name](here.backend())}
     products = {"linear", "linear, residual", "linear, gated", "lookup"}
@@ -115,28 +129,33 @@ def test_every_compiled_kernel_that_a_model_is_made_of_has_its_rows(one_thread, 
 @compiled
 def test_an_int8_cache_of_random_keys_attends_nearly_as_the_same_in_bfloat16(one_thread):
     found = []
-    q = torch.randn(2, kernels.Q_HEADS, kernels.HEAD_DIM, generator=torch.Generator().manual_seed(1)).bfloat16()
+    q = torch.randn(
+        2, kernel_attention.Q_HEADS, kernel_attention.HEAD_DIM, generator=torch.Generator().manual_seed(1)
+    ).bfloat16()
     for dtype in (torch.bfloat16, torch.int8):
         torch.manual_seed(0)
-        cache = kernels._Cache.of(here.backend(), sequences=2, new_tokens=1, dtype=dtype)
+        cache = kernel_attention.FilledCache.of(here.backend(), sequences=2, new_tokens=1, dtype=dtype)
         assert cache.values.dtype == dtype
-        found.append(kernels._attend(here.backend(), q, cache).float())
+        found.append(kernel_attention.attend(here.backend(), q, cache).float())
     assert (found[0] - found[1]).abs().max() < 0.05
     assert found[0].abs().max() > 0.05
 
 
 @compiled
 def test_scattered_blocks_are_all_of_the_cache_and_slots_are_the_last_positions():
-    cache = kernels._Cache.of(here.backend(), sequences=3, new_tokens=2)
+    cache = kernel_attention.FilledCache.of(here.backend(), sequences=3, new_tokens=2)
     assert sorted(cache.block_table.flatten().tolist()) == list(range(len(cache.values)))
-    blocks, places = cache.write_slots.view(3, 2) // kernels.BLOCK, cache.write_slots.view(3, 2) % kernels.BLOCK
+    blocks, places = (
+        cache.write_slots.view(3, 2) // kernel_attention.BLOCK,
+        cache.write_slots.view(3, 2) % kernel_attention.BLOCK,
+    )
     assert torch.equal(blocks, cache.block_table[:, -1:].expand(3, 2).long())
-    assert places.tolist() == [[kernels.BLOCK - 2, kernels.BLOCK - 1]] * 3
+    assert places.tolist() == [[kernel_attention.BLOCK - 2, kernel_attention.BLOCK - 1]] * 3
 
 
 def test_pairs_of_attention_are_those_of_a_causal_mask(monkeypatch):
-    monkeypatch.setattr(kernels, "CONTEXT", 5)
-    assert kernels._pairs(sequences=2, new_tokens=3) == 2 * (3 + 4 + 5)
+    monkeypatch.setattr(kernel_attention, "CONTEXT", 5)
+    assert kernel_attention.count_pairs(sequences=2, new_tokens=3) == 2 * (3 + 4 + 5)
 
 
 def test_the_command_offers_every_kernel():
