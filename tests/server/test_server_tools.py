@@ -334,11 +334,17 @@ def test_an_answer_may_call_or_have_the_form(served):
     assert served.request.reply.form is None
 
 
+@pytest.mark.parametrize("outputs", [{"regex": "a+"}, {"choice": ["a"]}])
+def test_a_regex_or_a_choice_beside_tools_holds_the_whole_answer(served, outputs):
+    served.chat(messages=HI, tools=[WEATHER], structured_outputs=outputs)
+    assert served.request.grammar.kind in outputs
+    assert served.request.reply.form is None
+    assert served.request.reply.tool_use is ToolUse.AUTO
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
-        ({"structured_outputs": {"regex": "a+"}}, "tool_choice", "structured_outputs.regex"),
-        ({"structured_outputs": {"choice": ["a"]}}, "tool_choice", "structured_outputs.choice"),
         ({"structured_outputs": {"json": {"type": "array"}}}, "tools", "'object'"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "JSON schema"),
     ],

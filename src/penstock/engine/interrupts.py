@@ -40,7 +40,7 @@ class _Interrupts:
         own = _signal.getsignal(_signal.SIGINT)
         if not callable(own):
             return False
-        self._came = False
+        self._came = self.allowed = False  # an interrupt just before `interruptible` forbids them leaves them allowed
         _signal.signal(_signal.SIGINT, self._note)  # first: an interrupt before it must find nothing changed
         self._own, self._holder = own, threading.get_ident()
         return True
