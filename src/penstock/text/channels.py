@@ -182,9 +182,11 @@ class ChannelParser:
             begun = text.lstrip()
             self._raw += text[: len(text) - len(begun)]
             text = begun
-            if text and text[0] != "{":
+            if not text:  # what comes next says whether it is a call
+                return ""
+            if text[0] != "{":
                 return self._fail(text)
-            self._begun = bool(text)
+            self._begun = True
         end = entry.take(text, 0)
         self._add(entry)
         if entry.state is ScanState.OPEN:
