@@ -92,6 +92,12 @@ FRAGMENTS = st.sampled_from(
 ANSWERS = st.lists(FRAGMENTS | st.text(max_size=3), max_size=10).map("".join)
 
 
+def test_blank_space_in_front_of_a_body_makes_no_call():
+    answer = (TO_WEATHER, " \n", "After all no call.")
+    assert parse(*answer) == parse("".join(answer))
+    assert parse(*answer)[2] == []
+
+
 @settings(max_examples=300)
 @given(ANSWERS, st.lists(st.integers(0, 400), max_size=6), st.booleans(), st.booleans())
 def test_parts_do_not_depend_on_the_cut(answer, cuts, parallel, splits):
