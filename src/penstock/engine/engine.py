@@ -1,6 +1,6 @@
-"""The engine as a plain object that is stepped: it joins scheduler, runner and text, in whichever thread calls it.
+"""The engine, stepped by whoever calls it: one file, as scheduler, runner and text must hear all in one order.
 
-One file: a request's life (submitted, stepped, finished, failed, aborted) must be told to all three in one order.
+A request's life is what they hear of: submitted, stepped, finished, failed, aborted.
 One `step` is: plan, record, run, commit, and turn token ids into text. With a runner that overlaps, the next plan is
 made and started before waiting for the result of this one. A failure that belongs to one request (its logits, its
 text) ends that request alone; a runner that raises leaves the engine dead, and the engine says so. Not thread-safe: one

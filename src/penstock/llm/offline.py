@@ -1,7 +1,7 @@
-"""`LLM`: batches of prompts, and the engine stepped by hand for those who want to watch it.
+"""`LLM`, batches of prompts or the engine stepped by hand: one file, as every verb is a method of one class.
 
-Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe. One file, because every verb is
-a method of the one class that users hold; what a verb needs beside the engine is in the files beside this one.
+Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe. What a verb needs beside the
+engine is in the files beside this one.
 """
 
 from __future__ import annotations
