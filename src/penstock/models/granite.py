@@ -18,8 +18,8 @@ from penstock.models.decoder import DecoderParts, read_decoder
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
-from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
-from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_decoder import DECODER_TENSORS, INTERLEAVED, decoder_settings
+from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
 __all__ = ["GGUF", "load"]
@@ -64,18 +64,11 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
-_QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
-
 GGUF = GgufDialect(
     architecture="granite",
     model_type="granite",
     tensors=DECODER_TENSORS,
     metadata=_gguf_settings,
-    arrangements={
-        "blk.{layer}.attn_q.weight": _QUERY,
-        "blk.{layer}.attn_q.bias": _QUERY,
-        "blk.{layer}.attn_k.weight": _KEY,
-        "blk.{layer}.attn_k.bias": _KEY,
-    },
+    arrangements=INTERLEAVED,
 )
 """Converted as a Llama is: rows of queries and keys lie in pairs."""

@@ -22,7 +22,7 @@ from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection, re
 from penstock.nn.operations import Linear, Operations, Register
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
-from penstock.weights.gguf_decoder import DECODER_TENSORS, attending_layers, decoder_settings
+from penstock.weights.gguf_decoder import DECODER_TENSORS, INTERLEAVED, attending_layers, decoder_settings
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
@@ -232,7 +232,6 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
 
 
 _LAYER, _EXPERTS = "model.layers.{layer}", "model.layers.{layer}.block_sparse_moe"
-_QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
 
 GGUF = GgufDialect(
     architecture="granitehybrid",
@@ -251,10 +250,7 @@ GGUF = GgufDialect(
     },
     metadata=_gguf_settings,
     arrangements={
-        "blk.{layer}.attn_q.weight": _QUERY,
-        "blk.{layer}.attn_q.bias": _QUERY,
-        "blk.{layer}.attn_k.weight": _KEY,
-        "blk.{layer}.attn_k.bias": _KEY,
+        **INTERLEAVED,
         "blk.{layer}.ssm_conv1d.weight": Arrangement.FILTERS,
         "blk.{layer}.ssm_norm.weight": Arrangement.FLAT,
         "blk.{layer}.ssm_a": Arrangement.DECAY,

@@ -14,8 +14,8 @@ from penstock.models.decoder import DecoderParts, read_decoder
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
-from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
-from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.gguf_decoder import DECODER_TENSORS, INTERLEAVED, decoder_settings
+from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
 __all__ = ["GGUF", "load"]
@@ -49,7 +49,6 @@ def _settings(keys: GgufKeys) -> dict[str, Any]:
 
 
 _MOE = "model.layers.{layer}.block_sparse_moe"
-_QUERY, _KEY = Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY
 
 GGUF = GgufDialect(
     architecture="llama",
@@ -62,11 +61,6 @@ GGUF = GgufDialect(
         "blk.{layer}.ffn_down_exps": f"{_MOE}.experts.down_proj",
     },
     metadata=_settings,
-    arrangements={
-        "blk.{layer}.attn_q.weight": _QUERY,
-        "blk.{layer}.attn_q.bias": _QUERY,
-        "blk.{layer}.attn_k.weight": _KEY,
-        "blk.{layer}.attn_k.bias": _KEY,
-    },
+    arrangements=INTERLEAVED,
 )
 """Rows of queries and keys lie as the original release rotates them: in pairs."""

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.contract.errors import ModelFileError
+from penstock.weights.gguf_dialect import Arrangement
 from penstock.weights.gguf_keys import GgufKeys
 
 __all__ = [
     "DECODER_TENSORS",
+    "INTERLEAVED",
     "attending_layers",
     "decoder_settings",
     "heads_and_width",
@@ -41,6 +43,14 @@ DECODER_TENSORS: Mapping[str, str] = {
     "blk.{layer}.ffn_down": f"{_LAYER}.mlp.down_proj",
 }
 """The tensors of a Llama, as `GgufDialect.tensors` has them."""
+
+INTERLEAVED: Mapping[str, Arrangement] = {
+    "blk.{layer}.attn_q.weight": Arrangement.INTERLEAVED_QUERY,
+    "blk.{layer}.attn_q.bias": Arrangement.INTERLEAVED_QUERY,
+    "blk.{layer}.attn_k.weight": Arrangement.INTERLEAVED_KEY,
+    "blk.{layer}.attn_k.bias": Arrangement.INTERLEAVED_KEY,
+}
+"""Arrangements of families whose rows of queries and keys lie as Llama's release rotates them: in pairs."""
 
 
 def decoder_settings(
