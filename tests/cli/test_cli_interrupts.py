@@ -159,3 +159,23 @@ def test_code_that_hears_no_interrupt_is_ended(body):
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=20)
     assert (process.returncode, said.strip()) == (130, "interrupted")
+
+
+def test_a_command_that_makes_an_error_of_an_interrupt_ends_at_once():
+    """Not when the watch's patience ends, which would say the word in the same moment as the command."""
+    patient = "import penstock.cli.interrupts\npenstock.cli.interrupts.GRACE_SECONDS = 600\n"
+    body = "\n    try: time.sleep(600)\n    except BaseException: time.sleep(0.1); raise ImportError('made of it')"
+    with subprocess.Popen(
+        [sys.executable, "-c", patient + DEAF.replace("{body}", body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, said.strip()) == (130, "interrupted")

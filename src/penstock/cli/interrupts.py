@@ -41,6 +41,7 @@ class _Watch:
         self.came = False
         self.over = False
         self.said = False
+        self.speaking = threading.Lock()
         self.caught_up = threading.Event()
 
     def listen(self, reader: int) -> None:
@@ -57,8 +58,7 @@ class _Watch:
         time.sleep(GRACE_SECONDS)
         if self.over:
             return
-        if not self.said:
-            say_interrupted(below="\r\n" if sys.stderr.isatty() else "")
+        say_interrupted(below="\r\n" if sys.stderr.isatty() else "")
         os._exit(INTERRUPTED)
 
 
@@ -100,9 +100,10 @@ def ends_when_interrupted() -> Iterator[None]:
 
 def _hears_of_one(writer: int) -> bool:
     """Whether a Ctrl-C came before now: the watch may have yet to read of it."""
-    _WATCH.caught_up.clear()
-    os.write(writer, bytes(1))  # the number of no signal
-    _WATCH.caught_up.wait(GRACE_SECONDS)
+    _WATCH.caught_up.clear()  # before `came` is looked at: what comes in between sets it again
+    if not _WATCH.came:
+        os.write(writer, bytes(1))  # the number of no signal
+        _WATCH.caught_up.wait(GRACE_SECONDS)
     return _WATCH.came
 
 
@@ -124,9 +125,12 @@ def interrupts_taken() -> Iterator[None]:
 
 
 def say_interrupted(below: str = "") -> None:
-    """Write the word, below whatever is written already; no buffer keeps it."""
-    _WATCH.said = True
-    try:
-        os.write(sys.stderr.fileno(), f"{below}interrupted\n".encode())
-    except (OSError, ValueError):  # nobody is left to read it
-        return
+    """Write the word once, below whatever is written already; no buffer keeps it."""
+    with _WATCH.speaking:  # the watch may want to say it in the same moment
+        if _WATCH.said:
+            return
+        _WATCH.said = True
+        try:
+            os.write(sys.stderr.fileno(), f"{below}interrupted\n".encode())
+        except (OSError, ValueError):  # nobody is left to read it
+            return
