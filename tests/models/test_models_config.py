@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.contract.errors import ModelFileError
@@ -827,6 +827,7 @@ KEYS = [
     family=st.sampled_from(families()),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
 )
+@example(family="qwen3_5_text", changes={"layer_types": None})  # two layers, of which every fourth would attend
 def test_any_config_is_either_accepted_or_refused_by_key(family, changes):
     with pytest.raises((ModelFileError, TouchedError)) as caught:
         load({**config_of(family), **changes}, NoTensors(), FILE)

@@ -32,6 +32,7 @@ from penstock.nn.weight_loader import WeightLoader
 __all__ = ["load"]
 
 _ATTENTION, _DELTA = "full_attention", "linear_attention"
+_EVERY = "full_attention_interval"
 _INTERVAL = 4
 _MAX_TAPS, _MAX_HEADS, _MAX_HEAD_DIM = 16, 4096, 1024
 
@@ -173,10 +174,10 @@ def _read_sizes(reader: ConfigReader) -> MixerSizes:
 def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
     """Indices of the layers that attend: as `layer_types` says, or every fourth; at least one."""
     types = reader.choices("layer_types", [_ATTENTION, _DELTA], layers)
-    key = "layer_types" if types else "full_attention_interval"
-    interval = _INTERVAL if types else reader.integer(key, 1, MAX_WIDTH, default=_INTERVAL)
+    interval = _INTERVAL if types else reader.integer(_EVERY, 1, MAX_WIDTH, default=_INTERVAL)
     attends = [each == _ATTENTION for each in types] or [(layer + 1) % interval == 0 for layer in range(layers)]
     found = [layer for layer, each in enumerate(attends) if each]
     if not found:
+        key = _EVERY if not types and reader.is_set(_EVERY) else "layer_types"
         raise reader.error(key, "a model in which no layer attends is not implemented")
     return found
