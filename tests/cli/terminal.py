@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 __all__ = ["Terminal"]
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\x1b[=>]")
+BEGUN = re.compile(r"\x1b(\[[0-9;?]*|[()]|\][^\x07]*)?$")
 PATIENCE = 60.0
 """Seconds for anything to appear, on a machine that has other things to do."""
 
@@ -42,6 +44,10 @@ class Terminal:
         )
         os.close(slave)
         self.raw = ""
+        self.screen = ""
+        """All that was written so far, without colours and movements of the cursor."""
+        self._rest = ""  # the beginning of an escape sequence whose end is yet to come
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._read = 0
 
     def __enter__(self) -> Terminal:
@@ -53,11 +59,6 @@ class Terminal:
         for pid in self.left_running():
             os.kill(pid, signal.SIGKILL)
         os.close(self._master)
-
-    @property
-    def screen(self) -> str:
-        """All that was written so far, without colours and movements of the cursor."""
-        return ESCAPES.sub("", self.raw)
 
     def type(self, text: str) -> None:
         """Press these keys; a line ends with `\\r`."""
@@ -104,5 +105,10 @@ class Terminal:
             piece = os.read(self._master, 65536)
         except OSError:  # EIO: nobody holds the other end
             return False
-        self.raw += piece.decode(errors="replace")
+        decoded = self._decoder.decode(piece)
+        self.raw += decoded
+        text = self._rest + decoded
+        cut = BEGUN.search(text)
+        self._rest = cut[0] if cut else ""
+        self.screen += ESCAPES.sub("", text[: cut.start()] if cut else text)
         return bool(piece)
