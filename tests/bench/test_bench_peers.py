@@ -503,6 +503,7 @@ def test_an_environment_gets_its_name_only_when_it_is_complete(tmp_path, monkeyp
     assert [path.name for path in (tmp_path / "openvino-genai" / "bin").iterdir()] == ["python"]
 
 
+@pytest.mark.deep
 def test_transformers_is_measured_by_the_runner_on_a_real_model(tmp_path):
     model = write_checkpoint(tmp_path / "made", "llama", "wide_heads_untied")
     setting = Setting(model, prompt_tokens=5, new_tokens=4, streams=(1, 3), threads=1)

@@ -68,25 +68,19 @@ def test_a_mistyped_command_is_answered_with_the_likeliest_one():
     assert "See penstock --help." in penstock("xyzzy").stderr
 
 
+SHORT_BENCH = ["--streams", "1", "--prompt-tokens", "4", "--new-tokens", "2", "--repeats", "1"]
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     "command",
     [
         ["generate", "-p", "x", "--max-tokens", "2"],
-        [
-            "bench",
-            "batch",
-            "--streams",
-            "1",
-            "--prompt-tokens",
-            "4",
-            "--new-tokens",
-            "2",
-            "--repeats",
-            "1",
-            "--no-limits",
-        ],
-        ["show"],
+        pytest.param(
+            ["bench", "batch", "--no-limits", *SHORT_BENCH],
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(["show"], marks=pytest.mark.deep),
     ],
 )
 def test_that_torch_computes_is_said_on_standard_error(default_model: Path, command):

@@ -1,6 +1,6 @@
 """Random lives of an engine: whatever is submitted, aborted, failed and reset, every law holds after every call.
 
-`PENSTOCK_EPISODES` says how many (500 by default; 10,000 in deep runs).
+`PENSTOCK_EPISODES` says how many (150 by default; 10,000 in deep runs).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, SeqEvent
 
-EPISODES = int(os.environ.get("PENSTOCK_EPISODES", "500"))
+EPISODES = int(os.environ.get("PENSTOCK_EPISODES", "150"))
 seeds = st.integers(0, 2**32)
 
 

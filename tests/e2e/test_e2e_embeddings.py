@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_e2e_golden_paths import Bench, draw_prompts
+from test_e2e_golden_paths import IN_SHORT, Bench, draw_prompts
 from tiny_checkpoints import VARIANTS, load_model, long_factors_from_the_start, write_checkpoint
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
 from penstock.contract.events import Embedded
 from penstock.contract.request import SequenceRequest
 
-CASES = [(family, next(iter(variants))) for family, variants in VARIANTS.items()]
+CASES = [
+    pytest.param((family, next(iter(variants))), id=family, marks=[] if family in IN_SHORT else pytest.mark.deep)
+    for family, variants in VARIANTS.items()
+]
 LENGTHS = (1, 7, 16, 90)
 TOLERANCE = 1e-4
 
@@ -32,7 +35,7 @@ def embedded(bench, prompts, pooling):
     return [found[str(name)] for name in range(len(prompts))]
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=CASES)
 def golden(request, tmp_path_factory):
     """A model, prompts, and of each prompt transformers' last hidden states."""
     from transformers import AutoModel

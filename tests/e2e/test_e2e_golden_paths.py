@@ -27,12 +27,22 @@ from penstock.loading import SystemClock
 
 COUNT = 64
 GREEDY = SamplingSpec((("temperature", 0.0),))
+IN_SHORT = [
+    *("gpt2", "llama", "mistral", "gemma2", "phi3", "qwen3_moe", "gpt_oss"),
+    *("lfm2", "granitemoehybrid", "qwen3_5_text"),
+]
+"""Families of every kind of attention, experts and states: what the others have, these have too."""
+
 FAMILIES = [
-    pytest.param((family, variant), id=f"{family}-{variant}", marks=[pytest.mark.deep] if place else [])
+    pytest.param(
+        (family, variant),
+        id=f"{family}-{variant}",
+        marks=[pytest.mark.deep] if place or family not in IN_SHORT else [],
+    )
     for family, variants in VARIANTS.items()
     for place, variant in enumerate(variants)
 ]
-"""One checkpoint of each family in `make test`, which takes 7 seconds; the others in `make test-deep`."""
+"""A checkpoint of each family in short in `make test`; the others in `make test-deep`."""
 
 WINDOWED = {
     ("mistral", "all_to_one_small_window"),
@@ -128,19 +138,27 @@ def draw_prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def golden(request, tmp_path_factory):
-    """A model, prompts of four lengths that fit its context beside the answer, and transformers' answers."""
+def walked(request, tmp_path_factory):
+    """What `golden` is, and transformers' answers."""
     directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)
     model = load_model(directory)
     room = model.shape.max_positions - COUNT
     prompts = draw_prompts(model.shape.vocab_size, [min(length, room) for length in (1, 7, 16, 90)])
-    return model, prompts, [reference_greedy(directory, prompt, COUNT) for prompt in prompts]
+    answers = [Bench(model).run([prompt])[0] for prompt in prompts]
+    theirs = [reference_greedy(directory, *each) for each in zip(prompts, answers, strict=True)]
+    return model, prompts, answers, theirs
 
 
-def test_alone(golden):
-    model, prompts, expected = golden
-    for prompt, answer in zip(prompts, expected, strict=True):
-        assert Bench(model).run([prompt]) == [answer]
+@pytest.fixture
+def golden(walked):
+    """A model, prompts of four lengths that fit its context beside the answer, and the answers that each gets alone."""
+    return walked[:3]
+
+
+def test_alone(walked):
+    _, _, answers, theirs = walked
+    assert [len(answer) for answer in answers] == [COUNT] * 4
+    assert answers == theirs
 
 
 def test_together_and_ragged(golden):
@@ -190,10 +208,10 @@ def test_after_a_hit_in_the_middle_of_a_checkpoint_interval(golden):
 def test_whether_all_layers_forget_is_known_of_every_model(golden, request):
     model, prompts, _ = golden
     forgets = model.program.window is not None and model.program.window < len(prompts[-1]) + COUNT
-    assert forgets == (request.node.callspec.params["golden"] in WINDOWED)
+    assert forgets == (request.node.callspec.params["walked"] in WINDOWED)
 
 
-@pytest.mark.parametrize("golden", [each for each in FAMILIES if each.values[0] in WINDOWED], indirect=True)
+@pytest.mark.parametrize("walked", [each for each in FAMILIES if each.values[0] in WINDOWED], indirect=True)
 def test_with_only_the_blocks_that_a_window_sees(golden):
     """Blocks that were left behind are given back, and overwritten with NaN here."""
     model, prompts, expected = golden
@@ -213,7 +231,9 @@ def test_a_preempted_request_goes_on_from_its_last_window(tmp_path):
     prompt = draw_prompts(model.shape.vocab_size, [90])[0]
     bench = Bench(model, num_blocks=10, block_size=4, tokens=16, seqs=1, window=21)
     steps = range(4, 40, 3)  # in the prompt's chunks, and at every place in a block
-    assert bench.run([prompt], steps) == [reference_greedy(directory, prompt, COUNT)]
+    [answer] = bench.run([prompt], steps)
+    assert len(answer) == COUNT
+    assert answer == reference_greedy(directory, prompt, answer)
     assert bench.scheduler.stats.preemptions == len(steps)
     assert len(bench.resumed) > 8
     assert bench.resumed == [(known, (known - 1) // 4 * 4) for known, _ in bench.resumed]

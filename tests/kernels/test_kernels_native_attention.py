@@ -152,6 +152,8 @@ FORMS = {  # softcap, window, whether there are sinks
     "all, window of 270": (2.0, 270, True),
 }
 IN_SHORT = ["plain", "window of 37", "all, window of 270"]
+"""What `make test` runs where there are many cases."""
+
 ROWS = [
     ([1], [1]),
     ([7, 1, 33, 16], [1, 1, 1, 1]),
@@ -159,7 +161,11 @@ ROWS = [
     ([600, 257], [1, 35]),
 ]
 LAYOUTS = [(F32, False), (F32, True), (BF16, False), (BF16, True), (INT8, True)]
-SHAPES = [(4, 4, 10), (6, 2, 20), (9, 3, 64), (8, 1, 80), (4, 2, 128), (27, 1, 16), (2, 2, 5), (2, 1, 256)]
+SHAPES = [(9, 3, 64), (27, 1, 16), (2, 2, 5)]
+SHAPES += [
+    pytest.param(*shape, marks=pytest.mark.deep)
+    for shape in ((4, 4, 10), (6, 2, 20), (8, 1, 80), (4, 2, 128), (2, 1, 256))
+]
 
 
 @pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
@@ -175,7 +181,10 @@ def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim,
 
 @pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (27, 1, 16), (2, 2, 5)])
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "plain"])
+@pytest.mark.parametrize(
+    "form",
+    [form if form in IN_SHORT else pytest.param(form, marks=pytest.mark.deep) for form in FORMS if form != "plain"],
+)
 def test_scores_are_capped_hidden_and_sunk_as_in_float64(form, heads, kv_heads, dim, dtype, packed):
     for lengths, counts in (([9, 40, 12, 1, 70, 2], [1, 13, 1, 1, 70, 2]), ([600, 257, 330], [1, 35, 80])):
         for block_size in (5, 16):

@@ -66,7 +66,7 @@ def facts(answer):
 def test_ctrl_c_at_any_line_breaks_nothing(llm):
     alone = facts(finish(llm, llm.add_request([5, 6, 7], MINE)))
     answers = [facts(answer.outputs[0]) for answer in llm.generate(PROMPTS, OTHERS, use_tqdm=False)]
-    interrupted, line, stride = 0, 1, 97  # a prime, so that every part of a step is met in some batch
+    interrupted, line, stride = 0, 1, 211  # a prime, so that every part of a step is met in some batch
     while True:
         mine = llm.add_request([5, 6, 7], MINE)
         watch = InterruptAt(line)

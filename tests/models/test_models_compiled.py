@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import compiled_kernels as here
 import pytest
 import torch
-from tiny_checkpoints import VARIANTS, reference_logits, write_checkpoint
+from tiny_checkpoints import VARIANTS, first_of_each_family, reference_logits, write_checkpoint
 
 from needs import COMPILED
 from penstock.contract.model import KvCacheSpec, ModelShape
@@ -185,7 +185,7 @@ def test_gates_of_whole_panels_are_joined_with_their_projection():
 
 
 @pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), first_of_each_family(FAMILIES))
 def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, fmt):
     """Both against the same numbers in float32: one call rounds less often, and the rest is the luck of roundings."""
     model = model_of(family, variant, fmt)
@@ -197,7 +197,7 @@ def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, fmt):
     assert error(ours, exact) < (0.05**2 if fmt is WeightFormat.BF16 else 0.15**2)
 
 
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), first_of_each_family(FAMILIES))
 def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, variant):
     model, directory = model_of(family, variant, WeightFormat.BF16), checkpoint(family, variant)
     ours = model.logits(whole(model, 40))
@@ -228,23 +228,25 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
 @pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),
-    [
-        *((family, variant) for family, variant in FAMILIES if family in ("gemma2", "gemma3_text", "olmo2")),
-        ("gpt2", "odd_heads"),
-        ("gpt2", "untied_inner_gelu"),
-        ("llama", "all_to_one_biases_llama3"),
-        ("phi3", "partial_short_window"),
-        ("qwen3", "wide_heads_tied"),
-        ("qwen3", "all_to_one_narrow_heads"),
-        *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
-        *(("gpt_oss", variant) for variant in VARIANTS["gpt_oss"]),
-        ("mixtral", "all_to_one_narrow_heads_small_window"),
-        ("qwen2_moe", "wide_heads_tied_unused_experts"),
-        ("granite", "wide_heads_untied_factors"),
-        ("smollm3", "all_to_one_biases_llama3_interval"),
-        ("starcoder2", "wide_heads_tied_small_window"),
-        *HYBRID,
-    ],
+    first_of_each_family(
+        [
+            *((family, variant) for family, variant in FAMILIES if family in ("gemma2", "gemma3_text", "olmo2")),
+            ("gpt2", "odd_heads"),
+            ("gpt2", "untied_inner_gelu"),
+            ("llama", "all_to_one_biases_llama3"),
+            ("phi3", "partial_short_window"),
+            ("qwen3", "wide_heads_tied"),
+            ("qwen3", "all_to_one_narrow_heads"),
+            *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
+            *(("gpt_oss", variant) for variant in VARIANTS["gpt_oss"]),
+            ("mixtral", "all_to_one_narrow_heads_small_window"),
+            ("qwen2_moe", "wide_heads_tied_unused_experts"),
+            ("granite", "wide_heads_untied_factors"),
+            ("smollm3", "all_to_one_biases_llama3_interval"),
+            ("starcoder2", "wide_heads_tied_small_window"),
+            *HYBRID,
+        ]
+    ),
 )
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, fmt, cache_dtype):
     cache_dtype = cache_dtype or dtype

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -736,23 +737,33 @@ def load_model(
     return ReferenceExecutor(program, dtype, TorchBackend())
 
 
+def first_of_each_family(variants: Sequence[tuple[str, str]]) -> list[Any]:
+    """Parameters (family, variant) of a test: in `make test` the first variant of each family, else all of them."""
+    first = dict(reversed(variants))
+    return [
+        pytest.param(
+            family, variant, id=f"{family}-{variant}", marks=[] if first[family] == variant else pytest.mark.deep
+        )
+        for family, variant in variants
+    ]
+
+
 def reference_logits(directory: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """What transformers makes of a sequence: `[T, V]` float32, one row for each position."""
     with torch.no_grad():
         return _reference(directory, dtype)(torch.tensor([token_ids])).logits[0].float()
 
 
-def reference_greedy(directory: Path, prompt: Sequence[int], count: int) -> list[int]:
-    """The `count` most likely tokens that follow `prompt`, one by one, by transformers in float32; ends at no token."""
-    model, cache, tokens = _reference(directory, torch.float32), None, []
-    latest = list(prompt)
+def reference_greedy(directory: Path, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """What transformers in float32 takes for most likely behind `prompt` and behind each of `tokens` but the last.
+
+    The same list as `tokens` if and only if they are its greedy answer to the prompt, by induction over them; one pass
+    instead of one for each token.
+    """
+    model, sequence = _reference(directory, torch.float32), [*prompt, *tokens[:-1]]
     with torch.no_grad(), long_factors_from_the_start(model):
-        for _ in range(count):
-            out = model(torch.tensor([latest]), past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            latest = [int(out.logits[0, -1].argmax())]
-            tokens += latest
-    return tokens
+        logits = model(torch.tensor([sequence]), use_cache=False).logits[0, len(prompt) - 1 :]
+    return logits.argmax(-1).tolist()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ def talk(page, served, expect) -> None:
     expect(page.locator(".branch-count")).to_have_text("2 / 2")
 
 
+@pytest.mark.deep
 def test_everything_new_that_can_be_operated_has_a_name(open_page, served, expect):
     page = open_page()
     page.get_by_label("Token probabilities").check()
@@ -42,6 +43,7 @@ def test_everything_new_that_can_be_operated_has_a_name(open_page, served, expec
         assert name in tree
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_token_that_was_most_unsure_can_still_be_read(open_page, served, expect, theme):
     page = open_page(color_scheme=theme)
@@ -99,6 +101,7 @@ def test_at_390_pixels_nothing_is_wider_than_the_window_and_buttons_fit_a_thumb(
     expect(page.locator(".conversation-title")).to_have_text("Rivers")
 
 
+@pytest.mark.deep
 def test_escape_closes_one_thing_at_a_time(open_page, served, expect):
     """First the menu, then the drawer that it lies on."""
     page = open_page(viewport={"width": 900, "height": 700})

@@ -42,6 +42,7 @@ def shown(page) -> list[str]:
     return page.locator(".said, .answer").all_inner_texts()
 
 
+@pytest.mark.deep
 def test_an_answer_anew_is_another_version_and_the_first_is_kept(open_page, served, expect):
     says(served, "First", "Second", "Third")
     page = open_page()
@@ -90,6 +91,7 @@ def test_an_edited_message_begins_a_branch_and_each_branch_remembers_how_it_went
     ]
 
 
+@pytest.mark.deep
 def test_an_edit_can_be_called_off(open_page, served, expect):
     page = open_page()
     talk(page, expect, "Hi")
@@ -101,6 +103,7 @@ def test_an_edit_can_be_called_off(open_page, served, expect):
     assert shown(page) == ["Hi", "Hello"]
 
 
+@pytest.mark.deep
 def test_an_answer_that_came_to_nothing_is_tried_again_in_its_place(open_page, served, expect):
     served.engine.script = always(Overloaded("7 sequences are waiting already.", retry_after=3))
     page = open_page(expect_console=True)
@@ -112,6 +115,7 @@ def test_an_answer_that_came_to_nothing_is_tried_again_in_its_place(open_page, s
     expect(page.get_by_role("group", name="Version")).to_have_count(0)
 
 
+@pytest.mark.deep
 def test_one_may_look_at_another_version_while_an_answer_grows(open_page, served, expect):
     says(served, "First")
     page = open_page()
@@ -131,6 +135,7 @@ def test_one_may_look_at_another_version_while_an_answer_grows(open_page, served
     assert shown(page) == ["Hi", "Second"]
 
 
+@pytest.mark.deep
 def test_what_the_first_version_of_the_page_kept_is_still_there(open_page, served, expect):
     old = {
         "system": "Be brief.",
@@ -162,6 +167,7 @@ def test_what_the_first_version_of_the_page_kept_is_still_there(open_page, serve
     assert dict(served.request.sampling.entries) == {"temperature": 0.5}
 
 
+@pytest.mark.deep
 def test_an_answer_is_kept_when_the_page_goes_away_in_its_midst(open_page, served, expect):
     served.engine.script = always(delta("Half an answer"), Wait())
     page = open_page()
@@ -172,6 +178,7 @@ def test_an_answer_is_kept_when_the_page_goes_away_in_its_midst(open_page, serve
     expect(answers(page)).to_contain_text("The connection ended before the answer did.")
 
 
+@pytest.mark.deep
 def test_where_nothing_is_kept_a_second_conversation_does_not_end_the_first(open_page, served, expect):
     refuse = (
         "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"

@@ -15,6 +15,7 @@ def state(served, **counters: int) -> None:
     served.engine.state = dataclasses.replace(HEALTHY, **counters)
 
 
+@pytest.mark.deep
 def test_the_cache_shows_what_it_holds_and_how_much_was_found_in_it(open_page, served, expect):
     state(served, cached_blocks=12, hit_tokens=300, query_tokens=400)
     page = open_page()

@@ -148,6 +148,7 @@ def test_what_was_exported_is_imported_in_another_browser_with_all_its_branches(
     expect(titles(other)).to_have_text(["two", "two"])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -177,6 +178,7 @@ def test_a_bad_file_is_refused_in_words_and_changes_nothing(open_page, served, e
     expect(titles(page)).to_have_text(["one"])
 
 
+@pytest.mark.deep
 def test_a_file_for_which_there_is_no_room_displaces_nothing(open_page, served, expect):
     page = open_page()
     talks(page, served, expect, one="A")
@@ -187,6 +189,7 @@ def test_a_file_for_which_there_is_no_room_displaces_nothing(open_page, served, 
     assert stored(page) == before
 
 
+@pytest.mark.deep
 def test_values_of_a_file_that_no_control_can_show_do_no_harm(open_page, expect):
     sampling = {"stop": 5, "stop_token_ids": "x", "temperature": {}, "messages": [], "logit_bias": 3}
     page = open_page()

@@ -55,6 +55,7 @@ def test_a_table_has_its_columns_their_sides_and_marks_within_cells(open_page, s
     assert sides == ["left", "right", "center"]
 
 
+@pytest.mark.deep
 def test_every_part_of_a_table_that_grows_is_shown_as_a_table(open_page):
     """Rendered as after every character: never a line of strokes where a table will be."""
     page = open_page()
@@ -75,6 +76,7 @@ def test_every_part_of_a_table_that_grows_is_shown_as_a_table(open_page):
     assert seen == [["scrolls"], 6]
 
 
+@pytest.mark.deep
 def test_a_fence_that_grows_never_shows_its_marks_and_what_is_finished_is_left_alone(open_page):
     page = open_page()
     text = "Before\n\n```python\nx = 1\n```\n\nafter"
@@ -100,6 +102,7 @@ def test_a_fence_that_grows_never_shows_its_marks_and_what_is_finished_is_left_a
     assert shapes[-1].replace(" ", "") == "Beforepythonx=1after"
 
 
+@pytest.mark.deep
 def test_what_merely_began_like_a_table_or_a_list_is_told_in_the_end(open_page, served, expect):
     more = threading.Event()
     served.engine.script = always(delta("| or so"), Until(more), stop(), finished())
@@ -122,6 +125,7 @@ def test_code_is_coloured_and_stays_the_same_text(open_page, served, expect):
         assert set(kinds.split()) <= set(found), (language, found)
 
 
+@pytest.mark.deep
 def test_code_of_an_unknown_language_or_of_great_length_stays_plain(open_page, served, expect):
     served.engine.script = whole("```klingon\nif (x) return 1\n```\n\n```py\n" + "x = 1\n" * 6000 + "```")
     page = open_page()
@@ -130,6 +134,7 @@ def test_code_of_an_unknown_language_or_of_great_length_stays_plain(open_page, s
     expect(page.locator("pre span")).to_have_count(0)
 
 
+@pytest.mark.deep
 def test_colouring_takes_time_in_proportion_to_the_code(open_page):
     page = open_page()
     measure = """async ([seed, language]) => {

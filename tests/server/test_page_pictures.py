@@ -105,6 +105,7 @@ def converse(page, served, expect, narrow: bool) -> None:
     expect(answers(page).last.locator(".stats")).to_be_visible()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "options"),
     [

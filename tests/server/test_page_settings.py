@@ -39,6 +39,7 @@ def test_a_preset_brings_its_system_prompt_and_sampling_to_another_conversation(
     assert dict(served.request.sampling.entries) == {"temperature": 0.5}
 
 
+@pytest.mark.deep
 def test_each_conversation_keeps_its_preset_and_changing_it_leaves_the_preset_alone(open_page, served, expect):
     page = open_page()
     preset(page).select_option("Always the likeliest")
@@ -56,6 +57,7 @@ def test_each_conversation_keeps_its_preset_and_changing_it_leaves_the_preset_al
     expect(page.get_by_label("top_k", exact=True)).to_have_value("")
 
 
+@pytest.mark.deep
 def test_a_preset_can_be_deleted_and_those_of_the_page_cannot(open_page, expect):
     page = open_page()
     expect(page.get_by_label("Delete this preset")).to_be_hidden()
@@ -72,6 +74,7 @@ def test_a_preset_can_be_deleted_and_those_of_the_page_cannot(open_page, expect)
     expect(page.get_by_label("Save as a preset")).to_be_focused()
 
 
+@pytest.mark.deep
 def test_where_several_models_are_served_a_conversation_chooses_one(open_page, expect):
     asked: list[str] = []
 
@@ -101,12 +104,14 @@ def test_where_several_models_are_served_a_conversation_chooses_one(open_page, e
     assert asked == ["acme/tiny-1", "acme/large-2"]
 
 
+@pytest.mark.deep
 def test_where_one_model_is_served_there_is_nothing_to_choose(open_page, expect):
     page = open_page()
     expect(page.get_by_role("heading", name="acme/tiny-1", exact=True)).to_be_visible()
     expect(page.get_by_label("Model", exact=True)).to_be_hidden()
 
 
+@pytest.mark.deep
 def test_who_asks_before_the_models_are_known_is_answered_by_the_one_that_is_served(open_page, expect):
     page = open_page(before=lambda page: page.route("**/v1/models", lambda route: None))  # it never comes
     say(page, "Hi")

@@ -58,6 +58,7 @@ def test_nothing_is_asked_of_the_engine_unless_the_switch_is_on(open_page, serve
     assert dict(served.request.sampling.entries) == {"logprobs": 5}
 
 
+@pytest.mark.deep
 def test_each_token_tells_how_sure_it_was_and_what_else_it_might_have_been(open_page, served, expect):
     served.engine.script = ANSWER
     page = open_page()
@@ -82,6 +83,7 @@ def test_each_token_tells_how_sure_it_was_and_what_else_it_might_have_been(open_
     expect(card).to_be_hidden()
 
 
+@pytest.mark.deep
 def test_tokens_are_walked_through_by_arrow_keys_with_one_stop_of_the_tab_key(open_page, served, expect):
     served.engine.script = ANSWER
     page = open_page()
@@ -118,6 +120,7 @@ def test_an_answer_is_turned_between_text_and_tokens_and_both_stay(open_page, se
     expect(tokens(page)).to_have_count(4)
 
 
+@pytest.mark.deep
 def test_a_part_of_a_character_is_shown_as_its_bytes(open_page, served, expect):
     served.engine.script = always(
         token(b"\xf0\x9f", 0.5), token(b"\x8c\x8a", 0.5), token(" sea", 0.5), stop(), finished()
@@ -127,6 +130,7 @@ def test_a_part_of_a_character_is_shown_as_its_bytes(open_page, served, expect):
     expect(tokens(page)).to_have_text(["\\xf0\\x9f", "\\x8c\\x8a", " sea"])
 
 
+@pytest.mark.deep
 def test_on_a_phone_a_tap_shows_the_card_within_the_window(open_page, served, expect):
     served.engine.script = ANSWER
     page = open_page(**PHONE)
@@ -143,6 +147,7 @@ def test_on_a_phone_a_tap_shows_the_card_within_the_window(open_page, served, ex
     assert box["y"] + box["height"] <= PHONE["viewport"]["height"]
 
 
+@pytest.mark.deep
 def test_probabilities_make_room_for_conversations_and_are_carried_in_files(open_page, served, expect):
     served.engine.script = always(*[token(" sea", 0.5, **{" sea": 0.5, " lake": 0.3})] * 60, stop(), finished())
     page = open_page()

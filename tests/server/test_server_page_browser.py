@@ -109,6 +109,7 @@ def test_a_refusal_is_shown_in_the_servers_words_and_can_be_tried_again(open_pag
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.deep
 def test_an_answer_cut_by_its_limit_says_so(open_page, served, expect):
     served.engine.script = always(delta("Hel"), length(), finished())
     page = open_page()
@@ -116,6 +117,7 @@ def test_an_answer_cut_by_its_limit_says_so(open_page, served, expect):
     expect(answers(page)).to_contain_text("The answer reached its length limit.")
 
 
+@pytest.mark.deep
 def test_conversations_can_be_switched_deleted_and_brought_back(open_page, served, expect):
     page = open_page()
     say(page, "first talk")
@@ -181,6 +183,7 @@ def test_markdown_becomes_elements_and_growing_it_piece_by_piece_comes_to_the_sa
         expect(body).to_contain_text(visible)
 
 
+@pytest.mark.deep
 def test_rendering_takes_time_in_proportion_to_the_text_whatever_it_is(open_page):
     page = open_page()
     measure = """async (seed) => {
@@ -243,6 +246,7 @@ def test_controls_are_made_of_what_the_server_says_and_only_what_was_set_is_sent
     assert dict(served.request.sampling.entries) == {"top_k": 5}
 
 
+@pytest.mark.deep
 def test_a_value_that_cannot_be_is_marked_and_not_sent(open_page, served, expect):
     page = open_page()
     field = page.get_by_label("top_p", exact=True)
@@ -300,6 +304,7 @@ def test_a_server_that_wants_a_key_gets_it_from_its_field(open_page, served, exp
 # ---- for everybody
 
 
+@pytest.mark.deep
 def test_everything_can_be_reached_and_used_by_keyboard(open_page, expect):
     page = open_page(viewport={"width": 900, "height": 700})  # here the page does not take the focus by itself
     page.keyboard.press("Tab")
@@ -330,6 +335,7 @@ def test_everything_that_can_be_operated_has_a_name(open_page, expect):
     assert len(re.findall(r"- (?:button|textbox|slider|switch) ", tree)) > 15
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(open_page, expect, theme):
     page = open_page(color_scheme=theme)
@@ -364,6 +370,7 @@ def test_text_stands_out_from_its_ground(open_page, expect, theme):
         assert page.evaluate(contrast, list(pair)) >= 4.5, pair  # WCAG 2.2, success criterion 1.4.3
 
 
+@pytest.mark.deep
 def test_the_theme_is_the_systems_until_another_is_chosen_and_then_stays(open_page, expect):
     page = open_page(color_scheme="dark")
     ground = "() => getComputedStyle(document.body).backgroundColor"
@@ -378,6 +385,7 @@ def test_the_theme_is_the_systems_until_another_is_chosen_and_then_stays(open_pa
     assert page.evaluate(ground) == dark
 
 
+@pytest.mark.deep
 def test_a_phone_has_room_for_everything_and_drawers_that_give_the_focus_back(open_page, served, expect):
     served.engine.script = always(delta("```\n" + "wide " * 60 + "\n```\n\n" + "long" * 80), stop(), finished())
     page = open_page(**PHONE)
@@ -401,6 +409,7 @@ def test_a_phone_has_room_for_everything_and_drawers_that_give_the_focus_back(op
         expect(page.get_by_role("button", name=opener, exact=True)).to_be_focused()
 
 
+@pytest.mark.deep
 def test_a_growing_answer_is_followed_until_the_reader_scrolls_up(open_page, served, expect):
     more = threading.Event()
     served.engine.script = always(
@@ -425,6 +434,7 @@ def test_a_growing_answer_is_followed_until_the_reader_scrolls_up(open_page, ser
     expect(page.get_by_text("last words", exact=True)).to_be_in_viewport()
 
 
+@pytest.mark.deep
 def test_the_page_works_where_the_browser_keeps_nothing(open_page, served, expect):
     refuse = (
         "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"

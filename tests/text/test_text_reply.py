@@ -385,7 +385,7 @@ def test_time_grows_with_the_length_alone(unit):
 
     for form in CALL_FORMATS:
         for whole in (True, False):
-            size = max(1, 1_200 // len(unit))
+            size = max(1, 600 // len(unit))
             small = min(seconds(size, form, whole) for _ in range(3))
             assert _at_most(40 * small + 0.05, lambda: seconds(size * 8, form, whole)), (form, whole)  # noqa: B023
 
