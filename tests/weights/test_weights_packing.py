@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import VARIANTS, load_model, reference_logits, write_checkpoint
+from tiny_checkpoints import cases, load_model, reference_logits, write_checkpoint
 from weights_samples import Tiny, write_gguf
 from weights_samples import weights as random_weights
 
@@ -34,7 +34,7 @@ from penstock.weights.source import TensorSource
 
 PROMPT = list(range(5, 45))
 needs_onednn = pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
-FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+FAMILIES = cases(later=False)
 BACKEND = CpuBackend() if native.available() else TorchBackend()
 
 
