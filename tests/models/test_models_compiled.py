@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import compiled_kernels as here
 import pytest
 import torch
-from tiny_checkpoints import VARIANTS, first_of_each_family, reference_logits, write_checkpoint
+from tiny_checkpoints import VARIANTS, cases, reference_logits, write_checkpoint
 
 from needs import COMPILED
 from penstock.contract.model import KvCacheSpec, ModelShape
@@ -46,7 +46,11 @@ from penstock.weights.packing import WeightFormat
 pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
 FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
-HYBRID = [each for each in FAMILIES if each[0] in ("granitemoehybrid", "lfm2", "qwen3_5_text")]
+HYBRID = [
+    each
+    for each in FAMILIES
+    if each[0] in ("granitemoehybrid", "lfm2", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+]
 """Those that carry state."""
 
 WEIGHT_FORMATS = [WeightFormat.BF16, WeightFormat.INT8, WeightFormat.INT4]
@@ -185,7 +189,7 @@ def test_gates_of_whole_panels_are_joined_with_their_projection():
 
 
 @pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
-@pytest.mark.parametrize(("family", "variant"), first_of_each_family(FAMILIES))
+@pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
 def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, fmt):
     """Both against the same numbers in float32: one call rounds less often, and the rest is the luck of roundings."""
     model = model_of(family, variant, fmt)
@@ -197,7 +201,7 @@ def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, fmt):
     assert error(ours, exact) < (0.05**2 if fmt is WeightFormat.BF16 else 0.15**2)
 
 
-@pytest.mark.parametrize(("family", "variant"), first_of_each_family(FAMILIES))
+@pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
 def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, variant):
     model, directory = model_of(family, variant, WeightFormat.BF16), checkpoint(family, variant)
     ours = model.logits(whole(model, 40))
@@ -207,7 +211,7 @@ def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, varian
 
 
 @pytest.mark.parametrize("fmt", [WeightFormat.F32, WeightFormat.INT8])
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
 def test_one_call_in_float32_has_the_bits_of_the_kernels_one_by_one(family, variant, fmt):
     """Nothing is rounded between kernels, so there is nothing that one call could round less often."""
     ours = whole(model_of(family, variant, fmt, torch.float32), 40, cache_dtype=torch.float32)
@@ -216,7 +220,7 @@ def test_one_call_in_float32_has_the_bits_of_the_kernels_one_by_one(family, vari
     assert torch.equal(ours, whole(one_by_one, 40, cache_dtype=torch.float32))
 
 
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
 def test_one_call_in_float32_computes_what_transformers_does(family, variant):
     model = model_of(family, variant, WeightFormat.F32, torch.float32)
     ours = model.logits(whole(model, 40, cache_dtype=torch.float32))
@@ -228,7 +232,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
 @pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),
-    first_of_each_family(
+    cases(
         [
             *((family, variant) for family, variant in FAMILIES if family in ("gemma2", "gemma3_text", "olmo2")),
             ("gpt2", "odd_heads"),
@@ -306,7 +310,12 @@ def test_a_head_scales_logits_before_it_caps_them(family, softcap):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("family", "variant"),
-    [("gpt2", "tied"), ("qwen3", "wide_heads_tied"), ("qwen3_moe", "wide_heads_tied_unused_experts"), *HYBRID[::3]],
+    [
+        ("gpt2", "tied"),
+        ("qwen3", "wide_heads_tied"),
+        ("qwen3_moe", "wide_heads_tied_unused_experts"),
+        *cases(HYBRID[::3]),
+    ],
 )
 def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, dtype, fmt, cache_dtype):
     model = model_of(family, variant, fmt, dtype)
@@ -331,7 +340,7 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
         ("gpt2", "one_head_relu"),
         ("qwen3", "wide_heads_tied"),
         ("qwen3_moe", "one_to_one_biases_every_expert_in_every_other_layer"),
-        *HYBRID[::3],
+        *cases(HYBRID[::3]),
     ],
 )
 def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, fmt):
@@ -354,7 +363,7 @@ def test_a_cache_in_float32_serves_too(family, variant):
 
 
 @pytest.mark.parametrize("executor_of", [model_of, one_by_one_of])
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
 def test_an_int8_cache_serves_too(family, variant, executor_of):
     model = executor_of(family, variant, WeightFormat.BF16)
     ours = whole(model, 40, cache_dtype=torch.int8)

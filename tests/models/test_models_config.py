@@ -100,6 +100,9 @@ HYBRID = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5": {"text_config": {**LLAMA_LIKE, "layer_types": ["linear_attention", "full_attention"]}},
+    "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_moe": {"text_config": {**LLAMA_LIKE, "layer_types": ["linear_attention", "full_attention"]}},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
 
 
@@ -157,7 +160,8 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     assert error.key == "model_type"
     known = (
         "gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoehybrid, lfm2, llama, mistral, mixtral, olmo2,"
-        " phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_text, qwen3_moe, smollm3, starcoder2"
+        " phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next,"
+        " smollm3, starcoder2"
     )
     assert known in str(error)
 
@@ -291,6 +295,15 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_5_text", "linear_conv_kernel_dim", 1),
         ("qwen3_5_text", "partial_rotary_factor", 1.5),
         ("qwen3_5_text", "attention_bias", 1),
+        ("qwen3_5_moe", "text_config", 3),
+        ("qwen3_5_moe_text", "num_experts", 0),
+        ("qwen3_5_moe_text", "num_experts_per_tok", 257),
+        ("qwen3_5_moe_text", "shared_expert_intermediate_size", 0),
+        ("qwen3_next", "num_experts_per_tok", 513),
+        ("qwen3_next", "decoder_sparse_step", 0),
+        ("qwen3_next", "mlp_only_layers", "all"),
+        ("qwen3_next", "norm_topk_prob", 1),
+        ("qwen3_next", "linear_num_value_heads", 17),
         ("lfm2", "layer_types", ["conv", "conv"]),
         ("lfm2", "layer_types", ["conv", "sliding_attention"]),
         ("lfm2", "full_attn_idxs", []),

@@ -16,7 +16,7 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_checkpoints import reference_logits, write_checkpoint
+from tiny_checkpoints import cases, reference_logits, write_checkpoint
 
 from penstock.contract.errors import ModelFileError
 from penstock.kernels.torch_backend import TorchBackend
@@ -74,6 +74,15 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen3_5_text", "wide_heads_every_fourth"): {},
     ("qwen3_5_text", "one_to_one_tied_biases_attention_first"): {},
     ("qwen3_5_text", "all_to_one_one_key_head"): {},
+    ("qwen3_5_moe_text", "wide_heads_every_fourth_experts"): {},
+    ("qwen3_5_moe_text", "one_to_one_tied_biases_attention_first_experts"): {},
+    ("qwen3_5_moe_text", "all_to_one_one_key_head_experts"): {},
+    ("qwen3_next", "wide_heads_every_fourth_some_experts"): {},
+    ("qwen3_next", "one_to_one_tied_biases_attention_first_some_experts"): {
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+    },
+    ("qwen3_next", "all_to_one_one_key_head_some_experts"): {"mlp_only_layers": []},
     ("qwen2_moe", "wide_heads_tied_unused_experts"): {"norm_topk_prob": False},
     ("qwen2_moe", "one_to_one_no_biases_every_expert_in_every_other_layer"): {"decoder_sparse_step": 1},
     ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
@@ -94,6 +103,8 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
 }
 """What files call a family, where its name is another."""
 
@@ -190,13 +201,41 @@ def convert_qwen35(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> 
     return converted
 
 
-HYBRID = {"granitemoehybrid": convert_granite_hybrid, "lfm2": convert_lfm2, "qwen3_5_text": convert_qwen35}
+def convert_qwen3_next(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As `Qwen3NextModel` does: q, k and v of all heads before z; how much is written stays beside the decay."""
+    heads, keys = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    converted = {}
+    for name, tensor in tensors.items():
+        part = name.partition(".linear_attn.")[2]
+        if part == "in_proj_qkvz.weight":
+            q, k, v, z = tensor.unflatten(0, (heads, -1)).split([keys, keys, values, values], dim=1)
+            converted[name.replace("qkvz", "qkv")] = torch.cat([each.flatten(0, 1) for each in (q, k, v)])
+            converted[name.replace("qkvz", "z")] = z.flatten(0, 1)
+            continue
+        if part == "A_log":
+            tensor = -tensor.exp()
+        elif part == "conv1d.weight":
+            tensor = tensor.squeeze(1)
+        elif name.endswith("norm.weight") and part != "norm.weight":
+            tensor = tensor + 1
+        converted[name.replace("dt_bias", "dt_proj.bias")] = tensor
+    return converted
+
+
+HYBRID = {
+    "granitemoehybrid": convert_granite_hybrid,
+    "lfm2": convert_lfm2,
+    "qwen3_5_text": convert_qwen35,
+    "qwen3_5_moe_text": convert_qwen35,
+    "qwen3_next": convert_qwen3_next,
+}
 """What the conversion rearranges of families that carry state."""
 
 
 def add_hybrid_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     attending = [each in ("attention", "full_attention") for each in config["layer_types"]]
-    if config["model_type"] != "qwen3_5_text":
+    if not config["model_type"].startswith("qwen3"):
         writer.add_head_count_kv([config["num_key_value_heads"] * attends for attends in attending])
     if config["model_type"] == "lfm2":
         writer.add_shortconv_l_cache(config["conv_L_cache"])
@@ -214,8 +253,9 @@ def add_hybrid_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None
         sizes += [config["linear_key_head_dim"], config["linear_conv_kernel_dim"]]
         rope, head_dim = config["rope_parameters"], config["head_dim"]
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 0.25)))
-        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
-        writer.add_array("qwen35.attention.recurrent_layers", [not attends for attends in attending])
+        if config["model_type"] != "qwen3_next":
+            writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+        writer.add_array(f"{writer.arch}.attention.recurrent_layers", [not attends for attends in attending])
         writer.add_full_attention_interval(4)
     add = writer.add_ssm_inner_size, writer.add_ssm_time_step_rank, writer.add_ssm_group_count
     add += writer.add_ssm_state_size, writer.add_ssm_conv_kernel
@@ -267,7 +307,8 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(inner_size(config))
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(inner_size(config))
     writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] in HYBRID:
         add_hybrid_settings(writer, config)
@@ -306,7 +347,7 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if config["model_type"] == "gpt_oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if config["model_type"] == "qwen2_moe":
+    if "shared_expert_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if config["model_type"] == "gemma2":
@@ -315,10 +356,13 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
 
 
-@pytest.mark.parametrize(("family", "variant"), CASES)
+@pytest.mark.parametrize(("family", "variant"), cases(CASES, every=True))
 def test_logits_from_a_gguf_file_are_those_of_transformers(tmp_path, family, variant):
     directory = write_checkpoint(tmp_path, family, variant, **CASES[family, variant])
-    path = write_gguf(tmp_path / "tiny.gguf", directory)
+    assert_logits_of_transformers(write_gguf(tmp_path / "tiny.gguf", directory), directory)
+
+
+def assert_logits_of_transformers(path: Path, directory: Path) -> None:
     source = open_gguf(path, gguf_dialect)
     program = load(source.config, Binder(source, torch.float32, "cpu", str(path)), str(path))
     token_ids = torch.randint(program.shape.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1))
@@ -326,6 +370,20 @@ def test_logits_from_a_gguf_file_are_those_of_transformers(tmp_path, family, var
     with torch.no_grad():
         logits = model.logits(model.forward(token_ids, torch.arange(LENGTH), DenseAttention()))
     torch.testing.assert_close(logits, reference_logits(directory, token_ids.tolist()), atol=1e-4, rtol=0)
+
+
+def test_an_older_file_of_qwen3_next_has_its_delta_nets_joined_as_the_checkpoint_has(tmp_path, monkeypatch):
+    def joined(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        stays = {name.replace("qkvz", "qkv"): each for name, each in tensors.items() if "in_proj_qkvz" in name}
+        split = convert_qwen3_next(config, tensors)
+        return {name: each for name, each in split.items() if "in_proj_z" not in name} | stays
+
+    monkeypatch.setitem(HYBRID, "qwen3_next", joined)
+    monkeypatch.setitem(gguf.TENSOR_NAMES, gguf.MODEL_TENSOR.ATTN_QKV, gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.SSM_IN])
+    directory = write_checkpoint(tmp_path, "qwen3_next", "wide_heads_every_fourth_some_experts")
+    path = write_gguf(tmp_path / "tiny.gguf", directory)
+    assert "blk.0.ssm_in.weight" in open_gguf(path, gguf_dialect).header.tensors
+    assert_logits_of_transformers(path, directory)
 
 
 def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
@@ -392,10 +450,13 @@ def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
 
 
 _SSM = {"ssm.inner_size": 96, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.state_size": 8, "ssm.conv_kernel": 4}
+_EXPERTS = {"expert_count": 4, "expert_used_count": 2}
 OF_HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"attention.head_count_kv": [0, 3], "shortconv.l_cache": 3},
     "granitehybrid": {"attention.head_count_kv": [0, 3], **_SSM},
     "qwen35": _SSM,
+    "qwen35moe": _SSM | _EXPERTS,
+    "qwen3next": _SSM | _EXPERTS,
 }
 """What a file of theirs must say."""
 
@@ -428,6 +489,9 @@ OF_HYBRIDS: dict[str, dict[str, Any]] = {
         ("qwen35", "ssm.inner_size", 47),
         ("qwen35", "nextn_predict_layers", 2),
         ("qwen35", "attention.recurrent_layers", [True]),
+        ("qwen35moe", "nextn_predict_layers", 2),
+        ("qwen35moe", "expert_gating_func", 2),
+        ("qwen3next", "ssm.inner_size", 47),
     ],
 )
 def test_what_a_file_says_that_its_family_does_not_do_is_refused_by_key(tmp_path, family, key, value):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_checkpoints import VARIANTS, load_model, reference_greedy, reference_logits, write_checkpoint
+from tiny_checkpoints import VARIANTS, cases, load_model, reference_greedy, reference_logits, write_checkpoint
 
 from penstock.models.families import families
 from penstock.nn.dense import DenseAttention
 
-EVERY = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
 PROMPT_LENGTH, NEW_TOKENS = 12, 64
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=EVERY, ids="-".join)
+@pytest.fixture(
+    scope="module", params=[pytest.param(each.values, marks=each.marks) for each in cases(every=True)], ids="-".join
+)
 def checkpoint(request, tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)
 

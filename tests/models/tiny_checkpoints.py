@@ -28,6 +28,7 @@ from penstock.weights.files import open_model
 __all__ = [
     "LETTERS",
     "VARIANTS",
+    "cases",
     "forget_references",
     "load_model",
     "long_factors_from_the_start",
@@ -655,19 +656,89 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 
 _CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
 
+_FEW_OF_MANY = {
+    "moe_intermediate_size": 44,
+    "shared_expert_intermediate_size": 72,
+    "num_experts": 11,
+    "num_experts_per_tok": 2,
+}
+_ALL_OF_THREE = {
+    "moe_intermediate_size": 36,
+    "shared_expert_intermediate_size": 28,
+    "num_experts": 3,
+    "num_experts_per_tok": 3,
+}
+_MOST_OF_FIVE = {
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 36,
+    "num_experts": 5,
+    "num_experts_per_tok": 3,
+}
+
+
+def _with_experts(of_each: Sequence[dict[str, Any]], *, dense: bool) -> dict[str, dict[str, Any]]:
+    """The dense variants with experts; `intermediate_size` is of families in which some layers have none."""
+    return {
+        f"{name}_{'some_' * dense}experts": {
+            key: value for key, value in settings.items() if dense or key != "intermediate_size"
+        }
+        | more
+        for (name, settings), more in zip(_CONFIGS["qwen3_5_text"].items(), of_each, strict=True)
+    }
+
+
+_CONFIGS["qwen3_5_moe_text"] = _with_experts((_FEW_OF_MANY, _ALL_OF_THREE, _MOST_OF_FIVE), dense=False)
+_CONFIGS["qwen3_5_moe"] = _CONFIGS["qwen3_5_moe_text"]  # with a vision part beside it
+_CONFIGS["qwen3_next"] = _with_experts(
+    (
+        _FEW_OF_MANY,
+        _ALL_OF_THREE | {"decoder_sparse_step": 2, "norm_topk_prob": False},
+        _MOST_OF_FIVE | {"mlp_only_layers": [2]},
+    ),
+    dense=True,
+)
+
 _UNUSED_EXPERTS = {
     ("gpt_oss", "wide_heads_unused_experts_small_window"): 3,
     ("mixtral", "wide_heads_tied_unused_experts"): 3,
     ("qwen2_moe", "wide_heads_tied_unused_experts"): 3,
     ("qwen3_moe", "wide_heads_tied_unused_experts"): 3,
+    ("qwen3_5_moe_text", "wide_heads_every_fourth_experts"): 3,
+    ("qwen3_5_moe", "wide_heads_every_fourth_experts"): 3,
+    ("qwen3_next", "wide_heads_every_fourth_some_experts"): 3,
 }
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
-_BY_CLASS, _CLASSES = ("gpt_oss", "mixtral", "qwen2_moe"), 4
+_BY_CLASS, _CLASSES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"), 4
 """Families whose tokens choose experts by their class, and how many classes there are; see `_choose_by_class`."""
 
 VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in _CONFIGS.items()}
 """The variants that there are of each family."""
+
+
+_LATER = {"qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
+"""Families of which every test in `make test` looks at one variant."""
+
+_SEES_IMAGES = {"gemma3", "qwen3_5", "qwen3_5_moe"}
+"""Those that have a text model of their own beside them, whose variants tests in `make test` look at instead."""
+
+
+def cases(pairs: Sequence[tuple[str, str]] | None = None, *, every: bool = False) -> list[Any]:
+    """Parameters (family, variant) of a test: in `make test` the first variant of each family, elsewhere all.
+
+    Args:
+        pairs: which; None for each that there is.
+        every: `make test` takes each variant of families that are not `_LATER`.
+    """
+    if pairs is None:
+        pairs = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
+    first = dict(reversed(pairs))
+    taken = {
+        (family, variant)
+        for family, variant in pairs
+        if (every and family not in _LATER) or (variant == first[family] and family not in _SEES_IMAGES)
+    }
+    return [pytest.param(*pair, id="-".join(pair), marks=[] if pair in taken else pytest.mark.deep) for pair in pairs]
 
 
 def write_checkpoint(
@@ -693,7 +764,7 @@ def write_checkpoint(
         tied = settings.get("tie_word_embeddings", True)
         settings = {"text_config": settings, "vision_config": _TINY_VISION, "tie_word_embeddings": tied}
     kind = AutoModelForCausalLM
-    if family == "qwen3_5":
+    if family in ("qwen3_5", "qwen3_5_moe"):
         kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
         settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
     model = kind.from_config(AutoConfig.for_model(family, **settings))
@@ -735,17 +806,6 @@ def load_model(
     files = open_model(directory, gguf_dialect)
     program = load(files.config, Binder(files.source, dtype, "cpu", str(directory)), str(directory), max_model_len)
     return ReferenceExecutor(program, dtype, TorchBackend())
-
-
-def first_of_each_family(variants: Sequence[tuple[str, str]]) -> list[Any]:
-    """Parameters (family, variant) of a test: in `make test` the first variant of each family, else all of them."""
-    first = dict(reversed(variants))
-    return [
-        pytest.param(
-            family, variant, id=f"{family}-{variant}", marks=[] if first[family] == variant else pytest.mark.deep
-        )
-        for family, variant in variants
-    ]
 
 
 def reference_logits(directory: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -797,7 +857,7 @@ def _reference(directory: Path, dtype: torch.dtype) -> Any:
 
 def _randomise(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    differences = model.config.model_type.startswith("qwen3_5")  # of norms from 1
+    differences = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))  # of norms from 1
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
@@ -855,7 +915,7 @@ def _choose_by_class(model: torch.nn.Module, unused: int) -> None:
                 (parameter.mT if inputs_last else parameter)[..., :_CLASSES] = 0.0
             elif name.endswith("router.bias"):
                 parameter *= 0.2
-            elif name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
+            elif name.endswith(("o_proj.weight", "o_proj.bias", "out_proj.weight", "down_proj.weight")):
                 parameter[:_CLASSES] = 0.0
             elif name.endswith(_ROUTERS):
                 used = len(parameter) - unused

@@ -15,6 +15,8 @@ from penstock.models import gguf_dialect
 from penstock.weights.bind import Binder
 from penstock.weights.catalogue import CATALOGUE
 from penstock.weights.files import open_model
+from penstock.weights.gguf_file import open_gguf
+from penstock.weights.row_parts import RowPart, RowParts
 from penstock.weights.safetensors_files import open_safetensors
 from penstock.weights.source import TensorSource
 
@@ -177,3 +179,40 @@ def test_names_of_a_tied_model_have_no_head(tmp_path: Path) -> None:
     files = open_model(write_gguf(tmp_path / "t.gguf", tiny, weights(tiny)), gguf_dialect)
     assert files.config["tie_word_embeddings"] is True
     assert files.source.names() == set(shapes(tiny))
+
+
+def test_rows_of_a_matrix_are_tensors_of_their_own(source: TensorSource) -> None:
+    binder = Binder(source, torch.float32, "cpu", "m")
+    rows = {"top": (torch.tensor([2, 0]), (2, 3)), "rest": (torch.tensor([1]), (1, 1, 3))}
+    binder.split_rows("b", (3, 3), rows)
+    assert binder.has("top")
+    assert binder.packing_bytes == 4 * 9, "the whole is kept while its parts are read"
+    assert binder.take("top", (2, 3)).tolist() == [[16, 17, 18], [10, 11, 12]]
+    with pytest.raises(ModelFileError, match="m: b: is taken twice"):
+        binder.take("b", (3, 3))
+    with pytest.raises(ModelFileError, match=r"m: rest: has shape \(1, 1, 3\), but the model needs \(1, 3\)"):
+        binder.take("rest", (1, 3))
+    binder.ignore("a")
+    binder.ignore("c")
+    with pytest.raises(ModelFileError, match="no place in the model: rest"):
+        binder.finish()
+    stack = binder.take_stack(1, [("rest", (3, 1))], transposed=True)
+    assert isinstance(stack, torch.Tensor)
+    assert stack.tolist() == [[[13], [14], [15]]]
+    binder.finish()
+
+
+def test_rows_of_quantised_blocks_stay_blocks(tmp_path: Path) -> None:
+    tiny = Tiny()
+    tensors = weights(tiny)
+    name = "model.layers.0.mlp.gate_proj.weight"
+    source = open_gguf(write_gguf(tmp_path / "t.gguf", tiny, tensors, {"gate_proj": "Q8_0", "": "F32"}), gguf_dialect)
+    count = source.shape(name)[0]
+    order = torch.arange(count).flip(0)
+    parts = RowParts(source)
+    parts.parts["flipped"] = RowPart(name, order, source.shape(name))
+    assert parts.stored_kind("flipped") == "Q8_0"
+    assert torch.equal(parts.read_blocks("flipped").data, source.read_blocks(name).data.flip(0))
+    parts.parts["halved"] = RowPart(name, order, (count * 2, source.shape(name)[1] // 2))
+    with pytest.raises(ModelFileError, match="has parts that are no whole rows"):
+        parts.read_blocks("halved")

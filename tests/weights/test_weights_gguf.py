@@ -364,8 +364,8 @@ def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_t
         open_gguf(path, gguf_dialect)
 
 
-WITHOUT_DIALECT = {"mistral", "mixtral", "gemma3_text", "qwen3_5_text"}
-"""Families whose files are read as another's: llama, gemma3, qwen3_5."""
+WITHOUT_DIALECT = {"mistral", "mixtral", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text"}
+"""Families whose files are read as another's: llama, gemma3, qwen3_5, qwen3_5_moe."""
 
 
 @pytest.mark.parametrize("family", families())

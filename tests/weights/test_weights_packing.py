@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import VARIANTS, first_of_each_family, load_model, reference_logits, write_checkpoint
+from tiny_checkpoints import cases, load_model, reference_logits, write_checkpoint
 from weights_samples import Tiny, write_gguf
 from weights_samples import weights as random_weights
 
@@ -34,7 +34,6 @@ from penstock.weights.source import TensorSource
 
 PROMPT = list(range(5, 45))
 needs_onednn = pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
-FAMILIES = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
 BACKEND = CpuBackend() if native.available() else TorchBackend()
 
 
@@ -148,7 +147,7 @@ def test_numbers_that_a_form_cannot_hold_are_named():
         )
 
 
-@pytest.mark.parametrize(("family", "variant"), first_of_each_family(FAMILIES))
+@pytest.mark.parametrize(("family", "variant"), cases())
 def test_every_family_computes_on_packed_float32_weights_what_transformers_does(tmp_path, family, variant):
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory, gguf_dialect)
@@ -162,7 +161,7 @@ def test_every_family_computes_on_packed_float32_weights_what_transformers_does(
 
 
 @pytest.mark.parametrize("fmt", [WeightFormat.BF16, pytest.param(WeightFormat.ONEDNN, marks=needs_onednn)])
-@pytest.mark.parametrize(("family", "variant"), first_of_each_family(FAMILIES))
+@pytest.mark.parametrize(("family", "variant"), cases())
 def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant, fmt):
     """Squared error against float32 at most twice that of transformers' own bfloat16: roundings, no mistakes."""
     directory = write_checkpoint(tmp_path, family, variant)

@@ -7,9 +7,11 @@ first one on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.kernels.experts import RouterSpec
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_windows, read_decoder
 from penstock.models.qwen2 import gguf_settings
@@ -22,7 +24,7 @@ from penstock.nn.weight_loader import WeightLoader
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["GGUF", "load"]
+__all__ = ["GGUF", "SHARED_EXPERT_GATE", "SHARED_EXPERT_TENSORS", "SharedExpert", "bind_shared_expert", "load"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,20 +59,34 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     shared = reader.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, default=5632)
     config = read_decoder(reader, windows=_read_windows(reader))
     dense = dense_layers(reader, config.shape.num_layers)
-    parts, hidden = DecoderParts(config, weights), config.shape.hidden_size
-
-    def experts(name: str) -> SharedExpert:
-        return SharedExpert(
-            routed=bind_mixture(weights, name, router, hidden, inner),
-            shared=parts.mlp(f"{name}.shared_expert", inner_size=shared),
-            gate=Projection(weights.take_router(f"{name}.shared_expert_gate.weight", (1, hidden))),
-        )
+    parts = DecoderParts(config, weights)
 
     def layer(index: int, name: str) -> Operations:
-        mlp: Block = parts.mlp(f"{name}.mlp") if index in dense else experts(f"{name}.mlp")
+        experts = index not in dense
+        mlp: Block = (
+            bind_shared_expert(parts, f"{name}.mlp", router, inner, shared) if experts else parts.mlp(f"{name}.mlp")
+        )
         return parts.pre_norm_layer(name, parts.attention(f"{name}.self_attn", index, qkv_bias=bias), mlp)
 
     return parts.program(layer)
+
+
+def bind_shared_expert(parts: DecoderParts, name: str, router: RouterSpec, inner: int, shared: int) -> SharedExpert:
+    """Take the router and experts below `name`, and the expert that they share.
+
+    Args:
+        parts: of the model.
+        name: prefix of the tensors.
+        router: how experts are chosen.
+        inner: width of one expert's inside.
+        shared: of the shared expert's.
+    """
+    weights, hidden = parts.weights, parts.config.shape.hidden_size
+    return SharedExpert(
+        routed=bind_mixture(weights, name, router, hidden, inner),
+        shared=parts.mlp(f"{name}.shared_expert", inner_size=shared),
+        gate=Projection(weights.take_router(f"{name}.shared_expert_gate.weight", (1, hidden))),
+    )
 
 
 def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
@@ -97,16 +113,24 @@ def _settings(keys: GgufKeys) -> dict[str, Any]:
 
 _MLP = "model.layers.{layer}.mlp"
 
+SHARED_EXPERT_TENSORS: Mapping[str, str] = {
+    "blk.{layer}.ffn_gate_inp_shexp": f"{_MLP}.shared_expert_gate",
+    "blk.{layer}.ffn_gate_shexp": f"{_MLP}.shared_expert.gate_proj",
+    "blk.{layer}.ffn_up_shexp": f"{_MLP}.shared_expert.up_proj",
+    "blk.{layer}.ffn_down_shexp": f"{_MLP}.shared_expert.down_proj",
+}
+"""The tensors of a shared expert behind a gate, as `GgufDialect.tensors` has them."""
+
+SHARED_EXPERT_GATE: Mapping[str, Arrangement] = {"blk.{layer}.ffn_gate_inp_shexp.weight": Arrangement.ROW}
+"""How its gate is stored, as `GgufDialect.arrangements` has it."""
+
 GGUF = GgufDialect(
     architecture="qwen2moe",
     model_type="qwen2_moe",
     tensors={
         **EXPERT_TENSORS,
-        "blk.{layer}.ffn_gate_inp_shexp": f"{_MLP}.shared_expert_gate",
-        "blk.{layer}.ffn_gate_shexp": f"{_MLP}.shared_expert.gate_proj",
-        "blk.{layer}.ffn_up_shexp": f"{_MLP}.shared_expert.up_proj",
-        "blk.{layer}.ffn_down_shexp": f"{_MLP}.shared_expert.down_proj",
+        **SHARED_EXPERT_TENSORS,
     },
     metadata=_settings,
-    arrangements={"blk.{layer}.ffn_gate_inp_shexp.weight": Arrangement.ROW},
+    arrangements=SHARED_EXPERT_GATE,
 )

@@ -16,7 +16,7 @@ from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["GGUF", "load"]
+__all__ = ["GGUF", "hybrid_settings", "load"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -25,8 +25,15 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     return qwen3_5_text.load(text, text_weights(weights, ("visual.",)))
 
 
-def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    settings = decoder_settings(keys, partial_rotary=True)
+def hybrid_settings(keys: GgufKeys, *, tiled: bool = True, inner_size: int = 0) -> dict[str, Any]:
+    """Settings of a file of delta nets.
+
+    Args:
+        keys: of the file.
+        tiled: value heads lie by their index below a key head, then by key head; else the other way round.
+        inner_size: see `decoder_settings`.
+    """
+    settings = decoder_settings(keys, partial_rotary=True, inner_size=inner_size)
     blocks, predicting = settings["num_hidden_layers"], _gguf_predicting(keys)
     if keys.has("rope.dimension_sections"):
         keys.get("rope.dimension_sections")  # which positions of an image turn which pairs: one and the same of text
@@ -48,7 +55,7 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
         "linear_key_head_dim": keys.size("ssm.state_size"),
         "linear_value_head_dim": inner // value_heads,
         "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
-        "linear_value_heads_tiled": True,
+        "linear_value_heads_tiled": tiled,
     }
 
 
@@ -89,7 +96,7 @@ GGUF = GgufDialect(
         "blk.{layer}.ssm_out": f"{_MIXER}.out_proj",
         **{f"blk.{{layer}}.nextn.{part}": f"{_LAYER}.nextn.{part}" for part in _NEXTN},
     },
-    metadata=_gguf_settings,
+    metadata=hybrid_settings,
     arrangements={
         "output_norm.weight": Arrangement.MINUS_ONE,
         **{

@@ -3,19 +3,24 @@
 Three layers of four mix tokens by a gated delta rule over a short convolution (Gated DeltaNet: Yang et al. 2024), every
 fourth by attention whose output is gated too. Norms are stored as what their weights differ from 1 by, but for the one
 behind the delta rule. A quarter of each head is rotated; the sections that images need (`mrope_section`) change nothing
-for text. The head that predicts a second token (`mtp`) is left out.
+for text. The head that predicts a second token (`mtp`) is left out. Models with experts (`qwen3_5_moe_text`,
+`qwen3_next`) have the same layers but for the MLP: `build`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from penstock.kernels.linear import Weight
 from penstock.kernels.recurrence import RecurrenceKind
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
 from penstock.models.recurrent_mixer import MixerInputs, MixerSizes, RecurrentMixer, bind_mixer
-from penstock.nn.blocks import Attention, Projection, residual
+from penstock.nn.blocks import Attention, Block, Projection, residual
 from penstock.nn.operations import (
     Attend,
     Gate,
@@ -29,7 +34,7 @@ from penstock.nn.operations import (
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
 
-__all__ = ["load"]
+__all__ = ["BindMlp", "build", "load"]
 
 _ATTENTION, _DELTA = "full_attention", "linear_attention"
 _EVERY = "full_attention_interval"
@@ -106,15 +111,31 @@ class GatedDeltaNet:
         return *project, *self.mixer.operations(inputs, out, adds=adds)
 
 
+BindMlp = Callable[[DecoderParts, int, str], Block]
+"""Binds what follows the attention or delta net of a layer: from the model's parts, the layer's index, and a prefix."""
+
+
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
+    return build(reader, weights, lambda parts, _, name: parts.mlp(name))
+
+
+def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inner_size: int | None = None) -> Program:
+    """Build a model of gated delta nets and gated attention.
+
+    Args:
+        reader: the config; what `bind_mlp` needs of it has been read.
+        weights: the checkpoint.
+        bind_mlp: see there.
+        inner_size: see `read_decoder`.
+    """
     reader.expect("hidden_act", ["silu"], "silu")
     layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
     attending, sizes = _read_attending(reader, layers), _read_sizes(reader)
     bias = reader.boolean("attention_bias", default=False)
     reader = reader.with_defaults({"partial_rotary_factor": 0.25})
     reader = reader.without("rope_parameters", ("mrope_section", "mrope_interleaved"))
-    config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True)
+    config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True, inner_size=inner_size)
     parts, shape = DecoderParts(config, weights), config.shape
     weights.leave_out("mtp.")
     for extra in range(reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)):  # of GGUF files alone
@@ -137,7 +158,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         else:
             number = sum(other not in attending for other in range(index))
             mixer = residual(parts.stream, delta_net(f"{name}.linear_attn", number), before=before)
-        return (*mixer, *residual(parts.stream, parts.mlp(f"{name}.mlp"), before=between))
+        return (*mixer, *residual(parts.stream, bind_mlp(parts, index, f"{name}.mlp"), before=between))
 
     states = sizes.states * (layers - len(attending))
     return parts.program(layer, plus_one=True, cached=attending, states=states)
@@ -147,6 +168,12 @@ def _bind_delta_net(
     weights: WeightLoader, name: str, sizes: MixerSizes, hidden: int, eps: float, number: int
 ) -> GatedDeltaNet:
     """Take the tensors of the delta rule's layer number `number`."""
+    if weights.has(f"{name}.in_proj_qkvz.weight"):
+        _split_inputs(weights, f"{name}.in_proj_qkvz", ("in_proj_qkv", "in_proj_z"), _joined_rows(sizes), hidden)
+    if weights.has(f"{name}.in_proj_ba.weight"):
+        rows = torch.arange(2 * sizes.value_heads).view(sizes.key_heads, 2, -1)  # [key heads][b | a][values of each]
+        parted = rows[:, 0].flatten(), rows[:, 1].flatten()
+        _split_inputs(weights, f"{name}.in_proj_ba", ("in_proj_b", "in_proj_a"), parted, hidden)
     parts = {f"{name}.in_proj_qkv": sizes.convolved, f"{name}.in_proj_z": sizes.values}
     return GatedDeltaNet(
         inputs=Projection.bind_fused(weights, parts, hidden),
@@ -154,6 +181,23 @@ def _bind_delta_net(
         b=weights.take_router(f"{name}.in_proj_b.weight", (sizes.value_heads, hidden)),
         mixer=bind_mixer(weights, name, sizes, RecurrenceKind.DELTA, hidden, eps, number),
     )
+
+
+def _joined_rows(sizes: MixerSizes) -> tuple[Tensor, Tensor]:
+    """Where `[q | k | v]`, and where z, of all heads lie in a projection with `[q | k | v | z]` of each key head."""
+    values = sizes.values // sizes.key_heads
+    widths = (sizes.key_dim, sizes.key_dim, values, values)
+    q, k, v, z = torch.arange(sum(widths) * sizes.key_heads).view(sizes.key_heads, -1).split(widths, dim=1)
+    return torch.cat([each.flatten() for each in (q, k, v)]), z.flatten()
+
+
+def _split_inputs(
+    weights: WeightLoader, joined: str, parts: tuple[str, str], rows: tuple[Tensor, Tensor], hidden: int
+) -> None:
+    """Know two halves of the projection `joined` by names of their own beside it."""
+    beside = joined.rpartition(".")[0]
+    split = {f"{beside}.{part}.weight": (its, (len(its), hidden)) for part, its in zip(parts, rows, strict=True)}
+    weights.split_rows(f"{joined}.weight", (sum(len(its) for its in rows), hidden), split)
 
 
 def _read_sizes(reader: ConfigReader) -> MixerSizes:

@@ -81,6 +81,18 @@ class WeightLoader(Protocol):
         """
         ...
 
+    def split_rows(
+        self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[Tensor, tuple[int, ...]]]
+    ) -> None:
+        """Know the rows of a matrix under other names from here on: for checkpoints that join several tensors in one.
+
+        Args:
+            name: of the matrix; it counts as taken.
+            shape: that it must have, `[N, K]`.
+            parts: by the name that a part is then taken by, its rows (int64 `[R]`) and its shape, R times K numbers.
+        """
+        ...
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of this name."""
         ...
@@ -155,6 +167,12 @@ class PartLoader:
         """See `WeightLoader.take_stack`."""
         stored = [(self._stored(name), shape) for name, shape in parts]
         return self._weights.take_stack(experts, stored, transposed=transposed, alternates=alternates)
+
+    def split_rows(
+        self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[Tensor, tuple[int, ...]]]
+    ) -> None:
+        """See `WeightLoader.split_rows`."""
+        self._weights.split_rows(self._stored(name), shape, {self._stored(part): each for part, each in parts.items()})
 
     def has(self, name: str) -> bool:
         """See `WeightLoader.has`."""

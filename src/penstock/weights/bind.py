@@ -6,7 +6,7 @@ ignored. Knows neither formats nor families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -19,6 +19,7 @@ from penstock.kernels.native import Cpu
 from penstock.weights.headers_only import META
 from penstock.weights.packing import Packer, WeightFormat
 from penstock.weights.planned_packing import PlannedPacker
+from penstock.weights.row_parts import RowPart, RowParts
 from penstock.weights.source import StoredBlocks, TensorSource, rows_joined
 from penstock.weights.stored_experts import StoredExperts
 
@@ -66,7 +67,7 @@ class Binder:
         weight_format: WeightFormat = WeightFormat.DENSE,
         cpu: Cpu | None = None,
     ) -> None:
-        self._source = source
+        self._source = RowParts(source)
         self.dtype = dtype
         self.device = torch.device(device)
         self.bytes = 0
@@ -77,17 +78,30 @@ class Binder:
         self._progress = progress
         packer = PlannedPacker if self.device == META else Packer
         self._packer = packer(weight_format, file, cpu)
-        self._names = source.names()
+        self._names = set(source.names())
         self._left = set(self._names)
 
     @property
     def packing_bytes(self) -> int:
         """Most that packing one weight takes besides what is kept; of a planned model only."""
-        return self._packer.packing_bytes
+        return self._packer.packing_bytes + self._source.whole_bytes
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of this name, taken or not."""
         return name in self._names
+
+    def split_rows(
+        self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[torch.Tensor, tuple[int, ...]]]
+    ) -> None:
+        """See `WeightLoader.split_rows`; each part must then be taken as every other tensor.
+
+        Raises:
+            ModelFileError: as for `take`.
+        """
+        self._claim(name, shape)
+        self._source.parts |= {part: RowPart(name, rows, its_shape) for part, (rows, its_shape) in parts.items()}
+        self._names |= parts.keys()
+        self._left |= parts.keys()
 
     def differ(self, first: str, second: str) -> bool:
         """Whether two tensors of the checkpoint hold different numbers; neither counts as taken."""

@@ -54,7 +54,12 @@ INTERLEAVED: Mapping[str, Arrangement] = {
 
 
 def decoder_settings(
-    keys: GgufKeys, *, partial_rotary: bool = False, layer_norm_key: str | None = None, kv_heads: int = 0
+    keys: GgufKeys,
+    *,
+    partial_rotary: bool = False,
+    layer_norm_key: str | None = None,
+    kv_heads: int = 0,
+    inner_size: int = 0,
 ) -> dict[str, Any]:
     """The settings that Llama-like families share; windows are not among them.
 
@@ -63,6 +68,7 @@ def decoder_settings(
         partial_rotary: the family may rotate a part of each head (`rope.dimension_count`); others refuse that.
         layer_norm_key: of a family with layer norms, what Hugging Face calls their epsilon; None for RMS norms.
         kv_heads: of every layer that attends (`attending_layers`); 0 for a family in which all do.
+        inner_size: width of MLPs where the file need not say it, because all layers have experts; 0 where it must.
     """
     heads, width = heads_and_width(keys)
     kv_heads = kv_heads or keys.size("attention.head_count_kv", heads)
@@ -79,7 +85,7 @@ def decoder_settings(
     config = {
         "num_hidden_layers": keys.size("block_count"),
         "hidden_size": width,
-        "intermediate_size": keys.size("feed_forward_length"),
+        "intermediate_size": keys.size("feed_forward_length", inner_size),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,

@@ -1,0 +1,63 @@
+"""Qwen3-Next: `model_type` "qwen3_next" (Qwen Team 2025).
+
+The layers of `qwen3_5_text` with the experts of `qwen2_moe`, but that a layer keeps a dense MLP where `mlp_only_layers`
+says so or `decoder_sparse_step` skips it. Checkpoints join what delta nets are projected to: of each key head its
+query, key, values and gates, and of its value heads how much is written and the decay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.models.config_reader import ConfigReader
+from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts
+from penstock.models.qwen2_moe import bind_shared_expert
+from penstock.models.qwen3_5 import GGUF as DENSE
+from penstock.models.qwen3_5_moe import MOE_ARRANGEMENTS, MOE_TENSORS, moe_settings
+from penstock.models.qwen3_5_text import build
+from penstock.models.qwen3_moe import dense_layers, read_router
+from penstock.nn.blocks import Block
+from penstock.nn.program import Program
+from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_dialect import GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
+
+__all__ = ["GGUF", "load"]
+
+
+def load(reader: ConfigReader, weights: WeightLoader) -> Program:
+    """Build the model; see `families.load`."""
+    reader = reader.with_defaults({"norm_topk_prob": True})
+    router = read_router(reader, experts=512, top_k=10)
+    inner = reader.integer("moe_intermediate_size", 1, MAX_WIDTH, default=512)
+    shared = reader.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, default=512)
+    dense = dense_layers(reader, reader.integer("num_hidden_layers", 1, MAX_LAYERS))
+    inner_size = reader.integer("intermediate_size", 1, MAX_WIDTH, default=5632)
+
+    def mlp(parts: DecoderParts, index: int, name: str) -> Block:
+        if index in dense:
+            return parts.mlp(name)
+        return bind_shared_expert(parts, name, router, inner, shared)
+
+    return build(reader, weights, mlp, inner_size=inner_size)
+
+
+def _settings(keys: GgufKeys) -> dict[str, Any]:
+    return moe_settings(keys, tiled=False) | {"norm_topk_prob": True}
+
+
+_MIXER = "model.layers.{layer}.linear_attn"
+
+GGUF = GgufDialect(
+    architecture="qwen3next",
+    model_type="qwen3_next",
+    tensors={
+        **{name: theirs for name, theirs in MOE_TENSORS.items() if "ssm_alpha" not in name and "ssm_beta" not in name},
+        "blk.{layer}.ssm_ba": f"{_MIXER}.in_proj_ba",
+        "blk.{layer}.ssm_in": f"{_MIXER}.in_proj_qkvz",  # of older files
+    },
+    metadata=_settings,
+    arrangements=MOE_ARRANGEMENTS,
+    whole=DENSE.whole,
+)
+"""Newer files have queries, keys and values apart from gates; value heads lie as Hugging Face has them."""

@@ -1,0 +1,111 @@
+"""Rows of a stored matrix as tensors of their own: for checkpoints that join what a model multiplies apart.
+
+Decides how a part is read; which rows it has is the family's knowledge. Beside the tensors that it hands out it keeps
+one matrix, the one that it read last: parts of the same one are asked for one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.contract.errors import ModelFileError
+from penstock.weights.source import StoredBlocks, TensorSource
+
+__all__ = ["RowPart", "RowParts"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowPart:
+    """A tensor that is made of rows of another one.
+
+    Attributes:
+        of: the name of the stored matrix `[N, K]`.
+        rows: int64 `[R]`, which rows, in the part's order.
+        shape: of the part: R times K numbers, row by row.
+    """
+
+    of: str
+    rows: Tensor
+    shape: tuple[int, ...]
+
+
+class RowParts(TensorSource):
+    """What `source` has, and parts of it.
+
+    Args:
+        source: whose matrices are taken apart.
+
+    Attributes:
+        parts: by name.
+    """
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+        self.parts: dict[str, RowPart] = {}
+        self._latest: tuple[str, Tensor] | None = None
+
+    @property
+    def whole_bytes(self) -> int:
+        """Memory of the largest matrix that is taken apart, in float32: it is kept while its parts are read."""
+        sizes = [math.prod(self._source.shape(part.of)) for part in self.parts.values()]
+        return 4 * max(sizes, default=0)
+
+    def names(self) -> frozenset[str]:
+        """The names of all tensors, parts included."""
+        return self._source.names() | self.parts.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor or part."""
+        return self.parts[name].shape if name in self.parts else self._source.shape(name)
+
+    def stored_kind(self, name: str) -> str:
+        """See `TensorSource.stored_kind`."""
+        return self._source.stored_kind(self.parts[name].of if name in self.parts else name)
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Fill `out` with a tensor's numbers."""
+        if name not in self.parts:
+            self._source.read_into(name, out)
+        elif not out.is_meta:
+            part = self.parts[name]
+            out.copy_(self._whole(part.of, out.dtype)[part.rows].view(part.shape))
+
+    def read_slice_into(self, name: str, index: int, out: Tensor) -> None:
+        """See `TensorSource.read_slice_into`."""
+        if name not in self.parts:
+            self._source.read_slice_into(name, index, out)
+        elif not out.is_meta:
+            rows = self._slice_rows(self.parts[name], index)
+            out.copy_(self._whole(self.parts[name].of, out.dtype)[rows].view(out.shape))
+
+    def read_blocks(self, name: str) -> StoredBlocks:
+        """See `TensorSource.read_blocks`."""
+        if name not in self.parts:
+            return self._source.read_blocks(name)
+        return self._blocks(self.parts[name], self.parts[name].rows)
+
+    def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:
+        """See `TensorSource.read_slice_blocks`."""
+        if name not in self.parts:
+            return self._source.read_slice_blocks(name, index)
+        return self._blocks(self.parts[name], self._slice_rows(self.parts[name], index))
+
+    def _blocks(self, part: RowPart, rows: Tensor) -> StoredBlocks:
+        if part.shape[-1] != self._source.shape(part.of)[-1]:
+            raise ModelFileError("", part.of, "has parts that are no whole rows")
+        blocks = self._source.read_blocks(part.of)
+        return blocks if blocks.data.is_meta else StoredBlocks(blocks.kind, blocks.data[rows])
+
+    @staticmethod
+    def _slice_rows(part: RowPart, index: int) -> Tensor:
+        return part.rows.view(part.shape[0], -1)[index]
+
+    def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
+        if self._latest is None or self._latest[0] != name or self._latest[1].dtype != dtype:
+            self._latest = None  # free before the next one is read
+            self._latest = name, self._source.read(name, dtype, "cpu")
+        return self._latest[1]
