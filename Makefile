@@ -24,11 +24,11 @@ serve: $(VENV)/.installed ## Install, fetch the default model and serve it on 12
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/penstock serve $(MODEL) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run every test, on all processors (ARGS="-k sampler" for some, ARGS="-n 0" in one process)
+test: $(VENV)/.installed-test ## Run the tests in minutes, on all processors (ARGS="-k sampler" for some, ARGS="-n 0" in one process)
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not deep" $(ARGS)
 
-test-deep: $(VENV)/.installed-test ## Run the long searches too: 10,000 random episodes of the core, bugs planted under verify
+test-deep: $(VENV)/.installed-test ## Run every test, long ones too: all variants, 10,000 random episodes of the core, bugs planted under verify
 	@$(BIN)/penstock pull $(MODEL)
 	@PENSTOCK_EPISODES=10000 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
