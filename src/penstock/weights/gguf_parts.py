@@ -7,12 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["half_at", "planes", "word_at"]
+__all__ = ["half_at", "half_bytes", "planes", "word_at"]
 
 
 def half_at(blocks: Tensor, at: int) -> Tensor:
     """The float16 at byte `at` of each block: uint8 `[B, bytes]` to float16 `[B, 1]`."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16)
+
+
+def half_bytes(numbers: Tensor) -> Tensor:
+    """Numbers `[B, 1]` as the bytes of float16: uint8 `[B, 2]`.
+
+    Raises:
+        ValueError: one is beyond float16's range.
+    """
+    halves = numbers.to(torch.float16)
+    if not bool(torch.isfinite(halves).all()):
+        raise ValueError("holds a block whose scale is beyond the range of float16")
+    return halves.view(torch.uint8)
 
 
 def word_at(blocks: Tensor, start: int, end: int, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,65 @@
+"""Whether two programs compute the same, the numbers of their weights apart.
+
+For whoever writes a model in another format, and wants to know that its settings arrived. Weights and vectors count by
+their shapes, angles of positions by their values, numbers as nearly as float32 holds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.nn.program import Program
+from penstock.nn.rope import RotaryTable
+
+__all__ = ["difference"]
+
+_RELATIVE = 1e-6
+_POSITIONS = 4096
+_ANGLE = 1e-3
+
+
+def difference(one: Program, other: Program) -> str | None:
+    """The first thing in which `other` differs from `one`, in words; None if they compute the same."""
+    return next(_differences("the model", one, other), None)
+
+
+def _differences(where: str, one: Any, other: Any) -> Iterator[str]:
+    if type(one) is not type(other):
+        yield f"{where} is {_said(other)}, not {_said(one)}"
+    elif isinstance(one, RotaryTable):
+        if not _same_angles(one, other):
+            yield f"{where} has other angles: the rope's settings differ"
+    elif isinstance(one, Tensor):
+        if one.shape != other.shape:
+            yield f"{where} has shape {tuple(other.shape)}, not {tuple(one.shape)}"
+    elif isinstance(one, tuple):
+        if len(one) != len(other):
+            yield f"{where} has {len(other)} parts, not {len(one)}"
+        for index, (first, second) in enumerate(zip(one, other, strict=False)):
+            yield from _differences(f"{where}[{index}]", first, second)
+    elif is_dataclass(one):
+        for field in fields(one):
+            if not field.name.startswith("_"):
+                yield from _differences(f"{where}.{field.name}", getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, float):
+        if not math.isclose(one, other, rel_tol=_RELATIVE):
+            yield f"{where} is {other:g}, not {one:g}"
+    elif one != other:
+        yield f"{where} is {other!r}, not {one!r}"
+
+
+def _same_angles(one: RotaryTable, other: RotaryTable) -> bool:
+    if one.cos.shape != other.cos.shape:
+        return False
+    pairs = (one.cos, other.cos), (one.sin, other.sin)
+    return all(torch.allclose(a[:_POSITIONS], b[:_POSITIONS], rtol=0.0, atol=_ANGLE) for a, b in pairs)
+
+
+def _said(value: Any) -> str:
+    return type(value).__name__ if is_dataclass(value) or isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,320 @@
+"""A model as a GGUF file in another form: `penstock quantize`.
+
+Decides what goes into the file. Of a GGUF file everything that it says of itself, and its tensors in other kinds; of a
+directory its settings and tokenizer in GGUF's keys, as far as they can be said there. That they are all said is no
+promise of this file: before any weight is written, the model is built from the file's own header, and compared with the
+one that the directory builds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock import models
+from penstock.contract.errors import ModelFileError
+from penstock.contract.model import HuggingFaceText
+from penstock.nn.difference import difference
+from penstock.nn.operations import Rotate
+from penstock.nn.program import Program
+from penstock.nn.rope import Llama3Scaling, Rope, RotaryTable
+from penstock.text.gguf_vocabulary_writer import vocabulary_of
+from penstock.weights.bind import Binder
+from penstock.weights.files import ModelFiles, open_model
+from penstock.weights.gguf_blocks import decode
+from penstock.weights.gguf_encode import ENCODABLE, encode
+from penstock.weights.gguf_file import GgufSource
+from penstock.weights.gguf_from_huggingface import ARCHITECTURES, StoredTensor, settings_of, tensors_of
+from penstock.weights.gguf_header import GgufTensor
+from penstock.weights.gguf_mixture import FORMS, ModelFacts, choose_kinds
+from penstock.weights.gguf_writer import OutTensor, write_gguf
+from penstock.weights.source import PIECE_ELEMENTS, StoredBlocks, TensorSource, open_binary, read_bytes
+
+__all__ = ["Plan", "plan_file", "write_file"]
+
+_VERSION_OF_BLOCKS = 2
+_COPIED_BYTES = 1 << 20
+_PIECE_ELEMENTS = 1 << 17
+"""Encoded at once: what its dozen tensors take fits a second-level cache, nearly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A file that can be written.
+
+    Attributes:
+        metadata: of the file.
+        tensors: in its order.
+        settings: names of tensors that are settings.
+        remarks: what is otherwise than one may think, in words.
+        program: the model that the file must build; None where the source is a file of the same settings.
+    """
+
+    metadata: dict[str, Any]
+    tensors: tuple[OutTensor, ...]
+    settings: frozenset[str]
+    remarks: tuple[str, ...]
+    program: Program | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Bytes of each kind, the most first."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors:
+            sizes[tensor.kind.name] = sizes.get(tensor.kind.name, 0) + tensor.bytes
+        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def plan_file(files: ModelFiles, form: str) -> Plan:
+    """Decide what a file in this form, one of `FORMS`, will hold.
+
+    Raises:
+        ModelFileError: the model's settings or tokenizer cannot be said in GGUF.
+    """
+    if isinstance(files.source, GgufSource):
+        return _plan_from_gguf(files.source, form)
+    return _plan_from_directory(files, form)
+
+
+def write_file(plan: Plan, target: Path, advance: Callable[[int], object]) -> None:
+    """Write the file; raises as `write_gguf`, and ModelFileError where the file would build another model."""
+
+    def check(partial: Path) -> None:
+        written = open_model(partial, models.gguf_dialect)
+        if plan.program is None:
+            return
+        found = difference(plan.program, _build(written))
+        if found is not None:
+            raise ModelFileError(
+                str(target), "", f"cannot say all that the model's settings say: read from GGUF, {found}"
+            )
+
+    with _one_thread_a_piece():
+        write_gguf(target, plan.metadata, plan.tensors, settings=plan.settings, check=check, advance=advance)
+
+
+def _plan_from_gguf(source: GgufSource, form: str) -> Plan:
+    header = source.header
+    metadata = {key: value for key, value in header.metadata.items() if not key.startswith("split.")}
+    metadata.pop("general.alignment", None)
+    architecture = metadata["general.architecture"]
+    counts = metadata.get(f"{architecture}.attention.head_count_kv", 0)
+    heads = metadata.get(f"{architecture}.attention.head_count", 0)
+    facts = ModelFacts(
+        architecture=architecture,
+        layers=metadata.get(f"{architecture}.block_count", 0),
+        experts=metadata.get(f"{architecture}.expert_count", 0),
+        shared_heads=isinstance(counts, int) and 0 < counts < heads,
+    )
+    kinds = choose_kinds(FORMS[form], {name: tensor.shape for name, tensor in header.tensors.items()}, facts)
+    tensors = []
+    for name, tensor in header.tensors.items():
+        kind = kinds[name] or tensor.kind.name
+        pieces = _copied(tensor) if kind == tensor.kind.name else _encoded(name, _decoded(tensor), kind)
+        tensors.append(
+            OutTensor(name, tensor.shape, tensor.kind if kind == tensor.kind.name else ENCODABLE[kind], pieces)
+        )
+    again = sorted({tensor.kind.name for tensor in header.tensors.values() if tensor.kind.elements > 1})
+    remarks = [f"its weights are in {', '.join(again)} already, and the errors of both forms add up"] if again else []
+    return Plan(metadata | _form_keys(form), tuple(tensors), frozenset(), tuple(remarks))
+
+
+def _form_keys(form: str) -> dict[str, Any]:
+    return {"general.file_type": FORMS[form].number, "general.quantization_version": _VERSION_OF_BLOCKS}
+
+
+def _copied(tensor: GgufTensor) -> Callable[[], Iterator[Tensor]]:
+    return lambda: _raw_pieces(tensor, _COPIED_BYTES)
+
+
+def _decoded(tensor: GgufTensor) -> Callable[[], Iterator[Tensor]]:
+    row = tensor.shape[-1]
+    row_bytes = row // tensor.kind.elements * tensor.kind.bytes
+    step = max(1, PIECE_ELEMENTS // row) * row_bytes
+
+    def rows() -> Iterator[Tensor]:
+        for raw in _raw_pieces(tensor, step):
+            yield decode(raw, tensor.kind).float().view(-1, row)
+
+    return rows
+
+
+def _raw_pieces(tensor: GgufTensor, step: int) -> Iterator[Tensor]:
+    with open_binary(tensor.path) as stream:
+        stream.seek(tensor.offset)
+        for start in range(0, tensor.bytes, step):
+            raw = torch.empty(min(step, tensor.bytes - start), dtype=torch.uint8)
+            read_bytes(stream, tensor.path, tensor.name, raw)
+            yield raw
+
+
+def _encoded(name: str, rows: Callable[[], Iterator[Tensor]], kind: str) -> Callable[[], Iterator[Tensor]]:
+    """The bytes of rows in this kind, piece by piece; as many pieces at a time as torch has threads."""
+    threads = torch.get_num_threads()
+
+    def pieces() -> Iterator[Tensor]:
+        waiting: deque[Future[Tensor]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            for piece in _pieces(rows()):
+                waiting.append(pool.submit(encode, piece, kind))
+                if len(waiting) > 2 * threads:
+                    yield _result(name, waiting.popleft())
+            while waiting:
+                yield _result(name, waiting.popleft())
+
+    return pieces
+
+
+def _pieces(rows: Iterator[Tensor]) -> Iterator[Tensor]:
+    for each in rows:
+        for piece in each.split(max(1, _PIECE_ELEMENTS // each.shape[-1])):
+            yield piece.contiguous()
+
+
+def _result(name: str, encoded: Future[Tensor]) -> Tensor:
+    try:
+        return encoded.result()
+    except ValueError as error:
+        raise ModelFileError("", name, str(error)) from error
+
+
+@contextmanager
+def _one_thread_a_piece() -> Iterator[None]:
+    """Inside, torch's operations do not divide their work: whole pieces go to the threads, and stay in their caches."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
+    file = str(files.path)
+    family = str(files.config.get("model_type"))
+    if family not in ARCHITECTURES:
+        raise ModelFileError(
+            file,
+            "model_type",
+            f"{family!r} cannot be written as GGUF from a directory; {', '.join(ARCHITECTURES)} can."
+            " Another family's BF16 GGUF file, as llama.cpp's conversion writes it, can be quantised",
+        )
+    architecture = ARCHITECTURES[family]
+    assert isinstance(files.text, HuggingFaceText)
+    program = _build(files)
+    stored = tensors_of(files.source, models.gguf_dialect(architecture, file), files.config, file)
+    written = vocabulary_of(files.text, program.shape.vocab_size)
+    settings, factors = _settings(files, program, architecture)
+    stored += [_vector(name, numbers) for name, numbers in factors.items()]
+    experts = settings.get(f"{architecture}.expert_count", 0)
+    shared = program.shape.num_kv_heads < program.shape.num_heads
+    facts = ModelFacts(architecture, program.shape.num_layers, experts, shared)
+    kinds = choose_kinds(FORMS[form], {tensor.name: tensor.shape for tensor in stored}, facts)
+    general = {"general.architecture": architecture, "general.name": files.name, "general.type": "model"}
+    return Plan(
+        metadata=general | _form_keys(form) | settings | written.metadata,
+        tensors=tuple(_out(tensor, kinds[tensor.name] or "F32") for tensor in stored),
+        settings=frozenset(factors),
+        remarks=written.left_out,
+        program=program,
+    )
+
+
+def _out(tensor: StoredTensor, kind: str) -> OutTensor:
+    return OutTensor(tensor.name, tensor.shape, ENCODABLE[kind], _encoded(tensor.name, tensor.rows, kind))
+
+
+def _vector(name: str, numbers: Tensor) -> StoredTensor:
+    return StoredTensor(name, tuple(numbers.shape), lambda: iter([numbers.view(1, -1)]))
+
+
+def _settings(files: ModelFiles, program: Program, architecture: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Keys of the file, and tensors that are settings."""
+    windows = [cache.window for cache in program.caches if cache.window is not None]
+    tables = [operation.table for operation in program.operations() if isinstance(operation, Rotate)]
+    rotated = tables[0].width if tables else 0
+    config = files.config
+    keys = settings_of(config, program.shape, max(windows, default=None), rotated, architecture)
+    if not rotated:
+        return keys, {}
+    sections = config.get("rope_parameters") or {}
+    if "full_attention" in sections:
+        local = sections.get("sliding_attention", {}).get("rope_theta") or config.get("rope_local_base_freq")
+        sections = sections["full_attention"]
+    else:
+        local = config.get("rope_local_base_freq")
+    section = {**sections, **(config.get("rope_scaling") or {})}
+    theta = section.get("rope_theta") or config.get("rope_theta")
+    if theta:
+        keys[f"{architecture}.rope.freq_base"] = float(theta)
+    if local and windows:
+        keys[f"{architecture}.rope.freq_base_swa"] = float(local)
+    scaling, factors = _scaling(section, config, float(theta or 10000.0), tables[0])
+    return keys | {f"{architecture}.rope.scaling.{key}": value for key, value in scaling.items()}, factors
+
+
+def _scaling(
+    section: Mapping[str, Any], config: Mapping[str, Any], theta: float, table: RotaryTable
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Keys below `rope.scaling.`, and factors of single frequencies as tensors."""
+    original = section.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    original = int(original or config["max_position_embeddings"])
+    match section.get("rope_type") or section.get("type") or "default":
+        case "linear":
+            return {"type": "linear", "factor": float(section["factor"])}, {}
+        case "llama3":
+            scaling = Llama3Scaling(
+                section["factor"], section["low_freq_factor"], section["high_freq_factor"], original
+            )
+            plain, scaled = (rope.inverse_frequencies(table.width) for rope in (Rope(theta), Rope(theta, scaling)))
+            return {}, {"rope_freqs.weight": plain / scaled}
+        case "yarn":
+            factor = float(section.get("factor") or config["max_position_embeddings"] / original)
+            keys = {"type": "yarn", "factor": factor, "original_context_length": original}
+            names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+            return keys | {new: float(section[old]) for old, new in names.items() if section.get(old) is not None}, {}
+        case "longrope" | "su":
+            amplitude = float(table.cos[0, 0])  # of position 0, whose angles are 0
+            return {"original_context_length": original, "attn_factor": amplitude}, {
+                f"rope_factors_{length}.weight": torch.tensor(section[f"{length}_factor"], dtype=torch.float32)
+                for length in ("long", "short")
+            }
+    return {}, {}
+
+
+class _Blank(TensorSource):
+    """A checkpoint's names and shapes; its numbers are whatever memory holds."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+
+    def names(self) -> frozenset[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Leave the memory as it is."""
+
+    def read_blocks(self, name: str) -> StoredBlocks:  # noqa: ARG002
+        raise AssertionError("a dense binder reads no blocks")
+
+
+def _build(files: ModelFiles) -> Program:
+    """The model with real tables of angles, and weights that have sizes and no meaning."""
+    binder = Binder(_Blank(files.source), torch.bfloat16, "cpu", str(files.path))
+    return models.load(files.config, binder, str(files.path), None)

@@ -1,0 +1,241 @@
+"""A tokenizer from Hugging Face's files as GGUF's metadata: the way back of `gguf_tokenizer`.
+
+Decides which name a pre-tokenizer has in GGUF, and the types and scores of tokens. A tokenizer goes into a file only if
+`read_gguf` makes the same one of it again; what would be read otherwise is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from penstock.contract.errors import ModelFileError
+from penstock.contract.model import GgufVocabulary, HuggingFaceText
+from penstock.text.gguf_tokenizer import END_NAMES, PRE_TOKENIZERS, read_gguf
+from penstock.text.huggingface import read_huggingface
+from penstock.text.tokenizer_parts import TokenizerParts
+
+__all__ = ["WrittenVocabulary", "vocabulary_of"]
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken")
+_SAMPLES = (
+    "The quick brown fox's 1234567890 dogs don't; they'VE 3.14159 or 1,000,000!",
+    "  leading,\ttabs\r\n\n\n and trailing  \u00a0\u2003 \n",
+    "Grüße naïve e\u0301 é Русский 日本語 한국어 हिन्दी العربية 👩🏽‍🚀 \u200b\ufeff \0",
+    "def f(x):\n    return x ** 2  # squared\n\t\tHTTPServerError snake_case",
+    "\u2581 Ġ Ċ <0x41> <|not_a_token|> [INST",
+    "",
+    " ",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenVocabulary:
+    """What goes into a file.
+
+    Attributes:
+        vocabulary: as it will be read.
+        metadata: keys of the file.
+        left_out: what the file cannot say and what that changes, in words.
+    """
+
+    vocabulary: GgufVocabulary
+    metadata: dict[str, Any]
+    left_out: tuple[str, ...]
+
+
+def vocabulary_of(text: HuggingFaceText, rows: int) -> WrittenVocabulary:
+    """Read a directory's tokenizer as what a GGUF file says of it.
+
+    Args:
+        text: the directory.
+        rows: of the token embedding; tokens are filled up to as many.
+
+    Raises:
+        ModelFileError: GGUF has no words for it.
+    """
+    parts = read_huggingface(text)
+    facts = json.loads(parts.backend.to_str())
+    model = facts["model"]
+    if model["type"] != "BPE":
+        raise ModelFileError(parts.file, "model.type", f"{model['type']} cannot be written as GGUF; BPE can")
+    tokens, types = _tokens(parts, model, rows)
+    eos = _main_eos(parts, tokens, types)
+    vocabulary = GgufVocabulary(
+        file=parts.file,
+        model="llama" if model.get("byte_fallback") else "gpt2",
+        pre="default" if model.get("byte_fallback") else _pre(parts.file, facts),
+        tokens=tuple(tokens),
+        token_types=tuple(types),
+        merges=() if model.get("byte_fallback") else tuple(f"{left} {right}" for left, right in _merges(model)),
+        scores=tuple(_scores(model, tokens)) if model.get("byte_fallback") else (),
+        bos=parts.bos,
+        eos=eos,
+        unknown=_unknown(parts, model),
+        add_bos=_adds_bos(parts),
+        add_space_prefix=bool(model.get("byte_fallback")) and _prepends(facts["normalizer"]),
+        chat_template=parts.template.source if parts.template else "",
+    )
+    again = read_gguf(vocabulary)
+    _check_same(parts, facts, again)
+    return WrittenVocabulary(vocabulary, _metadata(vocabulary, parts), tuple(_left_out(parts, again, tokens)))
+
+
+def _tokens(parts: TokenizerParts, model: dict[str, Any], rows: int) -> tuple[list[str], list[int]]:
+    by_id = {id_: token for token, id_ in parts.backend.get_vocab(with_added_tokens=True).items()}
+    if max(by_id) >= rows:
+        raise ModelFileError(parts.file, "vocab", f"has token {max(by_id)}, and the embedding has {rows} rows")
+    added = parts.backend.get_added_tokens_decoder()
+    tokens, types = [], []
+    for id_ in range(rows):
+        token = by_id.get(id_, f"[PAD{id_}]")
+        tokens.append(token)
+        if id_ not in by_id:
+            types.append(_UNUSED)
+        elif token == model.get("unk_token"):
+            types.append(_UNKNOWN)
+        elif id_ in added:
+            types.append(_CONTROL if added[id_].special else _USER_DEFINED)
+        elif model.get("byte_fallback") and len(token) == 6 and token.startswith("<0x"):
+            types.append(_BYTE)
+        else:
+            types.append(_NORMAL)
+    return tokens, types
+
+
+def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Left and right of every merge; older files have them as one text."""
+    pairs = (each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"])
+    return [(left, right) for left, right in pairs]
+
+
+def _scores(model: dict[str, Any], tokens: list[str]) -> list[float]:
+    """Scores by which the merges come in the order of the list: a token's is the place of the first that makes it."""
+    places: dict[str, int] = {}
+    for place, (left, right) in enumerate(_merges(model)):
+        places.setdefault(left + right, place)
+    return [-float(places.get(token, len(places))) for token in tokens]
+
+
+def _unknown(parts: TokenizerParts, model: dict[str, Any]) -> int:
+    token = model.get("unk_token")
+    id_ = parts.backend.token_to_id(token) if token is not None else None
+    return -1 if id_ is None else id_
+
+
+def _main_eos(parts: TokenizerParts, tokens: list[str], types: list[int]) -> int:
+    """The end of sequence that a reader could not know from its name; else the tokenizer's own."""
+    unnamed = [id_ for id_ in sorted(parts.eos) if types[id_] != _CONTROL or tokens[id_] not in END_NAMES]
+    own = parts.backend.token_to_id(parts.special_tokens.get("eos_token", ""))
+    if unnamed:
+        return own if own in unnamed else unnamed[0]
+    return own if own is not None else min(parts.eos, default=-1)
+
+
+def _adds_bos(parts: TokenizerParts) -> bool:
+    added = parts.backend.encode("", add_special_tokens=True).ids
+    if added not in ([], [parts.bos]):
+        raise ModelFileError(
+            parts.file,
+            "post_processor",
+            f"puts tokens {added} around a text; GGUF can say only that a text begins with BOS",
+        )
+    return bool(added)
+
+
+def _pre(file: str, facts: dict[str, Any]) -> str:
+    for name in _PREFERRED:
+        family = PRE_TOKENIZERS[name]
+        sample = Backend.from_str(json.dumps({**_EMPTY, "pre_tokenizer": None}))
+        sample.pre_tokenizer = family.pre_tokenizer()
+        cuts = json.loads(sample.to_str())["pre_tokenizer"]
+        composed = {"type": "NFC"} if family.composed else None
+        same_words = bool(facts["model"].get("ignore_merges")) == family.whole_words
+        if (
+            _plainly(cuts) == _plainly(facts["pre_tokenizer"])
+            and _plainly(facts["normalizer"]) == composed
+            and same_words
+        ):
+            return name
+    raise ModelFileError(
+        file, "pre_tokenizer", f"cuts text in a way that has no name here; known are {', '.join(_PREFERRED)}"
+    )
+
+
+_EMPTY: dict[str, Any] = {
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "BPE", "vocab": {}, "merges": []},
+}
+
+
+def _plainly(part: Any) -> Any:
+    """A part of a tokenizer without what changes no ids: offsets, and sequences of one."""
+    if isinstance(part, list):
+        return [_plainly(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    inner = part.get("pretokenizers") or part.get("normalizers")
+    if part.get("type") == "Sequence" and inner is not None and len(inner) == 1:
+        return _plainly(inner[0])
+    return {key: _plainly(value) for key, value in part.items() if key != "trim_offsets"}
+
+
+def _prepends(normalizer: dict[str, Any] | None) -> bool:
+    return normalizer is not None and '"Prepend"' in json.dumps(normalizer)
+
+
+def _check_same(parts: TokenizerParts, facts: dict[str, Any], again: TokenizerParts) -> None:
+    """Compare what was read with what will be read.
+
+    Raises:
+        ModelFileError: they differ.
+    """
+    read = json.loads(again.backend.to_str())
+    if _merges(read["model"]) != _merges(facts["model"]):
+        raise ModelFileError(parts.file, "model.merges", "are in an order that no scores of tokens can say")
+    if facts["model"].get("byte_fallback") and _plainly(read["normalizer"]) != _plainly(facts["normalizer"]):
+        raise ModelFileError(parts.file, "normalizer", "changes text in a way that has no name in GGUF")
+    added = " ".join(token.content for token in parts.backend.get_added_tokens_decoder().values())
+    for sample in (*_SAMPLES, added):
+        if parts.backend.encode(sample).ids != again.backend.encode(sample).ids:
+            raise ModelFileError(
+                parts.file, "", f"would be read from GGUF as another tokenizer: it encodes {sample[:40]!r} otherwise"
+            )
+
+
+def _left_out(parts: TokenizerParts, again: TokenizerParts, tokens: list[str]) -> list[str]:
+    lost = sorted(parts.eos - again.eos)
+    words = [f"token {id_} {tokens[id_]!r} ends a text here, and will not in the file" for id_ in lost]
+    if parts.tool_template is not None:
+        words.append("the second chat template, for tools, has no place in the file")
+    return words
+
+
+def _metadata(vocabulary: GgufVocabulary, parts: TokenizerParts) -> dict[str, Any]:
+    keys: dict[str, Any] = {
+        "model": vocabulary.model,
+        "pre": vocabulary.pre,
+        "tokens": vocabulary.tokens,
+        "token_type": vocabulary.token_types,
+    }
+    if vocabulary.scores:
+        keys["scores"] = vocabulary.scores
+    if vocabulary.merges:
+        keys["merges"] = vocabulary.merges
+    padding = parts.backend.token_to_id(parts.special_tokens.get("pad_token", ""))
+    ids = {"bos": vocabulary.bos, "eos": vocabulary.eos, "unknown": vocabulary.unknown}
+    ids |= {} if padding is None else {"padding": padding}
+    keys |= {f"{name}_token_id": id_ for name, id_ in ids.items() if id_ >= 0}
+    keys |= {"add_bos_token": vocabulary.add_bos}
+    if vocabulary.model == "llama":
+        keys["add_space_prefix"] = vocabulary.add_space_prefix
+    found = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    return found | ({"tokenizer.chat_template": vocabulary.chat_template} if vocabulary.chat_template else {})

@@ -1,0 +1,236 @@
+"""From Hugging Face's terms to a GGUF file's: names, arrangements of rows, settings. The way back of `gguf_file`.
+
+Decides which families of directories can be written: those whose files say all that their configs do in the keys that
+are common. Names and arrangements come from the family's dialect, read backwards; whether the settings arrive is found
+out by whoever writes the file, by reading it (`penstock.quantizing`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.contract.errors import ModelFileError
+from penstock.contract.model import ModelShape
+from penstock.weights.gguf_dialect import Arrangement, GgufDialect
+from penstock.weights.source import TensorSource
+
+__all__ = ["ARCHITECTURES", "StoredTensor", "settings_of", "tensors_of"]
+
+ARCHITECTURES: Mapping[str, str] = {
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt2": "gpt2",
+    "granite": "granite",
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
+}
+"""What GGUF calls a `model_type` whose directories can be written."""
+
+_EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<number>\d+)\.(?P<part>[a-z0-9_]+)(?P<ending>\.weight)")
+_ORIGINAL_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+"""What Mixtral's checkpoints call the parts of an expert."""
+
+_BUFFER = re.compile(r".*(rotary_emb\.inv_freq|h\.\d+\.attn\.(bias|masked_bias))")
+"""Tensors of older checkpoints that hold what the config says."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a GGUF file has it.
+
+    Attributes:
+        shape: in the file, rows last.
+        rows: makes its numbers, float32, in the order of the file: pieces of whole rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: Callable[[], Iterator[Tensor]]
+
+
+def tensors_of(source: TensorSource, dialect: GgufDialect, config: Mapping[str, Any], file: str) -> list[StoredTensor]:
+    """The checkpoint's tensors as a file of this dialect has them, layer by layer.
+
+    Raises:
+        ModelFileError: one has no name there.
+    """
+    names = _Names(dialect)
+    stacks: dict[str, dict[int, str]] = {}
+    found: list[StoredTensor] = []
+    for name in source.names():
+        if _is_left_out(name, source, config):
+            continue
+        expert = _EXPERT.fullmatch(name)
+        if expert:
+            part = _ORIGINAL_PARTS.get(expert["part"], expert["part"])
+            stacks.setdefault(f"{expert['before']}{part}{expert['ending']}", {})[int(expert["number"])] = name
+            continue
+        stored = names.stored(name)
+        if stored is None:
+            raise ModelFileError(file, name, f"has no name in a GGUF file of a {dialect.architecture}")
+        found.append(_tensor(source, name, *stored, config))
+    for name, parts in stacks.items():
+        stored = names.stored(name)
+        if stored is None or sorted(parts) != list(range(len(parts))):
+            raise ModelFileError(file, name, f"has no name in a GGUF file of a {dialect.architecture}")
+        found.append(_stack(source, stored[0], [parts[number] for number in range(len(parts))]))
+    return sorted(found, key=lambda tensor: _place(tensor.name))
+
+
+def _is_left_out(name: str, source: TensorSource, config: Mapping[str, Any]) -> bool:
+    if _BUFFER.fullmatch(name):
+        return True
+    table = "model.embed_tokens.weight"
+    if name != "lm_head.weight" or not config.get("tie_word_embeddings") or table not in source.names():
+        return False
+    if source.shape(name) != source.shape(table):
+        return False
+    head, embedding = (source.read(each, torch.float32, "cpu") for each in (name, table))
+    return torch.equal(head, embedding)  # a tied checkpoint with other values in its head means its head
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    """Embeddings, layers in order, then what is behind them; as files are usually laid out."""
+    parts = name.split(".")
+    if parts[0] == "blk":
+        return 1, int(parts[1]), name
+    return (2 if name.startswith("output") else 0), 0, name
+
+
+class _Names:
+    """A dialect's names, from Hugging Face's to the file's."""
+
+    def __init__(self, dialect: GgufDialect) -> None:
+        pairs = [
+            (f"{ours}.{ending}", f"{stored}.{ending}")
+            for stored, ours in dialect.tensors.items()
+            for ending in ("weight", "bias")
+        ]
+        pairs += [(ours, stored) for stored, ours in dialect.whole.items()]
+        self._plain = {ours: stored for ours, stored in pairs if "{layer}" not in ours}
+        self._layered = [
+            (re.compile(re.escape(ours).replace(r"\{layer\}", r"(\d+)")), stored)
+            for ours, stored in pairs
+            if "{layer}" in ours
+        ]
+        self._arrangements = dialect.arrangements
+        self._roots = {ours.partition(".")[0] for ours in dialect.tensors.values()}
+
+    def stored(self, name: str) -> tuple[str, Arrangement] | None:
+        """The file's name and arrangement of a tensor; None if there is none."""
+        for candidate in (name, *(f"{root}.{name}" for root in self._roots if root == "transformer")):
+            if candidate in self._plain:
+                stored = self._plain[candidate]
+                return stored, self._arrangements.get(stored, Arrangement.SAME)
+            for pattern, stored in self._layered:
+                if found := pattern.fullmatch(candidate):
+                    return stored.replace("{layer}", found[1]), self._arrangements.get(stored, Arrangement.SAME)
+        return None
+
+
+def _tensor(
+    source: TensorSource, name: str, stored: str, arrangement: Arrangement, config: Mapping[str, Any]
+) -> StoredTensor:
+    shape = source.shape(name)
+    if arrangement is Arrangement.TRANSPOSED:
+        shape = shape[::-1]
+    elif arrangement is Arrangement.ROW:
+        shape = shape[-1:]
+
+    def rows() -> Iterator[Tensor]:
+        yield _arranged(source.read(name, torch.float32, "cpu"), arrangement, config).reshape(-1, shape[-1])
+
+    return StoredTensor(stored, shape, rows)
+
+
+def _arranged(numbers: Tensor, arrangement: Arrangement, config: Mapping[str, Any]) -> Tensor:
+    match arrangement:
+        case Arrangement.SAME | Arrangement.ROW:
+            return numbers
+        case Arrangement.TRANSPOSED:
+            return numbers.T.contiguous()
+        case Arrangement.MINUS_ONE:
+            return numbers + 1.0
+        case Arrangement.INTERLEAVED_QUERY | Arrangement.INTERLEAVED_KEY:
+            heads = config["num_attention_heads"]
+            if arrangement is Arrangement.INTERLEAVED_KEY:
+                heads = config.get("num_key_value_heads") or heads
+            halves = numbers.view(heads, 2, numbers.shape[0] // heads // 2, *numbers.shape[1:])
+            return halves.transpose(1, 2).reshape(numbers.shape)
+    raise AssertionError(f"no family in ARCHITECTURES has tensors that are {arrangement.name}")
+
+
+def _stack(source: TensorSource, stored: str, names: list[str]) -> StoredTensor:
+    def rows() -> Iterator[Tensor]:
+        for name in names:
+            yield source.read(name, torch.float32, "cpu")
+
+    return StoredTensor(stored, (len(names), *source.shape(names[0])), rows)
+
+
+_SAME_MEANING = {
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("norm_epsilon", "layer_norm_epsilon"),
+    "attention.scale": ("attention_multiplier",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "embedding_scale": ("embedding_multiplier",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_used_count": ("num_experts_per_tok",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "logit_scale": ("logits_scaling",),
+    "residual_scale": ("residual_multiplier",),
+}
+"""Keys of a file, and the settings of a config that mean the same, where the config has them."""
+
+_REAL = ("epsilon", "scale", "softcapping")
+
+
+def settings_of(
+    config: Mapping[str, Any], shape: ModelShape, window: int | None, rotated: int, architecture: str
+) -> dict[str, Any]:
+    """A file's settings below its architecture's name, as far as all families share them; without a rope's scaling.
+
+    Args:
+        config: the checkpoint's.
+        shape: of the model.
+        window: of the layers that have one.
+        rotated: elements of a head that are rotated; 0 for a model that is not.
+        architecture: what the file will call itself.
+    """
+    inner = config.get("intermediate_size") or config.get("n_inner") or 4 * shape.hidden_size
+    keys: dict[str, Any] = {
+        "block_count": shape.num_layers,
+        "context_length": config.get("max_position_embeddings") or shape.max_positions,
+        "embedding_length": shape.hidden_size,
+        "feed_forward_length": inner,
+        "attention.head_count": shape.num_heads,
+        "attention.head_count_kv": shape.num_kv_heads,
+        "vocab_size": shape.vocab_size,
+    }
+    if rotated:
+        keys |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
+        keys |= {"rope.dimension_count": rotated}
+    if window is not None:
+        keys["attention.sliding_window"] = window
+    for key, names in _SAME_MEANING.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        if value is not None:
+            keys[key] = float(value) if key.endswith(_REAL) else value
+    return {f"{architecture}.{key}": value for key, value in keys.items()}

@@ -1,0 +1,66 @@
+"""`penstock quantize` from the shell: what it writes serves, and what ends it leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_cli_commands import penstock, refused  # noqa: F401 - a fixture
+
+from penstock.cli.quantize import FORMS
+from penstock.weights import gguf_mixture
+from penstock.weights.gguf_header import read_gguf_header
+
+
+def test_the_forms_of_the_option_are_those_that_can_be_written():
+    assert set(FORMS) == set(gguf_mixture.FORMS)
+
+
+@pytest.mark.model
+@pytest.mark.deep
+def test_the_default_model_in_another_form_answers(default_model: Path, tmp_path):
+    target = tmp_path / "smaller.gguf"
+    done = penstock("quantize", str(default_model), str(target), "--form", "q4_k_m")
+    assert (done.returncode, done.stdout) == (0, f"{target}\n"), done.stderr
+    assert "the errors of both forms add up" in done.stderr
+    kinds = {tensor.kind.name for tensor in read_gguf_header(target).tensors.values()}
+    assert kinds == {"Q5_0", "Q8_0", "Q4_K", "Q6_K", "F32"}, "rows of 576 have no blocks of 256"
+    said = penstock(
+        "generate", str(target), "-p", "The capital of France is", "--max-tokens", "3", "--temperature", "0"
+    )
+    assert "Paris" in said.stdout, said.stderr
+
+
+def test_a_target_that_cannot_be_is_refused_before_anything_is_read(tmp_path, refused):  # noqa: F811
+    (tmp_path / "there.gguf").write_bytes(b"mine")
+    for target, said in (
+        ("there.gguf", "exists already; --force replaces it"),
+        ("model.bin", "must end in .gguf"),
+        ("none/model.gguf", "there is no folder"),
+    ):
+        assert said in refused("quantize", "no-such-model", str(tmp_path / target), "--form", "Q8_0")
+    assert (tmp_path / "there.gguf").read_bytes() == b"mine"
+
+
+@pytest.mark.model
+def test_the_model_itself_is_never_replaced(default_model: Path, refused):  # noqa: F811
+    said = refused("quantize", str(default_model), str(default_model), "--form", "Q8_0", "--force")
+    assert said.endswith("is MODEL itself; name another file")
+
+
+@pytest.mark.model
+def test_an_interrupt_leaves_nothing_behind(default_model: Path, tmp_path):
+    target = tmp_path / "new.gguf"
+    command = [sys.executable, "-m", "penstock", "quantize", str(default_model), str(target), "--form", "Q4_0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.iterdir()) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
