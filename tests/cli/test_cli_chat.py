@@ -262,6 +262,26 @@ def chunk(**delta):
     return json.dumps({"choices": [{"delta": delta, "finish_reason": None}]})
 
 
+def test_one_slow_drawing_does_not_stop_the_screen(monkeypatch):
+    """The first one brings libraries in, which takes seconds on a busy machine."""
+    clock = [0.0]
+    monkeypatch.setattr("penstock.cli.chat_screen.time.monotonic", lambda: clock[0])
+    out = io.StringIO()
+    with StreamedMarkdown(Console(file=out, force_terminal=True, width=40, height=10)) as view:
+        update = view._live.update
+
+        def slow(*args: object, **options: object) -> None:
+            clock[0] += 30.0
+            update(*args, **options)
+
+        view._live.update = slow
+        view.write("one")
+        view._live.update = update
+        clock[0] += 2.5
+        view.write(" two")
+        assert "two" in out.getvalue()
+
+
 def test_a_server_is_asked_as_openais_clients_ask_it():
     usage = json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
     events = (

@@ -26,6 +26,9 @@ REDRAW_SECONDS = 0.06
 MOST_SHARE = 0.1
 """Of the time may go into drawing: a block without an end takes longer with each piece."""
 
+LONGEST_PAUSE = 2.0
+"""Seconds between two drawings at most: one that took long says little of the next where the machine was busy."""
+
 FENCES = ("```", "~~~")
 
 
@@ -145,7 +148,7 @@ class StreamedMarkdown:
         if done or now >= self._next:
             self._live.update(_Tail(self._thoughts or self._text, thoughts=bool(self._thoughts)), refresh=True)
             took = time.monotonic() - now
-            self._next = now + max(REDRAW_SECONDS, took / MOST_SHARE)
+            self._next = now + min(max(REDRAW_SECONDS, took / MOST_SHARE), LONGEST_PAUSE)
 
     def _print(self, block: str) -> None:
         self._console.print(_Tail(block, whole=True))
