@@ -28,6 +28,7 @@ from penstock.contract.errors import ModelFileError
 from penstock.kernels import native
 from penstock.kernels.fused_weight import FusedWeight
 from penstock.kernels.packed_linear import PackedKind, PackedWeight, unpack
+from penstock.kernels.packed_stack import PackedStack
 from penstock.models import gguf_dialect
 from penstock.weights.bind import Binder
 from penstock.weights.files import ModelFiles, open_model
@@ -112,8 +113,9 @@ FLOATS = {
 @pytest.mark.parametrize("case", FLOATS)
 def test_fp8_is_read_as_the_product_in_float32(tmp_path, case):
     matrix, changes = FLOATS[case]
-    tensors = fp8("a", matrix) | {"a.input_scale": torch.ones(1)}
-    files = opened(tmp_path, tensors, {"quant_method": "fp8", "fmt": "e4m3", **changes})
+    tensors = fp8("a", matrix) | {"a.input_scale": torch.ones(1), "b.k_scale": torch.ones(1)}
+    files = opened(tmp_path, tensors, {"quant_method": "fp8", "activation_scheme": "dynamic", **changes})
+    assert files.source.names() == {"a.weight"}
     assert files.stored_dtype == "quantised"
     assert torch.equal(files.source.read("a.weight", torch.float32, "cpu"), matrix.numbers)
     assert not files.source.rounded()
@@ -225,6 +227,23 @@ def test_a_table_and_a_head_may_be_quantised(tmp_path):
     assert torch.equal(unpack(router), matrix.numbers)
 
 
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
+def test_experts_are_stacked_as_they_are(tmp_path):
+    """Gates and ups of 3 experts; no block holds those of 8 bits with zero points, which become plain numbers."""
+    for bits, form in ((4, PackedKind.Z4), (8, PackedKind.F32)):
+        parts = {f"e.{i}.{name}": integers(16, 64, bits, seed=i) for i in range(3) for name in ("gate", "up")}
+        stored = {name: tensor for module, each in parts.items() for name, tensor in gptq(module, each).items()}
+        files = opened(tmp_path / str(bits), stored, {**GPTQ, "bits": bits})
+        stack = binder(files, torch.float32).take_stack(
+            3, [(f"e.{{expert}}.{n}.weight", (16, 64)) for n in ("gate", "up")]
+        )
+        assert isinstance(stack, PackedStack)
+        assert stack.kind is form
+        for i in range(3):
+            wanted = torch.cat((parts[f"e.{i}.gate"].numbers, parts[f"e.{i}.up"].numbers))
+            assert torch.equal(unpack(stack[i]), wanted)
+
+
 def test_a_bias_of_zeros_that_no_model_asks_for_is_passed_over(tmp_path):
     tensors = gptq("a", integers(N, K)) | {"a.bias": torch.zeros(N), "b.bias": torch.zeros(N)}
     for left, bias in (("b.bias", 0.0), ("a.bias, b.bias", 0.5)):
@@ -291,6 +310,8 @@ def test_a_checkpoint_that_is_not_quantised_as_it_says_is_refused(tmp_path):
     plain = {"a.weight": torch.ones(8, 32)}
     with pytest.raises(ModelFileError, match="quantization_config: says awq, but no matrix is stored so"):
         opened(tmp_path, plain, AWQ)
+    with pytest.raises(ModelFileError, match=r"quantization_config: is missing, but a\.qweight is quantised"):
+        open_model(write_directory(tmp_path, gptq("a", ONE), {"model_type": "llama"}), gguf_dialect)
     with pytest.raises(ModelFileError, match="quantization_config: must be an object"):
         opened(tmp_path, plain, [1])  # type: ignore[arg-type]
 

@@ -21,18 +21,13 @@ from penstock.weights.fp8_safetensors import find_fp8
 from penstock.weights.integer_matrix import IntegerMatrix, IntegerRows, ReadRows
 from penstock.weights.integer_safetensors import unpacked
 from penstock.weights.quantisation_config import Quantisation
-from penstock.weights.quantised_safetensors import QuantisedMatrices, check_shape, check_type, read_part
+from penstock.weights.quantised_safetensors import QuantisedMatrices, check_shape, check_type, read_part, read_rows
 from penstock.weights.safetensors_files import StoredTensor
 
 __all__ = ["find_compressed"]
 
 _FLOATS = ("BF16", "F16", "F32")
 _PACKED = ".weight_packed"
-_UNHEEDED = (
-    *(".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point"),
-    *(".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point", ".q_scale"),
-)
-"""What says how activations, keys and values would be rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,6 @@ def find_compressed(stored: Mapping[str, StoredTensor], scheme: Quantisation) ->
     """
     floats = find_fp8(stored, scheme)
     matrices, hidden = dict(floats.matrices), set(floats.hidden)
-    hidden |= {name for name in stored if name.endswith(_UNHEEDED)}
     for name, tensor in stored.items():
         packed = name.endswith(_PACKED)
         if not packed and (tensor.dtype != "I8" or not name.endswith(".weight")):
@@ -149,11 +143,10 @@ def _open(parts: _Parts, groups: int) -> ReadRows:
     name = f"{parts.module}.weight_scale"
     scales = read_part(name, parts.tensors[name], _FLOATS).float()
     scales = scales.reshape(-1, groups).expand(outputs, groups)
-    codes = read_part(parts.codes, parts.tensors[parts.codes], ("I32", "I8"))
     zeros = _zeros(parts, groups)
 
     def rows(start: int, stop: int) -> IntegerRows:
-        some = codes[start:stop]
+        some = read_rows(parts.codes, parts.tensors[parts.codes], start, stop, ("I32", "I8"))
         raised = some.view(torch.uint8) ^ 128 if some.dtype == torch.int8 else unpacked(some, parts.bits)[:, :inputs]
         return IntegerRows(raised.contiguous(), scales[start:stop].contiguous(), zeros[start:stop])
 

@@ -8,6 +8,7 @@ holds the product: in bfloat16 it is rounded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from penstock.contract.errors import ModelFileError
 from penstock.weights.integer_matrix import place_numbers
 from penstock.weights.quantisation_config import Quantisation
-from penstock.weights.quantised_safetensors import QuantisedMatrices, read_part
+from penstock.weights.quantised_safetensors import QuantisedMatrices, read_part, read_rows
 from penstock.weights.safetensors_files import StoredTensor
 from penstock.weights.source import PIECE_ELEMENTS
 
@@ -27,7 +28,11 @@ __all__ = ["find_fp8"]
 _CODES = ("F8_E4M3",)
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 _ENDINGS = ("_scale_inv", "_scale")
-_UNHEEDED = (".input_scale", ".activation_scale")
+_UNHEEDED = (
+    *(".input_scale", ".input_zero_point", ".activation_scale", ".output_scale", ".output_zero_point"),
+    *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
+)
+"""What says how activations, keys and values would be rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +77,14 @@ class Fp8Matrix:
         """See `QuantisedMatrix.read_numbers`."""
         rows, inputs = self.shape
         height, width = self.block
-        codes = read_part(name, self.codes, _CODES)
         scales = read_part(name, self.scales, _SCALES).float().reshape(-(-rows // height), -(-inputs // width))
-        across = torch.arange(inputs) // width
+        if scales.shape[1] > 1:
+            scales = scales.repeat_interleave(width, dim=1)[:, :inputs]
         step, rounded = max(1, PIECE_ELEMENTS // inputs), False
         for start in range(0, rows, step):
-            piece = codes[start : start + step].float()
-            down = torch.arange(start, start + len(piece)) // height
-            numbers = piece.mul_(scales[down][:, across])
+            codes = read_rows(name, self.codes, start, min(start + step, rows), _CODES)
+            numbers = _numbers_of_codes().index_select(0, codes.view(torch.uint8).view(-1).int()).view(codes.shape)
+            numbers.mul_(scales.index_select(0, torch.arange(start, start + len(codes)) // height))
             rounded |= place_numbers(numbers, out[start : start + step], self.path, name)
         return rounded
 
@@ -88,8 +93,14 @@ class Fp8Matrix:
         raise ModelFileError(str(self.path), name, "is not stored in quantised blocks")
 
 
+@functools.cache
+def _numbers_of_codes() -> Tensor:
+    """What each of 256 codes stands for: a look-up takes a sixth of the time of a conversion."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+
+
 def find_fp8(stored: Mapping[str, StoredTensor], scheme: Quantisation) -> QuantisedMatrices:
-    """The matrices of a checkpoint in FP8.
+    """The matrices of a checkpoint in FP8; what concerns activations, keys and values is hidden.
 
     Raises:
         ModelFileError: one has no scales, or scales that do not fit it.

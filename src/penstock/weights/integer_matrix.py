@@ -83,14 +83,22 @@ class IntegerMatrix:
     def read_numbers(self, name: str, out: Tensor) -> bool:
         """Fill `out` `[N, K]`; whether that rounded a number."""
         inputs, read = self.shape[1], self.open(name)
-        groups = torch.arange(inputs) // self.group if self.order is None else self.order(name)
+        order = None if self.order is None else self.order(name)
         step, rounded = max(1, PIECE_ELEMENTS // inputs), False
         for start in range(0, self.shape[0], step):
             rows = self._read(read, start, min(start + step, self.shape[0]), name)
-            codes = rows.codes.float() - rows.zeros.float()[:, groups]
-            numbers = codes.mul_(rows.scales[:, groups])
+            numbers = rows.codes.float().sub_(self._spread(rows.zeros.float(), order))
+            numbers.mul_(self._spread(rows.scales, order))
             rounded |= place_numbers(numbers, out[start : start + len(numbers)], self.path, name)
         return rounded
+
+    def _spread(self, of_groups: Tensor, order: Tensor | None) -> Tensor:
+        """What groups have, `[N, G]`, for each of their inputs: `[N, K]`, or `[N, 1]` where there is one group."""
+        if of_groups.shape[1] == 1:
+            return of_groups
+        if order is not None:
+            return of_groups[:, order]
+        return of_groups.repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
         """The blocks of all rows, uint8 `[N, bytes of a row]`, and whether scales had to be rounded to float16.

@@ -151,7 +151,8 @@ def _fp8(section: _Section) -> Quantisation:
         if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
             raise section.refuse("weight_block_size", f"must be two positive integers, got {reprlib.repr(block)}")
         block = (block[0], block[1])
-    return Quantisation("fp8", block=block, unheeded=(f"{_KEY}.activation_scheme",))
+    unheeded = [f"{_KEY}.{key}" for key in ("activation_scheme", "kv_cache_scheme") if section.get(key)]
+    return Quantisation("fp8", block=block, unheeded=tuple(unheeded))
 
 
 def _bitsandbytes(section: _Section) -> Quantisation:

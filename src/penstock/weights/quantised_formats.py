@@ -26,6 +26,8 @@ def open_quantised(plain: SafetensorsSource, scheme: Quantisation | None, file: 
     Raises:
         ModelFileError: the parts of a matrix do not fit each other, or there are none of the kind that the config says.
     """
+    if scheme is None:
+        _refuse_unsaid(plain, file)
     if scheme is None or scheme.method == "mxfp4":
         return Mxfp4Source(plain)
     found = _find(plain, scheme)
@@ -36,6 +38,18 @@ def open_quantised(plain: SafetensorsSource, scheme: Quantisation | None, file: 
             f"says {scheme.method}, but no matrix is stored so; take the key out if none is quantised",
         )
     return QuantisedSource(plain, found, scheme.unheeded)
+
+
+def _refuse_unsaid(plain: SafetensorsSource, file: str) -> None:
+    """Old tools put their settings into files of their own, which say less."""
+    name = next((name for name in sorted(plain.names()) if name.endswith((".qweight", ".weight_packed"))), None)
+    if name is not None:
+        raise ModelFileError(
+            file,
+            "quantization_config",
+            f"is missing, but {name} is quantised; put the settings of quantize_config.json or quant_config.json here,"
+            ' with "quant_method": "gptq", "awq" or "compressed-tensors"',
+        )
 
 
 def _find(plain: SafetensorsSource, scheme: Quantisation) -> QuantisedMatrices:

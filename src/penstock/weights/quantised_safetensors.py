@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,7 @@ __all__ = [
     "check_shape",
     "check_type",
     "read_part",
+    "read_rows",
 ]
 
 QUANTISED_TYPES = frozenset({"INT4", "INT8", "FP8", "NF4", "FP4"})
@@ -191,6 +192,15 @@ def read_part(name: str, part: StoredTensor, allowed: Iterable[str]) -> Tensor:
         stream.seek(part.offset)
         read_bytes(stream, part.path, name, out)
     return out
+
+
+def read_rows(name: str, part: StoredTensor, start: int, stop: int, allowed: Iterable[str]) -> Tensor:
+    """Some rows of a part `[N, K]`; else as `read_part`."""
+    of_row = part.bytes // part.shape[0]
+    rows = replace(
+        part, shape=(stop - start, *part.shape[1:]), offset=part.offset + start * of_row, bytes=(stop - start) * of_row
+    )
+    return read_part(name, rows, allowed)
 
 
 def check_type(name: str, part: StoredTensor, allowed: Iterable[str]) -> None:
