@@ -35,6 +35,19 @@ struct HalfScales {
     static PENSTOCK_INLINE f32x16 minimum(const H& halves, const uint8_t*, int, int) { return halves[1]; }
 };
 
+// One for a unit, and the code that stands for zero: the minimum is exact, an integer times a float16.
+struct ZeroPointScales {
+    static constexpr int kShares = 1;
+    static constexpr bool kMinima = true;
+    static constexpr float kSign = -1.0f;
+    template <class H>
+    static PENSTOCK_INLINE f32x16 scale(const H& halves, const uint8_t*, const uint8_t*, int, int) { return halves[0]; }
+    template <class H>
+    static PENSTOCK_INLINE f32x16 minimum(const H& halves, const uint8_t* unit, int, int) {
+        return mul(halves[0], load_u8(unit + 32));
+    }
+};
+
 // What the numbers of a panel's table are multiples of.
 PENSTOCK_INLINE f32x16 table_unit(const uint8_t* panel) {
     float unit;

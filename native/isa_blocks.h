@@ -12,6 +12,11 @@
 //     nl4k      4 bits, a table   i8 for 32, fp16 for 256                     IQ4_XS, IQ3_*, IQ2_XXS,         4.375
 //                                                                             IQ1_S, TQ1_0, TQ2_0
 //     nl4k16    4 bits, a table   i8 for 16, fp16 for 256                     IQ2_XS, IQ2_S, IQ1_M            4.625
+//
+// and of GPTQ's, AWQ's and compressed-tensors' integers, in groups of 32 or 64 inputs, or of any multiple of 128:
+//
+//     z4        4 bits            fp16 and u8 zero point for 32                                                4.75
+//     z4w       4 bits            fp16 and u8 zero point for 128                                               4.25
 #pragma once
 
 #include "block_kernels.h"
@@ -42,6 +47,10 @@ template <>
 struct FormOf<Kind::nl4k> : LinearBlocks<Kind::nl4k, TableCodes, SignedSuperScales<1, true>> {};
 template <>
 struct FormOf<Kind::nl4k16> : LinearBlocks<Kind::nl4k16, TableCodes, SignedSuperScales<2, true>> {};
+template <>
+struct FormOf<Kind::z4> : LinearBlocks<Kind::z4, NibbleCodes, ZeroPointScales> {};
+template <>
+struct FormOf<Kind::z4w> : LinearBlocks<Kind::z4w, NibbleCodes, ZeroPointScales> {};
 
 template <Kind kind>
 void BlockKernels<kind>::linear(const LinearCall& call, Pool& pool) {
@@ -66,6 +75,8 @@ template struct BlockKernels<Kind::nl4>;
 template struct BlockKernels<Kind::mx4>;
 template struct BlockKernels<Kind::nl4k>;
 template struct BlockKernels<Kind::nl4k16>;
+template struct BlockKernels<Kind::z4>;
+template struct BlockKernels<Kind::z4w>;
 
 }  // namespace PENSTOCK_ISA_NAMESPACE
 }  // namespace penstock

@@ -34,7 +34,7 @@ constexpr KernelTable table_named(const char* isa) {
     table.linears[int(Kind::q8)] = {linear_q8, prepare_q8, lookup_q8};
     table.linears[int(Kind::f32)] = {linear_f32, prepare_f32, lookup_f32};
     set_block_forms<Kind::q5, Kind::q2k, Kind::q3k, Kind::q4k, Kind::q5k, Kind::q6k, Kind::nl4, Kind::mx4, Kind::nl4k,
-                    Kind::nl4k16>(table);
+                    Kind::nl4k16, Kind::z4, Kind::z4w>(table);
 
     table.attention = attention;
     table.rotate_and_store = rotate_and_store;

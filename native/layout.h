@@ -7,7 +7,8 @@
 
 namespace penstock {
 
-// The block forms, from q5 on, hold the blocks of GGUF that q4 and q8 do not (blocks.h).
+// The block forms, from q5 on, hold the blocks of GGUF that q4 and q8 do not, and integers about a zero point of their own
+// (isa_blocks.h).
 enum class Kind : int32_t {
     bf16 = 0,
     q4 = 1,
@@ -23,20 +24,22 @@ enum class Kind : int32_t {
     mx4 = 11,
     nl4k = 12,
     nl4k16 = 13,
+    z4 = 14,
+    z4w = 15,
 };
-constexpr int kKinds = 14;
+constexpr int kKinds = 16;
 
 // How a block form keeps a panel: as a line of what codes stand for where it has a table, then unit after unit of so
 // many inputs, each
 //
 //     | fp16 fields of o0..o15, one field after the other | fields of a byte likewise | up to a whole line, in units of
-//     | 256 inputs | groups of 32 inputs, each as its low bits and then its high bits |
+//     | 128 and 256 inputs | groups of 32 inputs, each as its low bits and then its high bits |
 //
 // Low bits: 64 bytes after 64 bytes of, for o0 to o15, four bytes; with 4 bits byte t of part c has the code of
 // k = 8c + t in its low half and that of k = 8c + 4 + t in its high half; with 2 bits part c has k = 16c + t, + 4, + 8
 // and + 12 from the lowest bits on. High bits: one bit each, bit c of byte t for k = 4c + t; or two bits as low ones.
 struct BlockForm {
-    int64_t inputs;  // of a unit, 32 or 256; 0: the kind is no block form
+    int64_t inputs;  // of a unit, 32, 128 or 256; 0: the kind is no block form
     int64_t halves;  // fp16 fields of each output
     int64_t bytes;   // one-byte fields of each output
     int64_t low_bits, high_bits;
@@ -45,7 +48,7 @@ struct BlockForm {
     constexpr int64_t panel_header() const { return table ? 64 : 0; }
     constexpr int64_t unit_header() const {
         const int64_t fields = halves * 32 + bytes * 16;
-        return inputs == 256 ? (fields + 63) / 64 * 64 : fields;
+        return inputs > 32 ? (fields + 63) / 64 * 64 : fields;
     }
     constexpr int64_t group_bytes() const { return 16 * 32 * (low_bits + high_bits) / 8; }
     constexpr int64_t unit_bytes() const { return unit_header() + inputs / 32 * group_bytes(); }
@@ -64,6 +67,8 @@ constexpr BlockForm block_form(Kind kind) {
         case Kind::mx4: return {32, 0, 1, 4, 0, true};
         case Kind::nl4k: return {256, 1, 8, 4, 0, true};
         case Kind::nl4k16: return {256, 1, 16, 4, 0, true};
+        case Kind::z4: return {32, 1, 1, 4, 0, false};
+        case Kind::z4w: return {128, 1, 1, 4, 0, false};
         default: return {0, 0, 0, 0, 0, false};
     }
 }

@@ -40,6 +40,8 @@ from penstock.exec.start_report import (
     left_out_line,
     mixed_line,
     onednn_line,
+    rounded_line,
+    unheeded_line,
     weight_formats,
     wide_heads_line,
 )
@@ -275,6 +277,10 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     model = executor(program, dtype, backend)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
+    if files.source.rounded():
+        announce(rounded_line(files.source.rounded()))
+    if files.source.unheeded():
+        announce(unheeded_line(files.source.unheeded()))
     if binder.left_out:
         announce(left_out_line(binder.left_out))
     head_dim = max(cache.head_dim for cache in program.caches)

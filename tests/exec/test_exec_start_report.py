@@ -65,3 +65,12 @@ def test_experts_that_were_rounded_are_counted_and_the_first_named():
     assert line.startswith("rounded          experts of 4 layers to bfloat16")
     assert line.endswith("a (Q4_0, Q8_0), b (Q4_0, Q8_0), c (Q4_0, Q8_0) and 1 more")
     assert "more" not in room.mixed_line(["a (Q4_0, Q8_0)"])
+
+
+def test_what_of_a_quantised_file_is_rounded_or_not_followed_is_said():
+    line = room.rounded_line({"FP8 to bfloat16": 112, "scales of INT8 to float16": 3})
+    assert line.startswith("rounded          FP8 to bfloat16 (112 tensors), scales of INT8 to float16 (3 tensors): ")
+    assert "--dtype float32" in line
+    line = room.unheeded_line(["quantization_config.kv_cache_scheme"])
+    assert line.startswith("not rounded      ")
+    assert line.endswith(": quantization_config.kv_cache_scheme")

@@ -16,12 +16,14 @@ from penstock.kernels.packed_linear import PackedKind, PackedWeight, packed_line
 from penstock.kernels.packed_stack import pack_stack
 from penstock.kernels.packed_weight import pack_parts
 from penstock.weights.gguf_blocks import block_parts
+from penstock.weights.integer_blocks import INTEGER_BLOCKS, integer_parts
 from penstock.weights.packing import pack_blocks
 from penstock.weights.source import StoredBlocks
 
 linear, packed_gated_linear, embedding_rows = here.linear, here.packed_gated_linear, here.embedding_rows
 
 FORMS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "IQ4_XS", "IQ2_S")
+FORMS += ("INT4", "INT4_128")
 """A kind of blocks for each form, and the two that Q5 holds."""
 
 
@@ -50,6 +52,20 @@ def test_blocks_keep_the_gguf_packages_numbers_bit_for_bit(isa, kind):
         ids = torch.tensor([outputs - 1, 0, outputs // 2, 0])
         assert torch.equal(embedding_rows(ids, weight), want[ids])
         assert torch.equal(embedding_rows(ids, weight, torch.bfloat16), want[ids].bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["INT4", "INT4_128"])
+def test_integers_about_a_zero_point_are_kept_exactly(isa, kind):
+    for outputs, inputs in ((5, 256), (37, 768)):
+        blocks = random_blocks(kind, outputs, inputs)
+        weight = pack_blocks(StoredBlocks(kind, torch.from_numpy(blocks)), outputs, inputs)
+        flat = blocks.reshape(outputs * inputs // unit(kind), -1)
+        codes = np.stack((flat[:, 3:] & 15, flat[:, 3:] >> 4), axis=2).reshape(len(flat), -1).astype(np.float64)
+        want = (codes - flat[:, 2:3]) * flat[:, :2].copy().view(np.float16).astype(np.float64)
+        want = torch.from_numpy(want.astype(np.float32)).view(outputs, inputs)
+        assert torch.equal(unpack(weight), want)
+        ids = torch.tensor([outputs - 1, 0, outputs // 2, 0])
+        assert torch.equal(embedding_rows(ids, weight), want[ids])
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -114,7 +130,8 @@ def test_a_gated_product_is_that_of_its_halves(compiled, kind, rows):
 def test_the_largest_codes_and_activations_do_not_overflow(isa, kind):
     """Every code the same, the lowest or the highest, beside activations that fill their bytes."""
     blocks = torch.from_numpy(random_blocks(kind, 3, 512))
-    parts = block_parts(blocks.view(3 * 512 // unit(kind), -1), kind)
+    flat = blocks.view(3 * 512 // unit(kind), -1)
+    parts = integer_parts(flat) if kind in INTEGER_BLOCKS else block_parts(flat, kind)
     form = PackedKind[pack_blocks(StoredBlocks(kind, blocks), 3, 512).form.upper()]
     most = 15 if parts.values is not None else int(parts.codes.max())
     x = torch.ones(2, 512)
@@ -161,6 +178,8 @@ def test_forms_are_as_large_as_they_are_said_to_be():
         "MXFP4": 4.25 + line,
         "IQ4_XS": 4.375 + line,
         "IQ2_S": 4.625 + line,
+        "INT4": 4.75,
+        "INT4_128": 4.25,
     }
 
 

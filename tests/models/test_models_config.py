@@ -176,7 +176,7 @@ def test_a_model_type_that_is_no_string_is_refused(value):
     [
         ("llama", "hidden_act", "gelu"),
         ("llama", "hidden_act", 1),
-        ("llama", "quantization_config", {"quant_method": "gptq"}),
+        ("llama", "quantization_config", "gptq"),
         ("llama", "compression_config", {"bits": 8}),
         ("llama", "hidden_size", 0),
         ("llama", "hidden_size", None),

@@ -21,24 +21,36 @@ _HALVES = {
     "TQ2_0": (64,),
     "MXFP4": (),
     "IQ1_M": (),
+    "INT4": (0,),
+    "INT4_128": (0,),
 }
 """Where blocks have their float16 numbers."""
 
 
+_INTEGERS = {"INT4": (32, 19), "INT4_128": (128, 67)}
+"""Kinds of blocks that no file has, about a zero point: how many numbers in how many bytes."""
+
+
 def unit(kind: str) -> int:
     """Numbers in a block."""
-    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    return _sizes(kind)[0]
+
+
+def _sizes(kind: str) -> tuple[int, int]:
+    return _INTEGERS[kind] if kind in _INTEGERS else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
     """Uint8 `[rows, bytes of a row]`; numbers of the size that weights have."""
     random = np.random.default_rng(seed)
-    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    elements, size = _sizes(kind)
     blocks = random.integers(0, 256, (rows * (columns // elements), size), dtype=np.uint8)
     for at in _HALVES[kind]:
         blocks[:, at : at + 2] = _halves(random, len(blocks)).view(np.uint8).reshape(-1, 2)
     if kind == "MXFP4":
         blocks[:, 0] = random.integers(116, 124, len(blocks))
+    if kind in _INTEGERS:
+        blocks[:, 2] %= 17
     if kind == "IQ1_M":  # a nibble of the scale in each of four words
         words = blocks[:, 48:56].copy().view(np.uint16)
         scales = _halves(random, len(blocks)).view(np.uint16)
@@ -50,7 +62,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
 
 def set_scales(kind: str, blocks: np.ndarray, scale: float) -> None:
     """Set every float16 of blocks, as `random_blocks` gives them, to one number, minima to a quarter of it."""
-    flat = blocks.reshape(-1, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1])
+    flat = blocks.reshape(-1, _sizes(kind)[1])
     for place, at in enumerate(_HALVES[kind]):
         flat[:, at : at + 2] = np.array([scale / (4 if place else 1)], dtype=np.float16).view(np.uint8)
 

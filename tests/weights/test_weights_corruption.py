@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from mixed_gguf import Q4_K_M, part_path, write_mixed
+from quantised_samples import compressed_config, floats, fp8, gptq, integers, nf4, pack_quantized
 from weights_samples import ARCHITECTURES, Tiny, config, weights, with_gguf_layout, write_directory, write_gguf
 
 from penstock.contract.errors import ModelFileError, SetupError
@@ -93,6 +94,24 @@ def test_damaged_safetensors_headers_load_the_same_or_are_refused(tmp_path: Path
     target = tmp_path / "m" / "model.safetensors"
     header_end = 8 + int.from_bytes(target.read_bytes()[:8], "little")
     check_mutations(tmp_path / "m", target, header_end, wanted)
+
+
+QUANTISED = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}, lambda: gptq("a", integers(24, 64))),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, lambda: nf4("a", 24, 64, nested=True)[0]),
+    "packed": (compressed_config({}, format="pack-quantized"), lambda: pack_quantized("a", integers(24, 64))),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [8, 32]}, lambda: fp8("a", floats(24, 64, (8, 32)))),
+}
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_damaged_headers_of_quantised_safetensors_load_the_same_or_are_refused(tmp_path: Path, form: str) -> None:
+    section, stored = QUANTISED[form]
+    write_directory(tmp_path / "m", stored(), {"model_type": "llama", "quantization_config": section})
+    wanted = {"a.weight": open_model(tmp_path / "m", gguf_dialect).source.read("a.weight", torch.float32, "cpu")}
+    target = tmp_path / "m" / "model.safetensors"
+    header_end = 8 + int.from_bytes(target.read_bytes()[:8], "little")
+    check_mutations(tmp_path / "m", target, header_end, wanted, mutations=150)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -19,7 +19,9 @@ __all__ = [
     "mixed_line",
     "onednn_line",
     "plain_text_line",
+    "rounded_line",
     "sampling_line",
+    "unheeded_line",
     "weight_formats",
     "wide_heads_line",
 ]
@@ -82,6 +84,17 @@ def mixed_line(mixed: Collection[str]) -> str:
         f"rounded          experts of {len(mixed)} layers to bfloat16, gates and ups being of different kinds:"
         f" {names}{more}"
     )
+
+
+def rounded_line(rounded: Mapping[str, int]) -> str:
+    """What of a quantised file no form of weights holds: in words, and how many tensors."""
+    named = ", ".join(f"{what} ({count} tensors)" for what, count in rounded.items())
+    return f"rounded          {named}: as near as this form comes (--dtype float32 keeps all numbers)"
+
+
+def unheeded_line(settings: Sequence[str]) -> str:
+    """Which settings of a quantised file are not followed, since they concern activations, keys or values."""
+    return f"not rounded      as the file would round activations, keys or values: {', '.join(settings)}"
 
 
 def left_out_line(parts: Mapping[str, int]) -> str:

@@ -26,6 +26,7 @@ class BlockParts:
         scale: float16 `[B, 1]`; or uint8 `[B, 1]`, the exponent of E8M0, of which half is meant: `2 ** (code - 128)`.
         values: what each code stands for; None where that is `code - bias`.
         bias: see `values`.
+        zero: uint8 `[B, 1]`, the code that stands for zero, in place of `bias`; or None.
         sub_scales: int8 or uint8 `[B, S]`; None for a single share of factor 1.
         minimum: float16 `[B, 1]`, or None for 0.
         sub_minima: uint8 `[B, S]`, or None.
@@ -40,6 +41,7 @@ class BlockParts:
     minimum: Tensor | None = None
     sub_minima: Tensor | None = None
     unit: float = 1.0
+    zero: Tensor | None = None
 
     def numbers(self) -> Tensor:
         """What the parts stand for: float32 `[B, E]`."""
@@ -57,7 +59,7 @@ class BlockParts:
 
     def _values(self) -> Tensor:
         if self.values is None:
-            return self.codes.float() - self.bias
+            return self.codes.float() - (self.bias if self.zero is None else self.zero.float())
         table = torch.tensor(self.values, dtype=torch.float32)
         return table.index_select(0, self.codes.reshape(-1).int()).view(self.codes.shape)
 

@@ -33,6 +33,7 @@ class BlockForm:
         minima: shares have minima.
         signed: scales of shares are signed.
         exponents: the scale is in E8M0, not float16.
+        zeros: a unit has a code of its own that stands for zero.
         table: codes are indices of 16 numbers.
     """
 
@@ -44,12 +45,13 @@ class BlockForm:
     minima: bool = False
     signed: bool = False
     exponents: bool = False
+    zeros: bool = False
     table: bool = False
 
     @property
     def shares(self) -> int:
         """Of a unit; those of a form without scales at two levels count as none."""
-        return self.inputs // self.share if self.inputs > _GROUP else 0
+        return 0 if self.share == self.inputs else self.inputs // self.share
 
     @property
     def halves(self) -> int:
@@ -59,7 +61,7 @@ class BlockForm:
     @property
     def bytes(self) -> int:
         """One-byte fields of an output in a unit."""
-        return 1 if self.exponents else self.shares * (1 + self.minima)
+        return 1 if self.exponents or self.zeros else self.shares * (1 + self.minima)
 
     @property
     def header(self) -> int:
@@ -93,6 +95,8 @@ BLOCK_FORMS: Mapping[str, BlockForm] = {
     "MX4": BlockForm(32, 32, 4, exponents=True, table=True),
     "NL4K": BlockForm(256, 32, 4, signed=True, table=True),
     "NL4K16": BlockForm(256, 16, 4, signed=True, table=True),
+    "Z4": BlockForm(32, 32, 4, zeros=True),
+    "Z4W": BlockForm(128, 128, 4, zeros=True),
 }
 """By the names of their `PackedKind`."""
 
@@ -119,6 +123,8 @@ def fields_of(form: BlockForm, parts: BlockParts, outputs: int) -> Fields:
         ValueError: the form cannot hold them.
     """
     halves, short = [] if form.exponents else [parts.scale], [parts.scale] if form.exponents else []
+    if form.zeros and parts.zero is not None:
+        short.append(parts.zero)
     if form.minima:
         halves.append(_minimum(parts))
     if form.shares:
@@ -225,6 +231,7 @@ def _parts(form: BlockForm, codes: Tensor, laid: Tensor, table: Tensor | None) -
         values=None if table is None else tuple(table[:_STEPS].view(torch.int8).tolist()),
         bias=form.bias,
         sub_scales=None if not form.shares else sub_scales.view(torch.int8) if form.signed else sub_scales,
+        zero=byte if form.zeros else None,
         minimum=half[1] if form.minima else None,
         sub_minima=byte[:, form.shares :] if form.minima and form.shares else None,
         unit=1.0 if table is None else table[_STEPS : _STEPS + 4].clone().view(torch.float32).item(),

@@ -54,7 +54,8 @@ SMALLEST = 2.0**-80
 class PackedKind(enum.IntEnum):
     """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight.
 
-    The block forms, from Q5 on, hold the blocks of GGUF that Q4 and Q8 do not; see `packed_blocks`.
+    The block forms, from Q5 on, hold the blocks of GGUF that Q4 and Q8 do not, and Z4 and Z4W integers of 4 bits about
+    zero points; see `packed_blocks`.
     """
 
     BF16 = 0
@@ -71,6 +72,8 @@ class PackedKind(enum.IntEnum):
     MX4 = 11
     NL4K = 12
     NL4K16 = 13
+    Z4 = 14
+    Z4W = 15
 
     @property
     def arithmetic(self) -> str:

@@ -211,11 +211,14 @@ _BLOCK_KINDS = {
     "MXFP4": PackedKind.MX4,
     **dict.fromkeys(("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0"), PackedKind.NL4K),
     **dict.fromkeys(("IQ2_XS", "IQ2_S", "IQ1_M"), PackedKind.NL4K16),
+    "INT4": PackedKind.Z4,
+    "INT4_128": PackedKind.Z4W,
+    "INT8": PackedKind.Q8,
 }
 
 
 def block_kind(name: str) -> PackedKind:
-    """The kind that GGUF's blocks of this name are packed into."""
+    """The kind that blocks of this name are packed into: GGUF's, or those of `weights.integer_blocks`."""
     return _BLOCK_KINDS[name]
 
 

@@ -19,6 +19,7 @@ from penstock.models.config_reader import ConfigReader
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
 from penstock.weights.gguf_dialect import GgufDialect
+from penstock.weights.quantisation_config import read_quantisation
 
 __all__ = ["FinishingLoader", "families", "gguf_dialect", "load"]
 
@@ -62,25 +63,11 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_mode
     name = reader.text("model_type")
     if name not in families():
         raise reader.error("model_type", f"{name!r} is not implemented; there are {', '.join(families())}")
-    _refuse_quantised(reader)
+    read_quantisation(config, file)
     reader.expect("is_causal", [True], True)  # only causal attention is implemented, for embeddings too
     program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, binder)
     binder.finish()
     return program
-
-
-def _refuse_quantised(reader: ConfigReader) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if reader.is_set(key) and not _is_mxfp4(reader, key):
-            raise reader.error(
-                key, "of pre-quantised safetensors only MXFP4 is implemented; use the original weights or a GGUF file"
-            )
-
-
-def _is_mxfp4(reader: ConfigReader, key: str) -> bool:
-    """Whether weights are blocks that the checkpoint's source knows; which they are, their names say."""
-    section = reader.section(key)
-    return section.is_set("quant_method") and section.text("quant_method") == "mxfp4"
 
 
 def gguf_dialect(architecture: str, file: str) -> GgufDialect:

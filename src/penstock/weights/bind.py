@@ -321,11 +321,12 @@ class Binder:
             self.left_out[part] = len(names)
 
     def finish(self) -> None:
-        """Check that every tensor of the checkpoint was taken or ignored.
+        """Check that every tensor of the checkpoint was taken or ignored, or says nothing.
 
         Raises:
             ModelFileError: some are left over, so this is not the model that the settings describe.
         """
+        self._left = {name for name in self._left if not self._source.spare(name)}
         if not self._left:
             return
         some = ", ".join(sorted(self._left)[:_NAMED_LEFTOVERS])

@@ -24,8 +24,10 @@ from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_header import BLOCK_TYPES
 from penstock.weights.gguf_split import without_part
 from penstock.weights.gguf_vocabulary import read_vocabulary
-from penstock.weights.mxfp4_safetensors import Mxfp4Source
 from penstock.weights.pt_checkpoint import PtSource, read_pt
+from penstock.weights.quantisation_config import read_quantisation
+from penstock.weights.quantised_formats import open_quantised
+from penstock.weights.quantised_safetensors import QUANTISED_TYPES
 from penstock.weights.safetensors_files import load_json_object, open_safetensors
 from penstock.weights.source import TensorSource, open_binary
 
@@ -126,9 +128,11 @@ def _open_directory(path: Path) -> ModelFiles:
     if not (path / "config.json").is_file():
         advice = "; to use a .gguf file in it, name the file" if any(path.glob("*.gguf")) else ""
         raise ModelFileError(str(path / "config.json"), "", f"is missing; a model directory must have it{advice}")
+    file = str(path / "config.json")
     config = load_json_object(path / "config.json")
+    scheme = read_quantisation(config, file)
     plain = open_safetensors(path)
-    source = Mxfp4Source(plain)
+    source = open_quantised(plain, scheme, file)
     stored = [
         _Stored(name, tensor.shape, tensor.dtype, tensor.elements, tensor.bytes)
         for name, tensor in source.stored.items()
@@ -174,7 +178,7 @@ def _stored_dtype(path: Path, stored: list[_Stored]) -> str:
     for tensor in stored:
         if tensor.dtype in _DTYPE_NAMES:
             counts[_DTYPE_NAMES[tensor.dtype]] += tensor.elements
-        elif tensor.dtype in BLOCK_TYPES:
+        elif tensor.dtype in BLOCK_TYPES or tensor.dtype in QUANTISED_TYPES:
             counts["quantised"] += tensor.elements
     if not counts:
         raise ModelFileError(str(path), "", "holds no tensor of a type that weights can have")

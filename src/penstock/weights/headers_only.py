@@ -33,6 +33,10 @@ class HeadersOnly(TensorSource):
         """See `TensorSource.stored_kind`."""
         return self._source.stored_kind(name)
 
+    def spare(self, name: str) -> bool:
+        """See `TensorSource.spare`; looks at real numbers."""
+        return self._source.spare(name)
+
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Leave a tensor without memory as it is; one with memory is a look at real numbers, and is filled."""
         if not out.is_meta:

@@ -31,6 +31,7 @@ from penstock.kernels.packed_weight import (
 )
 from penstock.kernels.weight_memory import WeightMemory
 from penstock.weights.gguf_blocks import block_bytes, block_parts
+from penstock.weights.integer_blocks import INTEGER_BLOCKS, integer_parts
 from penstock.weights.source import StoredBlocks
 
 __all__ = ["PIECE_BYTES", "Packer", "WeightFormat", "pack_blocks"]
@@ -66,7 +67,7 @@ _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | 
     WeightFormat.INT8: quantize_int8,
     WeightFormat.INT4: quantize_int4,
 }
-_BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0}
+_BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0, "INT8": pack_q8_0}
 _PIECE_NUMBERS = 1 << 22
 """How many are taken apart at once."""
 
@@ -89,8 +90,11 @@ def pack_blocks(
 
 def _pieces(blocks: StoredBlocks, inputs: int) -> Iterator[BlockParts]:
     rows = max(16, _PIECE_NUMBERS // inputs // 16 * 16)
+    integers = INTEGER_BLOCKS.get(blocks.kind)
+    size = integers.bytes if integers else block_bytes(blocks.kind)
     for start in range(0, len(blocks.data), rows):
-        yield block_parts(blocks.data[start : start + rows].reshape(-1, block_bytes(blocks.kind)), blocks.kind)
+        piece = blocks.data[start : start + rows].reshape(-1, size)
+        yield integer_parts(piece) if integers else block_parts(piece, blocks.kind)
 
 
 _Packed = TypeVar("_Packed", PackedWeight, PackedStack)

@@ -66,6 +66,10 @@ class RowParts(TensorSource):
         """See `TensorSource.stored_kind`."""
         return self._source.stored_kind(self.parts[name].of if name in self.parts else name)
 
+    def spare(self, name: str) -> bool:
+        """See `TensorSource.spare`; parts are wanted."""
+        return name not in self.parts and self._source.spare(name)
+
     def read_into(self, name: str, out: Tensor) -> None:
         """Fill `out` with a tensor's numbers."""
         if name not in self.parts:

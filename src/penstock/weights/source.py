@@ -9,7 +9,7 @@ error and not a signal. Stored numbers are little-endian, as both formats say an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -110,6 +110,18 @@ class TensorSource(Protocol):
     def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:
         """The blocks of one slice along the first dimension of a quantised tensor; raises as `read_blocks` does."""
         raise ModelFileError("", f"{name}[{index}]", "is not stored in quantised blocks")
+
+    def spare(self, name: str) -> bool:  # noqa: ARG002 - mostly every tensor counts
+        """Whether a model that has no place for the tensor computes the same without it."""
+        return False
+
+    def rounded(self) -> Mapping[str, int]:
+        """What was rounded by reading, because no wider form was asked for: in words, and of how many tensors."""
+        return {}
+
+    def unheeded(self) -> Sequence[str]:
+        """Settings of the checkpoint that ask for the rounding of activations, keys or values; that is not done."""
+        return ()
 
     def read(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         """A fresh, contiguous tensor that the caller owns; raises as `read_into` does."""

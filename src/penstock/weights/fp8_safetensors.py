@@ -1,0 +1,140 @@
+"""FP8 in safetensors: a matrix `NAME.weight` in E4M3 and its scales, for blocks, rows or all of it.
+
+Decides how the two belong together. `NAME.weight_scale_inv` (DeepSeek-V3, section 3.3; a factor all the same) or
+`NAME.weight_scale` has a number for each block of rows and inputs, the last ones cut off; for each row; or one. What a
+weight stands for is the product in float32. E4M3 has 4 bits of significand and the scale up to 24, so no narrower form
+holds the product: in bfloat16 it is rounded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.contract.errors import ModelFileError
+from penstock.weights.integer_matrix import place_numbers
+from penstock.weights.quantisation_config import Quantisation
+from penstock.weights.quantised_safetensors import QuantisedMatrices, read_part, read_rows
+from penstock.weights.safetensors_files import StoredTensor
+from penstock.weights.source import PIECE_ELEMENTS
+
+__all__ = ["find_fp8"]
+
+_CODES = ("F8_E4M3",)
+_SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+_ENDINGS = ("_scale_inv", "_scale")
+_UNHEEDED = (
+    *(".input_scale", ".input_zero_point", ".activation_scale", ".output_scale", ".output_zero_point"),
+    *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
+)
+"""What says how activations, keys and values would be rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """Where a matrix lies; `block` rows and inputs have a scale in common."""
+
+    codes: StoredTensor
+    scales: StoredTensor
+    block: tuple[int, int]
+
+    @property
+    def path(self) -> Path:
+        """The file of the codes."""
+        return self.codes.path
+
+    @property
+    def dtype(self) -> str:
+        """What the file stores."""
+        return "FP8"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[N, K]`."""
+        return self.codes.shape
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return self.codes.bytes
+
+    @property
+    def bytes(self) -> int:
+        """Of both parts."""
+        return self.codes.bytes + self.scales.bytes
+
+    @property
+    def kind(self) -> str:
+        """No blocks hold it."""
+        return ""
+
+    def read_numbers(self, name: str, out: Tensor) -> bool:
+        """See `QuantisedMatrix.read_numbers`."""
+        rows, inputs = self.shape
+        height, width = self.block
+        scales = read_part(name, self.scales, _SCALES).float().reshape(-(-rows // height), -(-inputs // width))
+        if scales.shape[1] > 1:
+            scales = scales.repeat_interleave(width, dim=1)[:, :inputs]
+        step, rounded = max(1, PIECE_ELEMENTS // inputs), False
+        for start in range(0, rows, step):
+            codes = read_rows(name, self.codes, start, min(start + step, rows), _CODES)
+            numbers = _numbers_of_codes().index_select(0, codes.view(torch.uint8).view(-1).int()).view(codes.shape)
+            numbers.mul_(scales.index_select(0, torch.arange(start, start + len(codes)) // height))
+            rounded |= place_numbers(numbers, out[start : start + step], self.path, name)
+        return rounded
+
+    def read_blocks(self, name: str) -> tuple[Tensor, bool]:
+        """Not called: there are none."""
+        raise ModelFileError(str(self.path), name, "is not stored in quantised blocks")
+
+
+@functools.cache
+def _numbers_of_codes() -> Tensor:
+    """What each of 256 codes stands for: a look-up takes a sixth of the time of a conversion."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+
+
+def find_fp8(stored: Mapping[str, StoredTensor], scheme: Quantisation) -> QuantisedMatrices:
+    """The matrices of a checkpoint in FP8; what concerns activations, keys and values is hidden.
+
+    Raises:
+        ModelFileError: one has no scales, or scales that do not fit it.
+    """
+    matrices, hidden = {}, {name for name in stored if name.endswith(_UNHEEDED)}
+    for name, codes in stored.items():
+        if codes.dtype not in _CODES:
+            continue
+        scale = next((name + ending for ending in _ENDINGS if name + ending in stored), None)
+        if scale is None:
+            raise ModelFileError(str(codes.path), name, f"is in FP8 and has no {name}{_ENDINGS[0]} beside it")
+        matrices[name] = Fp8Matrix(codes, stored[scale], _block(name, codes, stored[scale], scheme.block))
+        hidden |= {name, scale}
+    return QuantisedMatrices(matrices, frozenset(hidden))
+
+
+def _block(name: str, codes: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None) -> tuple[int, int]:
+    """Rows and inputs that a scale is for."""
+    if len(codes.shape) != 2 or not codes.bytes:
+        raise ModelFileError(str(codes.path), name, f"has shape {codes.shape} in FP8; only matrices can be read")
+    rows, inputs = codes.shape
+    if scales.dtype not in _SCALES:
+        raise ModelFileError(
+            str(scales.path), name, f"has scales of type {scales.dtype}; only {', '.join(_SCALES)} can be read"
+        )
+    if block is not None and scales.shape == (-(-rows // block[0]), -(-inputs // block[1])):
+        return block
+    if scales.shape in ((), (1,), (1, 1)):
+        return rows, inputs
+    if scales.shape in ((rows,), (rows, 1)):
+        return 1, inputs
+    blocks = f"blocks of {block[0]} x {block[1]}, " if block else ""
+    raise ModelFileError(
+        str(scales.path),
+        name,
+        f"has scales of shape {scales.shape}, which are not for {blocks}rows or all of a matrix of {codes.shape}",
+    )

@@ -1,0 +1,211 @@
+"""What `quantization_config` in `config.json` says of how weights are stored, and what of it cannot be read.
+
+Decides which schemes are read, and refuses the others by the key that makes the difference. Which modules are quantised
+it does not decide: that is seen by their tensors.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.contract.errors import ModelFileError
+
+__all__ = ["Quantisation", "read_quantisation"]
+
+_KEY = "quantization_config"
+_INSTEAD = "use the model's original weights, or a GGUF file"
+_MAX_GROUP = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How a checkpoint's matrices are stored.
+
+    Attributes:
+        method: the file's `quant_method`.
+        bits: of a code; 0 where tensors say it.
+        group: inputs with a scale in common; 0 for a whole row, or where tensors say it.
+        centred: zero points are half of the codes.
+        ordered: groups are of inputs that are no neighbours (act-order).
+        zeros_less_one: stored zero points are one below their codes (GPTQ's first format).
+        block: rows and inputs with a scale in common, of FP8; None for whole rows or the whole matrix.
+        unheeded: keys that ask for the rounding of activations, keys or values, which is not done.
+    """
+
+    method: str
+    bits: int = 0
+    group: int = 0
+    centred: bool = False
+    ordered: bool = False
+    zeros_less_one: bool = False
+    block: tuple[int, int] | None = None
+    unheeded: tuple[str, ...] = ()
+
+
+class _Section:
+    """A JSON object of the config with checking look-ups; absent and null are the same."""
+
+    def __init__(self, values: Any, file: str, path: str) -> None:
+        self._file, self._path = file, path
+        if not isinstance(values, Mapping):
+            raise ModelFileError(file, path, f"must be an object, got {reprlib.repr(values)}")
+        self.values = values
+
+    def refuse(self, key: str, why: str) -> ModelFileError:
+        return ModelFileError(self._file, f"{self._path}.{key}", why)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def one_of(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        value = self.get(key, default)
+        found = value.lower() if isinstance(value, str) else value
+        if not any(type(found) is type(each) and found == each for each in allowed):
+            readable = ", ".join(str(each).lower() for each in allowed)
+            raise self.refuse(key, f"{reprlib.repr(value)} cannot be read, only {readable}; {_INSTEAD}")
+        return found
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, f"must be true or false, got {reprlib.repr(value)}")
+        return value
+
+    def group(self, key: str) -> int:
+        value = self.get(key, 128)
+        if type(value) is not int or (value != -1 and not 1 <= value <= _MAX_GROUP):
+            raise self.refuse(key, f"must be -1, or 1 to {_MAX_GROUP}, got {reprlib.repr(value)}")
+        return max(value, 0)
+
+    def unset(self, *keys: str) -> None:
+        """Refuse keys whose values would have to be computed with."""
+        for key in keys:
+            if self.get(key):
+                raise self.refuse(key, f"is not implemented; {_INSTEAD}")
+
+    def section(self, key: str) -> _Section:
+        return _Section(self.get(key, {}), self._file, f"{self._path}.{key}")
+
+
+def read_quantisation(config: Mapping[str, Any], file: str) -> Quantisation | None:
+    """How the checkpoint of this `config.json` is quantised; None for one that is not.
+
+    Args:
+        config: the whole config.
+        file: where it came from, for errors.
+
+    Raises:
+        ModelFileError: in a way that is not implemented.
+    """
+    if config.get("compression_config") is not None:
+        raise ModelFileError(file, "compression_config", f"is not read, only {_KEY}; {_INSTEAD}")
+    if config.get(_KEY) is None:
+        return None
+    section = _Section(config[_KEY], file, _KEY)
+    method = section.get("quant_method", "")
+    reader = _METHODS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        raise section.refuse("quant_method", f"{reprlib.repr(method)}: {', '.join(_METHODS)} can be read; {_INSTEAD}")
+    return reader(section)
+
+
+def _gptq(section: _Section) -> Quantisation:
+    section.unset("is_marlin_format", "adapter", "rotation")
+    for pattern, changes in section.section("dynamic").values.items():
+        if changes and not pattern.startswith("-"):
+            raise section.refuse(
+                "dynamic", f"modules with settings of their own ({pattern}) cannot be read; {_INSTEAD}"
+            )
+    key = "checkpoint_format" if section.get("checkpoint_format") else "format"
+    layout = section.one_of(key, ("gptq", "gptq_v2"), "gptq")
+    section.one_of("pack_dtype", ("int32",), "int32")
+    return Quantisation(
+        "gptq",
+        bits=section.one_of("bits", (4, 8)),
+        group=section.group("group_size"),
+        centred=section.flag("sym", True),
+        ordered=section.flag("desc_act", False),
+        zeros_less_one=layout == "gptq",
+    )
+
+
+def _awq(section: _Section) -> Quantisation:
+    if section.get("backend") == "llm-awq":
+        raise section.refuse(
+            "backend", f"the layout of llm-awq cannot be read, only that of AutoAWQ's gemm; {_INSTEAD}"
+        )
+    section.one_of("version" if section.get("version") else "format", ("gemm",), "gemm")
+    section.one_of("zero_point", (True,), True)
+    return Quantisation("awq", bits=section.one_of("bits", (4, 8), 4), group=section.group("group_size"))
+
+
+def _fp8(section: _Section) -> Quantisation:
+    section.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    section.one_of("expert_dtype", ("fp8",), "fp8")
+    block = section.get("weight_block_size")
+    if block is not None:
+        if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
+            raise section.refuse("weight_block_size", f"must be two positive integers, got {reprlib.repr(block)}")
+        block = (block[0], block[1])
+    unheeded = [f"{_KEY}.{key}" for key in ("activation_scheme", "kv_cache_scheme") if section.get(key)]
+    return Quantisation("fp8", block=block, unheeded=tuple(unheeded))
+
+
+def _bitsandbytes(section: _Section) -> Quantisation:
+    if section.flag("load_in_8bit", False) or section.flag("_load_in_8bit", False):
+        raise section.refuse("load_in_8bit", f"cannot be read, only 4 bits; {_INSTEAD}")
+    section.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
+    return Quantisation("bitsandbytes")
+
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense", "mixed-precision")
+
+
+def _compressed(section: _Section) -> Quantisation:
+    section.one_of("format", _FORMATS, "dense")
+    section.section("sparsity_config").one_of("format", ("dense",), "dense")
+    section.unset("transform_config")
+    unheeded = [f"{_KEY}.kv_cache_scheme"] if section.get("kv_cache_scheme") else []
+    groups = section.section("config_groups")
+    block = None
+    for name in groups.values:
+        group = groups.section(name)
+        block = _scheme(group) or block
+        if group.get("input_activations"):
+            unheeded.append(f"{_KEY}.config_groups.{name}.input_activations")
+    return Quantisation("compressed-tensors", block=block, unheeded=tuple(unheeded))
+
+
+def _scheme(group: _Section) -> tuple[int, int] | None:
+    """Check one group of a config of compressed-tensors; what its blocks are, if it has them."""
+    group.one_of("format", _FORMATS, "dense")
+    group.unset("output_activations")
+    if group.get("input_activations"):
+        group.section("input_activations").one_of("num_bits", (8,), 8)
+    weights = group.section("weights")
+    if not weights.values:
+        return None
+    number = weights.one_of("type", ("int", "float"), "int")
+    weights.one_of("num_bits", (4, 8) if number == "int" else (8,), 8)
+    allowed = ("group", "channel", "tensor") if number == "int" else ("block", "channel", "tensor")
+    default = "group" if weights.get("group_size") else "tensor"
+    if weights.one_of("strategy", allowed, default) != "block":
+        return None
+    block = weights.get("block_structure")
+    if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
+        raise weights.refuse("block_structure", f"must be two positive integers, got {reprlib.repr(block)}")
+    return block[0], block[1]
+
+
+_METHODS = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "bitsandbytes": _bitsandbytes,
+    "mxfp4": lambda _: Quantisation("mxfp4"),
+}

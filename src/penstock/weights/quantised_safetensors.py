@@ -1,0 +1,216 @@
+"""Quantised safetensors: the several tensors that a quantised matrix is stored in, read as one.
+
+Decides that a matrix is quantised where its parts are in the files, whatever the settings say of names: so modules that
+were left as they were need no list. Formats say which tensors belong together: `integer_safetensors`,
+`compressed_tensors`, `fp8_safetensors`, `nf4_safetensors`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.contract.errors import ModelFileError
+from penstock.weights.safetensors_files import SafetensorsSource, StoredTensor
+from penstock.weights.source import StoredBlocks, TensorSource, open_binary, read_bytes
+
+__all__ = [
+    "QUANTISED_TYPES",
+    "QuantisedMatrices",
+    "QuantisedMatrix",
+    "QuantisedSource",
+    "check_shape",
+    "check_type",
+    "read_part",
+    "read_rows",
+]
+
+QUANTISED_TYPES = frozenset({"INT4", "INT8", "FP8", "NF4", "FP4"})
+"""What matrices call their `dtype`."""
+
+_TORCH_TYPES = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+
+
+class QuantisedMatrix(Protocol):
+    """A matrix whose numbers are in several tensors."""
+
+    @property
+    def path(self) -> Path:
+        """The file of its codes."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """What the file stores, one of `QUANTISED_TYPES`."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers."""
+        ...
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """In the files."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Of the blocks that hold it without loss; "" where there are none."""
+        ...
+
+    def read_numbers(self, name: str, out: Tensor) -> bool:
+        """Fill `out`; whether that rounded a number. Raises as `TensorSource.read_into`."""
+        ...
+
+    def read_blocks(self, name: str) -> tuple[Tensor, bool]:
+        """Its blocks, uint8 `[N, bytes of a row]`, and whether that rounded a scale; not called where `kind` is ""."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedMatrices:
+    """What a format found in the files.
+
+    Attributes:
+        matrices: by the names that models know them by.
+        hidden: tensors that are parts of them, or say something of activations, keys and values.
+    """
+
+    matrices: Mapping[str, QuantisedMatrix]
+    hidden: frozenset[str]
+
+
+class QuantisedSource(TensorSource):
+    """A safetensors checkpoint with some matrices quantised; owned by the one loading from it.
+
+    Args:
+        plain: the checkpoint.
+        found: its matrices.
+        unheeded: see `TensorSource.unheeded`.
+
+    Attributes:
+        stored: where each tensor lies, by name.
+    """
+
+    def __init__(self, plain: SafetensorsSource, found: QuantisedMatrices, unheeded: Sequence[str] = ()) -> None:
+        self._plain = plain
+        self._unheeded = tuple(unheeded)
+        self._matrices = found.matrices
+        self._rounded: Counter[str] = Counter()
+        left = {name: tensor for name, tensor in plain.stored.items() if name not in found.hidden}
+        for name in left.keys() & found.matrices.keys():
+            raise ModelFileError(str(left[name].path), name, "is there twice: quantised, and as plain numbers")
+        self.stored: Mapping[str, StoredTensor | QuantisedMatrix] = {**left, **found.matrices}
+
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+        return frozenset(self.stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return self._matrices[name].shape if name in self._matrices else self._plain.shape(name)
+
+    def stored_kind(self, name: str) -> str:
+        """See `TensorSource.stored_kind`."""
+        return self._matrices[name].kind if name in self._matrices else ""
+
+    def rounded(self) -> Mapping[str, int]:
+        """See `TensorSource.rounded`."""
+        return dict(self._rounded)
+
+    def unheeded(self) -> Sequence[str]:
+        """See `TensorSource.unheeded`."""
+        return self._unheeded
+
+    def spare(self, name: str) -> bool:
+        """A bias of zeros beside a quantised matrix: some tools wrote one for every projection."""
+        module = name.removesuffix(".bias")
+        if module == name or f"{module}.weight" not in self._matrices:
+            return False
+        return not bool(self._plain.read(name, torch.float32, "cpu").any())
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Fill `out` with a tensor's numbers."""
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            self._plain.read_into(name, out)
+            return
+        if tuple(out.shape) != matrix.shape:
+            raise ModelFileError(str(matrix.path), name, f"has shape {matrix.shape}, expected {tuple(out.shape)}")
+        if matrix.read_numbers(name, out):
+            self._rounded[f"{matrix.dtype} to {str(out.dtype).removeprefix('torch.')}"] += 1
+
+    def read_slice_into(self, name: str, index: int, out: Tensor) -> None:
+        """See `TensorSource.read_slice_into`."""
+        if name in self._matrices:
+            super().read_slice_into(name, index, out)
+        else:
+            self._plain.read_slice_into(name, index, out)
+
+    def read_blocks(self, name: str) -> StoredBlocks:
+        """See `TensorSource.read_blocks`."""
+        matrix = self._matrices.get(name)
+        if matrix is None or not matrix.kind:
+            raise ModelFileError("", name, "is not stored in quantised blocks")
+        data, rounded = matrix.read_blocks(name)
+        if rounded:
+            self._rounded[f"scales of {matrix.dtype} to float16"] += 1
+        return StoredBlocks(matrix.kind, data)
+
+
+def read_part(name: str, part: StoredTensor, allowed: Iterable[str]) -> Tensor:
+    """All of one part, in its own dtype and shape.
+
+    Raises:
+        ModelFileError: it has none of the allowed types, or the file is shorter than it was.
+    """
+    check_type(name, part, allowed)
+    out = torch.empty(part.shape, dtype=_TORCH_TYPES[part.dtype])
+    with open_binary(part.path) as stream:
+        stream.seek(part.offset)
+        read_bytes(stream, part.path, name, out)
+    return out
+
+
+def read_rows(name: str, part: StoredTensor, start: int, stop: int, allowed: Iterable[str]) -> Tensor:
+    """Some rows of a part `[N, K]`; else as `read_part`."""
+    of_row = part.bytes // part.shape[0]
+    rows = replace(
+        part, shape=(stop - start, *part.shape[1:]), offset=part.offset + start * of_row, bytes=(stop - start) * of_row
+    )
+    return read_part(name, rows, allowed)
+
+
+def check_type(name: str, part: StoredTensor, allowed: Iterable[str]) -> None:
+    """Raise ModelFileError unless a part has one of the allowed types."""
+    if part.dtype not in allowed:
+        raise ModelFileError(str(part.path), name, f"has type {part.dtype}; only {', '.join(allowed)} can be read")
+
+
+def check_shape(name: str, part: StoredTensor, *shapes: tuple[int, ...]) -> None:
+    """Raise ModelFileError unless a part has one of these shapes."""
+    if part.shape not in shapes:
+        wanted = " or ".join(str(shape) for shape in shapes)
+        raise ModelFileError(str(part.path), name, f"has shape {part.shape}, but {wanted} belongs to its matrix")
