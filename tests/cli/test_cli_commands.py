@@ -325,6 +325,7 @@ def test_the_bench_prints_a_row_for_each_number_of_streams(default_model: Path, 
     assert [line.split()[:3] for line in done.stdout.splitlines()[-2:]] == [["8", "2", "1"], ["8", "2", "3"]]
 
 
+@pytest.mark.deep
 def test_kernels_are_timed_beside_the_machines_limits(tmp_path):
     isa = native.isas()[-1] if native.available() else ""
     done = penstock("bench", "kernels", "--kernel", "norm", "--threads", "1", "--json", str(tmp_path / "kernels.json"),

@@ -21,7 +21,7 @@ def test_rooms_without_tensors_load_neither_torch_nor_numpy():
 @pytest.mark.model
 def test_two_engines_in_one_process_do_not_know_each_other(default_model):
     params = SamplingParams(temperature=0, max_tokens=12)
-    options = {"kv_cache_memory": 50_000_000, "dtype": "float32"}
+    options = {"kv_cache_memory": 50_000_000}
     with LLM(str(default_model), **options) as one, LLM(str(default_model), **options, block_size=8) as other:
         ids = [llm.add_request("The capital of France is", params) for llm in (one, other)]
         assert ids == ["0", "0"]
@@ -36,7 +36,7 @@ def test_two_engines_in_one_process_do_not_know_each_other(default_model):
 
 @pytest.mark.model
 def test_the_library_generates_in_order_with_one_or_many_params(default_model):
-    with LLM(str(default_model), kv_cache_memory=50_000_000, dtype="float32") as llm:
+    with LLM(str(default_model), kv_cache_memory=50_000_000) as llm:
         prompts = ["One, two, three,", [1, 2, 3], {"prompt": "Monday, Tuesday,"}]
         params = [SamplingParams(temperature=0, max_tokens=count) for count in (3, 5, 4)]
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -51,7 +51,7 @@ def test_the_library_generates_in_order_with_one_or_many_params(default_model):
 @pytest.mark.model
 def test_requests_stepped_by_hand_survive_a_batch_and_a_refused_batch_leaves_nothing(default_model):
     params = SamplingParams(temperature=0, max_tokens=6)
-    with LLM(str(default_model), kv_cache_memory=50_000_000, dtype="float32") as llm:
+    with LLM(str(default_model), kv_cache_memory=50_000_000) as llm:
         mine = llm.add_request("One, two, three,", params)
         with pytest.raises(RequestError):
             llm.generate(["fine", [999_999]], params, use_tqdm=False)
