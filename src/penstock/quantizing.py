@@ -36,6 +36,7 @@ from penstock.weights.gguf_from_huggingface import ARCHITECTURES, StoredTensor, 
 from penstock.weights.gguf_header import GgufTensor
 from penstock.weights.gguf_mixture import FORMS, ModelFacts, choose_kinds
 from penstock.weights.gguf_writer import OutTensor, write_gguf
+from penstock.weights.licence import licence_of
 from penstock.weights.source import PIECE_ELEMENTS, StoredBlocks, TensorSource, open_binary, read_bytes
 
 __all__ = ["Plan", "plan_file", "write_file"]
@@ -224,6 +225,7 @@ def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
     facts = ModelFacts(architecture, program.shape.num_layers, experts, shared)
     kinds = choose_kinds(FORMS[form], {tensor.name: tensor.shape for tensor in stored}, facts)
     general = {"general.architecture": architecture, "general.name": files.name, "general.type": "model"}
+    general |= {"general.license": licence} if (licence := licence_of(files)) else {}
     return Plan(
         metadata=general | _form_keys(form) | settings | written.metadata,
         tensors=tuple(_out(tensor, kinds[tensor.name] or "F32") for tensor in stored),
