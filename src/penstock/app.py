@@ -26,6 +26,7 @@ from penstock.contract.config import (
     options_behind,
     read_bytes,
 )
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import HuggingFaceText, ModelCard, StepCost, StepRow, TextFiles
@@ -52,8 +53,10 @@ from penstock.loading import LoadedModel, SystemClock, find_model, load_model
 from penstock.nn.cost import cost
 from penstock.sampling import read_model_defaults
 from penstock.text import ReasoningBudgets, TextModel, open_text
+from penstock.weights.embedding_config import read_embedding
 from penstock.weights.files import ModelFiles
 from penstock.weights.generation_config import read_generation_config
+from penstock.weights.gguf_file import GgufSource
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.pull import pull
 
@@ -155,6 +158,8 @@ def assemble(
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
     runner, memory = _build_runner(config, loaded, grammars, text)
     names = tuple(dict.fromkeys(name for name in config.served_model_name if name != ANY_NAME)) or (files.name,)
+    header = files.source.header if isinstance(files.source, GgufSource) else None
+    embedding = read_embedding(files.path, header) or EmbeddingSpec()
     card = ModelCard(
         name=names[0],
         created=int(time.time()),
@@ -168,6 +173,7 @@ def assemble(
         named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
         aliases=names[1:],
         any_name=ANY_NAME in config.served_model_name,
+        embedding=embedding,
     )
     if text.plain:
         say(plain_text_line())

@@ -28,6 +28,7 @@ from penstock.nn.program import Program
 from penstock.nn.rope import Llama3Scaling, Rope, RotaryTable
 from penstock.text.gguf_vocabulary_writer import vocabulary_of
 from penstock.weights.bind import Binder
+from penstock.weights.embedding_config import POOLING_TYPES, read_embedding
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.gguf_blocks import decode
 from penstock.weights.gguf_encode import ENCODABLE, encode
@@ -36,11 +37,13 @@ from penstock.weights.gguf_from_huggingface import ARCHITECTURES, StoredTensor, 
 from penstock.weights.gguf_header import GgufTensor
 from penstock.weights.gguf_mixture import FORMS, ModelFacts, choose_kinds
 from penstock.weights.gguf_writer import OutTensor, write_gguf
+from penstock.weights.licence import licence_of
 from penstock.weights.source import PIECE_ELEMENTS, StoredBlocks, TensorSource, open_binary, read_bytes
 
 __all__ = ["Plan", "plan_file", "write_file"]
 
 _VERSION_OF_BLOCKS = 2
+_NOT_SCALED = "its embeddings are not scaled to length 1 here, and will be from the file"
 _COPIED_BYTES = 1 << 20
 _PIECE_ELEMENTS = 1 << 17
 """Encoded at once: what its dozen tensors take fits a second-level cache, nearly."""
@@ -216,19 +219,23 @@ def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
     assert isinstance(files.text, HuggingFaceText)
     program = _build(files)
     stored = tensors_of(files.source, models.gguf_dialect(architecture, file), files.config, file)
-    written = vocabulary_of(files.text, program.shape.vocab_size)
+    embedding = read_embedding(files.path)
+    written = vocabulary_of(files.text, program.shape.vocab_size, embeds=embedding is not None)
     settings, factors = _settings(files, program, architecture)
+    if embedding is not None:
+        settings[f"{architecture}.pooling_type"] = POOLING_TYPES[embedding.pooling]
     stored += [_vector(name, numbers) for name, numbers in factors.items()]
     experts = settings.get(f"{architecture}.expert_count", 0)
     shared = program.shape.num_kv_heads < program.shape.num_heads
     facts = ModelFacts(architecture, program.shape.num_layers, experts, shared)
     kinds = choose_kinds(FORMS[form], {tensor.name: tensor.shape for tensor in stored}, facts)
     general = {"general.architecture": architecture, "general.name": files.name, "general.type": "model"}
+    general |= {"general.license": licence} if (licence := licence_of(files)) else {}
     return Plan(
         metadata=general | _form_keys(form) | settings | written.metadata,
         tensors=tuple(_out(tensor, kinds[tensor.name] or "F32") for tensor in stored),
         settings=frozenset(factors),
-        remarks=written.left_out,
+        remarks=written.left_out if embedding is None or embedding.normalize else (*written.left_out, _NOT_SCALED),
         program=program,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from needs import COMPILED
 from penstock.cli import main
 from penstock.kernels import native
 
@@ -303,10 +305,27 @@ def test_show_says_what_a_model_is_made_of_down_to_every_operation(default_model
     head, *layers = done.stdout.split("\nlayer ")
     assert "30 layers, 576 wide, 9 heads of 64, 3 of keys, vocabulary 49152, context 8192" in head
     assert "stored as        Q4_1 69%, Q8_0 31%" in head
+    assert "licence          apache-2.0" in head
+    assert "chat template    calls of tools in the format json, and no place for tools" in head
     assert "      8,192      KV cache 180.0 MiB, " in head
     assert len(layers) == 30
     assert all("attend(qkv[0:576], qkv[576:768], qkv[768:960], cache " in layer for layer in layers)
     assert done.stdout.splitlines()[-1] == "logits   <- head(out)"
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
+def test_show_says_which_rates_the_machine_allows_at_best(default_model: Path):
+    done = penstock("show", "--rates")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("rates "))
+    assert "an upper bound, by the machine's limits" in lines[start]
+    found = [re.fullmatch(r" +(\d+|prefill) +.*: ([\d,]+) tokens/s", line) for line in lines[start + 1 : start + 5]]
+    assert all(found), lines[start:]
+    rates = {each[1]: float(each[2].replace(",", "")) for each in found if each}
+    assert list(rates) == ["1", "8", "32", "prefill"]
+    assert rates["1"] < rates["8"], "streams share what is read of the weights"
 
 
 @pytest.mark.model

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from penstock import LLM, AsyncLLM, SamplingParams
+from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import EngineFault, InvalidParameter, PromptTooLong
 from penstock.llm.embeddings import cosine, embedding_spec, kept_tokens
 
@@ -131,5 +132,7 @@ def test_a_cosine_is_one_of_a_direction_and_0_of_none():
 
 
 def test_options_of_a_vector():
-    assert embedding_spec("last", False, 3).dimensions == 3
+    usual = EmbeddingSpec(Pooling.LAST, normalize=False)
+    assert embedding_spec("mean", True, 3, usual) == EmbeddingSpec(Pooling.MEAN, normalize=True, dimensions=3)
+    assert embedding_spec(None, None, None, usual) == usual
     assert (kept_tokens(None, 64), kept_tokens(-1, 64), kept_tokens(5, 64)) == (0, 64, 5)

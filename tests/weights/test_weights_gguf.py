@@ -509,6 +509,14 @@ def vocabulary_of(tmp_path: Path, **overrides: object) -> object:
     return read_vocabulary(read_gguf_header(path), VOCAB)
 
 
+@pytest.mark.parametrize(("pooling", "ends"), [(None, False), (0, False), (1, True), (3, True)])
+def test_only_the_texts_of_an_embedding_model_end_with_eos(tmp_path: Path, pooling: int | None, ends: bool) -> None:
+    path = write_gguf(tmp_path / "t.gguf", Tiny(), weights(Tiny()), vocabulary={"ggml.add_eos_token": True})
+    header = read_gguf_header(path)
+    metadata = dict(header.metadata) | ({} if pooling is None else {"llama.pooling_type": pooling})
+    assert read_vocabulary(replace(header, metadata=metadata), VOCAB).add_eos is ends
+
+
 def test_the_vocabulary_is_read_whole(tmp_path: Path) -> None:
     vocabulary = vocabulary_of(tmp_path)
     assert (vocabulary.model, vocabulary.pre, vocabulary.file) == ("gpt2", "smollm", str(tmp_path / "t.gguf"))

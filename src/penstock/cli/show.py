@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
+_STREAMS = (1, 8, 32)
+_POSITIONS = 1024
 
 OPTIONS = ("device", "dtype", "quantization", "linear_kernels", "kv_cache_dtype")
 LEFT_OUT = frozenset(EngineConfig.__dataclass_fields__) - frozenset(OPTIONS)
@@ -27,9 +29,15 @@ LEFT_OUT = frozenset(EngineConfig.__dataclass_fields__) - frozenset(OPTIONS)
 
 @click.command("show")
 @click.option("--program", "with_program", is_flag=True, help="Print every operation of a step, layer by layer.")
+@click.option(
+    "--rates",
+    "with_rates",
+    is_flag=True,
+    help="Measure this machine's limits, about a second, and say what tokens a second they allow at best.",
+)
 @config_options(EngineConfig, leave_out=LEFT_OUT)
 @click.pass_context
-def command(context: click.Context, /, with_program: bool, **_: object) -> None:
+def command(context: click.Context, /, with_program: bool, with_rates: bool, **_: object) -> None:
     """Say what MODEL is made of, and what memory it takes, from its headers alone: nothing is loaded."""
     (config,) = build_configs(context, EngineConfig)
     from penstock.exec.free_memory import free_memory
@@ -42,10 +50,13 @@ def command(context: click.Context, /, with_program: bool, **_: object) -> None:
     planned = plan_model(config, files, resolve_choices(config, files))
     formats = weight_formats(planned.formats, files.stored_dtype, planned.choices.dtype)
     click.echo(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
-    for line in (*_what_it_is(files, planned.program), *_what_it_takes(planned, formats)):
+    for line in (*_what_it_is(files, planned.program), *_text(files), *_what_it_takes(planned, formats)):
         click.echo(line)
     for line in _memory(planned, config, free_memory(planned.choices.backend.device)):
         click.echo(line)
+    if with_rates:
+        for line in _rates(planned):
+            click.echo(line)
     if with_program:
         click.echo(f"\n{planned.program}")
 
@@ -61,6 +72,29 @@ def _what_it_is(files: ModelFiles, program: Program) -> Iterator[str]:
     yield f"windows          {', '.join(map(str, windows)) or 'none'}"
     if files.stored:
         yield f"stored as        {_kinds(files)}"
+
+
+def _text(files: ModelFiles) -> Iterator[str]:
+    """Licence and chat template, and what they say of tools."""
+    from penstock.contract.errors import SetupError
+    from penstock.text import open_text
+    from penstock.weights.licence import licence_of
+
+    yield f"licence          {licence_of(files) or 'not said in its files'}"
+    try:
+        text = open_text(files.text)
+    except SetupError as error:  # the model's other half can be shown all the same
+        yield f"chat template    unknown: {error}"
+        return
+    if text.chat_template is None:
+        yield "chat template    none: conversations become plain text"
+        return
+    template, calls = text.tool_template or text.chat_template, text.reply_format.calls
+    assert calls is not None, "only an operator's choice can turn calls off"
+    tools = f"calls of tools in the format {calls.name}"
+    if not template.takes_tools:
+        tools += ", and no place for tools: they are described in the system message"
+    yield f"chat template    {tools}{'; answers may begin with reasoning' if text.reply_format.thinks else ''}"
 
 
 def _kinds(files: ModelFiles) -> str:
@@ -80,6 +114,32 @@ def _what_it_takes(planned: PlannedModel, formats: str) -> Iterator[str]:
         f"a token          at 1,024 positions reads {one.weight_bytes / 2**20:.1f} MiB of weights and"
         f" {one.kv_bytes / 2**20:.1f} MiB of keys and values, and takes {ops / 1e6:.0f} million operations"
     )
+
+
+def _rates(planned: PlannedModel) -> Iterator[str]:
+    """Tokens a second that the machine's limits allow: no engine is faster, and none reaches them."""
+    from penstock.bench.kernels import measure_limits
+    from penstock.bench.limits import limits_line
+    from penstock.contract.errors import ConfigError
+    from penstock.contract.model import StepRow
+    from penstock.kernels.cpu_backend import CpuBackend
+    from penstock.nn.cost import cost
+
+    backend = planned.choices.backend
+    if not isinstance(backend, CpuBackend):
+        raise ConfigError(
+            "--rates", f"needs the compiled kernels, which measure the limits; here computes {backend.isa}"
+        )
+    limits = measure_limits(backend)
+
+    def rate(tokens: int, rows: list[StepRow]) -> str:
+        return f"{tokens / limits.seconds(cost(planned.program, rows, planned.choices.kv_dtype)):,.0f} tokens/s"
+
+    yield f"rates            an upper bound, by the {limits_line(limits)}"
+    for streams in _STREAMS:
+        rows = [StepRow(_POSITIONS - 1, 1)] * streams
+        yield f"  {streams:>9,}      {'streams' if streams > 1 else 'stream'} at 1,024 positions: {rate(streams, rows)}"
+    yield f"    prefill      of 1,024 tokens: {rate(_POSITIONS, [StepRow(0, _POSITIONS)])}"
 
 
 def _memory(planned: PlannedModel, config: EngineConfig, free: int) -> Iterator[str]:

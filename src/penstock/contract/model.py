@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.sampling import SamplingScalar
 
 __all__ = [
@@ -128,6 +129,7 @@ class GgufVocabulary:
         add_bos: whether text is meant to start with `bos`.
         add_space_prefix: SentencePiece's dummy prefix.
         chat_template: Jinja source, "" when the file has none.
+        add_eos: whether a text ends with `eos`, as embedding models want it.
     """
 
     file: str
@@ -143,6 +145,7 @@ class GgufVocabulary:
     add_bos: bool
     add_space_prefix: bool
     chat_template: str
+    add_eos: bool = False
 
 
 TextFiles = HuggingFaceText | GgufVocabulary
@@ -165,6 +168,7 @@ class ModelCard:
             does not give one.
         named_roles: roles whose messages show a `name` in the model's chat template.
         aliases: other names of the same model.
+        embedding: what an embedding is where a request does not say.
         any_name: whether it answers to whatever name is asked for.
     """
 
@@ -180,6 +184,7 @@ class ModelCard:
     named_roles: frozenset[str] = frozenset()
     aliases: tuple[str, ...] = ()
     any_name: bool = False
+    embedding: EmbeddingSpec = field(default_factory=EmbeddingSpec)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -68,17 +68,23 @@ class ScoringRequestOutput:
     finished: bool = True
 
 
-def embedding_spec(pooling: str, normalize: bool, dimensions: int | None) -> EmbeddingSpec:
-    """The specification that the arguments of `embed` make.
+def embedding_spec(
+    pooling: str | None, normalize: bool | None, dimensions: int | None, usual: EmbeddingSpec
+) -> EmbeddingSpec:
+    """The specification that the arguments of `embed` make; `usual` says what None means.
 
     Raises:
         InvalidParameter: there is no such pooling, or `dimensions` is not at least 1.
     """
-    if pooling not in list(Pooling):
+    if pooling is not None and pooling not in list(Pooling):
         raise InvalidParameter("pooling", f"must be one of {', '.join(Pooling)}, got {pooling!r}")
     if dimensions is not None and dimensions < 1:
         raise InvalidParameter("dimensions", f"must be at least 1, got {dimensions}")
-    return EmbeddingSpec(Pooling(pooling), normalize, dimensions or 0)
+    return EmbeddingSpec(
+        usual.pooling if pooling is None else Pooling(pooling),
+        usual.normalize if normalize is None else normalize,
+        dimensions or 0,
+    )
 
 
 def kept_tokens(truncate_prompt_tokens: int | None, longest: int) -> int:

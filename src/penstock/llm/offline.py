@@ -147,8 +147,8 @@ class LLM:
         self,
         prompts: PromptLike | Sequence[PromptLike],
         *,
-        pooling: str = "mean",
-        normalize: bool = True,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
@@ -157,8 +157,9 @@ class LLM:
 
         Args:
             prompts: as for `generate`.
-            pooling: `mean` of all positions, or `last`, the last position's.
-            normalize: scale each vector to length 1.
+            pooling: `mean` of all positions, or `last`, the last position's; None for what the model's files say
+                (sentence-transformers' `modules.json`), else `mean`.
+            normalize: scale each vector to length 1; None for what the model's files say, else True.
             dimensions: how many of the first values are kept; None for all. What is left is scaled again.
             truncate_prompt_tokens: keep so many tokens of each prompt, its first; -1 keeps as many as the context has,
                 None refuses what is too long.
@@ -168,7 +169,7 @@ class LLM:
             RequestError: a prompt or parameter cannot be served; nothing was computed for any.
             EngineFault: a prompt failed for a reason of ours.
         """
-        spec = embedding_spec(pooling, normalize, dimensions)
+        spec = embedding_spec(pooling, normalize, dimensions, self.card.embedding)
         most = kept_tokens(truncate_prompt_tokens, self.card.max_model_len)
         requests = [
             EngineRequest(str(next(self._ids)), one, embedding=spec, most_prompt_tokens=most)
@@ -182,7 +183,7 @@ class LLM:
         queries: PromptLike | Sequence[PromptLike],
         documents: PromptLike | Sequence[PromptLike],
         *,
-        pooling: str = "mean",
+        pooling: str | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
         """How alike texts are, by the cosine of their embeddings: one query to every document, or pair by pair.
@@ -193,7 +194,7 @@ class LLM:
         """
         ours, theirs = as_prompts(queries), as_prompts(documents)
         check_pairs(len(ours), len(theirs))
-        spec = embedding_spec(pooling, True, None)
+        spec = embedding_spec(pooling, True, None, self.card.embedding)
         order = self._queue_all(
             (EngineRequest(str(next(self._ids)), one, embedding=spec), False) for one in (*ours, *theirs)
         )

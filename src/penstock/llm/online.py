@@ -142,8 +142,8 @@ class AsyncLLM:
         self,
         prompt: PromptLike | Prompt,
         *,
-        pooling: str = "mean",
-        normalize: bool = True,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None,
         request_id: str = "",
@@ -158,7 +158,7 @@ class AsyncLLM:
         request = EngineRequest(
             request_id or uuid.uuid4().hex,
             prompt if isinstance(prompt, Prompt) else as_prompt(prompt),
-            embedding=embedding_spec(pooling, normalize, dimensions),
+            embedding=embedding_spec(pooling, normalize, dimensions, self._assembly.card.embedding),
             most_prompt_tokens=kept_tokens(truncate_prompt_tokens, self._assembly.card.max_model_len),
         )
         resolved = await asyncio.to_thread(self._assembly.intake.resolve, request)
@@ -174,7 +174,7 @@ class AsyncLLM:
         queries: PromptLike | Sequence[PromptLike],
         documents: PromptLike | Sequence[PromptLike],
         *,
-        pooling: str = "mean",
+        pooling: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """How alike texts are; as `LLM.score`, beside all else. Cancelling the task aborts what is running of it.
 
@@ -184,7 +184,7 @@ class AsyncLLM:
         """
         ours, theirs = as_prompts(queries), as_prompts(documents)
         check_pairs(len(ours), len(theirs))
-        tasks = [asyncio.create_task(self.embed(one, pooling=pooling)) for one in (*ours, *theirs)]
+        tasks = [asyncio.create_task(self.embed(one, pooling=pooling, normalize=True)) for one in (*ours, *theirs)]
         try:
             found = await asyncio.gather(*tasks)
         finally:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from penstock.contract.errors import ModelFileError
 from penstock.models.config_reader import ConfigReader
 from penstock.nn.program import Program
-from penstock.nn.weight_loader import WeightLoader
+from penstock.nn.weight_loader import PartLoader, WeightLoader
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.quantisation_config import read_quantisation
 
@@ -44,7 +44,9 @@ def families() -> list[str]:
 def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_model_len: int | None = None) -> Program:
     """Build the model that `config` describes from the binder's tensors.
 
-    The config is checked as a whole before the first tensor is taken.
+    The config is checked as a whole before the first tensor is taken. Checkpoints saved without their head, as
+    embedding models are, have tensors without the prefix `model.`; their head is the embedding, so that what such a
+    model generates means nothing.
 
     Args:
         config: the checkpoint's configuration, in the terms of Hugging Face's `config.json`.
@@ -59,13 +61,17 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_mode
         another
             shape, or was not asked for.
     """
+    bare = binder.has("embed_tokens.weight")
+    if bare and not binder.has("lm_head.weight"):
+        config = {**config, "tie_word_embeddings": True}
     reader = ConfigReader(config, file, max_model_len=max_model_len)
     name = reader.text("model_type")
     if name not in families():
         raise reader.error("model_type", f"{name!r} is not implemented; there are {', '.join(families())}")
     read_quantisation(config, file)
     reader.expect("is_causal", [True], True)  # only causal attention is implemented, for embeddings too
-    program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, binder)
+    weights = PartLoader(binder, {"model.": ""}) if bare else binder
+    program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, weights)
     binder.finish()
     return program
 

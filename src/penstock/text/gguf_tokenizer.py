@@ -104,8 +104,8 @@ def read_gguf(vocabulary: GgufVocabulary) -> TokenizerParts:
     _check(vocabulary)
     backend = _byte_level_bpe(vocabulary) if vocabulary.model == "gpt2" else _sentencepiece(vocabulary)
     _add_tokens(backend, vocabulary)
-    if vocabulary.add_bos:
-        _prepend_bos(backend, vocabulary)
+    if vocabulary.add_bos or vocabulary.add_eos:
+        _put_around(backend, vocabulary)
     template = TemplateSource(vocabulary.chat_template, vocabulary.file, "tokenizer.chat_template")
     return TokenizerParts(
         file=vocabulary.file,
@@ -138,6 +138,8 @@ def _check(vocabulary: GgufVocabulary) -> None:
             raise _refuse(vocabulary, key, f"{id_} is no token id: there are {count} tokens")
     if vocabulary.add_bos and vocabulary.bos < 0:
         raise _refuse(vocabulary, "add_bos_token", "is true, but there is no bos_token_id")
+    if vocabulary.add_eos and vocabulary.eos < 0:
+        raise _refuse(vocabulary, "add_eos_token", "is true, but there is no eos_token_id")
 
 
 def _spellings(vocabulary: GgufVocabulary) -> list[str]:
@@ -217,11 +219,15 @@ def _add_tokens(backend: Backend, vocabulary: GgufVocabulary) -> None:
     backend.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
 
 
-def _prepend_bos(backend: Backend, vocabulary: GgufVocabulary) -> None:
-    # Named apart from its spelling, which may hold a colon: the template's notation would read that as its own.
-    bos = {"id": "bos", "ids": [vocabulary.bos], "tokens": [vocabulary.tokens[vocabulary.bos]]}
+def _put_around(backend: Backend, vocabulary: GgufVocabulary) -> None:
+    """BOS in front of a text and EOS behind it, as the file says."""
+    # Named apart from their spellings, which may hold a colon: the template's notation would read that as its own.
+    ids = {"bos": vocabulary.bos} if vocabulary.add_bos else {}
+    before, after = list(ids), ["eos"] if vocabulary.add_eos else []
+    ids |= {"eos": vocabulary.eos} if vocabulary.add_eos else {}
+    special = [{"id": name, "ids": [id_], "tokens": [vocabulary.tokens[id_]]} for name, id_ in ids.items()]
     backend.post_processor = processors.TemplateProcessing(
-        single=["bos", "$A"], pair=["bos", "$A", "$B"], special_tokens=[bos]
+        single=[*before, "$A", *after], pair=[*before, "$A", "$B", *after], special_tokens=special
     )
 
 

@@ -48,12 +48,13 @@ class WrittenVocabulary:
     left_out: tuple[str, ...]
 
 
-def vocabulary_of(text: HuggingFaceText, rows: int) -> WrittenVocabulary:
+def vocabulary_of(text: HuggingFaceText, rows: int, *, embeds: bool = False) -> WrittenVocabulary:
     """Read a directory's tokenizer as what a GGUF file says of it.
 
     Args:
         text: the directory.
         rows: of the token embedding; tokens are filled up to as many.
+        embeds: the file will say that its model is for embeddings.
 
     Raises:
         ModelFileError: GGUF has no words for it.
@@ -64,7 +65,8 @@ def vocabulary_of(text: HuggingFaceText, rows: int) -> WrittenVocabulary:
     if model["type"] != "BPE":
         raise ModelFileError(parts.file, "model.type", f"{model['type']} cannot be written as GGUF; BPE can")
     tokens, types = _tokens(parts, model, rows)
-    eos = _main_eos(parts, tokens, types)
+    add_bos, behind = _around(parts, embeds=embeds)
+    eos = _main_eos(parts, tokens, types) if behind is None else behind
     vocabulary = GgufVocabulary(
         file=parts.file,
         model="llama" if model.get("byte_fallback") else "gpt2",
@@ -76,7 +78,8 @@ def vocabulary_of(text: HuggingFaceText, rows: int) -> WrittenVocabulary:
         bos=parts.bos,
         eos=eos,
         unknown=_unknown(parts, model),
-        add_bos=_adds_bos(parts),
+        add_bos=add_bos,
+        add_eos=behind is not None,
         add_space_prefix=bool(model.get("byte_fallback")) and _prepends(facts["normalizer"]),
         chat_template=parts.template.source if parts.template else "",
     )
@@ -136,15 +139,22 @@ def _main_eos(parts: TokenizerParts, tokens: list[str], types: list[int]) -> int
     return own if own is not None else min(parts.eos, default=-1)
 
 
-def _adds_bos(parts: TokenizerParts) -> bool:
+def _around(parts: TokenizerParts, *, embeds: bool) -> tuple[bool, int | None]:
+    """Whether BOS is put in front of a text, and which token behind it.
+
+    Raises:
+        ModelFileError: something else is, or an end behind the text of a model that generates.
+    """
     added = parts.backend.encode("", add_special_tokens=True).ids
-    if added not in ([], [parts.bos]):
+    rest = added[1:] if added[:1] == [parts.bos] else added
+    if len(rest) > embeds:
         raise ModelFileError(
             parts.file,
             "post_processor",
-            f"puts tokens {added} around a text; GGUF can say only that a text begins with BOS",
+            f"puts tokens {added} around a text; GGUF can say only that a text begins with BOS, and for an embedding"
+            " model that it ends with EOS",
         )
-    return bool(added)
+    return len(rest) < len(added), rest[0] if rest else None
 
 
 def _pre(file: str, facts: dict[str, Any]) -> str:
@@ -234,7 +244,7 @@ def _metadata(vocabulary: GgufVocabulary, parts: TokenizerParts) -> dict[str, An
     ids = {"bos": vocabulary.bos, "eos": vocabulary.eos, "unknown": vocabulary.unknown}
     ids |= {} if padding is None else {"padding": padding}
     keys |= {f"{name}_token_id": id_ for name, id_ in ids.items() if id_ >= 0}
-    keys |= {"add_bos_token": vocabulary.add_bos}
+    keys |= {"add_bos_token": vocabulary.add_bos, "add_eos_token": vocabulary.add_eos}
     if vocabulary.model == "llama":
         keys["add_space_prefix"] = vocabulary.add_space_prefix
     found = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}

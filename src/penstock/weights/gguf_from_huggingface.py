@@ -49,6 +49,10 @@ _BUFFER = re.compile(r".*(rotary_emb\.inv_freq|h\.\d+\.attn\.(bias|masked_bias))
 """Tensors of older checkpoints that hold what the config says."""
 
 
+_ROOTS = ("model", "transformer")
+"""Prefixes that checkpoints without a head leave out."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor as a GGUF file has it.
@@ -129,11 +133,10 @@ class _Names:
             if "{layer}" in ours
         ]
         self._arrangements = dialect.arrangements
-        self._roots = {ours.partition(".")[0] for ours in dialect.tensors.values()}
 
     def stored(self, name: str) -> tuple[str, Arrangement] | None:
         """The file's name and arrangement of a tensor; None if there is none."""
-        for candidate in (name, *(f"{root}.{name}" for root in self._roots if root == "transformer")):
+        for candidate in (name, *(f"{root}.{name}" for root in _ROOTS)):
             if candidate in self._plain:
                 stored = self._plain[candidate]
                 return stored, self._arrangements.get(stored, Arrangement.SAME)

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import GgufVocabulary
+from penstock.weights.embedding_config import embeds
 from penstock.weights.gguf_header import GgufHeader
 
 __all__ = ["read_vocabulary"]
@@ -54,6 +55,8 @@ def read_vocabulary(header: GgufHeader, vocab_size: int) -> GgufVocabulary:
         add_bos=reader.scalar("add_bos_token", bool, model == "llama"),
         add_space_prefix=reader.scalar("add_space_prefix", bool, model == "llama"),
         chat_template=reader.template(),
+        # a model that generates must not find an end behind its prompt, whatever its file says
+        add_eos=embeds(header) and reader.scalar("add_eos_token", bool, False),
     )
 
 

@@ -47,8 +47,16 @@ EMBEDDING_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
     Field("encoding_format", one_of(FLOAT, BASE64), "float: lists of numbers. base64: float32, little-endian."),
     Field("dimensions", INTEGER, "How many of the first values are kept; what is left is scaled to length 1 again."),
-    Field("pooling", one_of(*Pooling), "mean (when left out): of all positions. last: the last one's."),
-    Field("normalize", BOOLEAN, "Whether vectors are scaled to length 1; true when left out."),
+    Field(
+        "pooling",
+        one_of(*Pooling),
+        "mean: of all positions. last: the last one's. When left out as the model's files say, else mean.",
+    ),
+    Field(
+        "normalize",
+        BOOLEAN,
+        "Whether vectors are scaled to length 1. When left out as the model's files say, else true.",
+    ),
     Field(
         "truncate_prompt_tokens", INTEGER, "Keep so many first tokens of each input; -1: as many as the context has."
     ),
@@ -117,8 +125,10 @@ def _spec(given: JsonObject, card: ModelCard) -> EmbeddingSpec:
     if dimensions is not None and not 1 <= dimensions <= card.hidden_size:
         message = f"dimensions must lie in 1..{card.hidden_size}, the size of this model's embeddings."
         raise InvalidParameter("dimensions", message)
-    pooling = Pooling(given.get("pooling", EmbeddingSpec().pooling))
-    return EmbeddingSpec(pooling, given.get("normalize", True), dimensions or 0)
+    usual = card.embedding
+    return EmbeddingSpec(
+        Pooling(given.get("pooling", usual.pooling)), given.get("normalize", usual.normalize), dimensions or 0
+    )
 
 
 def most_tokens(given: JsonObject, card: ModelCard) -> int:
