@@ -26,6 +26,9 @@ FORMS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP
 FORMS += ("INT4", "INT4_128")
 """A kind of blocks for each form, and the two that Q5 holds."""
 
+CASES = [pytest.param(kind, marks=pytest.mark.deep) if kind == "INT4" else kind for kind in FORMS]
+"""INT4_128 stands for both forms of integers about a zero point in make test."""
+
 
 def random(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -68,14 +71,14 @@ def test_integers_about_a_zero_point_are_kept_exactly(isa, kind):
         assert torch.equal(embedding_rows(ids, weight), want[ids])
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_the_compiled_packing_is_the_one_in_torch(kind, monkeypatch):
     ours = packed(kind, 37, 512)
     monkeypatch.setattr(native, "module", None)
     assert torch.equal(packed(kind, 37, 512).data, ours.data)
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_the_product_is_the_reference_up_to_float32_rounding(isa, kind):
     for outputs, inputs in ((1, 256), (17, 512), (70, 768)):
         weight = packed(kind, outputs, inputs)
@@ -86,7 +89,7 @@ def test_the_product_is_the_reference_up_to_float32_rounding(isa, kind):
                 assert ((ours - theirs).double().abs() <= tolerance(x, weight) + 1e-6).all(), (outputs, inputs, rows)
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_a_rows_bits_depend_on_nothing_but_the_row(compiled, kind):
     for outputs, inputs in ((1, 256), (50, 512)):
         weight, x = packed(kind, outputs, inputs), random(40, inputs).bfloat16()
@@ -101,7 +104,7 @@ def test_a_rows_bits_depend_on_nothing_but_the_row(compiled, kind):
             assert torch.equal(linear(x[order], weight), alone[order])
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_groups_with_outliers_have_16_bits(isa, kind):
     weight = packed(kind, 33, 1024)
     x = random(5, 1024)
@@ -118,7 +121,7 @@ def test_groups_with_outliers_have_16_bits(isa, kind):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 14])
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_a_gated_product_is_that_of_its_halves(compiled, kind, rows):
     for half in (16, 48):
         weight, x, bias = packed(kind, 2 * half, 256), random(rows, 256), random(2 * half, seed=5)
@@ -126,7 +129,7 @@ def test_a_gated_product_is_that_of_its_halves(compiled, kind, rows):
         assert torch.equal(packed_gated_linear(x, weight, bias), here.silu_and_mul(halves))
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_the_largest_codes_and_activations_do_not_overflow(isa, kind):
     """Every code the same, the lowest or the highest, beside activations that fill their bytes."""
     blocks = torch.from_numpy(random_blocks(kind, 3, 512))
@@ -144,7 +147,7 @@ def test_the_largest_codes_and_activations_do_not_overflow(isa, kind):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -float("inf")])
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_what_is_not_finite_stays_in_its_row(compiled, kind, bad):
     weight, x = packed(kind, 33, 256), random(9, 256)
     good = linear(x, weight)
@@ -155,7 +158,7 @@ def test_what_is_not_finite_stays_in_its_row(compiled, kind, bad):
     assert torch.equal(out[others], good[others])
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CASES)
 def test_a_stack_of_experts_is_packed_expert_by_expert(kind):
     blocks = [StoredBlocks(kind, torch.from_numpy(random_blocks(kind, 20, 512, seed))) for seed in range(3)]
     stack = pack_stack(3, lambda expert, memory: pack_blocks(blocks[expert], 20, 512, memory))
