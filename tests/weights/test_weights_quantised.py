@@ -227,6 +227,14 @@ def test_a_table_and_a_head_may_be_quantised(tmp_path):
     assert torch.equal(unpack(router), matrix.numbers)
 
 
+def test_a_checkpoint_is_quantised_though_most_of_its_numbers_are_embeddings(tmp_path):
+    tensors = gptq("a", integers(N, K)) | {"embed.weight": torch.zeros(4 * N, K, dtype=torch.float16)}
+    files = opened(tmp_path, tensors, GPTQ)
+    assert files.stored_dtype == "quantised"
+    binder(files).take("embed.weight", (4 * N, K))
+    assert files.source.rounded() == {"F16 to bfloat16": 1}
+
+
 @pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_experts_are_stacked_as_they_are(tmp_path):
     """Gates and ups of 3 experts; no block holds those of 8 bits with zero points, which become plain numbers."""

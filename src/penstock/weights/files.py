@@ -173,12 +173,18 @@ def _bytes_by_type(stored: list[_Stored]) -> Mapping[str, int]:
 
 
 def _stored_dtype(path: Path, stored: list[_Stored]) -> str:
-    """The type of most weights; what is no weight (an integer buffer) has no say."""
+    """The type of most weights; what is no weight (an integer buffer) has no say.
+
+    A quantised directory is `quantised` however few of its matrices are: embeddings, which it leaves as they are, can
+    be most of a small model.
+    """
     counts: Counter[str] = Counter()
     for tensor in stored:
         if tensor.dtype in _DTYPE_NAMES:
             counts[_DTYPE_NAMES[tensor.dtype]] += tensor.elements
-        elif tensor.dtype in BLOCK_TYPES or tensor.dtype in QUANTISED_TYPES:
+        elif tensor.dtype in QUANTISED_TYPES:
+            return "quantised"
+        elif tensor.dtype in BLOCK_TYPES:
             counts["quantised"] += tensor.elements
     if not counts:
         raise ModelFileError(str(path), "", "holds no tensor of a type that weights can have")

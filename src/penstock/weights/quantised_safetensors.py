@@ -34,6 +34,9 @@ __all__ = [
 QUANTISED_TYPES = frozenset({"INT4", "INT8", "FP8", "NF4", "FP4"})
 """What matrices call their `dtype`."""
 
+_WIDER = ("F64", "F32", "F16")
+"""Plain types that bfloat16 does not hold."""
+
 _TORCH_TYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
@@ -156,6 +159,8 @@ class QuantisedSource(TensorSource):
         matrix = self._matrices.get(name)
         if matrix is None:
             self._plain.read_into(name, out)
+            if out.dtype == torch.bfloat16 and self._plain.stored[name].dtype in _WIDER:
+                self._rounded[f"{self._plain.stored[name].dtype} to bfloat16"] += 1
             return
         if tuple(out.shape) != matrix.shape:
             raise ModelFileError(str(matrix.path), name, f"has shape {matrix.shape}, expected {tuple(out.shape)}")
