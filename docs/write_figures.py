@@ -164,6 +164,17 @@ def cost_rows(record: Record) -> Iterator[tuple[str, str, str]]:
         yield title, divergence[own], divergence[their] if their else ""
 
 
+def file_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
+    """Divergence of both engines on one file, for files in several forms, and how often the first token is the same."""
+    first = record["records"][0]
+    yield f"nats a token, first {first['context'] * first['chunks']:,} tokens", "Penstock", "llama.cpp", "same", "same"
+    yield "---", "---", "---", "---", "---"
+    for each in record["records"]:
+        own, their = ({row["name"]: row for row in each["rows"]}[name] for name in ("penstock file", "llama.cpp"))
+        same = (f"{100 * row['same_top']:.1f} %" for row in (own, their))
+        yield each["name"], f"{own['kl_mean']:.4f}", f"{their['kl_mean']:.4f}", *same
+
+
 def shape_rows(record: Record) -> Iterator[tuple[str, str, str]]:
     """Which share of the machine's limit models of unlike shapes reach, each in a run of `bench batch`."""
     streams = f"{_joined([str(row['streams']) for row in record['records'][0]['rows']])} streams"
@@ -209,6 +220,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed-of-1b": ("compare-llama-1b", speed_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
+    "cost-of-files": ("quality-of-files", file_cost_rows),
     "shapes": ("shapes", shape_rows),
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),

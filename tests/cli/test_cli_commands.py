@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from needs import COMPILED
 from penstock.cli import main
 from penstock.kernels import native
 
@@ -300,7 +299,7 @@ def test_a_load_test_that_nobody_answers_prints_why_and_exits_with_1():
 
 @pytest.mark.model
 def test_show_says_what_a_model_is_made_of_down_to_every_operation(default_model: Path):
-    done = penstock("show", "--program")
+    done = penstock("show", "--program", *(["--rates"] if native.available() else []))
     assert done.returncode == 0, done.stderr
     head, *layers = done.stdout.split("\nlayer ")
     assert "30 layers, 576 wide, 9 heads of 64, 3 of keys, vocabulary 49152, context 8192" in head
@@ -311,14 +310,11 @@ def test_show_says_what_a_model_is_made_of_down_to_every_operation(default_model
     assert len(layers) == 30
     assert all("attend(qkv[0:576], qkv[576:768], qkv[768:960], cache " in layer for layer in layers)
     assert done.stdout.splitlines()[-1] == "logits   <- head(out)"
+    if native.available():
+        check_rates(head.splitlines())
 
 
-@pytest.mark.model
-@pytest.mark.skipif(not native.available(), reason=COMPILED)
-def test_show_says_which_rates_the_machine_allows_at_best(default_model: Path):
-    done = penstock("show", "--rates")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def check_rates(lines: list[str]) -> None:
     start = next(index for index, line in enumerate(lines) if line.startswith("rates "))
     assert "an upper bound, by the machine's limits" in lines[start]
     found = [re.fullmatch(r" +(\d+|prefill) +.*: ([\d,]+) tokens/s", line) for line in lines[start + 1 : start + 5]]

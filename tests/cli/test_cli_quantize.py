@@ -53,6 +53,7 @@ def test_the_model_itself_is_never_replaced(default_model: Path, refused):  # no
 
 
 @pytest.mark.model
+@pytest.mark.deep
 def test_an_interrupt_leaves_nothing_behind(default_model: Path, tmp_path):
     target = tmp_path / "new.gguf"
     command = [sys.executable, "-m", "penstock", "quantize", str(default_model), str(target), "--form", "Q4_0"]

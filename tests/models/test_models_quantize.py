@@ -34,7 +34,7 @@ CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen2_moe", "wide_heads_tied_unused_experts"): {"norm_topk_prob": False},
 }
 CASES = [(family, VARIANTS[family][0]) for family in ARCHITECTURES]
-ALWAYS = ("gemma2", "llama", "mixtral", "qwen3")
+ALWAYS = ("gemma2", "mixtral")
 CASES_NOW = [
     pytest.param(family, variant, marks=[] if family in ALWAYS else pytest.mark.deep) for family, variant in CASES
 ]
@@ -59,7 +59,9 @@ def test_a_file_of_float32_computes_what_the_directory_does(tmp_path, family, va
     torch.testing.assert_close(logits(path), logits(directory), atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("rope", ["llama3", "yarn", "linear"])
+@pytest.mark.parametrize(
+    "rope", ["llama3", *(pytest.param(rope, marks=pytest.mark.deep) for rope in ("yarn", "linear"))]
+)
 def test_a_ropes_scaling_arrives(tmp_path, rope):
     family, variant = {
         "llama3": ("llama", "all_to_one_biases_llama3"),
@@ -82,7 +84,7 @@ def through_the_gguf_package(name: str, numbers: torch.Tensor, kind: gguf.GGMLQu
     return torch.from_numpy(np.ascontiguousarray(gguf.quants.dequantize(raw, kind)))
 
 
-@pytest.mark.parametrize("form", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("form", [pytest.param("Q8_0", marks=pytest.mark.deep), "Q4_0"])
 def test_logits_are_those_of_the_dequantised_numbers(tmp_path, form):
     directory = write_lettered(tmp_path / "tiny", "llama", "wide_heads_untied", **WIDE)
     path = quantised(directory, tmp_path / "tiny.gguf", form)
@@ -158,6 +160,22 @@ def test_what_gguf_cannot_say_is_refused_and_leaves_nothing(tmp_path, family, ch
     change(directory)
     with pytest.raises(ModelFileError, match=said):
         quantised(directory, tmp_path / "tiny.gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny"]
+
+
+def test_an_interrupt_in_the_midst_of_writing_leaves_nothing(tmp_path):
+    directory = write_lettered(tmp_path / "tiny", "llama", "wide_heads_untied")
+    plan = plan_file(open_model(directory, gguf_dialect), "F32")
+    written = 0
+
+    def interrupted(count: int) -> None:
+        nonlocal written
+        written += count
+        if written > plan.bytes / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file(plan, tmp_path / "tiny.gguf", interrupted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny"]
 
 
