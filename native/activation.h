@@ -97,5 +97,15 @@ inline void relu(const ActivationCall& call, Pool& pool) {
     each_element(call, pool, [](f32x16 x) { return max(zero(), x); });
 }
 
+inline void scale(const ScaleCall& call, Pool& pool) {
+    const int width = int(call.width);
+    const f32x16 factor = broadcast(call.factor);
+    run_rows(pool, call.rows, call.width, [&](int64_t row) {
+        for (int i = 0; i < width; i += kLanes) {
+            store_row(call.out, row, i, width, mul(factor, load_row(call.x, row, i, width)));
+        }
+    });
+}
+
 }  // namespace PENSTOCK_ISA_NAMESPACE
 }  // namespace penstock

@@ -44,6 +44,7 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 constexpr int kPiece = 64;  // positions whose scores are computed at a time: keys of a piece stay in the first cache
 constexpr int kPieceGroups = kPiece / kLanes;
 constexpr int kCacheLine = 64;  // bytes
+constexpr int kHeadStride = kMostHeadDim + kLanes;  // an odd number of lines: rows of a tile share no set of the first cache
 constexpr float kMinusInfinity = -__builtin_inff();
 
 // Register tiles: pairs x vectors. Bits do not depend on them.
@@ -71,11 +72,11 @@ constexpr bool kIsInt8 = sizeof(T) == 1;
 // What one thread needs for one tile; on its stack.
 struct TileMemory {
     // Scaled; fp32, pairs of bf16 for the pair product, or pairs of int16 beside int8 keys.
-    alignas(64) uint32_t query[kTileRows * kMostHeadDim];
+    alignas(64) uint32_t query[kTileRows * kHeadStride];
     float query_scale[kTileRows];                          // of int16
     alignas(64) float scores[kTileRows * kChunk];          // then weights
-    alignas(64) float mixed[kTileRows * kMostHeadDim];     // of the chunk
-    alignas(64) float result[kTileRows * kMostHeadDim];    // of all chunks so far
+    alignas(64) float mixed[kTileRows * kHeadStride];      // of the chunk
+    alignas(64) float result[kTileRows * kHeadStride];     // of all chunks so far
     float top[kTileRows], sum[kTileRows];
     alignas(64) bf16 rounded[kTileRows * kChunk];          // weights for the pair product
     // Keys that do not lie packed in runs of 16, or values that do not lie in words of positions: a piece of them.
@@ -187,7 +188,7 @@ PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& spa
         const int64_t token = call.q_start[span.row] + index / group;
         const int64_t head = span.kv_head * group + index % group;
         const Q* from = static_cast<const Q*>(call.q.data) + token * call.q.stride + head * dim;
-        uint32_t* to = memory.query + i * kMostHeadDim;
+        uint32_t* to = memory.query + i * kHeadStride;
         if constexpr (kIsInt8<T>) {
             alignas(64) float scaled[kMostHeadDim];
             for (int d = 0; d < dim; d += kLanes) {
@@ -301,7 +302,7 @@ PENSTOCK_INLINE void score_int8_tile(const uint32_t* query, const float* query_s
             const Bytes key = load_bytes(group[g] + w * stride);
             PENSTOCK_UNROLL
             for (int m = 0; m < kRows; m++) {
-                const uint32_t* q = query + m * kMostHeadDim + 2 * w;
+                const uint32_t* q = query + m * kHeadStride + 2 * w;
                 sum[m][g] = add_products(sum[m][g], q[0], q[1], key);
             }
         }
@@ -341,7 +342,7 @@ PENSTOCK_INLINE void score_tile(const uint32_t* query, const float* query_scale,
                 const __m512bh key = __m512bh(_mm512_loadu_si512(group[g] + w * stride));
                 PENSTOCK_UNROLL
                 for (int m = 0; m < kRows; m++) {
-                    const __m512bh pair = __m512bh(_mm512_set1_epi32(int(query[m * kMostHeadDim + w])));
+                    const __m512bh pair = __m512bh(_mm512_set1_epi32(int(query[m * kHeadStride + w])));
                     sum[m][g].v = _mm512_dpbf16_ps(sum[m][g].v, pair, key);
                 }
             }
@@ -355,14 +356,14 @@ PENSTOCK_INLINE void score_tile(const uint32_t* query, const float* query_scale,
                 load_pairs(reinterpret_cast<const bf16*>(group[g] + w * stride), even, odd);
                 PENSTOCK_UNROLL
                 for (int m = 0; m < kRows; m++) {
-                    sum[m][g] = fma(broadcast(q[m * kMostHeadDim + 2 * w]), even, sum[m][g]);
-                    sum[m][g] = fma(broadcast(q[m * kMostHeadDim + 2 * w + 1]), odd, sum[m][g]);
+                    sum[m][g] = fma(broadcast(q[m * kHeadStride + 2 * w]), even, sum[m][g]);
+                    sum[m][g] = fma(broadcast(q[m * kHeadStride + 2 * w + 1]), odd, sum[m][g]);
                 }
             } else {
                 const f32x16 key = load(reinterpret_cast<const float*>(group[g] + w * stride));
                 PENSTOCK_UNROLL
                 for (int m = 0; m < kRows; m++) {
-                    sum[m][g] = fma(broadcast(q[m * kMostHeadDim + w]), key, sum[m][g]);
+                    sum[m][g] = fma(broadcast(q[m * kHeadStride + w]), key, sum[m][g]);
                 }
             }
         }
@@ -407,10 +408,10 @@ PENSTOCK_INLINE void score_piece(const TileMemory& memory, const KeyPiece& piece
                                  int count, float* scores, Ahead& ahead) {
     int m = from;
     for (; m + kScoreRows <= count; m += kScoreRows) {
-        score_rows<T, kPairs, kScoreRows>(memory.query + m * kMostHeadDim, memory.query_scale + m, piece, groups,
+        score_rows<T, kPairs, kScoreRows>(memory.query + m * kHeadStride, memory.query_scale + m, piece, groups,
                                           words, scores + m * kChunk, ahead);
     }
-    score_rest<T, kPairs, kScoreRows>(memory.query + m * kMostHeadDim, memory.query_scale + m, piece, groups, words,
+    score_rest<T, kPairs, kScoreRows>(memory.query + m * kHeadStride, memory.query_scale + m, piece, groups, words,
                                       count - m, scores + m * kChunk, ahead);
 }
 
@@ -622,7 +623,7 @@ PENSTOCK_INLINE void mix_int8_tile(TileMemory& memory, int m, int groups, int co
     }
     PENSTOCK_UNROLL
     for (int i = 0; i < kRows; i++) {
-        float* mixed = memory.mixed + (m + i) * kMostHeadDim + column;
+        float* mixed = memory.mixed + (m + i) * kHeadStride + column;
         PENSTOCK_UNROLL
         for (int v = 0; v < kVectors; v++) {
             store(mixed + v * kLanes, mul(to_floats(sum[i][v]), broadcast(memory.code_scale[m + i])));
@@ -671,7 +672,7 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
     PENSTOCK_UNROLL
     for (int m = 0; m < kRows; m++) {
         PENSTOCK_UNROLL
-        for (int v = 0; v < kVectors; v++) sum[m][v] = load(mixed + m * kMostHeadDim + column + v * kLanes);
+        for (int v = 0; v < kVectors; v++) sum[m][v] = load(mixed + m * kHeadStride + column + v * kLanes);
     }
     for (int g = begin; g < end; g++) {
         const uint32_t* row = static_cast<const uint32_t*>(value[g]) + column;
@@ -723,7 +724,7 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
     PENSTOCK_UNROLL
     for (int m = 0; m < kRows; m++) {
         PENSTOCK_UNROLL
-        for (int v = 0; v < kVectors; v++) store(mixed + m * kMostHeadDim + column + v * kLanes, sum[m][v]);
+        for (int v = 0; v < kVectors; v++) store(mixed + m * kHeadStride + column + v * kLanes, sum[m][v]);
     }
 }
 
@@ -733,7 +734,7 @@ PENSTOCK_INLINE void mix_rows(TileMemory& memory, int dim, int m, int begin, int
     const void* const* value = memory.value;
     const float* weights = memory.scores + m * kChunk;
     const bf16* rounded = memory.rounded + m * kChunk;
-    float* mixed = memory.mixed + m * kMostHeadDim;
+    float* mixed = memory.mixed + m * kHeadStride;
     int column = 0;
     for (; column + kMixVectors * kLanes <= dim; column += kMixVectors * kLanes) {
         mix_tile<T, kRows, kMixVectors, false, kHalf>(value, column, 0, weights, rounded, begin, end, mixed, ahead);
@@ -883,7 +884,7 @@ Sight attend_chunk(const AttentionCall& call, const TileSpan& span, const TileSp
             encode_weights(call, sight, m, skipped, groups_of_values, memory);
             continue;
         }
-        memset(memory.mixed + m * kMostHeadDim, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
+        memset(memory.mixed + m * kHeadStride, 0, size_t(dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
     }
     if (cache.runs_of_keys()) aim_beyond<T>(call, span, next_span, start, memory, ahead);
     if constexpr (kIsInt8<T>) {
@@ -937,12 +938,12 @@ void attend_tile(const AttentionCall& call, const TileSpan& span, const TileSpan
     for (int chunk = chunks.begin; chunk < chunks.end; chunk++) {
         const Sight sight = attend_chunk<T, kPairs>(call, span, next_span, chunk, memory, top, sum);
         for (int m = sight.from; m < sight.until; m++) {
-            float* result = memory.result + m * kMostHeadDim;
-            const float* mixed = memory.mixed + m * kMostHeadDim;
+            float* result = memory.result + m * kHeadStride;
+            const float* mixed = memory.mixed + m * kHeadStride;
             if (m >= begun) {
                 memory.top[m] = top[m];
                 memory.sum[m] = sum[m];
-                memcpy(result, mixed, kMostHeadDim * sizeof(float));
+                memcpy(result, mixed, size_t(call.cache.head_dim + kLanes - 1) / kLanes * kLanes * sizeof(float));
             } else {
                 fold(memory.top[m], memory.sum[m], result, top[m], sum[m], mixed, call.cache.head_dim);
             }
@@ -950,7 +951,7 @@ void attend_tile(const AttentionCall& call, const TileSpan& span, const TileSpan
         begun = sight.until;
     }
     for (int m = 0; m < span.count; m++) {
-        write_result(call, span, m, memory.result + m * kMostHeadDim, memory.top[m], memory.sum[m]);
+        write_result(call, span, m, memory.result + m * kHeadStride, memory.top[m], memory.sum[m]);
     }
 }
 
@@ -970,7 +971,7 @@ void attend_part(const AttentionCall& call, const TileSpan& span, int chunk, flo
     float* tops = part + kTileRows * dim;
     const Sight sight = attend_chunk<T, kPairs>(call, span, nullptr, chunk, memory, tops, tops + kTileRows);
     for (int m = sight.from; m < sight.until; m++) {
-        memcpy(part + m * dim, memory.mixed + m * kMostHeadDim, size_t(dim) * sizeof(float));
+        memcpy(part + m * dim, memory.mixed + m * kHeadStride, size_t(dim) * sizeof(float));
     }
 }
 

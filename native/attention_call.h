@@ -111,7 +111,7 @@ constexpr int64_t value_block_bytes(const KvCache& cache) {
     return key_block_bytes(cache);
 }
 
-constexpr int32_t kMostHeadDim = 256;
+constexpr int32_t kMostHeadDim = 512;
 constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...
 constexpr int32_t kTileRows = 24;  // a tile: this many (query, head) pairs that share their keys and values
 

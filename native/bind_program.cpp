@@ -65,17 +65,24 @@ int add_register(Program& program, int64_t width, int element, int area) {
     return int(program.registers.size()) - 1;
 }
 
+int add_input(Program& program, int64_t width) {
+    require(width >= 1 && width < kMostRows, "an input has columns");
+    program.registers.push_back({width, Element::f32, -1, program.inputs++});
+    return int(program.registers.size()) - 1;
+}
+
 void begin_layer(Program& program) { program.layer_starts.push_back(int64_t(program.operations.size())); }
 
 void add_norm(Program& program, int kind, const Columns& x, const Columns& out, const Vector& weight,
-              const Vector* bias, float eps, bool adds) {
+              const Vector* bias, float eps, bool adds, int64_t groups) {
     check_columns(program, x);
     check_columns(program, out);
     const Norm norm = norm_kind_of(kind);
     require(x.width == out.width, "a norm keeps its width");
+    require(groups >= 1 && x.width % groups == 0, "a norm's groups are of one width");
     require(weight.address != 0, "the weight of a norm must be given");
     require(norm == Norm::layer ? !adds : bias == nullptr, "an RMS norm has no bias, and a layer norm adds to nothing");
-    program.operations.push_back(NormOperation{norm, x, out, weight.rows(), one_row(bias), eps, adds});
+    program.operations.push_back(NormOperation{norm, x, out, weight.rows(), one_row(bias), eps, adds, groups});
 }
 
 void add_linear(Program& program, const Columns& x, const Columns& out, const Weight& weight, const Vector* bias,
@@ -140,11 +147,11 @@ void add_attend(Program& program, int cache, const Heads& heads, const Columns& 
 }
 
 void add_experts(Program& program, const Columns& x, const Columns& logits, const Columns& out,
-                 const ExpertLayer& layer) {
+                 const ExpertLayer& layer, bool adds) {
     for (const Columns* each : {&x, &logits, &out}) check_columns(program, *each);
     require(x.width == layer.hidden() && out.width == layer.hidden() && logits.width == layer.router.experts,
             "experts do not have the sizes of their operands");
-    program.operations.push_back(ExpertsOperation{x, logits, out, layer});
+    program.operations.push_back(ExpertsOperation{x, logits, out, layer, adds});
 }
 
 void add_gate_rows(Program& program, const Columns& x, const Columns& logits, const Columns& out) {
@@ -187,10 +194,16 @@ void add_gated_norm(Program& program, const GroupNorm& norm, const Columns& x, c
     program.operations.push_back(GatedNormOperation{x, gate, out, norm});
 }
 
-void add_gate(Program& program, const Columns& x, const Columns& gate, const Columns& out) {
+void add_gate(Program& program, const Columns& x, const Columns& gate, const Columns& out, int kind) {
     for (const Columns* each : {&x, &gate, &out}) check_columns(program, *each);
     require(x.width == gate.width && x.width == out.width, "a gate keeps its width");
-    program.operations.push_back(GateOperation{x, gate, out});
+    program.operations.push_back(GateOperation{x, gate, out, gate_kind_of(kind)});
+}
+
+void add_scale(Program& program, const Columns& x, uintptr_t factor) {
+    check_columns(program, x);
+    require(factor != 0, "a factor must be given");
+    program.operations.push_back(ScaleOperation{x, pointer<float>(factor)});
 }
 
 void add_regroup(Program& program, int64_t groups, const Columns& x, const Columns& out) {
@@ -269,8 +282,22 @@ void check_states(const Program& program, const Step& step, const States* states
     check_runs(step.runs, step.tokens, places);
 }
 
+// Inputs follow each other in the order in which they were added.
+std::vector<Rows> check_inputs(const Program& program, const nb::list& given) {
+    require(nb::len(given) == size_t(program.inputs), "there must be rows for each input");
+    std::vector<Rows> inputs;
+    for (const Register& each : program.registers) {
+        if (each.input < 0) continue;
+        const Rows rows = nb::cast<Rows>(given[size_t(each.input)]);
+        require(rows.data != nullptr && rows.stride == each.width && rows.element == Element::f32,
+                "an input must be given, float32 and its rows next to each other");
+        inputs.push_back(rows);
+    }
+    return inputs;
+}
+
 void run(const Program& program, const Cpu& cpu, const Step& described, const Caches& caches, const States* states,
-         const Runs* runs, uintptr_t stream, const Rows& out, const Memory& scratch) {
+         const Runs* runs, uintptr_t stream, const nb::list& inputs, const Rows& out, const Memory& scratch) {
     if (described.rows == 0) return;
     const int64_t width = program.registers[kOut].width;
     Step step = described;
@@ -281,6 +308,8 @@ void run(const Program& program, const Cpu& cpu, const Step& described, const Ca
     step.out = out;
     step.scratch = scratch.data();
     step.scratch_bytes = scratch.bytes;
+    const std::vector<Rows> given = check_inputs(program, inputs);
+    step.inputs = given.data();
     require(stream != 0, "stream must be given");
     require(out.data != nullptr && out.stride == width, "out must be given, its rows next to each other");
     check_attention(program, step, caches);
@@ -307,22 +336,27 @@ void bind_program(nb::module_& module) {
         .def("__init__", &make_program, "hidden"_a)
         .def("area", &add_area, "bytes"_a, "An area of scratch with so many bytes for each token; gives its number.")
         .def("register", &add_register, "width"_a, "element"_a, "area"_a, "A register in an area; gives its number.")
+        .def("input", &add_input, "width"_a, "A register that lies in memory which run() is given; gives its number.")
         .def("begin_layer", &begin_layer, "What is added from now on belongs to the next layer.")
-        .def("norm", &add_norm, "kind"_a, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "eps"_a, "adds"_a)
+        .def("norm", &add_norm, "kind"_a, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "eps"_a, "adds"_a,
+             "groups"_a = 1)
         .def("linear", &add_linear, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "adds"_a, "gate"_a.none())
         .def("activation", &add_activation, "kind"_a, "x"_a, "out"_a)
         .def("attend", &add_attend, "cache"_a, "heads"_a, "q"_a, "k"_a.none(), "v"_a.none(), "rotated"_a, "out"_a,
              "norms"_a, "rotation"_a.none(), "rule"_a)
-        .def("experts", &add_experts, "x"_a, "logits"_a, "out"_a, "layer"_a, "What `layer` reads must outlive it.")
+        .def("experts", &add_experts, "x"_a, "logits"_a, "out"_a, "layer"_a, "adds"_a,
+             "What `layer` reads must outlive it.")
         .def("gate_rows", &add_gate_rows, "x"_a, "logits"_a, "out"_a)
         .def("convolution", &add_convolution, "state"_a, "filter"_a, "x"_a, "gate_in"_a.none(), "gate_out"_a.none(),
              "out"_a)
         .def("recurrence", &add_recurrence, "state"_a, "rule"_a, "q"_a, "k"_a, "v"_a, "a"_a, "b"_a.none(), "out"_a)
         .def("gated_norm", &add_gated_norm, "norm"_a, "x"_a, "gate"_a, "out"_a)
-        .def("gate", &add_gate, "x"_a, "gate"_a, "out"_a)
+        .def("gate", &add_gate, "x"_a, "gate"_a, "out"_a, "kind"_a)
+        .def("scale", &add_scale, "x"_a, "factor"_a, "The number at `factor` must outlive it.")
         .def("regroup", &add_regroup, "groups"_a, "x"_a, "out"_a)
         .def("scratch_bytes", &scratch_bytes, "cpu"_a, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
-        .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "states"_a.none(), "runs"_a.none(), "stream"_a, "out"_a,
-             "scratch"_a, "From embeddings to what comes out; keys and values are stored, states go on.");
+        .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "states"_a.none(), "runs"_a.none(), "stream"_a,
+             "inputs"_a, "out"_a, "scratch"_a,
+             "From embeddings to what comes out; keys and values are stored, states go on.");
 }

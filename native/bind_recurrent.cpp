@@ -100,9 +100,9 @@ void norm_gated(const Cpu& cpu, const GroupNorm& norm, int64_t rows, int64_t wid
     cpu.kernels().gated_norm(call, cpu.pool());
 }
 
-void gate_by(const Cpu& cpu, int64_t rows, int64_t width, const Rows& x, const Rows& gate, const Rows& out) {
+void gate_by(const Cpu& cpu, int64_t rows, int64_t width, const Rows& x, const Rows& gate, const Rows& out, int kind) {
     require(rows >= 0 && rows < kMostRows && width >= 1 && width <= kMostWidth, "sizes are out of range");
-    const GateCall call{rows, width, reading(&x), reading(&gate), out};
+    const GateCall call{rows, width, reading(&x), reading(&gate), out, gate_kind_of(kind)};
     check_each({call.x, call.gate, reading(&out)}, rows, width, "x, gate and out must be given, of one width");
     nb::gil_scoped_release released;
     cpu.kernels().gate_columns(call, cpu.pool());
@@ -131,5 +131,6 @@ void bind_recurrent(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
             "out"_a, "A gated delta rule or a selective scan; states go on.");
     cpu.def("gated_norm", &norm_gated, "norm"_a, "rows"_a, "width"_a, "x"_a, "gate"_a, "out"_a,
             "A norm of groups and SiLU of a gate, in either order.");
-    cpu.def("gate_columns", &gate_by, "rows"_a, "width"_a, "x"_a, "gate"_a, "out"_a, "out = x * sigmoid(gate).");
+    cpu.def("gate_columns", &gate_by, "rows"_a, "width"_a, "x"_a, "gate"_a, "out"_a, "kind"_a,
+            "out = x * f(gate).");
 }

@@ -22,6 +22,11 @@ inline void check_runs(const Runs& runs, int64_t tokens, int64_t places) {
     }
 }
 
+inline Gate gate_kind_of(int kind) {
+    require(kind >= 0 && kind <= static_cast<int>(Gate::gelu_new), "a gate must be 0 (sigmoid) or 1 (gelu_new)");
+    return static_cast<Gate>(kind);
+}
+
 inline void check_group_norm(const GroupNorm& norm, int64_t width) {
     require(width % norm.group == 0, "the width of a gated norm must be whole groups");
     require(norm.period == width || norm.period == norm.group, "the weight of a gated norm is that of a group, or of all");

@@ -71,7 +71,7 @@ inline void check_cache(const KvCache& cache, int64_t num_blocks) {
 
 inline void check_heads(int kv_heads, int head_dim) {
     require(kv_heads >= 1, "kv_heads must be at least 1");
-    require(head_dim >= 1 && head_dim <= kMostHeadDim, "head_dim must be between 1 and 256");
+    require(head_dim >= 1 && head_dim <= kMostHeadDim, "head_dim must be between 1 and 512");
 }
 
 inline void check_ragged_rows(const AttentionCall& call, int64_t tokens, int64_t num_blocks) {

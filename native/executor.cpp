@@ -101,6 +101,8 @@ public:
             normalise_gated(*gated_norm);
         } else if (const auto* columns = std::get_if<GateOperation>(&operation)) {
             gate_columns(*columns);
+        } else if (const auto* factor = std::get_if<ScaleOperation>(&operation)) {
+            scale(*factor);
         } else if (const auto* groups = std::get_if<RegroupOperation>(&operation)) {
             regroup(*groups);
         } else {
@@ -116,6 +118,8 @@ private:
             whole = from_token({step_.stream, in.width, Element::f32}, shard_.token);
         } else if (columns.in == kOut) {
             whole = from_token(step_.out, shard_.token);
+        } else if (in.input >= 0) {
+            whole = from_token(step_.inputs[in.input], shard_.token);
         } else {
             uint8_t* area = scratch_;
             for (int32_t i = 0; i < in.area; i++) area += area_size(program_, size_t(i), shard_.tokens);
@@ -126,10 +130,14 @@ private:
     }
 
     void normalise(const NormOperation& by) const {
-        const Rows out = rows(by.out);
-        NormCall call{shard_.tokens, by.x.width, rows(by.x), {}, by.weight, by.bias, by.eps, out};
-        if (by.adds) call.addend = read(out);
-        norm_kernel(kernels_, by.kind)(call, pool_);
+        const int64_t width = by.x.width / by.groups;
+        for (int64_t i = 0; i < by.groups; i++) {
+            const Rows out = rows({by.out.in, by.out.first + i * width, width});
+            NormCall call{shard_.tokens, width, rows({by.x.in, by.x.first + i * width, width}), {}, by.weight, by.bias,
+                          by.eps, out};
+            if (by.adds) call.addend = read(out);
+            norm_kernel(kernels_, by.kind)(call, pool_);
+        }
     }
 
     void project(const LinearOperation& by) const {
@@ -145,8 +153,8 @@ private:
 
     void ask_experts(const ExpertsOperation& by) const {
         const Rows out = rows(by.out);
-        run_experts({by.layer, shard_.tokens, read(rows(by.x)), read(rows(by.logits)), read(out), out, kernel_scratch_,
-                     prefetcher_},
+        run_experts({by.layer, shard_.tokens, read(rows(by.x)), read(rows(by.logits)),
+                     by.adds ? read(out) : ConstRows{}, out, kernel_scratch_, prefetcher_},
                     kernels_, pool_);
     }
 
@@ -177,7 +185,12 @@ private:
     }
 
     void gate_columns(const GateOperation& by) const {
-        kernels_.gate_columns({shard_.tokens, by.x.width, read(rows(by.x)), read(rows(by.gate)), rows(by.out)}, pool_);
+        kernels_.gate_columns({shard_.tokens, by.x.width, read(rows(by.x)), read(rows(by.gate)), rows(by.out), by.kind},
+                              pool_);
+    }
+
+    void scale(const ScaleOperation& by) const {
+        kernels_.scale({shard_.tokens, by.x.width, read(rows(by.x)), *by.factor, rows(by.x)}, pool_);
     }
 
     void regroup(const RegroupOperation& by) const {

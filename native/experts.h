@@ -61,6 +61,8 @@ inline void weigh(const Router& router, const float* scores, const int32_t* chos
     for (int j = 0; j < router.top_k; j++) sum += scores[chosen[j]];
     const float whole = router.normalise ? sum + 1e-20f : 1.0f;  // as DeepSeek-V3 has it: sigmoids may all be 0
     for (int j = 0; j < router.top_k; j++) weights[j] = scores[chosen[j]] / whole * router.scale;
+    if (!router.expert_scale) return;
+    for (int j = 0; j < router.top_k; j++) weights[j] *= router.expert_scale[chosen[j]];
 }
 
 inline void route(const RouteCall& call, Pool& pool) {

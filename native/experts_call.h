@@ -21,7 +21,8 @@ enum class Scoring : int32_t { softmax = 0, sigmoid = 1 };
 //
 // Scores are softmax or sigmoid of the logits. The top_k experts of the highest logits are chosen, or of the highest
 // score + bias where there is a bias; ties go to the lower index. A NaN is higher than all numbers, so that it shows.
-// What a chosen expert weighs is its score, divided by the sum of the chosen ones' if `normalise`, times `scale`.
+// What a chosen expert weighs is its score, divided by the sum of the chosen ones' if `normalise`, times `scale`, times
+// its own scale where experts have some.
 struct Router {
     int32_t experts;  // up to kMostExperts
     int32_t top_k;    // up to `experts`
@@ -29,6 +30,7 @@ struct Router {
     bool normalise;
     float scale;
     const float* bias;  // [experts], or null
+    const float* expert_scale = nullptr;  // [experts], or null
 };
 
 struct RouteCall {

@@ -4,7 +4,7 @@
 // magnitude of the head and most 127 or 32767. Where m is below 2^-100 the scale is 0; where it is infinite or NaN the
 // scale is NaN, and with it everything that is made of the head.
 //
-// A sum over a head has at most 256 products of 32767 * 127: below 2^31, so no order can change it, and every
+// A sum over a head has at most 512 products of 32767 * 127: below 2^31, so no order can change it, and every
 // instruction set gives the same bits.
 #pragma once
 

@@ -46,6 +46,7 @@ constexpr KernelTable table_named(const char* isa) {
     table.gelu_new = gelu_new;
     table.gelu = gelu;
     table.relu = relu;
+    table.scale = scale;
     table.sample = sample;
 
     table.route = route;

@@ -35,6 +35,7 @@ struct KernelTable {
     void (*gelu_new)(const ActivationCall& call, Pool& pool);
     void (*gelu)(const ActivationCall& call, Pool& pool);
     void (*relu)(const ActivationCall& call, Pool& pool);
+    void (*scale)(const ScaleCall& call, Pool& pool);
     void (*sample)(const SampleCall& call, Pool& pool);
 
     void (*route)(const RouteCall& call, Pool& pool);

@@ -2,8 +2,8 @@
 // run. Made once from Python (bind_program.cpp), which describes a model in one way for every reader (nn/operations.py).
 //
 // A register is a matrix with a row for each token of a step. Register 0 is the stream of hidden states: fp32, and the
-// caller's memory, as is register 1, what comes out. All others lie in scratch; registers whose lives do not overlap
-// share an area of it. What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into
+// caller's memory, as is register 1, what comes out. So are inputs, fp32: what else is looked up by a token's id. All
+// others lie in scratch; registers whose lives do not overlap share an area of it. What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into
 // another one is fp32; a quantised weight rounds it once, to int8.
 //
 // Nothing here is owned. No shape of layer is known: operations are checked one by one when they are added.
@@ -27,7 +27,8 @@ constexpr int32_t kStream = 0, kOut = 1;
 struct Register {
     int64_t width;
     Element element;
-    int32_t area;  // of scratch; -1 for the stream and what comes out
+    int32_t area;  // of scratch; -1 for the stream, what comes out and inputs
+    int32_t input = -1;  // index into Step::inputs; -1 for all but inputs
 };
 
 // Neighbouring columns of a register.
@@ -37,12 +38,14 @@ struct Columns {
     int64_t width;
 };
 
+// Of `groups` parts of the columns, each by itself and with the same weight.
 struct NormOperation {
     Norm kind;
     Columns x, out;
     ConstRows weight, bias;  // one row; the bias of layer norms only, or absent
     float eps;
     bool adds;  // to what `out` holds, fp32
+    int64_t groups;
 };
 
 struct LinearOperation {
@@ -80,10 +83,11 @@ struct AttendOperation {
     const float* sinks;  // [q_heads], or null
 };
 
-// Adds what the chosen experts of each row make of it to what `out` holds.
+// What the chosen experts of each row make of it.
 struct ExpertsOperation {
     Columns x, logits, out;
     ExpertLayer layer;
+    bool adds;  // to what `out` holds
 };
 
 // Adds x, weighted by the sigmoid of each row's logit, to what `out` holds.
@@ -110,9 +114,16 @@ struct GatedNormOperation {
     GroupNorm norm;
 };
 
-// out = x * sigmoid(gate)
+// out = x * f(gate)
 struct GateOperation {
     Columns x, gate, out;
+    Gate kind;
+};
+
+// x is multiplied by *factor, in place.
+struct ScaleOperation {
+    Columns x;
+    const float* factor;
 };
 
 // Columns [groups][2][dim] become [2][groups][dim], in another register.
@@ -123,7 +134,7 @@ struct RegroupOperation {
 
 using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation, ExpertsOperation,
                                GateRowsOperation, ConvolutionOperation, RecurrenceOperation, GatedNormOperation,
-                               GateOperation, RegroupOperation>;
+                               GateOperation, ScaleOperation, RegroupOperation>;
 
 // A recurrent state: `places` of `numbers` each.
 struct State {
@@ -136,6 +147,8 @@ struct Program {
     std::vector<int64_t> area_bytes;   // of each area, for one token
     std::vector<Operation> operations;
     std::vector<int64_t> layer_starts;  // operations with which layers begin, ascending
+
+    int32_t inputs = 0;  // registers that are inputs
 
     const AttendOperation* attends(size_t operation) const { return std::get_if<AttendOperation>(&operations[operation]); }
 };
@@ -164,6 +177,7 @@ struct Step {
     const State* states;  // of a program that carries any; whose runs are `runs`
     Runs runs;
     float* stream;     // [tokens][hidden]: the embeddings; used up
+    const Rows* inputs;  // [tokens][.] fp32 each, of the program's inputs; used up
     Rows out;          // [tokens][hidden]
     uint8_t* scratch;  // program_scratch() bytes, 64-byte aligned; undefined before and after
     int64_t scratch_bytes;

@@ -232,10 +232,11 @@ inline void gated_norm(const GatedNormCall& call, Pool& pool) {
 
 inline void gate_columns(const GateCall& call, Pool& pool) {
     const int width = int(call.width);
+    const bool by_gelu = call.kind == Gate::gelu_new;
     run_rows(pool, call.rows, call.width, [&](int64_t row) {
         for (int i = 0; i < width; i += kLanes) {
-            const f32x16 x = load_row(call.x, row, i, width);
-            store_row(call.out, row, i, width, sigmoid_weighted(x, load_row(call.gate, row, i, width)));
+            const f32x16 x = load_row(call.x, row, i, width), gate = load_row(call.gate, row, i, width);
+            store_row(call.out, row, i, width, by_gelu ? mul(gelu_by_tanh(gate), x) : sigmoid_weighted(x, gate));
         }
     });
 }

@@ -103,11 +103,14 @@ struct GatedNormCall {
     Rows out;
 };
 
-// out = x * sigmoid(gate)
+enum class Gate : int32_t { sigmoid = 0, gelu_new = 1 };
+
+// out = x * f(gate) with f by `kind`
 struct GateCall {
     int64_t rows, width;
     ConstRows x, gate;
     Rows out;
+    Gate kind;
 };
 
 // Columns [groups][2][dim] become [2][groups][dim].

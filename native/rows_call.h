@@ -52,6 +52,15 @@ struct ActivationCall {
     Rows out;
 };
 
+// out = factor * x
+struct ScaleCall {
+    int64_t rows;
+    int64_t width;
+    ConstRows x;
+    float factor;
+    Rows out;  // may be `x`
+};
+
 // One token a row of logits [rows][vocabulary] fp32; `stride` counts floats from one row to the next.
 struct SampleCall {
     int64_t rows;

@@ -73,13 +73,13 @@ def test_float32_runs_on_the_compiled_kernels_too_and_rounds_nothing(tiny):
 @compiled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_heads_wider_than_the_compiled_attention_takes_run_on_torchs_which_is_said(tmp_path, dtype):
-    sizes = {"hidden_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 320, "vocab_size": 101}
+    sizes = {"hidden_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 640, "vocab_size": 101}
     config = LlamaConfig(**sizes, num_hidden_layers=2, intermediate_size=88, max_position_embeddings=64)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     write_letters(tmp_path, 101)
     with LLM(str(tmp_path), dtype=dtype, **OPTIONS) as llm:
         [line] = [line for line in llm.report if line.startswith("attention")]
-        assert "torch: heads of 320 are wider than 256" in line
+        assert "torch: heads of 640 are wider than 512" in line
         [reply] = llm.generate("ab", SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
         assert len(reply.outputs[0].token_ids) == 5
     with pytest.raises(ConfigError, match="kv_cache_dtype"):

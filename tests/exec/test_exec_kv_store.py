@@ -58,9 +58,9 @@ def test_int8_is_there_on_a_cpu_only():
 
 
 def test_int8_is_refused_where_heads_are_too_wide_for_the_attention_that_reads_it():
-    wide = (KvCacheSpec(2, 64), KvCacheSpec(1, 320))
-    assert KVStore(wide, 1, 16, torch.float32, torch.device("cpu")).keys[1].shape == (1, 16, 1, 320)
-    with pytest.raises(ConfigError, match="heads of at most 256, and these have 320") as refused:
+    wide = (KvCacheSpec(2, 64), KvCacheSpec(1, 640))
+    assert KVStore(wide, 1, 16, torch.float32, torch.device("cpu")).keys[1].shape == (1, 16, 1, 640)
+    with pytest.raises(ConfigError, match="heads of at most 512, and these have 640") as refused:
         KVStore(wide, 1, 16, torch.int8, torch.device("cpu"))
     assert refused.value.option == "kv_cache_dtype"
 
@@ -72,7 +72,7 @@ def test_a_cache_is_packed_where_the_compiled_attention_is_quicker_with_it():
         assert backend.packs_kv(dtype, 64, 16)
         assert not backend.packs_kv(dtype, 64, 8)
         assert not TorchBackend().packs_kv(dtype, 64, 16)
-        for head_dim in (63, 320):
+        for head_dim in (63, 640):
             assert not backend.packs_kv(dtype, head_dim, 16)
     assert not backend.packs_kv(torch.int8, 64, 16)  # which is packed by itself
 

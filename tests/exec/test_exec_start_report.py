@@ -36,8 +36,8 @@ def test_the_line_on_who_computes_says_why_it_is_torch_and_that_answers_are_then
 
 
 def test_heads_too_wide_for_the_compiled_attention_are_said_and_what_they_cost():
-    line = room.wide_heads_line(320)
-    assert line == "attention        torch: heads of 320 are wider than 256, so answers are exact up to rounding only"
+    line = room.wide_heads_line(640)
+    assert line == "attention        torch: heads of 640 are wider than 512, so answers are exact up to rounding only"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import compiled_kernels as here
@@ -252,6 +253,28 @@ def test_experts_add_the_biases_of_their_projections(compiled, form, inner, acti
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
         for row in range(9):
             assert torch.equal(run(x[row : row + 1], logits[row : row + 1])[0], ours[row])
+
+
+@pytest.mark.parametrize("form", ["f32", "int8"])
+def test_what_an_expert_says_is_multiplied_by_its_scale(compiled, form):
+    plain, spec = stack_of(form, 8, 64, 48), replace(spec_of(8, 3), normalise=True)
+    stack = replace(plain, scale=random(8, seed=7))
+    x, logits = random(9, stack.hidden), random(9, 8, seed=1)
+    run = here.NativeExperts(stack, spec, "gelu_new_and_mul")
+    ours = run(x, logits)
+    theirs = reference.experts(x, logits, stack, spec, ACTIVATIONS["gelu_new_and_mul"])
+    torch.testing.assert_close(ours, theirs, rtol=tolerance(form), atol=tolerance(form))
+    assert torch.equal(run(x[3:4], logits[3:4])[0], ours[3])
+    one = torch.full((1, 8), -50.0).index_fill(1, torch.tensor([5]), 50.0)  # all but one of them say nothing
+    alone = here.NativeExperts(plain, spec, "gelu_new_and_mul")(x[:1], one)
+    torch.testing.assert_close(run(x[:1], one), stack.scale[5] * alone)
+
+
+def test_scales_that_do_not_belong_to_their_experts_are_refused():
+    stack = stack_of("f32", 4, 32, 16)
+    for scale in (torch.ones(3), torch.ones(4, 1), torch.ones(4).bfloat16()):
+        with pytest.raises(ValueError, match="scale must be"):
+            replace(stack, scale=scale)
 
 
 def test_biases_that_do_not_belong_to_their_weights_are_refused():

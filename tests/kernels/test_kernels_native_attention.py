@@ -164,7 +164,7 @@ LAYOUTS = [(F32, False), (F32, True), (BF16, False), (BF16, True), (INT8, True)]
 SHAPES = [(9, 3, 64), (27, 1, 16), (2, 2, 5)]
 SHAPES += [
     pytest.param(*shape, marks=pytest.mark.deep)
-    for shape in ((4, 4, 10), (6, 2, 20), (8, 1, 80), (4, 2, 128), (2, 1, 256))
+    for shape in ((4, 4, 10), (6, 2, 20), (8, 1, 80), (4, 2, 128), (2, 1, 256), (3, 1, 512))
 ]
 
 
@@ -391,7 +391,7 @@ def test_writing_is_the_reference_in_both_layouts(dim, dtype):
         assert torch.equal(values, expected[1])
 
 
-@pytest.mark.parametrize("dim", [1, 5, 20, 64, 66, 256])
+@pytest.mark.parametrize("dim", [1, 5, 20, 64, 66, 512])
 def test_int8_heads_are_stored_as_the_formula_says(dim):
     generator = torch.Generator().manual_seed(3)
     k, v = (torch.randn(7, 2, dim, generator=generator) * 10.0 ** torch.arange(-3, 4)[:, None, None] for _ in range(2))

@@ -22,6 +22,7 @@ from penstock.kernels.recurrence import (
 )
 from penstock.kernels.short_convolution import ConvolutionCall, short_convolution_reference
 from penstock.kernels.state_runs import FROM_ZERO, StateRuns
+from penstock.kernels.torch_backend import TorchBackend
 
 COMPILED = list(native.isas()) if native.available() else []
 TOKENS = 58  # of three sequences
@@ -247,6 +248,21 @@ def test_compiled_gated_norms_and_gates_are_their_references(width, group, perio
         alone = call._replace(x=x[row : row + 1], gate=gate[row : row + 1])
         assert torch.equal(here.backend().gated_norm(alone)[0], ours[row])
         assert torch.equal(here.backend().gate(alone.x, alone.gate)[0], gated[row])
+
+
+@pytest.mark.parametrize("isa", COMPILED)
+@pytest.mark.parametrize("width", [5, 35, 64])
+def test_compiled_gates_by_gelu_are_their_reference(width, isa):
+    x, gate = random(9, 2 * width).split(width, dim=1)
+    here.set_isa(isa)
+    ours = here.backend().gate(x, 3 * gate, "gelu_new")
+    theirs = x * torch.nn.functional.gelu(3 * gate, approximate="tanh")
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        TorchBackend(torch.device("cpu")).gate(x, 3 * gate, "gelu_new"), theirs, atol=1e-6, rtol=1e-5
+    )
+    for row in range(len(x)):
+        assert torch.equal(here.backend().gate(x[row : row + 1], 3 * gate[row : row + 1], "gelu_new")[0], ours[row])
 
 
 @pytest.mark.skipif(not native.available(), reason="this installation has no compiled kernels")

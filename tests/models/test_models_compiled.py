@@ -34,7 +34,18 @@ from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, r
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.dense import DenseAttention
 from penstock.nn.lowering import Gated, lower
-from penstock.nn.operations import Activation, Attend, Embed, Heads, Linear, NormKind, Operation, Register, Rotate
+from penstock.nn.operations import (
+    Activation,
+    Attend,
+    Embed,
+    Heads,
+    Linear,
+    NormHeads,
+    NormKind,
+    Operation,
+    Register,
+    Rotate,
+)
 from penstock.nn.paged import PagedAttend
 from penstock.nn.program import OUT, STREAM, Head, Program
 from penstock.nn.reference import ReferenceExecutor
@@ -243,6 +254,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
             ("qwen3", "all_to_one_narrow_heads"),
             *(("qwen3_moe", variant) for variant in VARIANTS["qwen3_moe"]),
             *(("gpt_oss", variant) for variant in VARIANTS["gpt_oss"]),
+            *(("gemma4_text", variant) for variant in VARIANTS["gemma4_text"]),
             ("mixtral", "all_to_one_narrow_heads_small_window"),
             ("qwen2_moe", "wide_heads_tied_unused_experts"),
             ("granite", "wide_heads_untied_factors"),
@@ -380,7 +392,7 @@ def test_what_the_compiled_kernels_do_not_do_is_said():
     packed = program_of("gpt2", "tied", WeightFormat.BF16)
     assert "not in torch.float16" in why_not_compiled(packed, torch.float16, backend)
     assert "the backend torch" in why_not_compiled(packed, torch.bfloat16, TorchBackend())
-    assert "heads of 257 are wider than 256" in why_not_compiled(small(head_dim=257), torch.bfloat16, backend)
+    assert "heads of 513 are wider than 512" in why_not_compiled(small(head_dim=513), torch.bfloat16, backend)
     if onednn_linear.available():
         onednn = program_of("llama", "wide_heads_untied", WeightFormat.ONEDNN)
         assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, backend)
@@ -596,8 +608,16 @@ def test_a_program_is_refused_that_does_not_fit_its_weights():
             "not rotated alike",
             lambda ops, q, k: [each for each in ops if not (isinstance(each, Rotate) and each.x == k)],
         ),
-        ("is no query or key", lambda ops, q, k: [replace(ops[0], x=Register("qkv", 4, 1)), *ops]),
-        ("not followed by an attention", lambda ops, q, k: ops[:2]),
+        ("done to no query or key", lambda ops, q, k: [replace(ops[0], x=Register("qkv", 4, 1)), *ops]),
+        ("done to no query or key", lambda ops, q, k: ops[:2]),
+        (
+            "done to no query or key",
+            lambda ops, q, k: [
+                NormHeads(k, torch.ones(2), 1e-5),
+                NormHeads(k, torch.ones(2), 1e-5, out=Register("values", 4)),
+                *ops,
+            ],
+        ),
     ],
 )
 def test_what_no_kernel_does_alone_is_refused_while_a_program_is_lowered(message, change):
@@ -608,6 +628,21 @@ def test_what_no_kernel_does_alone_is_refused_while_a_program_is_lowered(message
     assert len(lower(tuple(operations))) == 1
     with pytest.raises(ValueError, match=message):
         lower(tuple(change(operations, q, k)))
+
+
+def test_norms_of_heads_that_are_no_queries_or_keys_run_alone_and_first():
+    q, k, v = (Register("qkv", 12).columns(4 * i, 4) for i in range(3))
+    values, ones = Register("values", 4), torch.ones(2)
+    of_values, of_keys = NormHeads(k, ones, 1e-5, out=values), NormHeads(k, ones, 1e-5)
+    attend = Attend(Register("mixed", 4), q, k, values, 0, Heads(2, 2, 2), AttentionSpec(1.0))
+    alone, attended = lower((of_values, of_keys, attend))
+    assert (alone, attended.k_norm) == (of_values, ones)
+    in_place = NormHeads(v, ones, 1e-5)
+    alone, attended = lower((of_keys, in_place, replace(attend, v=v)))
+    assert (alone, attended.k_norm) == (in_place, ones)
+    assert lower((in_place,)) == [in_place]
+    assert str(of_values) == "values   <- rms_norm_heads(qkv[4:8], w[2], eps 1e-05)"
+    assert str(replace(of_values, adds=True)).startswith("values   <- values + ")
 
 
 def test_learned_positions_are_checked_before_anything_is_written():

@@ -21,6 +21,7 @@ from penstock.nn.rope import (
     FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
+    ProportionalScaling,
     Rope,
     RotaryTable,
     Unscaled,
@@ -153,15 +154,27 @@ def test_a_plain_config_is_accepted(family):
 
 @pytest.mark.parametrize(
     "name",
-    ["mamba", "config_reader", "families", "decoder_config", "os", "..llama", "llama.x", "", "Llama", "__init__"],
+    [
+        "mamba",
+        "config_reader",
+        "gemma4_config",
+        "families",
+        "decoder_config",
+        "os",
+        "..llama",
+        "llama.x",
+        "",
+        "Llama",
+        "__init__",
+    ],
 )
 def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
     known = (
-        "gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, granitemoehybrid, lfm2, llama, mistral, mixtral, olmo2,"
-        " phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next,"
-        " smollm3, starcoder2"
+        "gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite, granitemoehybrid, lfm2, llama,"
+        " mistral, mixtral, olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
+        " qwen3_moe, qwen3_next, smollm3, starcoder2"
     )
     assert known in str(error)
 
@@ -243,6 +256,24 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("gemma3_text", "rope_local_base_freq", 0),
         ("gemma3_text", "layer_types", ["sliding_attention"]),
         ("gemma3_text", "head_dim", 7),
+        ("gemma4_text", "hidden_activation", "gelu"),
+        ("gemma4_text", "use_bidirectional_attention", "all"),
+        ("gemma4_text", "rope_theta", 1e4),
+        ("gemma4_text", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("gemma4_text", "layer_types", ["full_attention", "sliding_attention"]),
+        ("gemma4_text", "sliding_window", 0),
+        ("gemma4_text", "num_kv_shared_layers", 1),
+        ("gemma4_text", "num_kv_shared_layers", 3),
+        ("gemma4_text", "use_double_wide_mlp", 1),
+        ("gemma4_text", "attention_k_eq_v", "yes"),
+        ("gemma4_text", "global_head_dim", 7),
+        ("gemma4_text", "head_dim", 7),
+        ("gemma4_text", "vocab_size_per_layer_input", 63),
+        ("gemma4_text", "hidden_size_per_layer_input", -1),
+        ("gemma4_text", "final_logit_softcapping", 0.0),
+        ("gemma4_text", "attention_bias", 0),
+        ("gemma4_text", "enable_moe_block", 1),
+        ("gemma4", "text_config", 3),
         ("gemma3", "text_config", 3),
         ("gemma3", "tie_word_embeddings", 1),
         ("olmo2", "hidden_act", "gelu"),
@@ -570,6 +601,8 @@ PLAIN = {"rope_parameters": {"rope_type": "default"}}
         ("gemma3_text", {}, (4096, 4096)),
         ("gemma3_text", {"sliding_window": 99, "sliding_window_pattern": 2}, (99, None)),
         ("gemma3_text", {"sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
+        ("gemma4_text", {}, (512, None)),
+        ("gemma4_text", {"sliding_window": 99, "layer_types": [FULL, FULL]}, (None, None)),
         ("olmo2", {"layer_types": [FULL, FULL]}, (None, None)),
         ("qwen2", {"sliding_window": 99}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
@@ -761,6 +794,67 @@ def test_local_layers_of_a_gemma3_are_rotated_by_a_base_of_their_own(spelling):
         assert torch.equal(table.cos, RotaryTable.build(rope, 256, 128, torch.device("cpu")).cos)
 
 
+GEMMA4_REFUSED = [
+    ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_global_key_value_heads"),
+    ({"enable_moe_block": True}, "num_experts"),
+    ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5}, "top_k_experts"),
+    ({"rope_parameters": {FULL: {"rope_type": "proportional"}}}, f"rope_parameters.{SLIDING}"),
+    ({"rope_parameters": {FULL: {"rope_type": "proportional", "beta": 1}, SLIDING: PLAIN}}, None),
+    ({"per_layer_config": {"2": {"head_dim": 20}}}, "per_layer_config.2"),
+    ({"per_layer_config": {"1": {"sliding_window": 20}}}, "per_layer_config.1.sliding_window"),
+    ({"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "per_layer_config.1.num_key_value_heads"),
+    ({"per_layer_config": {"1": {"head_dim": 20}}, "layer_types": [FULL, FULL]}, "per_layer_config"),
+]
+
+
+@pytest.mark.parametrize(("changes", "key"), GEMMA4_REFUSED)
+def test_what_a_gemma4_config_says_together_is_refused_by_key(changes, key):
+    found = refusal(config_of("gemma4_text", **changes)).key
+    assert found == key if key else found.startswith("rope_parameters")
+
+
+def test_what_a_gemma4_config_leaves_out_has_the_default_of_transformers():
+    from transformers import AutoConfig
+
+    from penstock.models.gemma4_config import read_config
+
+    theirs, ours = AutoConfig.for_model("gemma4_text"), read_config(ConfigReader({}, FILE))
+    theirs.allow_global_per_layer_attribute_access = True
+    shape, last = ours.decoder.shape, theirs.per_layer_config[-1]
+    assert (shape.num_layers, shape.hidden_size, shape.vocab_size, shape.max_positions) == (
+        *(theirs.num_hidden_layers, theirs.hidden_size, theirs.vocab_size, theirs.max_position_embeddings),
+    )
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (
+        *(theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim),
+    )
+    assert (ours.full.shape.head_dim, ours.full.shape.num_kv_heads) == (last.head_dim, last.num_key_value_heads)
+    assert (ours.decoder.inner_size, ours.decoder.eps, ours.decoder.tied) == (
+        *(theirs.intermediate_size, theirs.rms_norm_eps, theirs.tie_word_embeddings),
+    )
+    assert list(ours.decoder.windows) == [512 if each == SLIDING else None for each in theirs.layer_types]
+    assert (ours.per_layer, ours.per_layer_vocab) == (
+        *(theirs.hidden_size_per_layer_input, theirs.vocab_size_per_layer_input),
+    )
+    assert ours.decoder.rope == Rope(theirs.rope_parameters[SLIDING]["rope_theta"])
+    assert ours.full.rope == Rope(theirs.rope_parameters[FULL]["rope_theta"], ProportionalScaling(64))
+    assert (ours.caches, ours.mixture, ours.softcap, ours.keys_are_values) == (tuple(range(30)), None, None, False)
+
+
+def test_layers_of_a_gemma4_read_the_keys_of_the_last_before_them_of_their_type():
+    from penstock.models.gemma4_config import read_config
+
+    types = [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL]
+    changes = {"num_hidden_layers": 6, "layer_types": types, "use_double_wide_mlp": True}
+    config = read_config(ConfigReader({**LLAMA_LIKE, **changes, "num_kv_shared_layers": 2}, FILE))
+    assert (config.caches, config.owners) == ((0, 1, 2, 3, 2, 3), (0, 1, 2, 3))
+    assert [config.inner_size(index) for index in range(6)] == [48, 48, 48, 48, 96, 96]
+    program = load(
+        {"model_type": "gemma4_text", **LLAMA_LIKE, **changes, "num_kv_shared_layers": 3}, ZeroTensors(), FILE
+    )
+    assert [each.cache for each in program.operations() if isinstance(each, Attend)] == [0, 1, 2, 1, 2, 1]
+    assert [cache.window for cache in program.caches] == [512, None, 512]
+
+
 def test_a_gemma2_config_may_turn_softcaps_off():
     off = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 64}
     specs, softcap = specs_and_softcap(config_of("gemma2", **off))
@@ -832,6 +926,9 @@ KEYS = [
     *("shared_intermediate_size", "position_embedding_type", "layers_block_type"),
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
     *("linear_value_heads_tiled", "num_nextn_predict_layers"),
+    *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers", "per_layer_config"),
+    *("hidden_size_per_layer_input", "vocab_size_per_layer_input", "use_double_wide_mlp", "enable_moe_block"),
+    *("top_k_experts",),
 ]
 
 

@@ -45,6 +45,15 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "tie_word_embeddings": True,
     },
+    ("gemma4_text", "wide_heads_untied_own_inputs_shared_keys_small_window"): {},
+    ("gemma4_text", "one_to_one_tied_biases_keys_as_values"): {
+        "attention_bias": False,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 90000.0, "partial_rotary_factor": 0.5},
+        },
+    },
+    ("gemma4_text", "all_to_one_untied_unused_experts_widest_heads"): {},
     ("gpt_oss", "wide_heads_unused_experts_small_window"): {},
     ("gpt_oss", "all_to_one_narrow_heads"): {},
     ("gpt_oss", "one_to_one_tied_every_expert_no_attention_biases"): {"layer_types": None},
@@ -98,6 +107,7 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
 
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "granitemoehybrid": "granitehybrid",
     "mixtral": "llama",
@@ -127,10 +137,13 @@ def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tenso
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
     if family in HYBRID:
         tensors = HYBRID[family](config, tensors)
+    if family == "gemma4_text":
+        tensors = convert_gemma4(tensors)
+        add_frequencies(writer, config)
     for name, tensor in as_converted(tensors).items():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = by_hand(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        shift = 1.0 if "gemma" in family and name.endswith("norm.weight") else 0.0
+        shift = 1.0 if family.startswith(("gemma2", "gemma3")) and name.endswith("norm.weight") else 0.0
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         if family in CONVERTED_AS_LLAMA and ("q_proj" in name or "k_proj" in name):
             tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -142,6 +155,63 @@ def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tenso
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def convert_gemma4(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Names as `Gemma4Model` completes them."""
+    endings = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")
+    return {f"{name}.weight" if name.endswith(endings) else name: tensor for name, tensor in tensors.items()}
+
+
+def by_hand(name: str) -> str | None:
+    """The names that `Gemma4Model` gives, which the `gguf` package has no Hugging Face names for."""
+    endings = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+    return f"blk.{match[1]}.{endings[match[2]]}" if match and match[2] in endings else None
+
+
+def add_frequencies(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    pairs = full_of(config)["head_dim"] // 2
+    turning = int(pairs * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+    factors = torch.tensor([1.0] * turning + [1e30] * (pairs - turning))
+    writer.add_tensor("rope_freqs.weight", factors.numpy())
+
+
+def full_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What layers that see all positions have of their own."""
+    return next(iter(config["per_layer_config"].values()))
+
+
+def add_gemma4_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """As `Gemma4Model.set_gguf_parameters` and those that it calls."""
+    layers, full = config["num_hidden_layers"], full_of(config)
+    slides = [each == "sliding_attention" for each in config["layer_types"]]
+    own, inner = layers - config["num_kv_shared_layers"], config["intermediate_size"]
+    double = 2 if config["use_double_wide_mlp"] else 1
+    kv_heads = config["num_key_value_heads"]
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length([inner if i < own else double * inner for i in range(layers)])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv([kv_heads if each else full.get("num_key_value_heads", kv_heads) for each in slides])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_sliding_window(config["sliding_window"])
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(full["head_dim"])
+    for add in (writer.add_key_length_swa, writer.add_value_length_swa, writer.add_rope_dimension_count_swa):
+        add(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if config["final_logit_softcapping"] is not None:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
 def convert_lfm2(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -299,6 +369,9 @@ def as_converted(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    if config["model_type"] == "gemma4_text":
+        add_gemma4_settings(writer, config)
+        return
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
     if "full_attention" in rope:

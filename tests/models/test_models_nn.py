@@ -113,6 +113,17 @@ def test_an_odd_number_of_elements_is_rotated_as_transformers_does():
     assert torch.equal(rope.inverse_frequencies(15), Phi3RotaryEmbedding(config).inv_freq)
 
 
+@pytest.mark.parametrize("head_dim", [10, 20, 36, 512])
+@pytest.mark.parametrize(("share", "factor"), [(0.25, 1.0), (0.5, 1.0), (1.0, 1.0), (0.3, 2.5), (0.0, 1.0)])
+def test_proportional_frequencies_are_those_of_transformers_bit_by_bit(share, factor, head_dim):
+    parameters = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": share, "factor": factor}
+    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, rope_parameters=parameters)
+    theirs, _ = ROPE_INIT_FUNCTIONS["proportional"](config)
+    rope = read_rope(ConfigReader({"rope_parameters": parameters}, "config.json"), head_dim, 512)
+    assert torch.equal(rope.inverse_frequencies(head_dim), theirs)
+    assert rope.width(head_dim) == head_dim
+
+
 def test_llama3_scaling_has_all_three_regimes():
     plain = Rope(500000.0).inverse_frequencies(128)
     ratio = plain / Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192)).inverse_frequencies(128)

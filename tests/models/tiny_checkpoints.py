@@ -111,6 +111,80 @@ _GEMMA3: dict[str, dict[str, Any]] = {
         "rope_parameters": _two_ropes(rope_type="linear", factor=2.5),
     },
 }
+
+
+def _proportional(share: float, **of_local: Any) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": 700.0} | of_local
+    turned = {"rope_type": "proportional", "rope_theta": 90000.0, "partial_rotary_factor": share}
+    return {"sliding_attention": local, "full_attention": turned}
+
+
+_GEMMA4: dict[str, dict[str, Any]] = {
+    "wide_heads_untied_own_inputs_shared_keys_small_window": {
+        **_WIDE_HEADS,
+        "tie_word_embeddings": False,
+        "intermediate_size": 48,
+        "num_hidden_layers": 5,
+        "layer_types": [*(["sliding_attention", "full_attention"] * 2), "full_attention"],
+        "sliding_window": 7,
+        "global_head_dim": 36,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 12,
+        "vocab_size_per_layer_input": 103,
+        "final_logit_softcapping": 6.5,
+        "rope_parameters": _proportional(0.25),
+    },
+    "one_to_one_tied_biases_keys_as_values": {
+        **_ONE_TO_ONE,
+        "head_dim": 24,
+        "intermediate_size": 56,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 33,
+        "global_head_dim": 20,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "attention_bias": True,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+        "rope_parameters": _proportional(0.5, rope_type="linear", factor=2.5),
+    },
+    "all_to_one_untied_unused_experts_widest_heads": {
+        **_ALL_TO_ONE,
+        "tie_word_embeddings": False,
+        "head_dim": 10,
+        "intermediate_size": 100,
+        "sliding_window": 16,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "num_experts": 11,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 20,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 127,
+        "rms_norm_eps": 0.01,
+        "rope_parameters": _proportional(0.25),
+    },
+}
+_TINY_TOWERS: dict[str, Any] = {
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "position_embedding_size": 16,
+    },
+    "audio_config": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "subsampling_conv_channels": [4, 4],
+        "output_proj_dims": 16,
+    },
+}
 _TINY_VISION = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -169,6 +243,8 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "one_to_one_untied": {**_GEMMA3["one_to_one_untied_capped"], "final_logit_softcapping": None},
         "all_to_one_widest": _GEMMA3["all_to_one_untied_biases_widest_heads"],
     },
+    "gemma4_text": _GEMMA4,
+    "gemma4": _GEMMA4,  # with towers for images and sound beside it
     "gpt2": {
         "tied": {"n_embd": 60, "n_head": 3, "n_layer": 3, "vocab_size": 101},
         "untied_inner_gelu": {
@@ -699,6 +775,8 @@ _CONFIGS["qwen3_next"] = _with_experts(
 )
 
 _UNUSED_EXPERTS = {
+    ("gemma4", "all_to_one_untied_unused_experts_widest_heads"): 3,
+    ("gemma4_text", "all_to_one_untied_unused_experts_widest_heads"): 3,
     ("gpt_oss", "wide_heads_unused_experts_small_window"): 3,
     ("mixtral", "wide_heads_tied_unused_experts"): 3,
     ("qwen2_moe", "wide_heads_tied_unused_experts"): 3,
@@ -716,10 +794,10 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 """The variants that there are of each family."""
 
 
-_LATER = {"qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
+_LATER = {"gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
 """Families of which every test in `make test` looks at one variant."""
 
-_SEES_IMAGES = {"gemma3", "qwen3_5", "qwen3_5_moe"}
+_SEES_IMAGES = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}
 """Those that have a text model of their own beside them, whose variants tests in `make test` look at instead."""
 
 
@@ -764,11 +842,19 @@ def write_checkpoint(
         tied = settings.get("tie_word_embeddings", True)
         settings = {"text_config": settings, "vision_config": _TINY_VISION, "tie_word_embeddings": tied}
     kind = AutoModelForCausalLM
+    if family == "gemma4":
+        tied = settings.get("tie_word_embeddings", True)
+        kind, settings = (
+            AutoModelForImageTextToText,
+            {"text_config": settings, **_TINY_TOWERS, "tie_word_embeddings": tied},
+        )
     if family in ("qwen3_5", "qwen3_5_moe"):
         kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
         settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
     model = kind.from_config(AutoConfig.for_model(family, **settings))
     _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
+    if family.startswith("gemma4"):
+        _soften(model)
     unused = _UNUSED_EXPERTS.get((family, variant), 0)
     if family in _BY_CLASS:
         _choose_by_class(model, unused)
@@ -867,6 +953,23 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(noise * 0.3 + _centre(name, differences=differences))
 
 
+def _soften(model: torch.nn.Module) -> None:
+    """Scale what queries are normed to by `1 / sqrt(D)`, as in trained models of a family that does not scale scores.
+
+    Factors at the ends of layers are no parameters; here they differ from 1. An embedding that is the head too is
+    small, or every token would be followed by itself.
+    """
+    tied = model.config.get_text_config().tie_word_embeddings
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("self_attn.q_norm.weight"):
+                parameter *= len(parameter) ** -0.5
+            elif tied and name.endswith("embed_tokens.weight"):
+                parameter *= 0.15
+        for index, factor in enumerate(each for name, each in model.named_buffers() if name.endswith("layer_scalar")):
+            factor.fill_(0.7 + 0.2 * (index % 3))
+
+
 def _centre(name: str, *, differences: bool) -> float:
     """What the numbers of a vector lie around.
 
@@ -875,11 +978,13 @@ def _centre(name: str, *, differences: bool) -> float:
     """
     if name.endswith("dt_bias"):
         return -3.0
-    of_norm = name.endswith("weight") and (not differences or name.endswith("linear_attn.norm.weight"))
+    of_norm = name.endswith(("weight", "router.scale", "per_expert_scale")) and (
+        not differences or name.endswith("linear_attn.norm.weight")
+    )
     return 1.0 if of_norm else 0.0
 
 
-_ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.router.weight")
+_ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.router.weight", "router.proj.weight")
 
 
 def _scale(name: str) -> float:
@@ -888,6 +993,8 @@ def _scale(name: str) -> float:
     Where two experts are nearly equal for the last place, a rounding that swaps them changes the outcome more than any
     other. So routers decide clearly and experts say less than MLPs do, or no two roundings could be compared.
     """
+    if name.endswith("router.proj.weight"):
+        return 40.0  # what it reads is divided by the root of its width
     if name.endswith(_ROUTERS):
         return 5.0
     if name.endswith("block_sparse_moe.experts.down_proj"):

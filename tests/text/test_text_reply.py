@@ -465,6 +465,7 @@ def test_reasoning_that_the_prompt_opens_is_reasoning_from_the_first_character()
             ("", "json"),
         ),
         *(("<tool_call><function=a><parameter=b>", "qwen3_xml"), ("<|channel|>", "harmony"), ("<|tool|>", "phi4")),
+        ("<|tool_call>call:", "gemma4"),
         *(("respond with <|tool_call|>", "granite"), ("<start_of_turn>user", "gemma")),
         *((DS_NEXT, "deepseek_v31"), (f"{DS_NEXT}function ```json", "deepseek_v3")),
     ],

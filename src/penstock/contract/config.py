@@ -38,7 +38,7 @@ DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
 TOOL_CALL_PARSERS = (
     *("auto", "hermes", "llama3_json", "mistral", "granite", "phi4", "gemma", "deepseek_v3", "deepseek_v31", "json"),
-    *("harmony", "qwen3_xml", "none"),
+    *("harmony", "qwen3_xml", "gemma4", "none"),
 )
 REASONING_PARSERS = ("auto", "think", "none")
 LOG_FORMATS = ("text", "json")

@@ -132,8 +132,8 @@ class Backend(Protocol):
         """See `kernels.recurrence.gated_norm_reference`."""
         ...
 
-    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """`x * sigmoid(gate)`, of matrices of one shape."""
+    def gate(self, x: Tensor, gate: Tensor, kind: str = "sigmoid") -> Tensor:
+        """`x * kind(gate)`, of matrices of one shape; `kind` is `sigmoid` or `gelu_new`."""
         ...
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:

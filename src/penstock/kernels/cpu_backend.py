@@ -152,9 +152,9 @@ class CpuBackend:
         """See `Backend.gated_norm`."""
         return native_recurrent.gated_norm(self.cpu, call)
 
-    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+    def gate(self, x: Tensor, gate: Tensor, kind: str = "sigmoid") -> Tensor:
         """See `Backend.gate`."""
-        return native_recurrent.gate(self.cpu, x, gate)
+        return native_recurrent.gate(self.cpu, x, gate, kind)
 
     def gate_rows(self, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `Backend.gate_rows`."""

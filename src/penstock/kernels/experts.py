@@ -82,6 +82,7 @@ class ExpertStack:
         down: `[E, H, F]`.
         gate_up_bias: `[E, 2 * F]` or `[E, F]` float32, added to what `gate_up` makes; or None.
         down_bias: `[E, H]` float32, added to what `down` makes; or None.
+        scale: `[E]` float32, what an expert's weight is multiplied by in the end; or None.
 
     Raises:
         ValueError: the two do not belong together.
@@ -91,6 +92,7 @@ class ExpertStack:
     down: StackedWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the weights and biases against each other."""
@@ -105,6 +107,8 @@ class ExpertStack:
         (experts, inside, hidden), down = self.gate_up.shape, tuple(self.down.shape)
         if down[:2] != (experts, hidden) or inside not in (down[2], 2 * down[2]):
             raise ValueError(f"gate_up {[experts, inside, hidden]} and down {list(down)} do not belong together")
+        if self.scale is not None and (self.scale.shape != (experts,) or self.scale.dtype != torch.float32):
+            raise ValueError(f"scale must be [{experts}] float32, not {list(self.scale.shape)} {self.scale.dtype}")
 
     @property
     def experts(self) -> int:
@@ -136,8 +140,8 @@ class ExpertStack:
     @property
     def nbytes(self) -> int:
         """Memory of all weights."""
-        biases = sum(bias.nbytes for bias in (self.gate_up_bias, self.down_bias) if bias is not None)
-        return self.gate_up.nbytes + self.down.nbytes + biases
+        vectors = self.gate_up_bias, self.down_bias, self.scale
+        return self.gate_up.nbytes + self.down.nbytes + sum(each.nbytes for each in vectors if each is not None)
 
 
 def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -187,6 +191,7 @@ def experts(
         `[T, H]` in the dtype of `residual`, or of `x` without one.
     """
     chosen, weights = route(router_logits, spec, selection_bias)
+    weights = weights if stack.scale is None else weights * stack.scale[chosen]
     sums = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in chosen.unique().tolist():  # ascending
         rows, places = torch.where(chosen == expert)

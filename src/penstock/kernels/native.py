@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["MAX_HEAD_DIM", "MAX_THREADS", "Cpu", "available", "isas", "module", "open_cpu", "required"]
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 """The widest head that the compiled kernels take."""
 
 MAX_THREADS = 1024

@@ -1,7 +1,7 @@
 """Paged attention and the way into the cache in compiled code, behind the signatures of `kernels.paged_attention`.
 
 Decides how tensors are handed over as addresses; the arithmetic and its order are in `native/attention.h`. Takes
-float32 and bfloat16 on the CPU, head_dim up to 256.
+float32 and bfloat16 on the CPU, head_dim up to 512.
 
 A cache may lie in one of two layouts, told apart by their number of dimensions: natural, `[num_blocks, block_size, Hkv,
 D]`, or packed (see `packed_keys_shape` and `packed_values_shape`), as attention multiplies it. Both give the same bits,

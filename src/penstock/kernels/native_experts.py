@@ -35,7 +35,7 @@ def expert_layer(stack: ExpertStack, spec: RouterSpec, activation: int, selectio
     if stack.experts != spec.experts:
         raise ValueError(f"the stack has {stack.experts} experts, the router {spec.experts}")
     return required().ExpertLayer(
-        router=_router(spec, selection_bias),
+        router=_router(spec, selection_bias, stack.scale),
         activation=activation,
         gate_up=_stack("gate_up", stack.gate_up, stack.gate_up_bias),
         down=_stack("down", stack.down, stack.down_bias),
@@ -156,7 +156,7 @@ def gate_rows(cpu: Cpu, x: Tensor, gate_logits: Tensor, residual: Tensor | None 
     return out
 
 
-def _router(spec: RouterSpec, selection_bias: Tensor | None) -> Any:
+def _router(spec: RouterSpec, selection_bias: Tensor | None, scale: Tensor | None = None) -> Any:
     bias = 0 if selection_bias is None else vector("selection_bias", selection_bias, torch.float32, spec.experts)
     return required().Router(
         experts=spec.experts,
@@ -165,6 +165,7 @@ def _router(spec: RouterSpec, selection_bias: Tensor | None) -> Any:
         normalise=spec.normalise,
         scale=spec.scale,
         bias=bias,
+        expert_scale=0 if scale is None else vector("scale", scale, torch.float32, spec.experts),
     )
 
 

@@ -20,6 +20,7 @@ from penstock.kernels.short_convolution import ConvolutionCall
 from penstock.kernels.state_runs import StateRuns
 
 __all__ = [
+    "GATES",
     "filter_of",
     "gate",
     "gated_norm",
@@ -30,6 +31,9 @@ __all__ = [
     "short_convolution",
     "states_of",
 ]
+
+GATES = {"sigmoid": 0, "gelu_new": 1}
+"""What the compiled functions call what is made of a gate (`native/recurrent_call.h`)."""
 
 
 def runs_of(runs: StateRuns) -> Any:
@@ -140,11 +144,18 @@ def gated_norm(cpu: Cpu, call: GatedNormCall) -> Tensor:
     return out
 
 
-def gate(cpu: Cpu, x: Tensor, gates: Tensor) -> Tensor:
-    """`x * sigmoid(gates)`, of matrices of one shape."""
+def gate(cpu: Cpu, x: Tensor, gates: Tensor, kind: str) -> Tensor:
+    """`x * kind(gates)`, of matrices of one shape; `kind` is one of `GATES`."""
     out = torch.empty(x.shape, dtype=x.dtype)
     _check_shapes(tuple(x.shape), x=x, gate=gates)
-    cpu.gate_columns(rows=len(x), width=x.shape[1], x=rows("x", x), gate=rows("gate", gates), out=rows("out", out))
+    cpu.gate_columns(
+        rows=len(x),
+        width=x.shape[1],
+        x=rows("x", x),
+        gate=rows("gate", gates),
+        out=rows("out", out),
+        kind=GATES[kind],
+    )
     return out
 
 

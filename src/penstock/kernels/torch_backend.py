@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import experts, norm, paged_attention, rope
-from penstock.kernels.activation import ACTIVATIONS
+from penstock.kernels.activation import ACTIVATIONS, gelu_new_reference
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
@@ -126,9 +126,10 @@ class TorchBackend:
         """See `Backend.gated_norm`."""
         return gated_norm_reference(call)
 
-    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+    def gate(self, x: Tensor, gate: Tensor, kind: str = "sigmoid") -> Tensor:
         """See `Backend.gate`."""
-        return (x.float() * gate.float().sigmoid()).to(x.dtype)
+        wide = gate.float()
+        return (x.float() * (wide.sigmoid() if kind == "sigmoid" else gelu_new_reference(wide))).to(x.dtype)
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`."""

@@ -15,6 +15,7 @@ from penstock.nn.rope import (
     FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
+    ProportionalScaling,
     Rope,
     Scaling,
     Unscaled,
@@ -37,6 +38,7 @@ _ROPE_KEYS: dict[str, set[str]] = {
         *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
         _ORIGINAL_POSITIONS,
     },
+    "proportional": {"factor"},
     "factors": {"factors"},
 }
 """What describes each rope type, beside its name and `rope_theta`. `factors` is Penstock's own, for GGUF files."""
@@ -143,6 +145,8 @@ def _rope_section(
     reader: ConfigReader, section: ConfigReader, plain: Rope, head_dim: int, max_positions: int, *, partial: bool
 ) -> Rope:
     kind = _rope_type(section)
+    if kind == "proportional":
+        return _proportional(section, plain, head_dim)
     share = _rotary_share(section, head_dim, plain.share, partial=partial)
     _refuse_unknown(section, kind)
     context = _Context(max_positions, _original_positions(reader, section), reader.max_model_len or max_positions)
@@ -153,6 +157,14 @@ def _rope_section(
         scaling=_scaling(section, kind, rope, rope.width(head_dim) // 2, context),
         amplitude=amplitudes[kind](section, context) if kind in amplitudes else 1.0,
     )
+
+
+def _proportional(section: ConfigReader, plain: Rope, head_dim: int) -> Rope:
+    """Frequencies are those of a whole head; a part of its pairs turns, the others by an angle of 0."""
+    _refuse_unknown(section, "proportional")
+    share = section.number(_PARTIAL, 0.0, 1.0, default=plain.share)
+    factor = section.number("factor", 1.0, _LARGEST_FACTOR, default=1.0)
+    return Rope(_theta(section, plain.theta), ProportionalScaling(int(share * head_dim // 2), factor))
 
 
 def _original_positions(reader: ConfigReader, section: ConfigReader) -> int | None:

@@ -219,7 +219,7 @@ class PlainMlp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixtureOfExperts:
-    """Experts, and the router that says which of them a token goes to; with a residual around them."""
+    """Experts, and the router that says which of them a token goes to."""
 
     router: Projection
     stack: ExpertStack
@@ -228,11 +228,10 @@ class MixtureOfExperts:
 
     def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
         """See `Block`."""
-        assert adds, "experts add to the stream"
         logits = Register("logits", self.spec.experts)
         return (
             Linear(logits, x, self.router.weight, self.router.bias),
-            Experts(out, x, logits, self.stack, self.spec, self.activation),
+            Experts(out, x, logits, self.stack, self.spec, self.activation, adds=adds),
         )
 
 

@@ -22,29 +22,32 @@ from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.native import required
 from penstock.kernels.native_attention import cache_of, ragged_rows, score_rule, vector
 from penstock.kernels.native_experts import expert_layer
-from penstock.kernels.native_recurrent import filter_of, group_norm_of, rule_of, runs_of, states_of
+from penstock.kernels.native_recurrent import GATES, filter_of, group_norm_of, rule_of, runs_of, states_of
 from penstock.kernels.native_rows import ACTIVATION_CODES, rotation, vector_of
 from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
-from penstock.nn.lowering import Attended, Gated, Lowered, Recurrent, lower
+from penstock.nn.lowering import Attended, Gated, Lowered, Recurrent, lower_layers
 from penstock.nn.operations import (
     Activate,
+    Embed,
     Experts,
     Gate,
     GatedNorm,
     GateRows,
     Linear,
     Norm,
+    NormHeads,
     NormKind,
     Recurrence,
     Register,
     Regroup,
+    Scale,
     ShortConvolution,
 )
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.paged import PagedAttend
-from penstock.nn.program import Head, Program
+from penstock.nn.program import STREAM, Head, Program
 from penstock.nn.reference import head_logits
 from penstock.nn.register_places import Place, place_registers
 from penstock.nn.rope import RotaryTable
@@ -111,10 +114,20 @@ class CompiledExecutor:
             ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing was written then.
         """
         assert isinstance(attend, PagedAttend), "the compiled executor reads and writes the caches itself"
-        return self.compute_layers(self._embedded(token_ids, positions), positions, attend)
+        stream, *inputs = self._looked_up(token_ids, positions)
+        return self.compute_layers(stream, positions, attend, inputs)
 
-    def compute_layers(self, stream: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
-        """From embeddings `[T, H]` float32, contiguous and used up, to what the head reads; raises as `forward`."""
+    def compute_layers(
+        self, stream: Tensor, positions: Tensor, attend: PagedAttend, inputs: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """From embeddings to what the head reads; raises as `forward`.
+
+        Args:
+            stream: `[T, H]` float32, contiguous and used up, as are `inputs`.
+            positions: `[T]` int64.
+            attend: the caches.
+            inputs: of the program's inputs, `[T, width]` each.
+        """
         hidden_size, count, kv_len = self.program.shape.hidden_size, positions.shape[0], attend.kv_len
         if stream.shape != (count, hidden_size) or not stream.is_contiguous():
             raise ValueError(f"stream must be [T, {hidden_size}] and contiguous, not {tuple(stream.shape)}")
@@ -131,20 +144,23 @@ class CompiledExecutor:
             states=self._states(attend.states),
             runs=None if attend.runs is None else runs_of(attend.runs),
             stream=stream.data_ptr(),
+            inputs=[native.Rows(each.data_ptr(), each.shape[1], ELEMENTS[each.dtype]) for each in inputs],
             out=native.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype]),
             scratch=native.Memory(self._scratch.address_of(size), size),
         )
         return out
 
-    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """The stream as layers find it: float32, contiguous, ours to use up."""
-        stream: Tensor | None = None
+    def _looked_up(self, token_ids: Tensor, positions: Tensor) -> list[Tensor]:
+        """The stream as layers find it, then the inputs: float32, contiguous, ours to use up."""
+        found: dict[str, Tensor] = {}
         for embed in self.program.embedding:
+            if not isinstance(embed, Embed):
+                continue
             rows = self.backend.embedding(positions if embed.of_positions else token_ids, embed.table, torch.float32)
             rows = rows if embed.scale == 1.0 else rows.mul_(embed.scale)
-            stream = rows if stream is None else stream.add_(rows)
-        assert stream is not None, "a program begins with an embedding"
-        return stream
+            name = embed.out.name
+            found[name] = found[name].add_(rows) if name in found else rows
+        return [found[STREAM], *(found[each.name] for each in self.program.inputs)]
 
     def _step(self, *tensors: Tensor) -> Any:
         """Where a step's tensors are; looked at anew only when they are others than in the last step."""
@@ -195,15 +211,16 @@ def _look_at_step(positions: Tensor, write_slots: Tensor, q_start: Tensor, kv_le
 
 def _compile(program: Program, dtype: torch.dtype) -> Any:
     """The compiled program, which has addresses only: `program` keeps what lies there."""
-    layers = [*(lower(layer) for layer in program.layers), lower(program.final)]
-    places = place_registers([operation for layer in layers for operation in layer], dtype)
+    layers = lower_layers(program)
+    places = place_registers([operation for layer in layers for operation in layer], dtype, program.inputs)
     compiled = required().Program(hidden=program.shape.hidden_size)
+    inputs = {each.name: compiled.input(width=each.width) for each in program.inputs}
     for size in places.area_bytes:
         compiled.area(bytes=size)
     numbers: dict[Place, int] = {}
     for place in places.distinct():
         numbers[place] = compiled.register(width=place.width, element=ELEMENTS[place.dtype], area=place.area)
-    builder = _Builder(compiled, places.resolve(numbers))
+    builder = _Builder(compiled, places.resolve(numbers, inputs))
     index = 0
     for number, layer in enumerate(layers):
         if number < len(program.layers):  # what follows the last layer belongs to it
@@ -225,6 +242,8 @@ class _Builder:
         match operation:
             case Norm():
                 self._norm(index, operation)
+            case NormHeads():
+                self._norm_heads(index, operation)
             case Linear():
                 self._linear(index, operation, operation.out, None)
             case Gated():
@@ -248,6 +267,7 @@ class _Builder:
                         ACTIVATION_CODES[operation.activation],
                         operation.selection_bias,
                     ),
+                    adds=operation.adds,
                 )
             case GateRows():
                 self._compiled.gate_rows(
@@ -278,8 +298,10 @@ class _Builder:
             case GatedNorm(out, x, gate, weight, eps, group, gate_first):
                 norm = group_norm_of(weight, eps, group, gate_first=gate_first)
                 self._compiled.gated_norm(norm=norm, x=at(x), gate=at(gate), out=at(out))
-            case Gate(out, x, gate):
-                self._compiled.gate(x=at(x), gate=at(gate), out=at(out))
+            case Gate(out, x, gate, kind):
+                self._compiled.gate(x=at(x), gate=at(gate), out=at(out), kind=GATES[kind])
+            case Scale(x, factor):
+                self._compiled.scale(x=at(x), factor=vector("a factor", factor, torch.float32, 1))
             case Regroup(out, x, groups):
                 self._compiled.regroup(groups=groups, x=at(x), out=at(out))
 
@@ -298,6 +320,19 @@ class _Builder:
             bias=vector_of("the bias of a norm", norm.bias, width),
             eps=norm.eps,
             adds=norm.adds,
+        )
+
+    def _norm_heads(self, index: int, norm: NormHeads) -> None:
+        width = len(norm.weight)
+        self._compiled.norm(
+            kind=_NORMS[NormKind.RMS],
+            x=self._columns(index, norm.x),
+            out=self._columns(index, norm.written),
+            weight=vector_of("the weight of a norm", norm.weight, width),
+            bias=None,
+            eps=norm.eps,
+            adds=norm.adds,
+            groups=norm.x.width // width,
         )
 
     def _linear(self, index: int, linear: Linear, out: Register, gate: int | None) -> None:

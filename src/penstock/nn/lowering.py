@@ -6,6 +6,7 @@ attention that they are for. Everything else stays as the program has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -28,11 +29,13 @@ from penstock.nn.operations import (
     Register,
     Regroup,
     Rotate,
+    Scale,
     ShortConvolution,
 )
+from penstock.nn.program import Program
 from penstock.nn.rope import RotaryTable
 
-__all__ = ["Attended", "Gated", "Lowered", "Recurrent", "lower", "operands"]
+__all__ = ["Attended", "Gated", "Lowered", "Recurrent", "lower", "lower_layers", "operands"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +67,8 @@ class Attended:
     rope: RotaryTable | None = None
 
 
-Recurrent = ShortConvolution | Recurrence | GatedNorm | Gate | Regroup
-Lowered = Norm | Linear | Gated | Activate | Attended | Experts | GateRows | Recurrent
+Recurrent = ShortConvolution | Recurrence | GatedNorm | Gate | Scale | Regroup
+Lowered = Norm | NormHeads | Linear | Gated | Activate | Attended | Experts | GateRows | Recurrent
 
 
 def lower(operations: Operations) -> list[Lowered]:
@@ -77,11 +80,16 @@ def lower(operations: Operations) -> list[Lowered]:
     lowered: list[Lowered] = []
     before: list[NormHeads | Rotate] = []  # of the next attention
     for operation in operations:
+        if before and not isinstance(operation, NormHeads | Rotate | Attend):
+            lowered += _standing_alone(before, before)
+            before = []
         match operation:
             case NormHeads() | Rotate():
                 before.append(operation)
             case Attend():
-                lowered.append(_attended(operation, before))
+                alone = [each for each in before if not _prepares(each, operation)]
+                lowered += _standing_alone(alone, before)
+                lowered.append(_attended(operation, [each for each in before if each not in alone]))
                 before = []
             case Activate() if _gates(lowered[-1] if lowered else None, operation):
                 lowered.append(Gated(operation.out, lowered.pop(), operation.kind))
@@ -89,9 +97,17 @@ def lower(operations: Operations) -> list[Lowered]:
                 raise ValueError(f"{operation} has no compiled kernel here")
             case _:
                 lowered.append(operation)
-    if before:
-        raise ValueError(f"{before[0]} is not followed by an attention")
-    return lowered
+    return lowered + _standing_alone(before, before)
+
+
+def lower_layers(program: Program) -> list[list[Lowered]]:
+    """Each layer, then the program's end, joined as by `lower`.
+
+    What is computed of looked-up rows before the first layer belongs to it; the looking up itself is left out.
+    """
+    first = tuple(each for each in program.embedding if not isinstance(each, Embed))
+    layers = (first + program.layers[0], *program.layers[1:]) if program.layers else ()
+    return [*(lower(layer) for layer in layers), lower(program.final)]
 
 
 def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
@@ -104,7 +120,13 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
             return read, (rotated, attend.out)
         case Activate(out, x) | Regroup(out, x):
             return (x,), (out,)
-        case Experts(out, x, logits) | GateRows(out, x, logits):
+        case NormHeads(x, adds=adds):
+            return (x, *((operation.written,) if adds else ())), (operation.written,)
+        case Scale(x):
+            return (x,), (x,)
+        case Experts(out, x, logits, adds=adds):
+            return (x, logits, *((out,) if adds else ())), (out,)
+        case GateRows(out, x, logits):
             return (x, logits, out), (out,)
         case ShortConvolution(out, x, gate_in=gate_in, gate_out=gate_out):
             return tuple(each for each in (x, gate_in, gate_out) if each is not None), (out,)
@@ -125,6 +147,30 @@ def _gates(previous: Lowered | None, activate: Activate) -> bool:
         and previous.weight.native is not None
         and previous.weight.outputs % 32 == 0  # whole panels of gates
     )
+
+
+def _prepares(operation: NormHeads | Rotate, attend: Attend) -> bool:
+    """Whether it is done to queries or keys of an attention."""
+    in_place = isinstance(operation, Rotate) or operation.out is None
+    return in_place and operation.x in (attend.q, attend.k)
+
+
+def _standing_alone(alone: Sequence[NormHeads | Rotate], before: Sequence[NormHeads | Rotate]) -> list[NormHeads]:
+    """Norms of other heads than queries and keys (`alone`), which run before all that is done to those (`before`)."""
+    norms: list[NormHeads] = []
+    for operation in alone:
+        earlier = before[: before.index(operation)]
+        if isinstance(operation, Rotate) or any(_touches(each, operation.x) for each in earlier if each not in alone):
+            raise ValueError(f"{operation} is done to no query or key of an attention, and has no kernel of its own")
+        norms.append(operation)
+    return norms
+
+
+def _touches(operation: NormHeads | Rotate, x: Register) -> bool:
+    """Whether it writes columns of `x`."""
+    written = operation.x
+    apart = written.first + written.width <= x.first or x.first + x.width <= written.first
+    return written.name == x.name and not apart
 
 
 def _attended(attend: Attend, before: list[NormHeads | Rotate]) -> Attended:

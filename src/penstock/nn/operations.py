@@ -29,6 +29,7 @@ __all__ = [
     "Embed",
     "Experts",
     "Gate",
+    "GateKind",
     "GateRows",
     "GatedNorm",
     "Heads",
@@ -42,6 +43,7 @@ __all__ = [
     "Register",
     "Regroup",
     "Rotate",
+    "Scale",
     "ShortConvolution",
 ]
 
@@ -72,6 +74,14 @@ class Activation(StrEnum):
     def gated(self) -> bool:
         """Whether half of the columns that go in weigh the other half."""
         return self.value.endswith("_and_mul")
+
+
+class GateKind(StrEnum):
+    """What is made of a gate before it is multiplied by."""
+
+    SIGMOID = "sigmoid"
+    GELU_NEW = "gelu_new"
+    """GELU by tanh, as in `kernels.activation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +170,28 @@ class Activate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormHeads:
-    """An RMS norm of each head in `x`, in place.
+    """An RMS norm of each head in `x`: of every `D` neighbouring columns.
 
     Attributes:
         weight: `[D]`, the same for all heads.
+        out: as wide as `x`; None for in place.
+        adds: to what `out` holds.
     """
 
     x: Register
     weight: Tensor
     eps: float
+    out: Register | None = None
+    adds: bool = False
+
+    @property
+    def written(self) -> Register:
+        """Where the normed heads go."""
+        return self.x if self.out is None else self.out
 
     def __str__(self) -> str:
-        return self.x.line(f"rms_norm_heads({self.x}, w[{len(self.weight)}], eps {self.eps:g})")
+        text = f"rms_norm_heads({self.x}, w[{len(self.weight)}], eps {self.eps:g})"
+        return self.written.line(text, adds=self.adds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,12 +241,13 @@ class Attend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """Add to `out` what the chosen experts of each token make of `x`, weighted; see `kernels.experts`.
+    """What the chosen experts of each token make of `x`, weighted; see `kernels.experts`.
 
     Attributes:
         x: `[T, H]`.
         logits: `[T, E]`, by which tokens choose experts.
         selection_bias: `[E]` float32, added to scores for choosing only; or None.
+        adds: to what `out` holds.
     """
 
     out: Register
@@ -236,13 +257,15 @@ class Experts:
     spec: RouterSpec
     activation: Activation
     selection_bias: Tensor | None = None
+    adds: bool = True
 
     def __str__(self) -> str:
         spec, (_, inside, hidden) = self.spec, self.stack.gate_up.shape
         choice = f"{spec.top_k} of {spec.experts}, {spec.scoring}{', normalised' if spec.normalise else ''}"
         choice += ", biases" if self.stack.has_biases else ""
+        choice += ", scales" if self.stack.scale is not None else ""
         weights = f"W{[inside, hidden]}, W{[hidden, self.stack.down.shape[2]]}, {self.activation}"
-        return self.out.line(f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=True)
+        return self.out.line(f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=self.adds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,14 +286,30 @@ class GateRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gate:
-    """`out = x * sigmoid(gate)`."""
+    """`out = x * kind(gate)`."""
 
     out: Register
     x: Register
     gate: Register
+    kind: GateKind = GateKind.SIGMOID
 
     def __str__(self) -> str:
-        return self.out.line(f"{self.x} * sigmoid({self.gate})")
+        return self.out.line(f"{self.x} * {self.kind}({self.gate})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    """`x` times a number of the checkpoint, in place.
+
+    Attributes:
+        factor: `[1]` float32.
+    """
+
+    x: Register
+    factor: Tensor
+
+    def __str__(self) -> str:
+        return self.x.line(f"{self.x} * w[1]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,6 +338,7 @@ Operation = (
     | Recurrence
     | GatedNorm
     | Gate
+    | Scale
     | Regroup
 )
 Operations = tuple[Operation, ...]

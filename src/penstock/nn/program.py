@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.linear import Weight
-from penstock.nn.operations import Operation, Operations, Register
+from penstock.nn.operations import Embed, Operation, Operations, Register
 
 __all__ = ["OUT", "STREAM", "Head", "Program"]
 
@@ -42,7 +42,8 @@ class Program:
     """A decoder-only transformer. Immutable: all that changes between steps lies in caches.
 
     Attributes:
-        embedding: operations that write the stream from token ids and positions.
+        embedding: operations that write the stream from token ids and positions, and what else layers read (`inputs`):
+            first all that look up rows, then what is computed of them.
         layers: operations of each layer, which read the stream and add to it.
         final: operations that turn the stream into `OUT`.
         caches: keys and values that are kept, by the index that operations name; layers may share one.
@@ -67,6 +68,12 @@ class Program:
         """Positions that any layer looks back to, its own included; None where one looks back to all."""
         windows = [cache.window for cache in self.caches if cache.window is not None]
         return max(windows) if len(windows) == len(self.caches) else None
+
+    @property
+    def inputs(self) -> tuple[Register, ...]:
+        """The registers beside the stream that are looked up by token ids or positions, in their order."""
+        looked_up = [each.out for each in self.embedding if isinstance(each, Embed)]
+        return tuple(dict.fromkeys(each for each in looked_up if each.name != STREAM))
 
     def operations(self) -> Iterator[Operation]:
         """All operations in the order in which they run."""

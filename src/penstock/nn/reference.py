@@ -30,6 +30,7 @@ from penstock.nn.operations import (
     Register,
     Regroup,
     Rotate,
+    Scale,
     ShortConvolution,
 )
 from penstock.nn.operations import Attend as AttendOperation
@@ -102,13 +103,13 @@ class _Walk:
                 self._registers[out.name] = backend.linear(self._read(x), weight, bias, residual)
             case Activate(out, x, kind):
                 self._write(out, backend.activate(self._read(x), kind.value))
-            case NormHeads(x, weight, eps):
+            case NormHeads(x, weight, eps, adds=adds):
                 heads = self._read(x).unflatten(1, (-1, len(weight)))  # [T, heads, D]
-                self._write(x, backend.rms_norm(heads, weight, eps).flatten(1))
+                self._write(operation.written, backend.rms_norm(heads, weight, eps).flatten(1), adds=adds)
             case Rotate(x, head_dim, table):
                 heads = self._read(x).unflatten(1, (-1, head_dim))
                 self._write(x, backend.rotate(heads, *table.rows(self._positions)).flatten(1))
-            case Experts(out, x, logits, stack, spec, kind, bias):
+            case Experts(out, x, logits, stack, spec, kind, bias, adds):
                 self._registers[out.name] = backend.experts(
                     self._read(x),
                     self._read(logits),
@@ -116,7 +117,7 @@ class _Walk:
                     spec,
                     kind.value,
                     selection_bias=bias,
-                    residual=self._read(out),
+                    residual=self._read(out) if adds else None,
                 )
             case GateRows(out, x, logits):
                 gated = backend.gate_rows(self._read(x), self._read(logits), self._read(out))
@@ -136,8 +137,11 @@ class _Walk:
             case GatedNorm(out, x, gate, weight, eps, group, gate_first):
                 norm = GatedNormCall(self._read(x), self._read(gate), weight, eps, group, gate_first)
                 self._write(out, backend.gated_norm(norm))
-            case Gate(out, x, gate):
-                self._write(out, backend.gate(self._read(x), self._read(gate)))
+            case Gate(out, x, gate, kind):
+                self._write(out, backend.gate(self._read(x), self._read(gate), kind.value))
+            case Scale(x, factor):
+                wide = self._read(x)
+                self._write(x, (wide * factor).to(wide.dtype))
             case Regroup(out, x, groups):
                 self._write(out, self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1))
 

@@ -6,7 +6,7 @@ weights is bfloat16, since so it is multiplied; queries, keys and values have th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,25 +57,27 @@ class Places:
         """Every different place, in a fixed order."""
         return sorted({_place(life) for lives in self._lives.values() for life in lives}, key=str)
 
-    def resolve(self, numbers: dict[Place, int]) -> Callable[[int, str], int]:
-        """Which register of the compiled program a name is at an operation's index."""
+    def resolve(self, numbers: dict[Place, int], inputs: Mapping[str, int]) -> Callable[[int, str], int]:
+        """Which register of the compiled program a name is at an operation's index; `inputs` have numbers already."""
+        fixed = {**_FIXED, **inputs}
 
         def number(index: int, name: str) -> int:
-            if name in _FIXED:
-                return _FIXED[name]
+            if name in fixed:
+                return fixed[name]
             return numbers[_place(_at(self._lives, name, index))]
 
         return number
 
 
-def place_registers(operations: Sequence[Lowered], dtype: torch.dtype) -> Places:
+def place_registers(operations: Sequence[Lowered], dtype: torch.dtype, inputs: Sequence[Register] = ()) -> Places:
     """Find lives, dtypes and areas.
 
     Args:
         operations: of a whole program.
         dtype: of queries, keys and values.
+        inputs: registers that the caller owns too (`Program.inputs`).
     """
-    lives = _lives(operations)
+    lives = _lives(operations, {*_FIXED, *(each.name for each in inputs)})
     in_order = sorted((life for each in lives.values() for life in each), key=lambda life: life.begin)
     for life in in_order:
         life.dtype = _dtype(life, dtype)
@@ -89,17 +91,17 @@ def _place(life: _Life) -> Place:
     return Place(life.width, life.dtype, life.area)
 
 
-def _lives(operations: Sequence[Lowered]) -> dict[str, list[_Life]]:
+def _lives(operations: Sequence[Lowered], owned: Container[str]) -> dict[str, list[_Life]]:
     lives: dict[str, list[_Life]] = {}
     for index, operation in enumerate(operations):
         read, written = operands(operation)
         for register in read:
-            if register.name not in _FIXED:
+            if register.name not in owned:
                 life = lives[register.name][-1]
                 life.end = index
                 life.readers.append(operation)
         for register in written:
-            if register.name not in _FIXED and register.name not in {each.name for each in read}:
+            if register.name not in owned and register.name not in {each.name for each in read}:
                 lives.setdefault(register.name, []).append(_Life(_width(register), index, index))
     return lives
 

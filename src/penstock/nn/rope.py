@@ -17,6 +17,7 @@ __all__ = [
     "FrequencyFactors",
     "LinearScaling",
     "Llama3Scaling",
+    "ProportionalScaling",
     "Rope",
     "RotaryTable",
     "Scaling",
@@ -94,6 +95,24 @@ class FrequencyFactors:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """The fastest pairs of a head turn as if all did, and the others keep no position: Gemma 4's `proportional`.
+
+    Attributes:
+        pairs: how many turn.
+        factor: what their frequencies are divided by.
+    """
+
+    pairs: int
+    factor: float = 1.0
+
+    def __call__(self, periods: Tensor) -> Tensor:
+        """From `[R/2]` positions per radian to as many radians per position."""
+        turning = torch.arange(len(periods)) < self.pairs
+        return torch.where(turning, 1.0 / periods / self.factor, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class YarnScaling:
     """YaRN (Peng et al. 2023, section 3.2): fast frequencies are kept, slow ones divided, those between interpolated.
 
@@ -135,7 +154,7 @@ def yarn_temperature(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
-Scaling = Unscaled | LinearScaling | Llama3Scaling | FrequencyFactors | YarnScaling
+Scaling = Unscaled | LinearScaling | Llama3Scaling | FrequencyFactors | ProportionalScaling | YarnScaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from penstock.nn.lowering import lower
+from penstock.nn.lowering import lower_layers
 from penstock.nn.program import Program
 from penstock.nn.register_places import place_registers
 
@@ -26,8 +26,9 @@ def step_bytes(program: Program, dtype: torch.dtype, tokens: int, samples: int) 
         tokens: of the step.
         samples: how many of them the head computes logits for.
     """
-    layers = [*(lower(layer) for layer in program.layers), lower(program.final)]
-    registers = sum(place_registers([operation for layer in layers for operation in layer], dtype).area_bytes)
+    operations = [operation for layer in lower_layers(program) for operation in layer]
+    registers = sum(place_registers(operations, dtype, program.inputs).area_bytes)
+    registers += sum(each.width for each in program.inputs) * torch.float32.itemsize
     streams = _STREAMS * program.shape.hidden_size * torch.float32.itemsize
     logits = _LOGITS * program.shape.vocab_size * torch.float32.itemsize
     return tokens * (registers + streams) + samples * logits

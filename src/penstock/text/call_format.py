@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import ConfigError
 
-__all__ = ["CALL_FORMATS", "HARMONY", "XML", "CallFormat", "find_call_format"]
+__all__ = ["CALL_FORMATS", "GEMMA4", "HARMONY", "XML", "CallFormat", "find_call_format"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,10 @@ HARMONY = CallFormat("harmony")
 XML = CallFormat("qwen3_xml", openings=("<tool_call>",), closing="</tool_call>")
 """Arguments tagged one by one, which `xml_call_parser` reads: no format of `CallParser` either."""
 
-_EVERY = {**CALL_FORMATS, HARMONY.name: HARMONY, XML.name: XML}
+GEMMA4 = CallFormat("gemma4", openings=("<|tool_call>",), closing="<tool_call|>", mark='<|"|>')
+"""Arguments in a notation of its own, which `gemma_call_parser` reads; the mark is its quotation mark."""
+
+_EVERY = {**CALL_FORMATS, HARMONY.name: HARMONY, XML.name: XML, GEMMA4.name: GEMMA4}
 _SIGNS = {
     "<|channel|>": "harmony",
     _DEEPSEEK_CALL: "deepseek_v31",
@@ -88,6 +91,7 @@ _SIGNS = {
     "<|/tool_call|>": "phi4",
     "<|tool|>": "phi4",
     "<|tool_call|>": "granite",
+    "<|tool_call>": "gemma4",
     "<start_of_turn>": "gemma",
 }
 """What a chat template shows of its model's format; the first one that it has decides."""

@@ -19,10 +19,11 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Prompt
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
 from penstock.text.call_entry import Judgement
-from penstock.text.call_format import CALL_FORMATS, HARMONY, XML, CallFormat, find_call_format
+from penstock.text.call_format import CALL_FORMATS, GEMMA4, HARMONY, XML, CallFormat, find_call_format
 from penstock.text.call_parser import CallParser, CallPart
 from penstock.text.channels import CHANNEL_TAGS, ChannelParser
 from penstock.text.chat_template import ChatTemplate
+from penstock.text.gemma_call_parser import GemmaCallParser
 from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
 from penstock.text.tool_schemas import ToolSchemas
 from penstock.text.xml_call_parser import XmlCallParser
@@ -191,7 +192,9 @@ class _Parts(Protocol):
 class _TaggedParts:
     """Reasoning between tags, then text and calls."""
 
-    def __init__(self, split: ReasoningSplit | None, calls: CallParser | XmlCallParser | None) -> None:
+    def __init__(
+        self, split: ReasoningSplit | None, calls: CallParser | XmlCallParser | GemmaCallParser | None
+    ) -> None:
         self._split, self._calls = split, calls
 
     @property
@@ -229,6 +232,8 @@ def _parts_of(reader: ReplyReader) -> _Parts:
         return _TaggedParts(split, None)
     if reader.calls is XML:
         return _TaggedParts(split, XmlCallParser(judgement, schemas.takes_text, schemas.knows, parallel=parallel))
+    if reader.calls is GEMMA4:
+        return _TaggedParts(split, GemmaCallParser(judgement, schemas.knows, parallel=parallel))
     name = rules.tool_name if rules.tool_use is ToolUse.NAMED else ""
     return _TaggedParts(split, CallParser(reader.calls, judgement, parallel=parallel, arguments_of=name))
 

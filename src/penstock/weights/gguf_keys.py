@@ -122,6 +122,16 @@ class GgufKeys:
         """Whether the file holds a tensor of this (GGUF) name."""
         return name in self._header.tensors
 
+    def rows(self, name: str) -> int:
+        """How many rows the tensor of this (GGUF) name has.
+
+        Raises:
+            ModelFileError: there is no such tensor.
+        """
+        if not self.has_tensor(name):
+            raise ModelFileError(self.file, name, "is missing")
+        return self._header.tensors[name].shape[0]
+
     def vector(self, name: str) -> tuple[float, ...]:
         """The numbers of a short tensor that is a setting and no weight; empty without it.
 

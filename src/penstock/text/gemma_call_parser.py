@@ -1,0 +1,342 @@
+"""Finds tool calls in Gemma 4's notation, and writes their arguments as JSON.
+
+A call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`; a value is a string between two `<|"|>`, a number, `true`,
+`false`, `null`, an object with keys without quotes, or a list. Anything else without quotes is taken for a string.
+
+What may still be a call is held back, as in `CallParser`: from the brace behind the name of a known tool on the call is
+certain, and its arguments go on as they are written. A strict tool is called whole. Does not know tokens or ids of
+calls. Invariant: calls and text depend on the answer alone, not on how it is cut into pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+
+from penstock.text.call_entry import Judgement
+from penstock.text.call_parser import CallPart
+from penstock.text.reasoning import partial_suffix
+
+__all__ = ["GemmaCallParser"]
+
+_OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+
+_CALL = "call:"
+_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+_LONGEST_NAME, _LONGEST_KEY, _LONGEST_SCALAR, _DEEPEST = 64, 256, 256, 64
+
+
+class _BrokenError(Exception):
+    """What was read is no call."""
+
+
+class _Place(Enum):
+    TEXT = auto()
+    HEAD = auto()
+    """Between the opening and the brace."""
+    ARGUMENTS = auto()
+    TAIL = auto()
+    """Behind the arguments, where the closing may be."""
+
+
+class _Next(Enum):
+    FIRST = auto()
+    """A key or a value, or the end of what has just begun."""
+    KEY = auto()
+    VALUE = auto()
+    STRING = auto()
+    """More of a string."""
+    MORE = auto()
+    """A comma, or the end of what is open."""
+    NOTHING = auto()
+
+
+class _Arguments:
+    """Reads one object from behind its brace. What `take_json` gives, joined, is the object as JSON."""
+
+    def __init__(self) -> None:
+        self._written = ["{"]
+        self._ends = ["}"]
+        self._next = _Next.FIRST
+
+    @property
+    def done(self) -> bool:
+        """Whether the object has ended."""
+        return self._next is _Next.NOTHING
+
+    def take_json(self) -> str:
+        """What is new."""
+        written, self._written = "".join(self._written), []
+        return written
+
+    def step(self, text: str) -> str | None:
+        """Take some of the text, which is not empty; what is left of it, or None if more must come first.
+
+        Raises:
+            _BrokenError: it does not go on like this.
+        """
+        if self._next is _Next.STRING:
+            return self._in_string(text)
+        begun = text.lstrip()
+        if not begun:
+            return ""
+        if self._next in (_Next.FIRST, _Next.MORE) and begun[0] == self._ends[-1]:
+            return self._end(begun[1:])
+        if self._next is _Next.MORE:
+            if begun[0] != ",":
+                raise _BrokenError
+            self._written.append(", ")
+            self._next = _Next.KEY if self._ends[-1] == "}" else _Next.VALUE
+            return begun[1:]
+        in_object = self._ends[-1] == "}"
+        return self._key(begun) if in_object and self._next is not _Next.VALUE else self._value(begun)
+
+    def _end(self, rest: str) -> str:
+        self._written.append(self._ends.pop())
+        self._next = _Next.MORE if self._ends else _Next.NOTHING
+        return rest
+
+    def _key(self, begun: str) -> str | None:
+        key, colon, rest = begun.partition(":")
+        if len(key) > _LONGEST_KEY or any(each in key for each in "{}[],"):
+            raise _BrokenError
+        if not colon:
+            return None
+        key = key.strip().removeprefix(_QUOTE).removesuffix(_QUOTE)
+        if not key:
+            raise _BrokenError
+        self._written.append(json.dumps(key, ensure_ascii=False) + ": ")
+        self._next = _Next.VALUE
+        return rest
+
+    def _value(self, begun: str) -> str | None:
+        if begun.startswith(_QUOTE):
+            self._written.append('"')
+            self._next = _Next.STRING
+            return begun[len(_QUOTE) :]
+        if _QUOTE.startswith(begun):
+            return None
+        if begun[0] in "{[":
+            if len(self._ends) == _DEEPEST:
+                raise _BrokenError
+            self._written.append(begun[0])
+            self._ends.append("}" if begun[0] == "{" else "]")
+            self._next = _Next.FIRST
+            return begun[1:]
+        return self._scalar(begun)
+
+    def _scalar(self, begun: str) -> str | None:
+        end = next((index for index, each in enumerate(begun) if each in ",]}"), None)
+        if (len(begun) if end is None else end) > _LONGEST_SCALAR or end == 0:
+            raise _BrokenError
+        if end is None:
+            return None
+        self._written.append(_as_json(begun[:end].strip()))
+        self._next = _Next.MORE
+        return begun[end:]
+
+    def _in_string(self, text: str) -> str | None:
+        body, end, rest = text.partition(_QUOTE)
+        held = 0 if end else partial_suffix(text, (_QUOTE,))
+        self._written.append(json.dumps(body[: len(body) - held], ensure_ascii=False)[1:-1])
+        if not end:
+            return None if held == len(text) else text[len(text) - held :]
+        self._written.append('"')
+        self._next = _Next.MORE
+        return rest
+
+
+class GemmaCallParser:
+    """Takes one answer apart. Owned by the choice that it belongs to.
+
+    Args:
+        judgement: of the tools on calls.
+        known: whether there is a tool of this name.
+        parallel: whether more than one call is wanted.
+
+    Attributes:
+        ended: no further text is wanted, as the only call that was wanted is made.
+    """
+
+    def __init__(self, judgement: Judgement, known: Callable[[str], bool], *, parallel: bool = True) -> None:
+        self.ended = False
+        self._judgement, self._known, self._parallel = judgement, known, parallel
+        self._held = ""  # not understood yet
+        self._space = ""  # blank, and text only if no call follows
+        self._after_call = False
+        self._raw: list[str] = []  # what may be a call, as the model wrote it, as long as it is none
+        self._leave()
+        self._said: list[str] = []
+        self._said_chars = 0
+        self._parts: list[CallPart] = []
+
+    def push(self, text: str) -> tuple[str, list[CallPart]]:
+        """The next piece of the answer: text that is final, and parts of calls."""
+        text, self._held = self._held + text, ""
+        while text and not self.ended:
+            rest = self._step(text)
+            if rest is None:
+                self._held = text
+                break
+            self._keep(text[: len(text) - len(rest)])
+            text = rest
+        return self._result()
+
+    def finish(self) -> tuple[str, list[CallPart]]:
+        """What was held back, when the answer has ended. What a call lacks behind its arguments does no harm."""
+        held, self._held = self._held, ""
+        if self.ended:
+            return self._result()
+        if not self._called and self._place is not _Place.TAIL:
+            self._fail()
+            self._say(held)
+        if not self._after_call:
+            self._let_out(self._space)
+        self._space = ""
+        return self._result()
+
+    def _result(self) -> tuple[str, list[CallPart]]:
+        said, parts = "".join(self._said), self._parts
+        self._said, self._parts = [], []
+        return said, parts
+
+    def _step(self, text: str) -> str | None:
+        """Take some of the text; what is left of it, or None if more must come first."""
+        match self._place:
+            case _Place.TEXT:
+                return self._in_text(text)
+            case _Place.HEAD:
+                return self._in_head(text)
+            case _Place.ARGUMENTS:
+                return self._in_arguments(text)
+            case _Place.TAIL:
+                return self._in_tail(text)
+
+    # --- text
+
+    def _in_text(self, text: str) -> str | None:
+        before, opening, rest = text.partition(_OPENING)
+        if opening:
+            self._say(before)
+            self._place, self._raw = _Place.HEAD, [opening]
+            self._skips = len(before) + len(opening)  # kept already
+            return rest
+        final = len(text) - partial_suffix(text, (_OPENING,))
+        self._say(text[:final])
+        return None if final == 0 else text[final:]
+
+    def _say(self, text: str) -> None:
+        """Let out text that is no call, but for the space at its end, which a call may follow."""
+        if self._after_call:
+            text = text.lstrip()
+        body = text.rstrip()
+        if not body:
+            self._space += text
+            return
+        if not self._after_call:
+            self._let_out(self._space)
+        self._let_out(body)
+        self._space, self._after_call = text[len(body) :], False
+
+    def _let_out(self, text: str) -> None:
+        self._said.append(text)
+        self._said_chars += len(text)
+
+    # --- a call
+
+    def _leave(self) -> None:
+        self._place = _Place.TEXT
+        self._raw = []
+        self._skips = 0
+        self._name, self._called = "", False
+        self._arguments = _Arguments()
+        self._whole: list[str] = []  # arguments of a strict tool, until it is called
+
+    def _keep(self, text: str) -> None:
+        if self._place in (_Place.HEAD, _Place.ARGUMENTS) and not self._called:
+            self._raw.append(text[self._skips :])
+            self._skips = 0
+
+    def _fail(self) -> None:
+        """What was held back is no call: it is text. Behind a call that has begun, the rest is."""
+        raw = "".join(self._raw)
+        self._leave()
+        self._say(raw)
+
+    def _in_head(self, text: str) -> str | None:
+        begun = text.lstrip()
+        if not begun:
+            return ""
+        if _CALL.startswith(begun):
+            return None
+        found = _NAME.match(begun, len(_CALL)) if begun.startswith(_CALL) else None
+        if found is None or found.end() - len(_CALL) > _LONGEST_NAME:
+            self._fail()
+            return text
+        if found.end() == len(begun):
+            return None
+        if begun[found.end()] != "{" or not self._known(found.group()):
+            self._fail()
+            return text
+        self._name, self._place = found.group(), _Place.ARGUMENTS
+        if self._judgement.streams(self._name):
+            self._call()
+        return begun[found.end() + 1 :]
+
+    def _call(self) -> None:
+        self._called = self._after_call = True
+        self._raw, self._space = [], ""
+        self._parts.append(CallPart(self._name, "", self._said_chars))
+
+    def _in_arguments(self, text: str) -> str | None:
+        try:
+            rest = self._arguments.step(text)
+        except _BrokenError:
+            self._emit(self._arguments.take_json())
+            self._fail()
+            return text
+        self._emit(self._arguments.take_json())
+        return self._end_arguments(rest, text) if self._arguments.done and rest is not None else rest
+
+    def _end_arguments(self, rest: str, text: str) -> str:
+        if not self._called:
+            arguments = "".join(self._whole)
+            if not self._judgement.accepts(self._name, json.loads(arguments)):
+                self._keep(text[: len(text) - len(rest)])
+                self._fail()
+                return rest
+            self._call()
+            self._emit(arguments)
+        self.ended = not self._parallel
+        self._place, self._called = _Place.TAIL, False
+        return rest
+
+    def _emit(self, arguments: str) -> None:
+        if not self._called:
+            self._whole.append(arguments)
+        elif not arguments:
+            return
+        elif self._parts and not self._parts[-1].name:
+            self._parts[-1] = CallPart("", self._parts[-1].arguments + arguments)
+        else:
+            self._parts.append(CallPart("", arguments))
+
+    def _in_tail(self, text: str) -> str | None:
+        begun = text.lstrip()
+        if not begun:
+            return ""
+        if _CLOSING.startswith(begun) and begun != _CLOSING:
+            return None
+        self._leave()
+        return begun.removeprefix(_CLOSING)
+
+
+def _as_json(value: str) -> str:
+    """A value without quotes as JSON text: a number, true, false or null, else a string."""
+    try:
+        text = json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return json.dumps(value, ensure_ascii=False)
+    return text
