@@ -19,6 +19,9 @@
 // a block lies in one piece, which memory gives sooner than many. Attention is quickest with a packed cache and blocks
 // of a multiple of 16 positions; it gives the same bits for both layouts and all sizes of blocks.
 //
+// A latent cache is natural, has one head and keys alone: a position's value is the last `value_dim` elements of its key
+// (latent_attention.h).
+//
 // Int8 keys and values have a scale of their own for each position and head, an fp32, in the block beside the codes:
 //
 //     keys    packed with w = 4, and one word more, which is the scale: words = divide_up(head_dim, 4) + 1
@@ -45,6 +48,9 @@ struct KvCache {
     int32_t block_size;
     int32_t kv_heads;
     int32_t head_dim;
+    int32_t value_dim = 0;  // of a latent cache, whose `values` are not read; else 0
+
+    constexpr bool latent() const { return value_dim > 0; }
 
     // Whether the words of 16 neighbouring positions are neighbours.
     constexpr bool runs_of_keys() const { return packed && block_size % 16 == 0; }
@@ -55,7 +61,7 @@ struct KvCache {
 // h / (q_heads / kv_heads).
 struct AttentionCall {
     ConstRows q;  // [T][q_heads][head_dim]; the stride is that between tokens
-    Rows out;     // beside q
+    Rows out;     // beside q; of a latent cache [T][q_heads][value_dim]
     KvCache cache;
     int32_t q_heads;  // a multiple of kv_heads
     int32_t rows;
@@ -106,12 +112,14 @@ constexpr int64_t key_block_bytes(const KvCache& cache) {
     return int64_t(cache.block_size) * cache.kv_heads * cache.head_dim * element_bytes(cache.element);
 }
 constexpr int64_t value_block_bytes(const KvCache& cache) {
+    if (cache.latent()) return 0;
     if (cache.element == KvElement::int8) return cache.kv_heads * value_bytes(cache);
     if (cache.packed) return cache.kv_heads * value_groups(cache) * cache.head_dim * int64_t(sizeof(uint32_t));
     return key_block_bytes(cache);
 }
 
 constexpr int32_t kMostHeadDim = 512;
+constexpr int32_t kMostLatentDim = 1024;  // of keys of a latent cache
 constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...
 constexpr int32_t kTileRows = 24;  // a tile: this many (query, head) pairs that share their keys and values
 

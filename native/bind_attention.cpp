@@ -42,7 +42,8 @@ void attention(const Cpu& cpu, const Rows& q, const Rows& out, int q_heads, cons
     require(q_heads >= 1 && q_heads % cache.kv_heads == 0, "q_heads must be a multiple of kv_heads");
     if (rows.rows == 0) return;
     check_rows(call.q, rows.tokens, int64_t(q_heads) * cache.head_dim, "q must be given, its rows apart");
-    check_rows(call.out, rows.tokens, int64_t(q_heads) * cache.head_dim, "out must be given, its rows apart");
+    const int64_t width = cache.latent() ? cache.value_dim : cache.head_dim;
+    check_rows(call.out, rows.tokens, q_heads * width, "out must be given, its rows apart");
     check_ragged_rows(call, rows.tokens, held.num_blocks);
     require(scratch.holds(int64_t(attention_scratch(rows.rows))),
             "scratch must be aligned to 64 bytes and have attention_scratch_bytes()");
@@ -53,6 +54,7 @@ void attention(const Cpu& cpu, const Rows& q, const Rows& out, int q_heads, cons
 // Bytes of scratch with which threads share long contexts; with fewer the result is the same.
 int64_t attention_scratch_bytes(const Cpu& cpu, int rows, int64_t tokens, const Heads& heads, int longest, int window) {
     require(rows >= 0 && tokens >= rows && longest >= 0 && window >= 0, "sizes must not be negative");
+    if (heads.value_dim > 0) return int64_t(attention_scratch(rows));
     return int64_t(attention_scratch_wanted(rows, tokens, heads.queries, heads.keys, heads.dim, longest, cpu.threads(),
                                             window));
 }
@@ -96,7 +98,8 @@ void rotate_and_store(const Cpu& cpu, int64_t tokens, int head_dim, const Querie
     call.eps = normed.eps;
     call.rotary_dim = angles.rotary_dim;
     require(tokens >= 0 && tokens < kMostRows, "tokens must be between 0 and 2^31 - 1");
-    check_heads(1, head_dim);
+    const bool latent = stored && stored->cache.cache.latent();
+    latent ? check_latent_heads(1, head_dim, stored->cache.cache.value_dim) : check_heads(1, head_dim);
     require(angles.rotary_dim <= head_dim, "rotary_dim must be even and at most head_dim");
     if (tokens == 0) return;
     if (queries) {
@@ -116,7 +119,7 @@ void rotate_and_store(const Cpu& cpu, int64_t tokens, int head_dim, const Querie
         require(call.cache.head_dim == head_dim, "the cache must have heads of head_dim");
         const int64_t width = int64_t(call.cache.kv_heads) * head_dim;
         check_rows(call.k, tokens, width, "k must have its rows apart");
-        check_rows(call.v, tokens, width, "v must have its rows apart");
+        if (!latent) check_rows(call.v, tokens, width, "v must have its rows apart");
         require(call.write_slots != nullptr, "write_slots must be given");
         check_slots(call.write_slots, tokens, stored->cache.num_blocks * call.cache.block_size);
     }

@@ -17,12 +17,16 @@ namespace penstock {
 namespace {
 
 void make_router(Router* place, int experts, int top_k, int scoring, bool normalise, float scale, uintptr_t bias,
-                 uintptr_t expert_scale) {
+                 uintptr_t expert_scale, int groups, int top_groups) {
     require(experts >= 1 && experts <= kMostExperts, "experts must be between 1 and 1024");
     require(top_k >= 1 && top_k <= experts, "top_k must be between 1 and experts");
     require(scoring == 0 || scoring == 1, "scoring must be 0 (softmax) or 1 (sigmoid)");
+    require(groups >= 1 && experts % groups == 0, "groups must divide experts");
+    require(groups == 1 || bias == 0 || experts / groups >= 2, "with a bias a group must have at least two experts");
+    require(top_groups >= 1 && top_groups <= groups && top_k <= top_groups * (experts / groups),
+            "top_groups must be between 1 and groups, and hold top_k experts");
     new (place) Router{experts, top_k, static_cast<Scoring>(scoring), normalise, scale, pointer<float>(bias),
-                       pointer<float>(expert_scale)};
+                       pointer<float>(expert_scale), groups, top_groups};
 }
 
 void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride,
@@ -99,7 +103,7 @@ void bind_experts(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     using namespace penstock;
     nb::class_<Router>(module, "Router", "Which experts a token goes to; a bias or expert_scale of 0 is absent, else [experts] float32.")
         .def("__init__", &make_router, nb::kw_only(), "experts"_a, "top_k"_a, "scoring"_a, "normalise"_a, "scale"_a, "bias"_a,
-             "expert_scale"_a = 0);
+             "expert_scale"_a = 0, "groups"_a = 1, "top_groups"_a = 1);
     nb::class_<WeightStack>(module, "WeightStack", "Weights of all experts, packed alike, `stride` bytes apart; a bias of 0 is absent, else [experts][outputs].")
         .def("__init__", &make_stack, nb::kw_only(), "kind"_a, "outputs"_a, "inputs"_a, "weight"_a, "stride"_a,
              "bias"_a = 0);

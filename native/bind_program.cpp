@@ -97,6 +97,17 @@ void add_linear(Program& program, const Columns& x, const Columns& out, const We
                                                  gate_of(gate)});
 }
 
+void add_project_heads(Program& program, const Columns& x, const Columns& out, int heads, int64_t passed,
+                       const WeightStack& weights) {
+    check_columns(program, x);
+    check_columns(program, out);
+    require(heads >= 1 && passed >= 0, "there must be heads, and what passes must not be negative");
+    require(x.width == heads * (passed + weights.inputs) && out.width == heads * (passed + weights.outputs),
+            "the weights of heads do not have the sizes of their operands");
+    require(x.in != out.in, "heads are not projected in place");
+    program.operations.push_back(ProjectHeadsOperation{x, out, heads, passed, weights});
+}
+
 void add_activation(Program& program, int kind, const Columns& x, const Columns& out) {
     check_columns(program, x);
     check_columns(program, out);
@@ -110,11 +121,16 @@ void add_attend(Program& program, int cache, const Heads& heads, const Columns& 
                 const Columns& rotated, const Columns& out, const HeadNorms& norms, const Rotation* rotation,
                 const ScoreRule& rule) {
     require(cache >= 0, "cache must not be negative");
-    for (const Columns* each : {&q, &rotated, &out}) {
+    const bool latent = heads.value_dim > 0;
+    for (const Columns* each : {&q, &rotated}) {
         check_columns(program, *each);
         require(each->width == int64_t(heads.queries) * heads.dim, "queries have a width of q_heads * head_dim");
     }
-    require((k == nullptr) == (v == nullptr), "keys and values are given together");
+    check_columns(program, out);
+    require(out.width == int64_t(heads.queries) * (latent ? heads.value_dim : heads.dim),
+            "what comes out has the width of all heads' values");
+    require(latent ? v == nullptr : (k == nullptr) == (v == nullptr),
+            "keys and values are given together, and a latent cache has no values of its own");
     for (const Columns* each : {k, v}) {
         if (!each) continue;
         check_columns(program, *each);
@@ -128,6 +144,7 @@ void add_attend(Program& program, int cache, const Heads& heads, const Columns& 
                                                  heads.queries,
                                                  heads.keys,
                                                  heads.dim,
+                                                 heads.value_dim,
                                                  q,
                                                  k ? *k : none,
                                                  v ? *v : none,
@@ -240,7 +257,8 @@ void check_attention(const Program& program, const Step& step, const Caches& cac
         if (!attend) continue;
         require(size_t(attend->cache) < caches.caches.size(), "there must be keys and values for each layer");
         const KvCache& cache = caches.caches[size_t(attend->cache)];
-        require(cache.kv_heads == attend->kv_heads && cache.head_dim == attend->head_dim,
+        require(cache.kv_heads == attend->kv_heads && cache.head_dim == attend->head_dim &&
+                    cache.value_dim == attend->value_dim,
                 "a cache does not have the heads of its layer");
         require(block_size == 0 || cache.block_size == block_size, "the blocks of all caches must be of one size");
         block_size = cache.block_size;
@@ -341,6 +359,7 @@ void bind_program(nb::module_& module) {
         .def("norm", &add_norm, "kind"_a, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "eps"_a, "adds"_a,
              "groups"_a = 1)
         .def("linear", &add_linear, "x"_a, "out"_a, "weight"_a, "bias"_a.none(), "adds"_a, "gate"_a.none())
+        .def("project_heads", &add_project_heads, "x"_a, "out"_a, "heads"_a, "passed"_a, "weights"_a)
         .def("activation", &add_activation, "kind"_a, "x"_a, "out"_a)
         .def("attend", &add_attend, "cache"_a, "heads"_a, "q"_a, "k"_a.none(), "v"_a.none(), "rotated"_a, "out"_a,
              "norms"_a, "rotation"_a.none(), "rule"_a)

@@ -25,10 +25,11 @@ void make_weight(Weight* place, int kind, int64_t outputs, int64_t inputs, uintp
 }
 
 void make_cache(Cache* place, uintptr_t keys, uintptr_t values, int element, bool packed, int64_t num_blocks,
-                int block_size, int kv_heads, int head_dim) {
-    check_heads(kv_heads, head_dim);
+                int block_size, int kv_heads, int head_dim, int value_dim) {
+    value_dim == 0 ? check_heads(kv_heads, head_dim) : check_latent_heads(kv_heads, head_dim, value_dim);
     const KvCache cache{pointer<void>(keys), pointer<void>(values), kv_element_of(element), packed,
-                        block_size,          kv_heads,              head_dim};
+                        block_size,          kv_heads,              head_dim,
+                        value_dim};
     check_cache(cache, num_blocks);
     new (place) Cache{cache, num_blocks};
 }
@@ -47,11 +48,11 @@ void make_ragged_rows(RaggedRows* place, int64_t tokens, int rows, uintptr_t q_s
                            table_width};
 }
 
-void make_heads(Heads* place, int queries, int keys, int dim) {
-    check_heads(keys, dim);
+void make_heads(Heads* place, int queries, int keys, int dim, int value_dim) {
+    value_dim == 0 ? check_heads(keys, dim) : check_latent_heads(keys, dim, value_dim);
     require(queries >= 1 && queries <= kMostInputs && queries % keys == 0,
             "q_heads must be a multiple of kv_heads, up to 65536");
-    new (place) Heads{queries, keys, dim};
+    new (place) Heads{queries, keys, dim, value_dim};
 }
 
 void make_score_rule(ScoreRule* place, float scale, float softcap, int window, uintptr_t sinks) {
@@ -92,12 +93,12 @@ void bind_values(nb::module_& module) {
         .def("__init__", &make_weight, "kind"_a, "outputs"_a, "inputs"_a, "address"_a);
     nb::class_<Cache>(module, "Cache", "Keys and values of one layer in blocks.")
         .def("__init__", &make_cache, "keys"_a, "values"_a, "element"_a, "packed"_a, "num_blocks"_a, "block_size"_a,
-             "kv_heads"_a, "head_dim"_a);
+             "kv_heads"_a, "head_dim"_a, "value_dim"_a = 0);
     nb::class_<RaggedRows>(module, "RaggedRows", "The rows of a step and the blocks of each.")
         .def("__init__", &make_ragged_rows, "tokens"_a, "rows"_a, "q_start"_a, "kv_len"_a, "block_table"_a,
              "table_width"_a);
-    nb::class_<Heads>(module, "Heads", "Heads of queries, of keys, and their width.")
-        .def("__init__", &make_heads, "queries"_a, "keys"_a, "dim"_a);
+    nb::class_<Heads>(module, "Heads", "Heads of queries, of keys, and their width; of values in a latent cache.")
+        .def("__init__", &make_heads, "queries"_a, "keys"_a, "dim"_a, "value_dim"_a = 0);
     nb::class_<ScoreRule>(module, "ScoreRule", "What attention does with a score; 0 is no softcap, window or sinks.")
         .def("__init__", &make_score_rule, "scale"_a, "softcap"_a, "window"_a, "sinks"_a);
     nb::class_<Rotation>(module, "Rotation", "Tables of angles [num_positions][rotary_dim / 2].")

@@ -70,9 +70,10 @@ struct RaggedRows {
     int64_t table_width;
 };
 
-// How many heads of queries there are, of keys (and of values), and how wide each is.
+// How many heads of queries there are, of keys (and of values), and how wide each is; values of a latent cache are
+// `value_dim` wide, 0 elsewhere.
 struct Heads {
-    int32_t queries, keys, dim;
+    int32_t queries, keys, dim, value_dim = 0;
 };
 
 // What attention does with a score.

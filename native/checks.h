@@ -63,10 +63,18 @@ inline void check_weight(Kind kind, int64_t outputs, int64_t inputs) {
 }
 
 inline void check_cache(const KvCache& cache, int64_t num_blocks) {
-    require(cache.keys != nullptr && cache.values != nullptr, "keys and values must be given");
+    require(cache.keys != nullptr && (cache.latent() || cache.values != nullptr), "keys and values must be given");
+    require(!cache.latent() || (cache.kv_heads == 1 && !cache.packed && cache.value_dim <= cache.head_dim),
+            "a latent cache has one head, keys as they are, and values that are a part of them");
     require(num_blocks >= 1 && num_blocks < kMostRows, "num_blocks must be between 1 and 2^31 - 1");
     require(cache.block_size >= 1, "block_size must be at least 1");
     require(cache.element != KvElement::int8 || cache.packed, "an int8 cache must be packed");
+}
+
+inline void check_latent_heads(int kv_heads, int head_dim, int value_dim) {
+    require(kv_heads == 1, "a latent cache has one head");
+    require(head_dim >= 1 && head_dim <= kMostLatentDim, "head_dim of a latent cache must be between 1 and 1024");
+    require(value_dim >= 1 && value_dim <= head_dim, "value_dim must be between 1 and head_dim");
 }
 
 inline void check_heads(int kv_heads, int head_dim) {

@@ -47,9 +47,22 @@ int64_t most_experts_scratch(const Program& program, int64_t tokens, int threads
     return most;
 }
 
+// Each thread has its own for one head after the other.
+int64_t most_heads_scratch(const Program& program, int64_t tokens, int threads) {
+    int64_t most = 0;
+    for (const Operation& operation : program.operations) {
+        if (const auto* heads = std::get_if<ProjectHeadsOperation>(&operation)) {
+            const int64_t each = tokens * scratch_stride(heads->weights.kind, heads->weights.inputs);
+            most = std::max(most, std::min(threads, heads->heads) * each);
+        }
+    }
+    return most;
+}
+
 int64_t shard_scratch(const Program& program, int64_t tokens, int threads = 1) {
-    const int64_t kernels = std::max(tokens * linear_stride(program),  // strides are multiples of 64
-                                     most_experts_scratch(program, tokens, threads));
+    const int64_t kernels = std::max({tokens * linear_stride(program),  // strides are multiples of 64
+                                      most_experts_scratch(program, tokens, threads),
+                                      most_heads_scratch(program, tokens, threads)});
     return areas_size(program, tokens) + kernels;
 }
 
@@ -63,6 +76,10 @@ int64_t element_size(Element element) { return element == Element::f32 ? sizeof(
 
 Rows from_token(const Rows& rows, int64_t token) {
     return {static_cast<uint8_t*>(rows.data) + token * rows.stride * element_size(rows.element), rows.stride, rows.element};
+}
+
+Rows from_column(const Rows& rows, int64_t column) {
+    return {static_cast<uint8_t*>(rows.data) + column * element_size(rows.element), rows.stride, rows.element};
 }
 
 ConstRows read(const Rows& rows) { return {rows.data, rows.stride, rows.element}; }
@@ -105,6 +122,8 @@ public:
             scale(*factor);
         } else if (const auto* groups = std::get_if<RegroupOperation>(&operation)) {
             regroup(*groups);
+        } else if (const auto* heads = std::get_if<ProjectHeadsOperation>(&operation)) {
+            project_heads(*heads);
         } else {
             attend(std::get<AttendOperation>(operation), others);
         }
@@ -145,6 +164,27 @@ private:
         const LinearCall call{shard_.tokens, by.outputs, by.inputs, read(rows(by.x)), by.weight, by.bias,
                               by.adds ? read(out) : ConstRows{}, out, kernel_scratch_, by.gate, prefetcher_};
         linear_kernel(kernels_, by.kind)(call, pool_);
+    }
+
+    // Each head by one thread: there is too little of it for more.
+    void project_heads(const ProjectHeadsOperation& by) const {
+        const WeightStack& weights = by.weights;
+        const Rows x = rows(by.x), out = rows(by.out);
+        const int tasks = std::min(pool_.threads(), by.heads);
+        const int64_t scratch = shard_.tokens * scratch_stride(weights.kind, weights.inputs);
+        pool_.run(tasks, [&](int task) {
+            Pool alone(1);
+            for (int64_t head = task; head < by.heads; head += tasks) {
+                const Rows from = from_column(x, head * (by.passed + weights.inputs));
+                const Rows to = from_column(out, head * (by.passed + weights.outputs));
+                if (by.passed > 0) kernels_.gate_rows({shard_.tokens, by.passed, read(from), {}, {}, to}, alone);
+                const LinearCall call{shard_.tokens, weights.outputs, weights.inputs,
+                                      read(from_column(from, by.passed)), weights.of(head), {}, {},
+                                      from_column(to, by.passed), kernel_scratch_ + task * scratch, {},
+                                      prefetcher_};
+                linear_kernel(kernels_, weights.kind)(call, alone);
+            }
+        });
     }
 
     void activate(const ActivationOperation& by) const {
@@ -311,7 +351,9 @@ void run_shards(const Program& program, const Step& step, const KernelTable& ker
 int64_t attention_scratch_of(const Program& program, int64_t tokens, int32_t rows, int32_t longest, int threads) {
     int64_t most = 0;
     for (size_t i = 0; i < program.operations.size(); i++) {
-        if (const AttendOperation* attend = program.attends(i)) {
+        if (const AttendOperation* attend = program.attends(i); attend && attend->value_dim > 0) {
+            most = std::max(most, int64_t(attention_scratch(rows)));
+        } else if (attend) {
             most = std::max(most, int64_t(attention_scratch_wanted(rows, tokens, attend->q_heads, attend->kv_heads,
                                                                    attend->head_dim, longest, threads,
                                                                    attend->window)));

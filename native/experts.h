@@ -56,6 +56,27 @@ inline void choose(const float* keys, int experts, int top_k, int32_t* chosen) {
     }
 }
 
+// The keys of experts outside the router's highest groups become -inf.
+inline void keep_groups(const Router& router, float* keys) {
+    float heights[kMostExperts];
+    int32_t chosen[kMostExperts];
+    const int size = router.experts / router.groups;
+    for (int group = 0; group < router.groups; group++) {
+        const float* of = keys + group * size;
+        int32_t highest[2];
+        choose(of, size, router.bias ? 2 : 1, highest);
+        heights[group] = router.bias ? of[highest[0]] + of[highest[1]] : of[highest[0]];
+    }
+    choose(heights, router.groups, router.top_groups, chosen);
+    for (int group = 0, next = 0; group < router.groups; group++) {
+        if (next < router.top_groups && chosen[next] == group) {
+            next++;
+            continue;
+        }
+        for (int e = group * size; e < (group + 1) * size; e++) keys[e] = float_of(0xff800000u);  // -inf
+    }
+}
+
 inline void weigh(const Router& router, const float* scores, const int32_t* chosen, float* weights) {
     float sum = 0.0f;
     for (int j = 0; j < router.top_k; j++) sum += scores[chosen[j]];
@@ -76,6 +97,7 @@ inline void route(const RouteCall& call, Pool& pool) {
             store_at(keys, i, experts, router.bias ? add(score, load_at(router.bias, i, experts)) : logits);
         }
         int32_t* chosen = call.chosen + row * router.top_k;
+        if (router.groups > 1) keep_groups(router, keys);
         choose(keys, experts, router.top_k, chosen);
         weigh(router, scores, chosen, call.weights + row * router.top_k);
     });

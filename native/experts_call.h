@@ -21,6 +21,9 @@ enum class Scoring : int32_t { softmax = 0, sigmoid = 1 };
 //
 // Scores are softmax or sigmoid of the logits. The top_k experts of the highest logits are chosen, or of the highest
 // score + bias where there is a bias; ties go to the lower index. A NaN is higher than all numbers, so that it shows.
+// Where experts are in groups, neighbours of one number, only the `top_groups` highest groups are chosen from: a group is
+// as high as its highest expert, or with a bias as the sum of its two highest (DeepSeek-AI 2024, V2 section 2.1.3 and V3
+// section 2.1.2); ties go to the lower index too.
 // What a chosen expert weighs is its score, divided by the sum of the chosen ones' if `normalise`, times `scale`, times
 // its own scale where experts have some.
 struct Router {
@@ -31,6 +34,8 @@ struct Router {
     float scale;
     const float* bias;  // [experts], or null
     const float* expert_scale = nullptr;  // [experts], or null
+    int32_t groups = 1;      // a divisor of `experts`
+    int32_t top_groups = 1;  // up to `groups`
 };
 
 struct RouteCall {

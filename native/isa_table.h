@@ -6,6 +6,7 @@
 #include "block_kernels.h"
 #include "experts.h"
 #include "kernel_table.h"
+#include "latent_attention.h"
 #include "linear_bf16.h"
 #include "linear_f32.h"
 #include "linear_q4.h"
@@ -36,7 +37,7 @@ constexpr KernelTable table_named(const char* isa) {
     set_block_forms<Kind::q5, Kind::q2k, Kind::q3k, Kind::q4k, Kind::q5k, Kind::q6k, Kind::nl4, Kind::mx4, Kind::nl4k,
                     Kind::nl4k16, Kind::z4, Kind::z4w>(table);
 
-    table.attention = attention;
+    table.attention = attention_of_any;
     table.rotate_and_store = rotate_and_store;
     table.rms_norm = rms_norm;
     table.layer_norm = layer_norm;

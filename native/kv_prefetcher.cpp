@@ -42,8 +42,8 @@ void KvPrefetcher::next_run() {
     const int64_t bytes = values_next_ ? value_block_bytes(cache) : key_block_bytes(cache);
     at_ = static_cast<const uint8_t*>(values_next_ ? cache.values : cache.keys) + block * bytes;
     left_ = bytes / 64;
-    if (values_next_) block_++;
-    values_next_ = !values_next_;
+    if (values_next_ || cache.latent()) block_++;
+    values_next_ = !values_next_ && !cache.latent();
 }
 
 }  // namespace penstock

@@ -17,6 +17,9 @@ LayerCost costliest_layer(const Program& program) {
                 cost.weights += linear->outputs * linear->inputs;
                 if (first) cost.kind = linear->kind;
                 first = false;
+            } else if (const auto* heads = std::get_if<ProjectHeadsOperation>(&program.operations[i])) {
+                cost.weight_bytes += heads->heads * heads->weights.stride;
+                cost.weights += heads->heads * heads->weights.outputs * heads->weights.inputs;
             } else if (const auto* experts = std::get_if<ExpertsOperation>(&program.operations[i])) {
                 for (const WeightStack* stack : {&experts->layer.gate_up, &experts->layer.down}) {
                     cost.weight_bytes += experts->layer.router.experts * stack->stride;

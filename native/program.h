@@ -58,6 +58,14 @@ struct LinearOperation {
     std::optional<Activation> gate;  // out = gate(first half) * second half; or absent
 };
 
+// Of each head, the first `passed` columns as they are, then what its own weight makes of the others.
+struct ProjectHeadsOperation {
+    Columns x, out;
+    int32_t heads;
+    int64_t passed;
+    WeightStack weights;  // of all heads
+};
+
 struct ActivationOperation {
     Activation kind;
     Columns x, out;
@@ -68,6 +76,7 @@ struct ActivationOperation {
 struct AttendOperation {
     int32_t cache;  // index into Step::caches
     int32_t q_heads, kv_heads, head_dim;
+    int32_t value_dim;  // of a latent cache, where values are a part of the keys and `v` has no width; else 0
     Columns q, k, v;
     Columns rotated;         // where queries go before they attend; may not be `q`
     Columns out;
@@ -134,7 +143,7 @@ struct RegroupOperation {
 
 using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation, ExpertsOperation,
                                GateRowsOperation, ConvolutionOperation, RecurrenceOperation, GatedNormOperation,
-                               GateOperation, ScaleOperation, RegroupOperation>;
+                               GateOperation, ScaleOperation, RegroupOperation, ProjectHeadsOperation>;
 
 // A recurrent state: `places` of `numbers` each.
 struct State {

@@ -115,11 +115,11 @@ PENSTOCK_INLINE void store_value<int8_t>(const KvCache& cache, int64_t slot, int
 
 template <typename T>
 PENSTOCK_INLINE void store_token(const RotaryCall& call, int64_t token) {
-    alignas(64) float x[kMostHeadDim];
+    alignas(64) float x[kMostLatentDim];
     for (int head = 0; head < call.cache.kv_heads; head++) {
         turn_head(call, call.k, call.k_norm, token, head, x);
         store_key<T>(call.cache, call.write_slots[token], head, x);
-        store_value<T>(call.cache, call.write_slots[token], head, call.v, token);
+        if (!call.cache.latent()) store_value<T>(call.cache, call.write_slots[token], head, call.v, token);
     }
 }
 
@@ -146,13 +146,13 @@ PENSTOCK_INLINE void fetch_places(const KvCache& cache, int64_t slot) {
         return;
     }
     const int64_t bytes = cache.kv_heads * cache.head_dim * element_bytes(cache.element);
-    for (int64_t i = 0; i < bytes; i += 64) PENSTOCK_PREFETCH_WRITE(values + slot * bytes + i);
+    for (int64_t i = 0; i < bytes; i += 64) PENSTOCK_PREFETCH_WRITE((cache.latent() ? keys : values) + slot * bytes + i);
 }
 
 inline void rotate_and_store(const RotaryCall& call, Pool& pool) {
     const int dim = call.cache.head_dim;
     run_rows(pool, call.tokens, int64_t(dim) * (call.q_heads + 2 * call.cache.kv_heads), [&](int64_t token) {
-        alignas(64) float x[kMostHeadDim];
+        alignas(64) float x[kMostLatentDim];
         if (call.k.data) fetch_places(call.cache, call.write_slots[token]);  // they come while queries are turned
         for (int head = 0; call.q.data && head < call.q_heads; head++) {
             turn_head(call, call.q, call.q_norm, token, head, x);

@@ -283,7 +283,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         announce(unheeded_line(files.source.unheeded()))
     if binder.left_out:
         announce(left_out_line(binder.left_out))
-    head_dim = max(cache.head_dim for cache in program.caches)
+    head_dim = max((cache.head_dim for cache in program.caches if not cache.value_dim), default=0)
     if backend.why_not(dtype, head_dim) is not None:
         announce(wide_heads_line(head_dim))
     formats = weight_formats(binder.formats, files.stored_dtype, dtype)

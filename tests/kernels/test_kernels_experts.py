@@ -12,7 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
@@ -184,6 +186,48 @@ def test_compiled_routing_is_the_reference(compiled, scoring, normalise):
             ours, theirs = here.route(logits, spec, selection_bias), reference.route(logits, spec, selection_bias)
             assert torch.equal(ours[0].long(), theirs[0]), (count, k)
             torch.testing.assert_close(ours[1], theirs[1], rtol=3e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_compiled_routing_in_groups_is_the_reference(compiled, scoring):
+    for count, k, groups, top_groups in [(8, 2, 4, 1), (12, 3, 4, 2), (15, 4, 3, 3), (16, 1, 8, 4), (256, 8, 8, 4)]:
+        spec = replace(spec_of(count, k, scoring, scale=1.5), groups=groups, top_groups=top_groups)
+        logits, bias = random(40, count, seed=count) * 3, random(count, seed=2)
+        logits[:4] = logits[:4].round()  # many equal ones
+        logits[5, 3], logits[6, count - 1] = float("nan"), float("inf")
+        for selection_bias in (None, bias):
+            ours, theirs = here.route(logits, spec, selection_bias), reference.route(logits, spec, selection_bias)
+            assert torch.equal(ours[0].long(), theirs[0]), (count, k)
+            torch.testing.assert_close(ours[1], theirs[1], rtol=3e-6, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize(("groups", "top_groups"), [(4, 2), (2, 1), (4, 4), (1, 1)])
+def test_experts_in_groups_are_chosen_as_both_versions_of_deepseek_choose(groups, top_groups):
+    shared = {"n_routed_experts": 12, "num_experts_per_tok": 3, "hidden_size": 24, "n_group": groups}
+    shared |= {"topk_group": top_groups, "routed_scaling_factor": 1.5, "num_attention_heads": 2}
+    second = DeepseekV2TopkRouter(DeepseekV2Config(topk_method="group_limited_greedy", **shared))
+    third = DeepseekV3TopkRouter(DeepseekV3Config(norm_topk_prob=True, **shared))
+    x = random(50, 24)
+    second.weight.data = third.weight.data = random(12, 24, seed=3)
+    third.e_score_correction_bias.data = random(12, seed=4)
+    plain = replace(spec_of(12, 3, scale=1.5, normalise=False), groups=groups, top_groups=top_groups)
+    cases = [(second, plain, None), (third, replace(plain, scoring="sigmoid", normalise=True), random(12, seed=4))]
+    for router, spec, bias in cases:
+        with torch.no_grad():
+            logits, weights, indices = router(x)
+        order = indices.argsort(dim=-1)
+        for choose in (reference.route, *([here.route] if native.available() else [])):
+            chosen, weighed = choose(logits, spec, bias)
+            assert torch.equal(chosen.long(), indices.gather(1, order))
+            torch.testing.assert_close(weighed, weights.gather(1, order), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("named", "groups", "top_groups"), [("groups", 5, 1), ("groups", 0, 1), ("top_groups", 4, 5), ("top_groups", 4, 1)]
+)
+def test_groups_that_cannot_be_are_refused_by_name(named, groups, top_groups):
+    with pytest.raises(ValueError, match=named):
+        RouterSpec(12, 4, "softmax", normalise=True, groups=groups, top_groups=top_groups)
 
 
 @pytest.mark.parametrize("implementation", ["compiled", "reference"])

@@ -26,6 +26,7 @@ from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import ExpertStack
+from penstock.kernels.packed_stack import PackedStack
 from penstock.kernels.packed_weight import PackedWeight, pack_bf16, pack_f32, quantize_int8, unpack
 from penstock.kernels.state_runs import FROM_ZERO, StateRuns
 from penstock.kernels.torch_backend import TorchBackend
@@ -63,6 +64,9 @@ HYBRID = [
     if each[0] in ("granitemoehybrid", "lfm2", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 ]
 """Those that carry state."""
+
+LATENT = [each for each in FAMILIES if each[0].startswith("deepseek")]
+"""Those that keep one latent for all heads."""
 
 WEIGHT_FORMATS = [WeightFormat.BF16, WeightFormat.INT8, WeightFormat.INT4]
 FORMS = [(torch.bfloat16, fmt) for fmt in WEIGHT_FORMATS]
@@ -168,6 +172,8 @@ def unpacked(program: Program) -> Program:
     def wide(value):
         if isinstance(value, PackedWeight):
             return DenseWeight(unpack(value))
+        if isinstance(value, PackedStack):
+            return torch.stack([unpack(value[each]) for each in range(value.experts)])
         if isinstance(value, ExpertStack):
             stacks = [[unpack(each[e]) for e in range(each.experts)] for each in (value.gate_up, value.down)]
             return replace(value, gate_up=torch.stack(stacks[0]), down=torch.stack(stacks[1]))
@@ -265,8 +271,16 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
     ),
 )
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(family, variant, dtype, fmt, cache_dtype):
-    cache_dtype = cache_dtype or dtype
-    model = model_of(family, variant, fmt, dtype)
+    assert_bits_depend_on_the_sequence_alone(model_of(family, variant, fmt, dtype), cache_dtype or dtype)
+
+
+@pytest.mark.parametrize(("dtype", "fmt"), FORMS)
+@pytest.mark.parametrize(("family", "variant"), cases(LATENT))
+def test_a_tokens_bits_over_a_latent_depend_on_its_own_sequence_alone(family, variant, dtype, fmt):
+    assert_bits_depend_on_the_sequence_alone(model_of(family, variant, fmt, dtype), dtype)
+
+
+def assert_bits_depend_on_the_sequence_alone(model: CompiledExecutor, cache_dtype: torch.dtype) -> None:
     alone = [whole(model, length, cache_dtype=cache_dtype) for length in LENGTHS]
     together = Bench(model, block_size=5, packed=False, cache_dtype=cache_dtype)
     for slot, length in enumerate(LENGTHS):
@@ -327,9 +341,12 @@ def test_a_head_scales_logits_before_it_caps_them(family, softcap):
         ("qwen3", "wide_heads_tied"),
         ("qwen3_moe", "wide_heads_tied_unused_experts"),
         *cases(HYBRID[::3]),
+        *cases(LATENT),
     ],
 )
 def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, packed, dtype, fmt, cache_dtype):
+    if (family, variant) in LATENT and cache_dtype == torch.int8:
+        pytest.skip("a latent cache is not kept in int8")
     model = model_of(family, variant, fmt, dtype)
     lengths = (301, 3, 64, 1, 90)  # cut in the middle of a prompt, of a block and of a pair of positions
     results = []
@@ -353,6 +370,7 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
         ("qwen3", "wide_heads_tied"),
         ("qwen3_moe", "one_to_one_biases_every_expert_in_every_other_layer"),
         *cases(HYBRID[::3]),
+        *cases(LATENT),
     ],
 )
 def test_every_instruction_set_computes_nearly_the_same(family, variant, dtype, fmt):
@@ -375,7 +393,7 @@ def test_a_cache_in_float32_serves_too(family, variant):
 
 
 @pytest.mark.parametrize("executor_of", [model_of, one_by_one_of])
-@pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
+@pytest.mark.parametrize(("family", "variant"), cases([each for each in FAMILIES if each not in LATENT]))
 def test_an_int8_cache_serves_too(family, variant, executor_of):
     model = executor_of(family, variant, WeightFormat.BF16)
     ours = whole(model, 40, cache_dtype=torch.int8)

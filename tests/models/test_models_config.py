@@ -66,6 +66,8 @@ class TouchedError(Exception):
 class NoTensors:
     """A binder that is not to be reached."""
 
+    device = torch.device("cpu")
+
     def has(self, name):
         return False
 
@@ -84,6 +86,9 @@ class NoTensors:
     def take_table(self, name, shape):
         raise TouchedError
 
+    def split_rows(self, name, shape, parts):
+        raise TouchedError
+
     def differ(self, first, second):
         raise TouchedError
 
@@ -99,6 +104,8 @@ class NoTensors:
 
 HYBRID = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
+    "deepseek_v2": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"], "num_experts_per_tok": 2},
+    "deepseek_v3": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"]},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5": {"text_config": {**LLAMA_LIKE, "layer_types": ["linear_attention", "full_attention"]}},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
@@ -172,7 +179,8 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
     known = (
-        "gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite, granitemoehybrid, lfm2, llama,"
+        "deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
+        " granitemoehybrid, lfm2, llama,"
         " mistral, mixtral, olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
         " qwen3_moe, qwen3_next, smollm3, starcoder2"
     )
@@ -318,6 +326,24 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("granitemoehybrid", "position_embedding_type", "alibi"),
         ("granitemoehybrid", "num_local_experts", -1),
         ("granitemoehybrid", "residual_multiplier", 0.0),
+        ("deepseek_v2", "num_key_value_heads", 1),
+        ("deepseek_v2", "num_experts_per_tok", 65),
+        ("deepseek_v2", "topk_method", "noaux_tc"),
+        ("deepseek_v2", "norm_topk_prob", True),
+        ("deepseek_v2", "scoring_func", "sigmoid"),
+        ("deepseek_v2", "qk_rope_head_dim", 7),
+        ("deepseek_v2", "kv_lora_rank", 0),
+        ("deepseek_v2", "q_lora_rank", 0),
+        ("deepseek_v2", "moe_layer_freq", 2),
+        ("deepseek_v2", "mlp_bias", 1),
+        ("deepseek_v3", "topk_method", "greedy"),
+        ("deepseek_v3", "scoring_func", "softmax"),
+        ("deepseek_v3", "n_group", 7),
+        ("deepseek_v3", "n_group", 256),
+        ("deepseek_v3", "topk_group", 9),
+        ("deepseek_v3", "rope_interleave", 1),
+        ("deepseek_v3", "first_k_dense_replace", -1),
+        ("deepseek_v3", "v_head_dim", 0),
         ("qwen3_5", "text_config", 3),
         ("qwen3_5_text", "hidden_act", "gelu"),
         ("qwen3_5_text", "layer_types", ["linear_attention", "linear_attention"]),
@@ -925,6 +951,24 @@ KEYS = [
     *("qkv_bias", "shared_expert_intermediate_size", "swiglu_limit", "swiglu_alpha"),
     *("shared_intermediate_size", "position_embedding_type", "layers_block_type"),
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
+    *(
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_rope_head_dim",
+        "qk_nope_head_dim",
+        "v_head_dim",
+        "n_routed_experts",
+        "n_group",
+    ),
+    *(
+        "topk_group",
+        "topk_method",
+        "scoring_func",
+        "n_shared_experts",
+        "first_k_dense_replace",
+        "routed_scaling_factor",
+    ),
+    *("moe_layer_freq", "rope_interleave", "mlp_bias"),
     *("linear_value_heads_tiled", "num_nextn_predict_layers"),
     *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers", "per_layer_config"),
     *("hidden_size_per_layer_input", "vocab_size_per_layer_input", "use_double_wide_mlp", "enable_moe_block"),

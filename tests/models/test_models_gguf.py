@@ -30,6 +30,15 @@ LENGTH = 80
 
 # What a GGUF file cannot say has the value that llama.cpp takes for it.
 CASES: dict[tuple[str, str], dict[str, Any]] = {
+    ("deepseek_v2", "query_latent_groups_yarn"): {},
+    ("deepseek_v2", "direct_queries_greedy_biases_tied"): {"attention_bias": False, "mlp_bias": False},
+    ("deepseek_v2", "one_head_dense_but_last"): {},
+    ("deepseek_v3", "query_latent_groups_yarn"): {},
+    ("deepseek_v3", "direct_queries_all_experts_biases_rotated_in_halves"): {
+        "attention_bias": False,
+        "rope_interleave": True,
+    },
+    ("deepseek_v3", "one_head_not_normalised"): {},
     ("gemma2", "wide_heads_tied_small_window"): {"query_pre_attn_scalar": 20},
     ("gemma2", "all_to_one_untied_biases_widest_heads"): {
         "head_dim": 10,
@@ -106,6 +115,8 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
@@ -135,6 +146,8 @@ def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tenso
     add_settings(writer, config)
     known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
+    if family.startswith("deepseek"):
+        tensors = convert_deepseek(config, tensors)
     if family in HYBRID:
         tensors = HYBRID[family](config, tensors)
     if family == "gemma4_text":
@@ -212,6 +225,48 @@ def add_gemma4_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["top_k_experts"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def convert_deepseek(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As `DeepseekV2Model` does: what makes keys of the latent, transposed, apart from what makes values of it."""
+    converted = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            converted[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensor
+            continue
+        parts = [config["qk_nope_head_dim"], config["v_head_dim"]]
+        keys, values = tensor.unflatten(0, (config["num_attention_heads"], -1)).split(parts, dim=1)
+        converted[name.replace("kv_b_proj", "k_b_proj")] = keys.transpose(1, 2)
+        converted[name.replace("kv_b_proj", "v_b_proj")] = values
+    return converted
+
+
+def add_deepseek_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    writer.add_key_length(rank + rotated)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config.get("norm_topk_prob"):
+        writer.add_expert_weights_norm(True)
+    if config.get("n_group"):
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    third = config["model_type"] == "deepseek_v3"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if third else gguf.ExpertGatingFuncType.SOFTMAX)
+    if weight := config["rope_parameters"].get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
 
 
 def convert_lfm2(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -385,14 +440,18 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] in HYBRID:
         add_hybrid_settings(writer, config)
-    if config["model_type"] not in ("lfm2", "granitemoehybrid"):
+    deepseek = config["model_type"].startswith("deepseek")
+    if deepseek:
+        add_deepseek_settings(writer, config)
+    elif config["model_type"] not in ("lfm2", "granitemoehybrid"):
         writer.add_head_count_kv(config["num_key_value_heads"])
     if config["model_type"] == "starcoder2":
         writer.add_layer_norm_eps(config["norm_epsilon"])
     else:
         writer.add_layer_norm_rms_eps(config["norm_eps" if config["model_type"] == "lfm2" else "rms_norm_eps"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if not deepseek:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -401,8 +460,8 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
+        writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
     if config["model_type"] in ("granite", "granitemoehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -443,6 +502,16 @@ def assert_logits_of_transformers(path: Path, directory: Path) -> None:
     with torch.no_grad():
         logits = model.logits(model.forward(token_ids, torch.arange(LENGTH), DenseAttention()))
     torch.testing.assert_close(logits, reference_logits(directory, token_ids.tolist()), atol=1e-4, rtol=0)
+
+
+def test_an_older_file_of_deepseek_has_keys_and_values_joined(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "convert_deepseek", lambda config, tensors: tensors)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_key_length_mla", gguf.GGUFWriter.add_key_length)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_value_length_mla", gguf.GGUFWriter.add_value_length)
+    directory = write_checkpoint(tmp_path, "deepseek_v2", "query_latent_groups_yarn")
+    path = write_gguf(tmp_path / "tiny.gguf", directory)
+    assert "blk.0.attn_kv_b.weight" in open_gguf(path, gguf_dialect).header.tensors
+    assert_logits_of_transformers(path, directory)
 
 
 def test_an_older_file_of_qwen3_next_has_its_delta_nets_joined_as_the_checkpoint_has(tmp_path, monkeypatch):
@@ -524,9 +593,11 @@ def test_what_a_granite_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
 
 _SSM = {"ssm.inner_size": 96, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.state_size": 8, "ssm.conv_kernel": 4}
 _EXPERTS = {"expert_count": 4, "expert_used_count": 2}
+_DEEPSEEK = _EXPERTS | {"expert_feed_forward_length": 8, "rope.dimension_count": 4, "attention.kv_lora_rank": 16}
 OF_HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"attention.head_count_kv": [0, 3], "shortconv.l_cache": 3},
     "granitehybrid": {"attention.head_count_kv": [0, 3], **_SSM},
+    "deepseek2": _DEEPSEEK,
     "qwen35": _SSM,
     "qwen35moe": _SSM | _EXPERTS,
     "qwen3next": _SSM | _EXPERTS,
@@ -562,6 +633,11 @@ OF_HYBRIDS: dict[str, dict[str, Any]] = {
         ("qwen35", "ssm.inner_size", 47),
         ("qwen35", "nextn_predict_layers", 2),
         ("qwen35", "attention.recurrent_layers", [True]),
+        ("deepseek2", "rope.dimension_count", 20),
+        ("deepseek2", "attention.head_count_kv", 2),
+        ("deepseek2", "expert_gating_func", 3),
+        ("deepseek2", "expert_weights_norm", True),
+        ("deepseek2", "attention.sliding_window", 16),
         ("qwen35moe", "nextn_predict_layers", 2),
         ("qwen35moe", "expert_gating_func", 2),
         ("qwen3next", "ssm.inner_size", 47),

@@ -732,6 +732,84 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 
 _CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
 
+_DEEPSEEK_YARN = {**_YARN, "rope_theta": 10000.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+_CONFIGS["deepseek_v2"] = {
+    "query_latent_groups_yarn": {
+        "hidden_size": 48,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "vocab_size": 101,
+        "intermediate_size": 88,
+        "q_lora_rank": 28,
+        "kv_lora_rank": 20,
+        "qk_rope_head_dim": 12,
+        "qk_nope_head_dim": 10,
+        "v_head_dim": 14,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 20,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": _DEEPSEEK_YARN,
+    },
+    "direct_queries_greedy_biases_tied": {
+        "hidden_size": 42,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "vocab_size": 97,
+        "intermediate_size": 56,
+        "q_lora_rank": None,
+        "kv_lora_rank": 34,
+        "qk_rope_head_dim": 6,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 9,
+        "n_routed_experts": 3,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 36,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+    },
+    "one_head_dense_but_last": {
+        "hidden_size": 72,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 127,
+        "intermediate_size": 100,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 64,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 40,
+        "first_k_dense_replace": 2,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 20,
+        "routed_scaling_factor": 0.7,
+    },
+}
+
+
+def _as_v3(variant: str, **changes: Any) -> dict[str, Any]:
+    settings = {**_CONFIGS["deepseek_v2"][variant], "n_group": 1, "topk_group": 1, **changes}
+    return {key: value for key, value in settings.items() if key not in ("topk_method", "mlp_bias")}
+
+
+_CONFIGS["deepseek_v3"] = {
+    "query_latent_groups_yarn": _as_v3("query_latent_groups_yarn", n_group=4, topk_group=2, n_shared_experts=1),
+    "direct_queries_all_experts_biases_rotated_in_halves": _as_v3(
+        "direct_queries_greedy_biases_tied", rope_interleave=False
+    ),
+    "one_head_not_normalised": _as_v3("one_head_dense_but_last", norm_topk_prob=False, routed_scaling_factor=1.3),
+}
+
 _FEW_OF_MANY = {
     "moe_intermediate_size": 44,
     "shared_expert_intermediate_size": 72,
@@ -787,14 +865,20 @@ _UNUSED_EXPERTS = {
 }
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
-_BY_CLASS, _CLASSES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"), 4
+_BY_CLASS, _CLASSES = (
+    (
+        *("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_5_moe_text"),
+        "qwen3_next",
+    ),
+    4,
+)
 """Families whose tokens choose experts by their class, and how many classes there are; see `_choose_by_class`."""
 
 VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in _CONFIGS.items()}
 """The variants that there are of each family."""
 
 
-_LATER = {"gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
+_LATER = {"deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
 """Families of which every test in `make test` looks at one variant."""
 
 _SEES_IMAGES = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}
@@ -951,6 +1035,9 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(noise * _scale(name) / parameter.shape[-1] ** 0.5)
             else:
                 parameter.copy_(noise * 0.3 + _centre(name, differences=differences))
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
 
 
 def _soften(model: torch.nn.Module) -> None:
@@ -999,6 +1086,8 @@ def _scale(name: str) -> float:
         return 5.0
     if name.endswith("block_sparse_moe.experts.down_proj"):
         return 0.35
+    if name.endswith("kv_b_proj.weight"):  # a third product between the stream and a score: else attention is sharp
+        return 1.0
     return 0.7 if name.endswith("experts.down_proj") else 2.0
 
 
@@ -1022,13 +1111,17 @@ def _choose_by_class(model: torch.nn.Module, unused: int) -> None:
                 (parameter.mT if inputs_last else parameter)[..., :_CLASSES] = 0.0
             elif name.endswith("router.bias"):
                 parameter *= 0.2
-            elif name.endswith(("o_proj.weight", "o_proj.bias", "out_proj.weight", "down_proj.weight")):
+            elif name.endswith(
+                ("o_proj.weight", "o_proj.bias", "down_proj.bias", "out_proj.weight", "down_proj.weight")
+            ):
                 parameter[:_CLASSES] = 0.0
             elif name.endswith(_ROUTERS):
                 used = len(parameter) - unused
                 ranks = [torch.randperm(used, generator=generator) for _ in range(_CLASSES)]
                 parameter *= 0.04
                 parameter[:used, :_CLASSES] = torch.stack(ranks, dim=1).float()
+                if model.config.model_type == "deepseek_v3":  # so that no sigmoid comes near 1
+                    parameter[:used, :_CLASSES] = 0.2 * (parameter[:used, :_CLASSES] - used / 2)
                 parameter[used:, :_CLASSES] = -2.0
 
 

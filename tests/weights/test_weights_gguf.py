@@ -364,8 +364,16 @@ def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_t
         open_gguf(path, gguf_dialect)
 
 
-WITHOUT_DIALECT = {"mistral", "mixtral", "gemma3_text", "gemma4_text", "qwen3_5_text", "qwen3_5_moe_text"}
-"""Families whose files are read as another's: llama, gemma3, gemma4, qwen3_5, qwen3_5_moe."""
+WITHOUT_DIALECT = {
+    "mistral",
+    "mixtral",
+    "gemma3_text",
+    "gemma4_text",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "deepseek_v3",
+}
+"""Families whose files are read as another's: llama, gemma3, gemma4, qwen3_5, qwen3_5_moe, deepseek_v2."""
 
 
 @pytest.mark.parametrize("family", families())
@@ -474,7 +482,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        ModelFileError, match=r"general.architecture: 'mamba' cannot be read; gemma2, gemma3, gemma4, gpt"
+        ModelFileError, match=r"general.architecture: 'mamba' cannot be read; deepseek2, gemma2, gemma3, gemma4, gpt"
     ):
         open_gguf(tmp_path / "t.gguf", gguf_dialect)
 

@@ -49,11 +49,14 @@ class KvCacheSpec:
         head_dim: width of one.
         window: positions that the layers which read it look back to, their own included; None for all. Earlier ones
             are never read again.
+        value_dim: of a latent cache, which has one head and keys alone: a position's value is the last `value_dim`
+            elements of its key. 0 for values of their own, as wide as keys.
     """
 
     heads: int
     head_dim: int
     window: int | None = None
+    value_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ def block_bytes(specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtyp
 
 def _numbers(spec: KvCacheSpec, block_size: int, dtype: torch.dtype) -> int:
     """Of one block in one cache; packed caches have as many, where `Backend.packs_kv` allows them."""
-    return sum(math.prod(shape) for shape in _shapes(spec, 1, block_size, dtype, packed=False))
+    shapes = _shapes(spec, 1, block_size, dtype, packed=False)
+    return sum(math.prod(shape) for shape in shapes if shape is not None)
 
 
 def blocks_for(budget_bytes: int, specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtype) -> int:
@@ -82,11 +83,11 @@ class KVStore:
     Attributes:
         keys: of each cache `[num_blocks, block_size, Hkv, D]` with heads of its own, undefined until written; the
             operating system finds the memory as blocks are first used, in large pages where it has them.
-        values: the same.
+        values: the same; of a latent cache `[num_blocks, block_size, 1, value_dim]`, a view of the end of its keys.
 
     With `packed`, which only the compiled attention reads, both have the shapes of `packed_keys_shape` and
     `packed_values_shape` in `kernels.native_attention`; with `dtype` int8 those of `int8_keys_shape` and
-    `int8_values_shape`.
+    `int8_values_shape`. A latent cache lies as without `packed`, and not in int8.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class KVStore:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
-        widest = max(spec.head_dim for spec in specs)
+        widest = max((spec.head_dim for spec in specs if not spec.value_dim), default=0)
         if dtype == torch.int8 and widest > MAX_HEAD_DIM:
             raise ConfigError(
                 "kv_cache_dtype",
@@ -111,7 +112,11 @@ class KVStore:
             )
         shapes = [_shapes(spec, num_blocks, block_size, dtype, packed=packed) for spec in specs]
         self.keys = _tensors([keys for keys, _ in shapes], dtype, device)
-        self.values = _tensors([values for _, values in shapes], dtype, device)
+        of_their_own = iter(_tensors([values for _, values in shapes if values is not None], dtype, device))
+        self.values = tuple(
+            keys[..., keys.shape[-1] - spec.value_dim :] if spec.value_dim else next(of_their_own)
+            for keys, spec in zip(self.keys, specs, strict=True)
+        )
 
     def fill_with_nan(self) -> None:
         """Make everything held NaN, for those who test that nothing is read before it was written."""
@@ -132,9 +137,13 @@ class KVStore:
 
 def _shapes(
     spec: KvCacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, *, packed: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of keys and of values."""
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Of keys and of values; None for values that are a part of the keys."""
     size = num_blocks, block_size, spec.heads, spec.head_dim
+    if spec.value_dim:
+        if dtype == torch.int8:
+            raise ConfigError("kv_cache_dtype", "int8 is not implemented for a latent cache; use auto")
+        return size, None
     if dtype == torch.int8:
         return int8_keys_shape(*size), int8_values_shape(*size)
     if packed:
@@ -144,6 +153,8 @@ def _shapes(
 
 def _tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     """A tensor of each size; on a CPU in large pages: blocks lie scattered, and each would be on a small page alone."""
+    if not sizes:
+        return ()
     if device != _HOST:
         return tuple(torch.empty(size, dtype=dtype, device=device) for size in sizes)
     lengths = [math.prod(size) * dtype.itemsize for size in sizes]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.experts import ExpertStack, RouterSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
 from penstock.kernels.linear import Weight
 from penstock.kernels.native_sampler import Choices, SamplingMetadata
 from penstock.kernels.recurrence import GatedNormCall, RecurrenceCall
@@ -59,8 +59,11 @@ class Backend(Protocol):
         """What chooses tokens in one call, or None where sampling is left to torch, stage by stage."""
         ...
 
-    def why_not(self, dtype: torch.dtype, head_dim: int) -> str | None:
-        """What it leaves to torch in a model with such activations and heads, in words; None if nothing."""
+    def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> str | None:
+        """What it leaves to torch in a model with such activations and heads, in words; None if nothing.
+
+        With `latent` heads are those of the keys of a latent cache.
+        """
         ...
 
     def packs_kv(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
@@ -134,6 +137,10 @@ class Backend(Protocol):
 
     def gate(self, x: Tensor, gate: Tensor, kind: str = "sigmoid") -> Tensor:
         """`x * kind(gate)`, of matrices of one shape; `kind` is `sigmoid` or `gelu_new`."""
+        ...
+
+    def project_heads(self, x: Tensor, weights: StackedWeight, passed: int) -> Tensor:
+        """See `kernels.head_projection.project_heads`."""
         ...
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from penstock.kernels import native, native_attention, native_experts, native_recurrent, native_rows, native_sampler
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.backend import Choose
-from penstock.kernels.experts import ExpertStack, RouterSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
+from penstock.kernels.head_projection import project_heads
 from penstock.kernels.linear import Weight
-from penstock.kernels.native import MAX_HEAD_DIM, Cpu
+from penstock.kernels.native import MAX_HEAD_DIM, MAX_LATENT_DIM, Cpu
 from penstock.kernels.native_experts import NativeExperts
 from penstock.kernels.recurrence import GatedNormCall, RecurrenceCall
 from penstock.kernels.short_convolution import ConvolutionCall
@@ -72,12 +73,13 @@ class CpuBackend:
         """See `Backend.choose`."""
         return self._choose
 
-    def why_not(self, dtype: torch.dtype, head_dim: int) -> str | None:
+    def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> str | None:
         """See `Backend.why_not`."""
         if dtype not in DTYPES:
             return f"compiled kernels compute in float32 and bfloat16, not in {dtype}"
-        if head_dim > MAX_HEAD_DIM:
-            return f"heads of {head_dim} are wider than {MAX_HEAD_DIM}"
+        widest = MAX_LATENT_DIM if latent else MAX_HEAD_DIM
+        if head_dim > widest:
+            return f"heads of {head_dim} are wider than {widest}"
         return None
 
     def packs_kv(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
@@ -160,9 +162,13 @@ class CpuBackend:
         """See `Backend.gate_rows`."""
         return native_experts.gate_rows(self.cpu, x, gate_logits, residual)
 
+    def project_heads(self, x: Tensor, weights: StackedWeight, passed: int) -> Tensor:
+        """See `Backend.project_heads`."""
+        return project_heads(self.cpu, x, weights, passed)
+
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`, for both layouts of a cache."""
-        if k.shape[-1] > MAX_HEAD_DIM:
+        if k.shape[-1] > _widest(k_cache, v_cache):
             self._torch.write_kv(k_cache, v_cache, k, v, write_slots)
         else:
             native_attention.write_kv(self.cpu, k_cache, v_cache, k, v, write_slots)
@@ -179,8 +185,13 @@ class CpuBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See `Backend.paged_attention`, for both layouts of a cache."""
-        if q.shape[-1] > MAX_HEAD_DIM:
+        if q.shape[-1] > _widest(k_cache, v_cache):
             return self._torch.paged_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
         return native_attention.paged_attention(
             self.cpu, q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks
         )
+
+
+def _widest(k_cache: Tensor, v_cache: Tensor) -> int:
+    """Heads that compiled attention takes of such a cache."""
+    return MAX_LATENT_DIM if native_attention.is_latent(k_cache, v_cache) else MAX_HEAD_DIM

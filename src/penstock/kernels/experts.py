@@ -1,8 +1,9 @@
 """A mixture of experts: which experts a token goes to, and the sum of what they make of it; in torch.
 
 Decides the formulas and the order of every sum; does not know where logits and weights come from, nor which model uses
-what. Follows transformers' `Qwen3MoeSparseMoeBlock`, `MixtralSparseMoeBlock` and `DeepseekV3TopkRouter` (there with one
-group). Plain torch: what the compiled kernels (`native_experts`) must equal, and what serves without them.
+what. Follows transformers' `Qwen3MoeSparseMoeBlock`, `MixtralSparseMoeBlock`, `DeepseekV2TopkRouter` and
+`DeepseekV3TopkRouter`. Plain torch: what the compiled kernels (`native_experts`) must equal, and what serves without
+them.
 
 Invariant: what experts make of a token is weighted and added in float32, in ascending order of experts, from zero; the
 residual is added to the finished sum.
@@ -49,14 +50,20 @@ class RouterSpec:
     chosen, or, where there is a selection bias, those of the highest score + bias; ties go to the lower index. The
     weight of a chosen expert is its score.
 
+    Where experts are in groups of neighbours, only those of the `top_groups` highest groups are chosen from. A group is
+    as high as the highest of its experts, or with a selection bias as the sum of its two highest (DeepSeek-AI 2024:
+    DeepSeek-V2, section 2.1.3, and DeepSeek-V3, section 2.1.2).
+
     Attributes:
         experts: E.
         top_k: how many a token goes to.
         normalise: whether weights are divided by the sum of those chosen (`norm_topk_prob`).
         scale: what they are multiplied by then (`routed_scaling_factor`).
+        groups: a divisor of `experts`; 1 for no groups.
+        top_groups: how many are chosen from; they hold at least `top_k` experts.
 
     Raises:
-        ValueError: `top_k` or `scoring` is none of the possible ones.
+        ValueError: `top_k`, `scoring`, `groups` or `top_groups` is none of the possible ones.
     """
 
     experts: int
@@ -64,6 +71,8 @@ class RouterSpec:
     scoring: Scoring
     normalise: bool
     scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""
@@ -71,6 +80,11 @@ class RouterSpec:
             raise ValueError(f"top_k must be between 1 and {self.experts}, the number of experts, not {self.top_k}")
         if self.scoring not in ("softmax", "sigmoid"):
             raise ValueError(f"scoring must be softmax or sigmoid, not {self.scoring!r}")
+        if self.groups < 1 or self.experts % self.groups:
+            raise ValueError(f"groups must divide {self.experts} experts, not be {self.groups}")
+        least = -(-self.top_k // (self.experts // self.groups))
+        if not least <= self.top_groups <= self.groups:
+            raise ValueError(f"top_groups must be between {least} and {self.groups}, not {self.top_groups}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,12 +172,22 @@ def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None
     wide = logits.float()
     scores = wide.softmax(dim=-1) if spec.scoring == "softmax" else wide.sigmoid()
     keys = wide if selection_bias is None else scores + selection_bias.float()
+    if spec.groups > 1:
+        keys = _of_highest_groups(keys, spec, highest=1 if selection_bias is None else 2)
     order = keys.sort(dim=-1, descending=True, stable=True).indices  # [T, E], the lower index of equal ones first
     chosen = order[:, : spec.top_k].sort(dim=-1).values  # [T, k]
     weights = scores.gather(1, chosen)
     if spec.normalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + _LEAST_SUM)
     return chosen, weights * spec.scale
+
+
+def _of_highest_groups(keys: Tensor, spec: RouterSpec, highest: int) -> Tensor:
+    """Keys `[T, E]`, -inf outside the highest groups; a group is as high as so many of its highest keys add up to."""
+    grouped = keys.unflatten(1, (spec.groups, -1))  # [T, G, E/G]
+    heights = grouped.topk(highest, dim=-1).values.sum(dim=-1)  # [T, G]
+    left = heights.sort(dim=-1, descending=True, stable=True).indices[:, spec.top_groups :]
+    return grouped.scatter(1, left[:, :, None].expand(-1, -1, grouped.shape[2]), float("-inf")).flatten(1)
 
 
 def experts(

@@ -11,10 +11,23 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MAX_HEAD_DIM", "MAX_THREADS", "Cpu", "available", "isas", "module", "open_cpu", "required"]
+__all__ = [
+    "MAX_HEAD_DIM",
+    "MAX_LATENT_DIM",
+    "MAX_THREADS",
+    "Cpu",
+    "available",
+    "isas",
+    "module",
+    "open_cpu",
+    "required",
+]
 
 MAX_HEAD_DIM = 512
 """The widest head that the compiled kernels take."""
+
+MAX_LATENT_DIM = 1024
+"""The widest key of a latent cache that they take."""
 
 MAX_THREADS = 1024
 

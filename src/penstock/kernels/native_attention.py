@@ -10,6 +10,8 @@ and so do all block sizes, batches, chunks of a prompt and numbers of threads.
 A cache may also be int8 (see `int8_keys_shape` and `int8_values_shape`): each position's key and value of each head is
 rounded when it is stored, on a scale of its own that lies in the block beside it. Attention reads what was stored, that
 of the same step too, so none of the promises above changes.
+
+A latent cache has keys alone, natural, of one head up to 1,024 wide: values are a view of their end (`is_latent`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = [
     "cache_of",
     "int8_keys_shape",
     "int8_values_shape",
+    "is_latent",
     "packed_keys_shape",
     "packed_values_shape",
     "paged_attention",
@@ -177,16 +180,17 @@ def paged_attention(
         ValueError: shapes, dtypes or the rows' description do not fit, or the table names a block that does not exist.
     """
     count, q_heads, dim = q.shape
+    value_dim = v_cache.shape[-1] if is_latent(k_cache, v_cache) else 0
     natural = v_cache.dim() == 4 and v_cache.dtype != torch.int8
     heads, num_rows = v_cache.shape[2 if natural else 1], len(kv_len)
     described = ragged_rows(count, q_start, kv_len, block_table)
-    cache = cache_of(k_cache, v_cache, heads, dim)
-    out = torch.empty(q.shape, dtype=q.dtype)
+    cache = cache_of(k_cache, v_cache, heads, dim, value_dim)
+    out = torch.empty(count, q_heads, value_dim or dim, dtype=q.dtype)
     rule = score_rule(spec, sinks, q_heads)
     size = cpu.attention_scratch_bytes(
         rows=num_rows,
         tokens=count,
-        heads=required().Heads(q_heads, heads, dim),
+        heads=required().Heads(q_heads, heads, dim, value_dim),
         longest=int(kv_len.max()) if num_rows else 0,
         window=_window(spec),
     )
@@ -236,12 +240,22 @@ def ragged_rows(count: int, q_start: Tensor, kv_len: Tensor, block_table: Tensor
     )
 
 
-def cache_of(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> Any:
-    """A cache as the compiled functions take it.
+def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether values are the end of the keys, where they lie: a view of them."""
+    if k_cache.dim() != 4 or v_cache.dim() != 4 or v_cache.stride() != k_cache.stride():
+        return False
+    begins = (k_cache.shape[3] - v_cache.shape[3]) * k_cache.itemsize
+    return k_cache.dtype == v_cache.dtype and begins > 0 and v_cache.data_ptr() == k_cache.data_ptr() + begins
+
+
+def cache_of(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int, value_dim: int = 0) -> Any:
+    """A cache as the compiled functions take it; for `value_dim` see `KvCacheSpec`.
 
     Raises:
         ValueError: a shape or dtype does not fit.
     """
+    if value_dim:
+        return _latent_cache_of(k_cache, v_cache, (heads, dim, value_dim))
     packed = k_cache.dim() == 5
     if k_cache.dim() < 4:
         raise ValueError(f"k_cache must have four or five dimensions, not {tuple(k_cache.shape)}")
@@ -272,6 +286,27 @@ def cache_of(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int) -> Any:
     )
 
 
+def _latent_cache_of(k_cache: Tensor, v_cache: Tensor, sizes: tuple[int, int, int]) -> Any:
+    heads, dim, value_dim = sizes
+    fits = k_cache.dim() == 4 and k_cache.shape[2:] == (heads, dim) and k_cache.is_contiguous() and k_cache.is_cpu
+    if not fits or not is_latent(k_cache, v_cache) or v_cache.shape[3] != value_dim:
+        raise ValueError(
+            f"k_cache must be [N, B, {heads}, {dim}] on the CPU, contiguous, and v_cache its last {value_dim} columns,"
+            f" not {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    return required().Cache(
+        keys=k_cache.data_ptr(),
+        values=0,
+        element=element("k_cache", k_cache),
+        packed=False,
+        num_blocks=len(k_cache),
+        block_size=k_cache.shape[1],
+        kv_heads=heads,
+        head_dim=dim,
+        value_dim=value_dim,
+    )
+
+
 def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
     """The address of a contiguous `[length]` of `dtype` on the CPU.
 
@@ -285,11 +320,13 @@ def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
 
 def _stored(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> Any:
     count, heads, dim = k.shape
-    if v.shape != k.shape:
-        raise ValueError(f"v must be {tuple(k.shape)}, not {tuple(v.shape)}")
+    value_dim = v_cache.shape[-1] if is_latent(k_cache, v_cache) else 0
+    wanted = (count, heads, value_dim or dim)
+    if v.shape != wanted:
+        raise ValueError(f"v must be {wanted}, not {tuple(v.shape)}")
     return required().KeysAndValues(
         k=rows("k", k),
         v=rows("v", v),
-        cache=cache_of(k_cache, v_cache, heads, dim),
+        cache=cache_of(k_cache, v_cache, heads, dim, value_dim),
         write_slots=vector("write_slots", write_slots, torch.int64, count),
     )

@@ -20,7 +20,7 @@ from penstock.kernels.native_rows import ACTIVATION_CODES, optional_rows, rows
 from penstock.kernels.packed_stack import PackedStack
 from penstock.kernels.scratch import Scratch
 
-__all__ = ["NativeExperts", "expert_layer", "gate_rows", "route"]
+__all__ = ["NativeExperts", "expert_layer", "gate_rows", "route", "stack_of"]
 
 _SCORINGS = {"softmax": 0, "sigmoid": 1}
 _scratch = Scratch()
@@ -37,8 +37,8 @@ def expert_layer(stack: ExpertStack, spec: RouterSpec, activation: int, selectio
     return required().ExpertLayer(
         router=_router(spec, selection_bias, stack.scale),
         activation=activation,
-        gate_up=_stack("gate_up", stack.gate_up, stack.gate_up_bias),
-        down=_stack("down", stack.down, stack.down_bias),
+        gate_up=stack_of("gate_up", stack.gate_up, stack.gate_up_bias),
+        down=stack_of("down", stack.down, stack.down_bias),
     )
 
 
@@ -166,10 +166,17 @@ def _router(spec: RouterSpec, selection_bias: Tensor | None, scale: Tensor | Non
         scale=spec.scale,
         bias=bias,
         expert_scale=0 if scale is None else vector("scale", scale, torch.float32, spec.experts),
+        groups=spec.groups,
+        top_groups=spec.top_groups,
     )
 
 
-def _stack(name: str, weight: StackedWeight, bias: Tensor | None) -> Any:
+def stack_of(name: str, weight: StackedWeight, bias: Tensor | None = None) -> Any:
+    """The compiled `WeightStack` of packed weights and their biases `[E, N]`; has addresses only.
+
+    Raises:
+        ValueError: naming the weights, which are not packed.
+    """
     if not isinstance(weight, PackedStack):
         raise ValueError(f"{name} must be packed, not a plain tensor")
     return required().WeightStack(

@@ -27,7 +27,7 @@ def write_kv_reference(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, w
 
     Args:
         k_cache: `[num_blocks, block_size, Hkv, D]`, contiguous.
-        v_cache: beside `k_cache`.
+        v_cache: beside `k_cache`; of a latent cache `[num_blocks, block_size, 1, Dv]`, a view of the end of the keys.
         k: `[T, Hkv, D]`, converted to the cache's dtype.
         v: beside `k`.
         write_slots: `[T]` int64, `block * block_size + offset` of each; all different.
@@ -54,7 +54,7 @@ def paged_attention_reference(
     Args:
         q: `[T, Hq, D]`.
         k_cache: `[num_blocks, block_size, Hkv, D]`.
-        v_cache: beside `k_cache`.
+        v_cache: beside `k_cache`; values may have a width `Dv` of their own.
         q_start: `[R + 1]` ascending from 0 to T; on the host, so that no device is waited for.
         kv_len: `[R]` positions that the row's sequence has with this step's; on the host.
         block_table: `[R, M]` block ids; entries that `kv_len` does not reach are any valid id, those that the windows
@@ -65,13 +65,13 @@ def paged_attention_reference(
             capped. None: there are none.
 
     Returns:
-        `[T, Hq, D]`, contiguous, in the dtype of `q`.
+        `[T, Hq, Dv]`, contiguous, in the dtype of `q`.
     """
     bounds = q_start.tolist()
     lengths = kv_len.tolist()
     counts = [end - begin for begin, end in pairwise(bounds)]
     starts = torch.tensor([spec.window_start(length - each) for length, each in zip(lengths, counts, strict=True)])
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty((*q.shape[:2], v_cache.shape[-1]), dtype=q.dtype, device=q.device)
     single = [row for row, count in enumerate(counts) if count == 1]
     if single:
         at = torch.tensor([bounds[row] for row in single], device=q.device)
@@ -110,7 +110,7 @@ def _attend_single(
     spec: AttentionSpec,
     sinks: Tensor | None,
 ) -> Tensor:
-    """One query a row, `[R, Hq, D]`, all rows in one call, padded to the longest `L`; `[R, Hq, D]` float32."""
+    """One query a row, `[R, Hq, D]`, all rows in one call, padded to the longest `L`; `[R, Hq, Dv]` float32."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
     longest = int(kv_len.max())
@@ -123,11 +123,11 @@ def _attend_single(
     weights = _weights(grouped @ k.permute(0, 2, 3, 1), seen[:, None, None, :], spec, of_heads)  # [R, Hkv, G, L]
     # A weight of 0 does not silence a NaN that an earlier owner left in the block: 0 * NaN is NaN.
     v.masked_fill_(~seen[:, :, None, None], 0.0)
-    return (weights @ v.transpose(1, 2)).view(num_rows, num_heads, head_dim)
+    return (weights @ v.transpose(1, 2)).view(num_rows, num_heads, -1)
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    """The last `C` positions of one sequence, `[C, Hq, D]`, against all its `[L, Hkv, D]`; `[C, Hq, D]` float32."""
+    """The last `C` positions of one sequence, `[C, Hq, D]`, against all its `[L, Hkv, D]`; `[C, Hq, Dv]` float32."""
     count, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
     groups = num_heads // num_kv_heads
@@ -144,7 +144,7 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: T
     else:
         of_heads = None if sinks is None else sinks.view(num_kv_heads, -1, 1, 1)
         mixed = _weights(grouped @ keys.transpose(2, 3), seen, spec, of_heads) @ values
-    return mixed.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
+    return mixed.permute(2, 0, 1, 3).reshape(count, num_heads, -1)
 
 
 def _weights(products: Tensor, seen: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:

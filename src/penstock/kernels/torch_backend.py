@@ -15,7 +15,8 @@ from torch import Tensor
 from penstock.kernels import experts, norm, paged_attention, rope
 from penstock.kernels.activation import ACTIVATIONS, gelu_new_reference
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.experts import ExpertStack, RouterSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
+from penstock.kernels.head_projection import project_heads
 from penstock.kernels.linear import Weight
 from penstock.kernels.recurrence import (
     GatedNormCall,
@@ -50,7 +51,7 @@ class TorchBackend:
         """See `Backend.choose`."""
         return
 
-    def why_not(self, dtype: torch.dtype, head_dim: int) -> None:  # noqa: ARG002 - any will do
+    def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> None:  # noqa: ARG002 - any
         """See `Backend.why_not`: it leaves nothing to others."""
         return
 
@@ -130,6 +131,10 @@ class TorchBackend:
         """See `Backend.gate`."""
         wide = gate.float()
         return (x.float() * (wide.sigmoid() if kind == "sigmoid" else gelu_new_reference(wide))).to(x.dtype)
+
+    def project_heads(self, x: Tensor, weights: StackedWeight, passed: int) -> Tensor:
+        """See `Backend.project_heads`."""
+        return project_heads(None, x, weights, passed)
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
         """See `Backend.write_kv`."""

@@ -24,7 +24,18 @@ from penstock.weights.quantisation_config import read_quantisation
 __all__ = ["FinishingLoader", "families", "gguf_dialect", "load"]
 
 _SHARED = frozenset(
-    {"config_reader", "decoder", "families", "gemma4_config", "recurrent_mixer", "rope_config", "text_part"}
+    {
+        *(
+            "config_reader",
+            "decoder",
+            "families",
+            "gemma4_config",
+            "latent_attention",
+            "recurrent_mixer",
+            "rope_config",
+        ),
+        "text_part",
+    }
 )
 """Modules of this package that are no family."""
 

@@ -219,19 +219,24 @@ class PlainMlp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixtureOfExperts:
-    """Experts, and the router that says which of them a token goes to."""
+    """Experts, and the router that says which of them a token goes to.
+
+    Attributes:
+        selection_bias: see `operations.Experts`.
+    """
 
     router: Projection
     stack: ExpertStack
     spec: RouterSpec
     activation: Activation = Activation.SILU_AND_MUL
+    selection_bias: Tensor | None = None
 
     def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
         """See `Block`."""
         logits = Register("logits", self.spec.experts)
         return (
             Linear(logits, x, self.router.weight, self.router.bias),
-            Experts(out, x, logits, self.stack, self.spec, self.activation, adds=adds),
+            Experts(out, x, logits, self.stack, self.spec, self.activation, self.selection_bias, adds=adds),
         )
 
 

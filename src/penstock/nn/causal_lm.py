@@ -37,12 +37,12 @@ class Attend(Protocol):
             cache: index of the cache, from 0.
             q: `[T, Hq, D]`. Each head is contiguous; rows may be strided views of a wider matrix, here and below.
             k: `[T, Hkv, D]`, already rotated; None where this step's keys and values have been written already.
-            v: `[T, Hkv, D]`, or None beside `k`.
+            v: `[T, Hkv, Dv]`, where Dv is D but of a latent cache: there it is the end of `k`. None beside `k`.
             spec: how scores are computed, and which positions are seen.
             sinks: `[Hq]` float32, a logit of each head that takes part in its softmax and adds no value; or None.
 
         Returns:
-            `[T, Hq, D]`, contiguous, in the dtype of `q`.
+            `[T, Hq, Dv]`, contiguous, in the dtype of `q`.
         """
         ...
 

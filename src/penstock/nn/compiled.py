@@ -21,10 +21,11 @@ from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.native import required
 from penstock.kernels.native_attention import cache_of, ragged_rows, score_rule, vector
-from penstock.kernels.native_experts import expert_layer
+from penstock.kernels.native_experts import expert_layer, stack_of
 from penstock.kernels.native_recurrent import GATES, filter_of, group_norm_of, rule_of, runs_of, states_of
 from penstock.kernels.native_rows import ACTIVATION_CODES, rotation, vector_of
 from penstock.kernels.packed_linear import ELEMENTS
+from penstock.kernels.packed_stack import PackedStack
 from penstock.kernels.scratch import Scratch
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, Recurrent, lower_layers
@@ -39,6 +40,7 @@ from penstock.nn.operations import (
     Norm,
     NormHeads,
     NormKind,
+    ProjectHeads,
     Recurrence,
     Register,
     Regroup,
@@ -67,7 +69,11 @@ def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> 
                 return f"{operation} is not multiplied by the compiled kernels"
             case Experts(stack=stack) if not stack.is_packed:
                 return f"{operation} is not multiplied by the compiled kernels"
-            case AttendOperation(heads=heads) if reason := backend.why_not(dtype, heads.dim):
+            case ProjectHeads(weights=weights) if not isinstance(weights, PackedStack):
+                return f"{operation} is not multiplied by the compiled kernels"
+            case AttendOperation(heads=heads) if reason := backend.why_not(
+                dtype, heads.dim, latent=heads.value_dim > 0
+            ):
                 return reason
     return backend.why_not(dtype, 0)
 
@@ -191,7 +197,7 @@ class CompiledExecutor:
             raise ValueError(f"keys and values must be of {len(specs)} caches, not {len(keys)}, {len(values)}")
         caches = required().Caches()
         for k, v, spec in zip(keys, values, specs, strict=True):
-            caches.add(cache_of(k, v, spec.heads, spec.head_dim))
+            caches.add(cache_of(k, v, spec.heads, spec.head_dim, spec.value_dim))
         return caches
 
 
@@ -268,6 +274,14 @@ class _Builder:
                         operation.selection_bias,
                     ),
                     adds=operation.adds,
+                )
+            case ProjectHeads():
+                self._compiled.project_heads(
+                    x=self._columns(index, operation.x),
+                    out=self._columns(index, operation.out),
+                    heads=operation.weights.shape[0],
+                    passed=operation.passed,
+                    weights=stack_of("weights of heads", operation.weights),
                 )
             case GateRows():
                 self._compiled.gate_rows(
@@ -354,7 +368,7 @@ class _Builder:
         attend, heads, native = attended.attend, attended.attend.heads, required()
         self._compiled.attend(
             cache=attend.cache,
-            heads=native.Heads(queries=heads.queries, keys=heads.keys, dim=heads.dim),
+            heads=native.Heads(queries=heads.queries, keys=heads.keys, dim=heads.dim, value_dim=heads.value_dim),
             q=self._columns(index, attend.q),
             k=None if attend.k is None else self._columns(index, attend.k),
             v=None if attend.v is None else self._columns(index, attend.v),

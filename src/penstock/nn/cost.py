@@ -16,7 +16,7 @@ from penstock.contract.model import KvCacheSpec, StepCost, StepRow
 from penstock.kernels.experts import bytes_read
 from penstock.kernels.linear import Weight
 from penstock.kernels.recurrence import RecurrenceKind
-from penstock.nn.operations import Attend, Embed, Experts, Linear, Recurrence, ShortConvolution
+from penstock.nn.operations import Attend, Embed, Experts, Linear, ProjectHeads, Recurrence, ShortConvolution
 from penstock.nn.program import Program
 
 __all__ = ["cost"]
@@ -38,6 +38,9 @@ def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> St
                 total += StepCost(weight_bytes=tokens * table.nbytes // _numbers_and_outputs(table)[1])
             case Linear(weight=weight):
                 total += _product(weight, tokens)
+            case ProjectHeads(weights=weights):
+                total += StepCost(weight_bytes=weights.nbytes)
+                total += _operations(operation.arithmetic, 2 * math.prod(weights.shape) * tokens)
             case Experts(stack=stack, spec=spec):
                 chosen = spec.top_k * tokens
                 total += StepCost(weight_bytes=bytes_read(stack, spec, tokens))
@@ -64,14 +67,16 @@ def _product(weight: Weight, tokens: int) -> StepCost:
 
 def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> StepCost:
     scales = 4 if kv_dtype == torch.int8 else 0
-    position_bytes = 2 * cache.heads * (cache.head_dim * kv_dtype.itemsize + scales)
+    kept = 1 if cache.value_dim else 2  # keys, and values of their own
+    position_bytes = kept * cache.heads * (cache.head_dim * kv_dtype.itemsize + scales)
     seen = pairs = 0
     for row in rows:
         first, last = attend.spec.window_start(row.computed), row.computed + row.count
         seen += last - first
         pairs += sum(position + 1 - attend.spec.window_start(position) for position in range(row.computed, last))
     arithmetic = "fp32" if kv_dtype == torch.float32 else "bf16"
-    products = _operations(arithmetic, 4 * attend.heads.queries * attend.heads.dim * pairs)
+    widths = attend.heads.dim + (attend.heads.value_dim or attend.heads.dim)
+    products = _operations(arithmetic, 2 * attend.heads.queries * widths * pairs)
     return StepCost(kv_bytes=seen * position_bytes) + products
 
 

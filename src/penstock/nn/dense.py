@@ -51,8 +51,8 @@ class DenseAttention:
             of_heads = sinks.float().view(keys.shape[1], -1, 1, 1).expand(-1, -1, tokens, -1)  # [Hkv, G, T, 1]
             scores = torch.cat((scores, of_heads), dim=-1)
         weights = scores.softmax(dim=-1)[..., : len(keys)]
-        out = torch.einsum("hgtl,lhd->thgd", weights, values.float())  # [T, Hkv, G, D]
-        return out.reshape(tokens, heads, head_dim).to(q.dtype).contiguous()
+        out = torch.einsum("hgtl,lhd->thgd", weights, values.float())  # [T, Hkv, G, Dv]
+        return out.reshape(tokens, heads, -1).to(q.dtype).contiguous()
 
     def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:
         """See `Attend`."""

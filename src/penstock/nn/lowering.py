@@ -25,6 +25,7 @@ from penstock.nn.operations import (
     NormHeads,
     Operation,
     Operations,
+    ProjectHeads,
     Recurrence,
     Register,
     Regroup,
@@ -68,7 +69,7 @@ class Attended:
 
 
 Recurrent = ShortConvolution | Recurrence | GatedNorm | Gate | Scale | Regroup
-Lowered = Norm | NormHeads | Linear | Gated | Activate | Attended | Experts | GateRows | Recurrent
+Lowered = Norm | NormHeads | Linear | Gated | Activate | Attended | Experts | GateRows | ProjectHeads | Recurrent
 
 
 def lower(operations: Operations) -> list[Lowered]:
@@ -118,7 +119,7 @@ def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, 
         case Attended(attend, rotated):
             read = tuple(each for each in (attend.q, attend.k, attend.v) if each is not None)
             return read, (rotated, attend.out)
-        case Activate(out, x) | Regroup(out, x):
+        case Activate(out, x) | Regroup(out, x) | ProjectHeads(out, x):
             return (x,), (out,)
         case NormHeads(x, adds=adds):
             return (x, *((operation.written,) if adds else ())), (operation.written,)

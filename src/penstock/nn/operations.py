@@ -16,7 +16,8 @@ from enum import StrEnum
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.experts import ExpertStack, RouterSpec
+from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
+from penstock.kernels.head_projection import stack_arithmetic
 from penstock.kernels.linear import Weight
 from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
 from penstock.nn.register import Register
@@ -39,6 +40,7 @@ __all__ = [
     "NormKind",
     "Operation",
     "Operations",
+    "ProjectHeads",
     "Recurrence",
     "Register",
     "Regroup",
@@ -86,11 +88,15 @@ class GateKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """`queries` heads of queries, `keys` of keys and as many of values, each `dim` wide."""
+    """`queries` heads of queries, `keys` of keys and as many of values, each `dim` wide.
+
+    With `value_dim`, of a latent cache, there is one key head, and values are the last `value_dim` elements of keys.
+    """
 
     queries: int
     keys: int
     dim: int
+    value_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,10 +217,10 @@ class Attend:
     """Store `k` and `v` in a cache, then let each query attend to the positions of its own sequence up to its own.
 
     Attributes:
-        out: `[T, Hq * D]`.
+        out: `[T, Hq * D]`; of a latent cache as wide as all heads' values.
         q: `[T, Hq * D]`.
         k: `[T, Hkv * D]`; None where the layer reads what another one stored.
-        v: beside `k`.
+        v: beside `k`; None where values are a part of the keys.
         cache: index into `Program.caches`.
         sinks: `[Hq]` float32, a logit of each head that takes part in its softmax and adds no value; or None.
     """
@@ -240,6 +246,31 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ProjectHeads:
+    """Each head by a weight of its own: its first `passed` columns as they are, then `weight @` the others.
+
+    Attributes:
+        out: `[T, heads * (passed + N)]`.
+        x: `[T, heads * (passed + K)]`.
+        weights: `[heads, N, K]`.
+    """
+
+    out: Register
+    x: Register
+    weights: StackedWeight
+    passed: int = 0
+
+    @property
+    def arithmetic(self) -> str:
+        """In what products are computed, as `Weight.arithmetic` names it."""
+        return stack_arithmetic(self.weights)
+
+    def __str__(self) -> str:
+        passed = f", {self.passed} passed" if self.passed else ""
+        return self.out.line(f"project_heads({self.x}, W{list(self.weights.shape)}{passed})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Experts:
     """What the chosen experts of each token make of `x`, weighted; see `kernels.experts`.
 
@@ -262,6 +293,7 @@ class Experts:
     def __str__(self) -> str:
         spec, (_, inside, hidden) = self.spec, self.stack.gate_up.shape
         choice = f"{spec.top_k} of {spec.experts}, {spec.scoring}{', normalised' if spec.normalise else ''}"
+        choice += f", {spec.top_groups} of {spec.groups} groups" if spec.groups > 1 else ""
         choice += ", biases" if self.stack.has_biases else ""
         choice += ", scales" if self.stack.scale is not None else ""
         weights = f"W{[inside, hidden]}, W{[hidden, self.stack.down.shape[2]]}, {self.activation}"
@@ -340,6 +372,7 @@ Operation = (
     | Gate
     | Scale
     | Regroup
+    | ProjectHeads
 )
 Operations = tuple[Operation, ...]
 

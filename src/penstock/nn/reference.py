@@ -26,6 +26,7 @@ from penstock.nn.operations import (
     NormHeads,
     NormKind,
     Operation,
+    ProjectHeads,
     Recurrence,
     Register,
     Regroup,
@@ -126,8 +127,11 @@ class _Walk:
                 q, k, v = (
                     None if each is None else self._read(each).unflatten(1, (-1, heads.dim)) for each in (q, k, v)
                 )
+                if heads.value_dim:
+                    v = k[..., heads.dim - heads.value_dim :]
                 self._write(out, self._attend(cache, q, k, v, spec, sinks).flatten(1))
-
+            case ProjectHeads(out, x, weights, passed):
+                self._write(out, backend.project_heads(self._read(x), weights, passed))
             case ShortConvolution():
                 self._convolve(operation)
             case Recurrence(out, q, k, v, a, b, state, rule):

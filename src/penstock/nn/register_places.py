@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.nn.lowering import Attended, Gated, Lowered, operands
-from penstock.nn.operations import Linear, Register, Regroup
+from penstock.nn.operations import Linear, ProjectHeads, Register, Regroup
 from penstock.nn.program import OUT, STREAM
 
 __all__ = ["Place", "Places", "place_registers"]
@@ -119,8 +119,8 @@ def _at(lives: dict[str, list[_Life]], name: str, index: int) -> _Life:
 def _dtype(life: _Life, dtype: torch.dtype) -> torch.dtype:
     if any(isinstance(reader, Attended) for reader in life.readers):
         return dtype
-    linears = [_linear(reader) for reader in life.readers]
-    rounded = linears and all(linear is not None and _is_bf16(linear) for linear in linears)
+    projections = [_projection(reader) for reader in life.readers]
+    rounded = projections and all(each is not None and _is_bf16(each) for each in projections)
     return torch.bfloat16 if rounded else torch.float32
 
 
@@ -132,18 +132,19 @@ def _query_dtype(
     written = operations[begin]
     if isinstance(written, Regroup):
         written = operations[_at(lives, written.x.name, begin).begin]
-    linear = _linear(written)
-    return torch.bfloat16 if linear is not None and _is_bf16(linear) else torch.float32
+    projection = _projection(written)
+    return torch.bfloat16 if projection is not None and _is_bf16(projection) else torch.float32
 
 
-def _linear(operation: Lowered) -> Linear | None:
+def _projection(operation: Lowered) -> Linear | ProjectHeads | None:
     if isinstance(operation, Gated):
         return operation.linear
-    return operation if isinstance(operation, Linear) else None
+    return operation if isinstance(operation, Linear | ProjectHeads) else None
 
 
-def _is_bf16(linear: Linear) -> bool:
-    return linear.weight.arithmetic == "bf16"
+def _is_bf16(projection: Linear | ProjectHeads) -> bool:
+    of = projection if isinstance(projection, ProjectHeads) else projection.weight
+    return of.arithmetic == "bf16"
 
 
 def _share_areas(lives: Sequence[_Life]) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.contract.errors import ModelFileError
@@ -141,7 +141,7 @@ def refuse_window(keys: GgufKeys) -> None:
         )
 
 
-def rope_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
+def rope_scaling(keys: GgufKeys, rotated: int, *, beside: Sequence[str] = ()) -> dict[str, Any]:
     """The `rope_scaling` entry; empty for none.
 
     `linear`, `yarn` and `longrope` come out in Hugging Face terms, per-frequency factors (`rope_freqs.weight`, which
@@ -151,10 +151,12 @@ def rope_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
     Args:
         keys: of the file.
         rotated: elements of a head that are rotated.
+        beside: entries that the family reads itself.
     """
     if keys.has_tensor(_LONG_FACTORS) or keys.has_tensor(_SHORT_FACTORS):
         return _longrope(keys)
     entries, factors = keys.rope_scaling(), keys.vector("rope_freqs.weight")
+    entries = {key: value for key, value in entries.items() if key not in beside}
     # like llama.cpp: a factor alone means linear scaling
     kind = entries.pop("type", "linear" if "factor" in entries else "none")
     if factors:
