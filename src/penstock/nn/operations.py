@@ -3,7 +3,7 @@
 A model is described once, as a tuple of these (`nn.program`). Nothing is computed here: `nn.reference` computes each of
 them with torch, `nn.compiled` hands them to the compiled kernels, `nn.cost` adds up what they read and multiply. A new
 operation is a class here, a line in each of these readers, and a struct in `native/program.h`. Operations that carry
-state are in `nn.recurrent_operations`.
+state are in `nn.recurrent_operations`, those that few families need in `nn.further_operations`.
 
 An operation reads from its operands, registers (`nn.register`), what earlier ones wrote.
 """
@@ -16,9 +16,9 @@ from enum import StrEnum
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
-from penstock.kernels.head_projection import stack_arithmetic
+from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
+from penstock.nn.further_operations import Gate, GateKind, GateRows, ProjectHeads, Regroup, Scale
 from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
 from penstock.nn.register import Register
 from penstock.nn.rope import RotaryTable
@@ -76,14 +76,6 @@ class Activation(StrEnum):
     def gated(self) -> bool:
         """Whether half of the columns that go in weigh the other half."""
         return self.value.endswith("_and_mul")
-
-
-class GateKind(StrEnum):
-    """What is made of a gate before it is multiplied by."""
-
-    SIGMOID = "sigmoid"
-    GELU_NEW = "gelu_new"
-    """GELU by tanh, as in `kernels.activation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,31 +238,6 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProjectHeads:
-    """Each head by a weight of its own: its first `passed` columns as they are, then `weight @` the others.
-
-    Attributes:
-        out: `[T, heads * (passed + N)]`.
-        x: `[T, heads * (passed + K)]`.
-        weights: `[heads, N, K]`.
-    """
-
-    out: Register
-    x: Register
-    weights: StackedWeight
-    passed: int = 0
-
-    @property
-    def arithmetic(self) -> str:
-        """In what products are computed, as `Weight.arithmetic` names it."""
-        return stack_arithmetic(self.weights)
-
-    def __str__(self) -> str:
-        passed = f", {self.passed} passed" if self.passed else ""
-        return self.out.line(f"project_heads({self.x}, W{list(self.weights.shape)}{passed})")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Experts:
     """What the chosen experts of each token make of `x`, weighted; see `kernels.experts`.
 
@@ -298,62 +265,6 @@ class Experts:
         choice += ", scales" if self.stack.scale is not None else ""
         weights = f"W{[inside, hidden]}, W{[hidden, self.stack.down.shape[2]]}, {self.activation}"
         return self.out.line(f"experts({self.x}, {self.logits}, {choice}, {weights})", adds=self.adds)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GateRows:
-    """Add to `out` the rows of `x`, each weighted by the sigmoid of its logit: a shared expert behind a gate.
-
-    Attributes:
-        logits: `[T, 1]`.
-    """
-
-    out: Register
-    x: Register
-    logits: Register
-
-    def __str__(self) -> str:
-        return self.out.line(f"sigmoid({self.logits}) * {self.x}", adds=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Gate:
-    """`out = x * kind(gate)`."""
-
-    out: Register
-    x: Register
-    gate: Register
-    kind: GateKind = GateKind.SIGMOID
-
-    def __str__(self) -> str:
-        return self.out.line(f"{self.x} * {self.kind}({self.gate})")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scale:
-    """`x` times a number of the checkpoint, in place.
-
-    Attributes:
-        factor: `[1]` float32.
-    """
-
-    x: Register
-    factor: Tensor
-
-    def __str__(self) -> str:
-        return self.x.line(f"{self.x} * w[1]")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Regroup:
-    """Columns that lie as `[groups][2][D]` in `x` lie as `[2][groups][D]` in `out`: two halves of each head apart."""
-
-    out: Register
-    x: Register
-    groups: int
-
-    def __str__(self) -> str:
-        return self.out.line(f"regroup({self.x}, {self.groups} pairs)")
 
 
 Operation = (
