@@ -8,6 +8,7 @@ it. Nothing is run, and nothing is to be used: what zig links for x86-64 cannot 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -73,7 +74,7 @@ def run(arguments: list[str]) -> None:
 def describe(target: str, module: bytes) -> str:
     """One line about a module; where it is not what its target should have, this program ends with it."""
     _, processor, place, machine = TARGETS[target]
-    isas = [isa for isa in ISAS if b"\0" + isa.encode() + b"\0" in module]
+    isas = [isa for isa in ISAS if re.search(rb"(?<![a-z0-9_])" + isa.encode() + rb"\0", module)]
     line = f"{target:18} {len(module) / 1e6:.1f} MB, kernels: {', '.join(isas)}"
     if not module.startswith(machine, place) or isas != list(ISAS if processor == "x86_64" else ISAS[-1:]):
         sys.exit(f"{line}: not for {processor}, or not all that it should have and no more")
