@@ -14,6 +14,7 @@ from test_models_gguf import add_settings, as_converted, header_only
 from tiny_checkpoints import forget_references, reference_logits, write_checkpoint
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from needs import COMPILED
 from penstock.contract.errors import ModelFileError
 from penstock.kernels import native
 from penstock.kernels.packed_weight import PackedKind
@@ -116,7 +117,7 @@ def test_experts_in_mxfp4_compute_what_transformers_makes_of_their_numbers(tmp_p
 
 def test_blocks_stay_as_they_are_and_are_the_same_from_either_file(tmp_path, plain, packed):
     if not native.available():
-        pytest.skip("this installation has no compiled kernels")
+        pytest.skip(COMPILED)
     dense, _ = program_of(packed, WeightFormat.DENSE)
     files = open_model(packed, gguf_dialect)
     assert files.stored_dtype == "quantised"
