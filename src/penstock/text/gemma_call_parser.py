@@ -18,6 +18,7 @@ from enum import Enum, auto
 from penstock.text.call_entry import Judgement
 from penstock.text.call_parser import CallPart
 from penstock.text.reasoning import partial_suffix
+from penstock.text.text_beside_calls import TextBesideCalls
 
 __all__ = ["GemmaCallParser"]
 
@@ -164,12 +165,9 @@ class GemmaCallParser:
         self.ended = False
         self._judgement, self._known, self._parallel = judgement, known, parallel
         self._held = ""  # not understood yet
-        self._space = ""  # blank, and text only if no call follows
-        self._after_call = False
+        self._text = TextBesideCalls()
         self._raw: list[str] = []  # what may be a call, as the model wrote it, as long as it is none
         self._leave()
-        self._said: list[str] = []
-        self._said_chars = 0
         self._parts: list[CallPart] = []
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
@@ -191,16 +189,13 @@ class GemmaCallParser:
             return self._result()
         if not self._called and self._place is not _Place.TAIL:
             self._fail()
-            self._say(held)
-        if not self._after_call:
-            self._let_out(self._space)
-        self._space = ""
+            self._text.say(held)
+        self._text.end()
         return self._result()
 
     def _result(self) -> tuple[str, list[CallPart]]:
-        said, parts = "".join(self._said), self._parts
-        self._said, self._parts = [], []
-        return said, parts
+        parts, self._parts = self._parts, []
+        return self._text.take(), parts
 
     def _step(self, text: str) -> str | None:
         """Take some of the text; what is left of it, or None if more must come first."""
@@ -219,30 +214,13 @@ class GemmaCallParser:
     def _in_text(self, text: str) -> str | None:
         before, opening, rest = text.partition(_OPENING)
         if opening:
-            self._say(before)
+            self._text.say(before)
             self._place, self._raw = _Place.HEAD, [opening]
             self._skips = len(before) + len(opening)  # kept already
             return rest
         final = len(text) - partial_suffix(text, (_OPENING,))
-        self._say(text[:final])
+        self._text.say(text[:final])
         return None if final == 0 else text[final:]
-
-    def _say(self, text: str) -> None:
-        """Let out text that is no call, but for the space at its end, which a call may follow."""
-        if self._after_call:
-            text = text.lstrip()
-        body = text.rstrip()
-        if not body:
-            self._space += text
-            return
-        if not self._after_call:
-            self._let_out(self._space)
-        self._let_out(body)
-        self._space, self._after_call = text[len(body) :], False
-
-    def _let_out(self, text: str) -> None:
-        self._said.append(text)
-        self._said_chars += len(text)
 
     # --- a call
 
@@ -263,7 +241,7 @@ class GemmaCallParser:
         """What was held back is no call: it is text. Behind a call that has begun, the rest is."""
         raw = "".join(self._raw)
         self._leave()
-        self._say(raw)
+        self._text.say(raw)
 
     def _in_head(self, text: str) -> str | None:
         begun = text.lstrip()
@@ -286,9 +264,9 @@ class GemmaCallParser:
         return begun[found.end() + 1 :]
 
     def _call(self) -> None:
-        self._called = self._after_call = True
-        self._raw, self._space = [], ""
-        self._parts.append(CallPart(self._name, "", self._said_chars))
+        self._called, self._raw = True, []
+        self._text.call_begins()
+        self._parts.append(CallPart(self._name, "", self._text.chars))
 
     def _in_arguments(self, text: str) -> str | None:
         try:

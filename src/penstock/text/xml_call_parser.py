@@ -19,6 +19,7 @@ from enum import Enum, auto
 from penstock.text.call_entry import Judgement
 from penstock.text.call_parser import CallPart
 from penstock.text.reasoning import partial_suffix
+from penstock.text.text_beside_calls import TextBesideCalls
 
 __all__ = ["XML_CALL_TAGS", "TakesText", "XmlCallParser"]
 
@@ -72,11 +73,8 @@ class XmlCallParser:
         self._parallel = parallel
         self._place = _Place.TEXT
         self._held = ""  # not understood yet
-        self._space = ""  # blank, and text only if no call follows
-        self._after_call = False
+        self._text = TextBesideCalls()
         self._begin_unit()
-        self._said: list[str] = []
-        self._said_chars = 0
         self._parts: list[CallPart] = []
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
@@ -97,16 +95,13 @@ class XmlCallParser:
             return self._result()
         if self._place is _Place.TEXT or not (self._called or self._place is _Place.TAIL):
             self._fail()
-            self._say(held)
-        if not self._after_call:
-            self._let_out(self._space)
-        self._space = ""
+            self._text.say(held)
+        self._text.end()
         return self._result()
 
     def _result(self) -> tuple[str, list[CallPart]]:
-        said, parts = "".join(self._said), self._parts
-        self._said, self._parts = [], []
-        return said, parts
+        parts, self._parts = self._parts, []
+        return self._text.take(), parts
 
     def _step(self, text: str) -> str | None:
         """Take some of the text; what is left of it, or None if more must come first."""
@@ -142,9 +137,9 @@ class XmlCallParser:
         opening = _OPENING.search(text)
         if opening is None:
             final = len(text) - partial_suffix(text, _OPENINGS)
-            self._say(text[:final])
+            self._text.say(text[:final])
             return None if final < len(text) and not final else self._hold(text[final:])
-        self._say(text[: opening.start()])
+        self._text.say(text[: opening.start()])
         self._begin_unit()
         self._raw.append(opening.group())
         self._outer = opening.group() == _OUTER
@@ -155,29 +150,12 @@ class XmlCallParser:
         self._held = text
         return ""
 
-    def _say(self, text: str) -> None:
-        """Let out text that is no call, but for the space at its end, which a call may follow."""
-        if self._after_call:
-            text = text.lstrip()
-        body = text.rstrip()
-        if not body:
-            self._space += text
-            return
-        if not self._after_call:
-            self._let_out(self._space)
-        self._let_out(body)
-        self._space, self._after_call = text[len(body) :], False
-
-    def _let_out(self, text: str) -> None:
-        self._said.append(text)
-        self._said_chars += len(text)
-
     def _fail(self) -> None:
         """What was held back is no call: it is text. Behind a call that has begun, the rest is."""
         raw = "".join(self._raw)
         self._begin_unit()
         self._place = _Place.TEXT
-        self._say(raw)
+        self._text.say(raw)
 
     # --- a call
 
@@ -219,9 +197,9 @@ class XmlCallParser:
         return rest
 
     def _call(self) -> None:
-        self._called = self._after_call = True
-        self._raw, self._space = [], ""
-        self._parts.append(CallPart(self._name, "", self._said_chars))
+        self._called, self._raw = True, []
+        self._text.call_begins()
+        self._parts.append(CallPart(self._name, "", self._text.chars))
 
     def _in_key(self, text: str) -> str | None:
         key, end, rest = text.partition(">")
