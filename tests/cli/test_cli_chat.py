@@ -18,7 +18,7 @@ from penstock.cli.chat_input import candidates, open_history
 from penstock.cli.chat_partner import Piece
 from penstock.cli.chat_screen import PlainScreen, StreamedMarkdown, split_blocks
 from penstock.cli.chat_server import ServerPartner
-from penstock.cli.chat_session import Conversation, Reply
+from penstock.cli.chat_session import Conversation, Reply, ReplyMeter
 from penstock.contract.errors import ConfigError, EngineFault, InvalidParameter
 
 
@@ -154,6 +154,38 @@ def test_the_line_below_an_answer():
     line = Reply(prompt_tokens=20, tokens=80, first=0.0812, rate=52.07).line(context=1000)
     assert line == "52.1 tokens/s · first after 0.08 s · 100 of 1000 tokens of context (10%)"
     assert Reply(0, 0, 0.5, 0.0, stopped=True).line(0) == "stopped · first after 0.50 s"
+    assert (
+        Reply(0, 3, 0.5, 0.0, stopped=True, counted=False).line(8) == "stopped · first after 0.50 s · at least 3 tokens"
+    )
+    assert Reply(0, 0, None, 0.0, stopped=True).line(8) == "stopped"
+
+
+def metered(*pieces: Piece | float, stopped: bool = False) -> Reply:
+    """The reply of these pieces on a clock that starts at 100; a number lets as many seconds pass."""
+    clock = 100.0
+    meter = ReplyMeter(lambda: clock)
+    for piece in pieces:
+        if isinstance(piece, Piece):
+            meter.take(piece)
+        else:
+            clock += piece
+    return meter.reply(stopped=stopped)
+
+
+def test_an_answer_is_measured_from_its_first_piece():
+    counted = Piece("a", prompt_tokens=20, tokens=3), 2.0, Piece("b", prompt_tokens=20, tokens=9)
+    assert metered(0.5, Piece(prompt_tokens=20), 1.0, *counted) == Reply(20, 9, first=1.5, rate=3.0)
+    assert metered(0.5, *counted, stopped=True) == Reply(20, 9, first=0.5, rate=3.0, stopped=True)
+    at_the_end = Piece("a"), 4.0, Piece(" b"), Piece(prompt_tokens=20, tokens=9)
+    assert metered(0.5, *at_the_end) == Reply(20, 9, first=0.5, rate=2.0)
+    assert metered(Piece("a", 20, 1), 1.0).rate == 0.0
+
+
+def test_pieces_are_counted_where_nobody_counts_tokens():
+    stopped = metered(0.5, Piece(reasoning="so"), 1.0, Piece("one"), Piece(" two"), Piece(), stopped=True)
+    assert stopped == Reply(0, 3, first=0.5, rate=0.0, stopped=True, counted=False)
+    assert stopped.used == 0
+    assert metered(0.5, stopped=True) == Reply(0, 0, first=None, rate=0.0, stopped=True)
 
 
 def test_what_may_be_typed_next():
@@ -306,7 +338,7 @@ def test_a_server_is_asked_as_openais_clients_ask_it():
         "model": "second",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "temperature": 0.5,
     }
 

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -62,18 +64,23 @@ def test_a_conversation_is_interrupted_and_goes_on(server):
         terminal.interrupt()
         terminal.expect("[stopped]")
         terminal.expect("first after")
+        assert re.search(r" s · \d+(?: of \d+)? $", terminal.expect("tokens of context"))
+        ask(terminal, "/stats")
+        terminal.expect("answers   1 of ")
+        stopped = int(terminal.expect(" tokens"))
+        assert stopped > 0
         ask(terminal, "/set max_tokens 6")
         ask(terminal, "def")
         answer = answered(terminal.expect("first after"))
         assert answer != "> def"
         ask(terminal, "/stats")
-        terminal.expect("answers   2 of 6 tokens")
+        terminal.expect(f"answers   2 of {stopped + 6} tokens")
         terminal.expect("context   ")
         used = int(terminal.expect(" of "))
         ask(terminal, "/retry")
         assert answered(terminal.expect("first after")) == answer
         ask(terminal, "/stats")
-        terminal.expect("answers   3 of 12 tokens")
+        terminal.expect(f"answers   3 of {stopped + 12} tokens")
         terminal.expect("context   ")
         assert int(terminal.expect(" of ")) == used
         leave(terminal)
@@ -125,11 +132,10 @@ class Breaking(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        chunk = {"choices": [{"index": 0, "delta": {"content": "Half an ans"}, "finish_reason": None}]}
-        self._answer("text/event-stream", f"data: {json.dumps(chunk)}\n\n")
+        self._answer("text/event-stream", event("Half an ans"))
 
-    def _answer(self, kind: str, body: str) -> None:
-        self.send_response(200)
+    def _answer(self, kind: str, body: str, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.end_headers()
         self.wfile.write(body.encode())
@@ -138,17 +144,56 @@ class Breaking(BaseHTTPRequestHandler):
         """Nothing is logged."""
 
 
-def test_an_answer_that_breaks_off_without_a_word_is_none():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Breaking)
+class Uncounted(Breaking):
+    """Knows `include_usage` and refuses what it does not know; goes on until the client leaves."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["stream_options"] != {"include_usage": True}:
+            error = {"error": {"message": "Unknown parameter in stream_options."}}
+            self._answer("application/json", json.dumps(error), status=400)
+        elif asked["messages"][-1]["content"] == "refuse this":
+            self._answer("application/json", json.dumps({"error": {"message": "The prompt is too long."}}), status=400)
+        else:
+            self._answer("text/event-stream", event("one") + event(" two\n\n") + event("three"))
+            self.connection.recv(1)  # until the client closes it
+
+
+def event(content: str) -> str:
+    chunk = {"choices": [{"index": 0, "delta": {"content": content}, "finish_reason": None}]}
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+@contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server of this kind."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with Terminal("chat", "--base-url", f"http://127.0.0.1:{server.server_port}") as terminal:
-            ask(terminal, "abc")
-            terminal.expect("Half an ans")
-            terminal.expect("(the answer broke off")
-            leave(terminal)
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_an_answer_that_breaks_off_without_a_word_is_none():
+    with answering(Breaking) as address, Terminal("chat", "--base-url", address) as terminal:
+        ask(terminal, "abc")
+        terminal.expect("Half an ans")
+        terminal.expect("(the answer broke off")
+        leave(terminal)
+
+
+def test_a_stopped_answer_of_a_server_that_counts_at_the_end_only_has_at_least_its_pieces():
+    with answering(Uncounted) as address, Terminal("chat", "--base-url", address) as terminal:
+        ask(terminal, "refuse this")
+        terminal.expect("(HTTP 400: The prompt is too long.)")
+        ask(terminal, "abc")
+        terminal.expect("three")  # a block that is complete is shown at once, and so is the beginning of the next
+        terminal.interrupt()
+        terminal.expect("at least 3 tokens")
+        ask(terminal, "/stats")
+        terminal.expect("answers   1 of at least 3 tokens")
+        leave(terminal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 from penstock.cli.chat_input import open_input
 from penstock.cli.chat_partner import EnginePartner, Partner
 from penstock.cli.chat_screen import Screen, open_screen
-from penstock.cli.chat_session import NOT_IN_CHAT, SETTABLE, Conversation, Reply
+from penstock.cli.chat_session import NOT_IN_CHAT, SETTABLE, Conversation, ReplyMeter
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
@@ -167,23 +166,18 @@ class Chat:
         """Stream one answer and keep the turn; an answer that Ctrl-C stopped is kept as far as it got."""
         conversation, answer, stopped = self._conversation, "", False
         asked = conversation.asking(question)
-        began = first = time.monotonic()
-        prompt_tokens = tokens = at_first = 0
+        meter = ReplyMeter()
         with self._screen.answer() as view:
             try:
                 with closing(self._partner.stream(asked, conversation.params)) as pieces:
                     for piece in pieces:
-                        prompt_tokens, tokens = piece.prompt_tokens or prompt_tokens, piece.tokens or tokens
-                        if first == began and (piece.text or piece.reasoning):
-                            first, at_first = time.monotonic(), max(tokens, 1)
+                        meter.take(piece)
                         answer += piece.text
                         view.write(piece.text, piece.reasoning)
             except KeyboardInterrupt:
                 stopped = True
                 view.write(" [stopped]")
-        seconds = time.monotonic() - first
-        rate = (tokens - at_first) / seconds if tokens > at_first and seconds > 0 else 0.0
-        reply = Reply(prompt_tokens, tokens, first - began, rate, stopped)
+        reply = meter.reply(stopped=stopped)
         conversation.remember(question, answer, reply)
         self._screen.aside(reply.line(self._partner.context))
 
@@ -227,9 +221,11 @@ class Chat:
         timed = [reply for reply in replies if reply.rate]
         rate = sum(reply.rate for reply in timed) / len(timed) if timed else 0.0
         used = replies[-1].used if replies and self._conversation.turns else 0
+        at_least = "" if all(reply.counted for reply in replies) else "at least "
+        tokens = f"{at_least}{sum(reply.tokens for reply in replies)} tokens"
         self._screen.say(
             f"model     {self._partner.name}\n"
-            f"answers   {len(replies)} of {sum(reply.tokens for reply in replies)} tokens, {rate:.1f} tokens/s\n"
+            f"answers   {len(replies)} of {tokens}, {rate:.1f} tokens/s\n"
             f"context   {used} of {context or 'unknown'} tokens"
         )
 

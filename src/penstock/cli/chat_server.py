@@ -23,6 +23,7 @@ PATIENCE_SECONDS = 600.0
 """For the next piece of an answer: a long prompt on a busy server takes its time."""
 
 SHOWN_ERROR = 400
+INVALID = (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY)
 NOT_LET_IN = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
 
 
@@ -62,6 +63,7 @@ class ServerPartner:
         self.name = str(chosen.get("id"))
         context = chosen.get("max_model_len")
         self.context = context if isinstance(context, int) else 0
+        self._counts_each_piece: bool | None = None  # not known before the first answer
 
     def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Piece]:
         """See `Partner.stream`."""
@@ -69,13 +71,12 @@ class ServerPartner:
             "model": self.name,
             "messages": [{"role": each.role, "content": each.content} for each in messages],
             "stream": True,
-            "stream_options": {"include_usage": True},
             **{name: value for name, value in params.items() if value is not None},
         }
         reader, ended = EventReader(), False
         connection = self._connect()
         try:
-            answer = self._send(connection, "POST", "/chat/completions", json.dumps(body).encode())
+            answer = self._ask(connection, body)
             while bytes_ := answer.read1(65536):
                 for data in reader.push(bytes_):
                     if data == "[DONE]":
@@ -90,6 +91,32 @@ class ServerPartner:
             raise EngineFault(f"the connection broke: {_reason(error)}") from error
         finally:
             connection.close()  # an answer that is still being written ends there
+
+    def _ask(self, connection: http.client.HTTPConnection, body: Mapping[str, Any]) -> http.client.HTTPResponse:
+        """Ask for an answer whose every piece holds the tokens so far: of one that is stopped, the last never comes.
+
+        OpenAI's API has usage at the end only: a server that never gave the counts and refuses the request is asked
+        once more without them.
+        """
+        if self._counts_each_piece is not False:
+            try:
+                answer = self._post(connection, body, {"include_usage": True, "continuous_usage_stats": True})
+            except _Refused as error:
+                if self._counts_each_piece or error.status not in INVALID:
+                    raise
+                connection.close()  # it opens again by itself
+            else:
+                self._counts_each_piece = True
+                return answer
+        answer = self._post(connection, body, {"include_usage": True})
+        self._counts_each_piece = False
+        return answer
+
+    def _post(
+        self, connection: http.client.HTTPConnection, body: Mapping[str, Any], stream_options: Mapping[str, bool]
+    ) -> http.client.HTTPResponse:
+        content = json.dumps({**body, "stream_options": stream_options})
+        return self._send(connection, "POST", "/chat/completions", content.encode())
 
     def _models(self, base_url: str) -> list[dict[str, Any]]:
         connection = self._connect()

@@ -6,16 +6,18 @@ Knows no terminal and no engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.chat_partner import Piece
 from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
 from penstock.contract.request import Message
 from penstock.sampling import PARAMETERS, Parameter, SamplingParams
 
-__all__ = ["NOT_IN_CHAT", "SETTABLE", "Conversation", "Reply"]
+__all__ = ["NOT_IN_CHAT", "SETTABLE", "Conversation", "Reply", "ReplyMeter"]
 
 NOT_IN_CHAT = frozenset({"best_of", "logprobs", "logprobs_mode", "n", "prompt_logprobs"})
 """Parameters of what a conversation does not show: it has one answer, and no numbers."""
@@ -32,30 +34,73 @@ class Reply:
     """How an answer went.
 
     Attributes:
-        first: seconds until its first piece.
+        tokens: of the answer; of one that nobody counted, at least so many.
+        first: seconds until its first piece; None where none came.
         rate: tokens a second from then on; 0 where there are too few to tell, or nobody counted them.
-        used: tokens of the context that conversation and answer take; 0 where nobody counted them.
+        counted: whether the partner said how many tokens there are.
     """
 
     prompt_tokens: int
     tokens: int
-    first: float
+    first: float | None
     rate: float
     stopped: bool = False
+    counted: bool = True
 
     @property
     def used(self) -> int:
-        """Tokens of conversation and answer together."""
-        return self.prompt_tokens + self.tokens if self.tokens else 0
+        """Tokens of the context that conversation and answer take; 0 where nobody counted them."""
+        return self.prompt_tokens + self.tokens if self.counted and self.tokens else 0
 
     def line(self, context: int) -> str:
         """For the reader: `52.1 tokens/s · first after 0.08 s · 120 of 8192 tokens of context (1%)`."""
-        parts = [f"{self.rate:.1f} tokens/s"] if self.rate else []
-        parts.append(f"first after {self.first:.2f} s")
+        parts = ["stopped"] if self.stopped else []
+        if self.rate:
+            parts.append(f"{self.rate:.1f} tokens/s")
+        if self.first is not None:
+            parts.append(f"first after {self.first:.2f} s")
         if self.used:
             share = f" of {context} tokens of context ({self.used / context:.0%})" if context else " tokens of context"
             parts.append(f"{self.used}{share}")
-        return " · ".join(["stopped", *parts] if self.stopped else parts)
+        elif self.tokens:
+            parts.append(f"at least {self.tokens} tokens")
+        return " · ".join(parts)
+
+
+class ReplyMeter:
+    """Measures one answer while it comes: made when the question is asked, given every piece.
+
+    Where the partner counts no tokens, or only at an end that a stopped answer does not reach, each piece of text
+    counts as one token: that is never too many, since no piece holds less.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._asked = now()
+        self._first: float | None = None
+        self._at_first = 0
+        self._pieces = 0
+        self._prompt_tokens = self._tokens = 0
+
+    def take(self, piece: Piece) -> None:
+        """One more piece of the answer."""
+        self._prompt_tokens = piece.prompt_tokens or self._prompt_tokens
+        self._tokens = piece.tokens or self._tokens
+        if piece.text or piece.reasoning:
+            self._pieces += 1
+            if self._first is None:
+                self._first, self._at_first = self._now(), max(self._tokens, 1)
+
+    def reply(self, *, stopped: bool) -> Reply:
+        """What came of it, when the answer has ended."""
+        counted = bool(self._tokens) or not self._pieces
+        tokens = self._tokens or self._pieces
+        if self._first is None:
+            return Reply(self._prompt_tokens, tokens, None, 0.0, stopped, counted)
+        seconds = self._now() - self._first
+        known = counted and tokens > self._at_first and seconds > 0
+        rate = (tokens - self._at_first) / seconds if known else 0.0
+        return Reply(self._prompt_tokens, tokens, self._first - self._asked, rate, stopped, counted)
 
 
 class Conversation:
