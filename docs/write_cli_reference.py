@@ -155,8 +155,8 @@ quantization: int8
 [what can be typed there](chat.md).
 
 **Exit codes.** 0: done. 1: our failure, or `penstock verify` could not prove exactness. 2: a mistake in what was given,
-said in one line on standard error. 130: interrupted, in two seconds at most. `serve` ends with 0 after Ctrl-C or
-SIGTERM: it was told to stop, and did so in order.
+said in one line on standard error. 130: interrupted, in two seconds at most. 143: SIGTERM ended it; `quantize` removes
+its unfinished file before that. `serve` ends with 0 after Ctrl-C or SIGTERM: it was told to stop, and did so in order.
 """
 
 if __name__ == "__main__":

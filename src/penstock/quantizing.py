@@ -170,13 +170,16 @@ def _encoded(name: str, rows: Callable[[], Iterator[Tensor]], kind: str) -> Call
 
     def pieces() -> Iterator[Tensor]:
         waiting: deque[Future[Tensor]] = deque()
-        with ThreadPoolExecutor(threads) as pool:
+        pool = ThreadPoolExecutor(threads)
+        try:
             for piece in _pieces(rows()):
                 waiting.append(pool.submit(encode, piece, kind))
                 if len(waiting) > 2 * threads:
                     yield _result(name, waiting.popleft())
             while waiting:
                 yield _result(name, waiting.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an interrupt nobody waits for pieces that have not begun
 
     return pieces
 

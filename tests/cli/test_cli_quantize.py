@@ -54,14 +54,61 @@ def test_the_model_itself_is_never_replaced(default_model: Path, refused):  # no
 
 @pytest.mark.model
 @pytest.mark.deep
-def test_an_interrupt_leaves_nothing_behind(default_model: Path, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_nothing_behind(default_model: Path, tmp_path, number, code):
     target = tmp_path / "new.gguf"
     command = [sys.executable, "-m", "penstock", "quantize", str(default_model), str(target), "--form", "Q4_0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
         while not list(tmp_path.iterdir()) and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
+    assert list(tmp_path.iterdir()) == []
+
+
+STUCK = """
+import re, sys, time
+from pathlib import Path
+from penstock.weights import gguf_writer
+
+write = gguf_writer._write
+def second(stream, tensor, place, advance):
+    if list(Path(sys.argv[3]).parent.glob(".*partial")) and place:
+        print("writing", flush=True)
+        {stuck}
+    write(stream, tensor, place, advance)
+gguf_writer._write = second
+
+from penstock.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "stuck"),
+    [
+        pytest.param(signal.SIGTERM, 143, "time.sleep(600)", id="SIGTERM"),
+        pytest.param(signal.SIGTERM, 143, "re.match('(a+)+$', 'a' * 60 + 'b')", marks=pytest.mark.deep, id="deaf"),
+        pytest.param(signal.SIGINT, 130, "re.match('(a+)+$', 'a' * 60 + 'b')", marks=pytest.mark.deep, id="Ctrl-C"),
+    ],
+)
+def test_neither_signal_leaves_a_file_whatever_is_being_done(endless, tmp_path, number, code, stuck):
+    target = tmp_path / "new.gguf"
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK.replace("{stuck}", stuck), "quantize", endless, str(target), "--form", "F16"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "writing\n"
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == code, said
+    assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []

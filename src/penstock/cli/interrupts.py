@@ -5,26 +5,39 @@ call into compiled code (a large model's step, its weights) returns late; a libr
 an error of its own; one that lands in a destructor is printed and forgotten. So a thread hears of every Ctrl-C from the
 signal itself, and ends the process where the command has not ended in time.
 
-A command that has a use of its own for Ctrl-C says so with `interrupts_taken`.
+A command with a use of its own for Ctrl-C says so with `interrupts_taken`. One that writes under a passing name says
+so with `leaves_nothing`; then SIGTERM ends it in the same way, with exit code 143.
 """
 
 from __future__ import annotations
 
 import _thread
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
-__all__ = ["INTERRUPTED", "ends_when_interrupted", "interrupts_taken", "say_interrupted"]
+__all__ = [
+    "INTERRUPTED",
+    "TERMINATED",
+    "ends_when_interrupted",
+    "interrupts_taken",
+    "leaves_nothing",
+    "say_interrupted",
+]
 
 INTERRUPTED = 130
 """Exit code: 128 and the number of SIGINT, as shells have it."""
+
+TERMINATED = 143
+"""The same of SIGTERM."""
 
 GRACE_SECONDS = 1.5
 """How long a command may take to end by itself: with the end of the process, less than two seconds."""
@@ -38,6 +51,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.taken = 0
+        self.unfinished: Path | None = None
         self.came = False
         self.over = False
         self.said = False
@@ -50,16 +64,21 @@ class _Watch:
             if signal.SIGINT in numbers and not self.taken:
                 self.came = True
                 self.caught_up.set()
-                self._end_late()
+                self._end_late(INTERRUPTED)
+            if signal.SIGTERM in numbers and self.unfinished is not None:
+                threading.Thread(target=self._end_late, args=(TERMINATED,), daemon=True).start()
             self.caught_up.set()
         os.close(reader)
 
-    def _end_late(self) -> None:
+    def _end_late(self, code: int) -> None:
         time.sleep(GRACE_SECONDS)
         if self.over:
             return
-        say_interrupted(below="\r\n" if sys.stderr.isatty() else "")
-        os._exit(INTERRUPTED)
+        if code == INTERRUPTED:
+            say_interrupted(below="\r\n" if sys.stderr.isatty() else "")
+        if self.unfinished is not None:
+            _remove(self.unfinished)
+        os._exit(code)
 
 
 _WATCH = _Watch()
@@ -122,6 +141,36 @@ def interrupts_taken() -> Iterator[None]:
         yield
     finally:
         _WATCH.taken -= 1
+
+
+@contextmanager
+def leaves_nothing(unfinished: Path) -> Iterator[None]:
+    """Inside, a file or directory grows under this name; if the process is ended by force, it is removed before.
+
+    Raises:
+        SystemExit: SIGTERM came. Whoever writes removes what is unfinished on the way, as after a Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which is told of no signal
+        yield
+        return
+    _WATCH.unfinished = unfinished
+    earlier = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+        _WATCH.unfinished = None
+
+
+def _terminated(*_: object) -> None:
+    sys.exit(TERMINATED)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def say_interrupted(below: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.interrupts import leaves_nothing
 from penstock.cli.sections import complete_model
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
@@ -46,6 +47,7 @@ def command(model: str, target: Path, form: str, force: bool) -> None:
     from penstock.quantizing import plan_file, write_file
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.progress import byte_bar
+    from penstock.weights.unfinished import passing_name
 
     files = find_model(EngineConfig(model=model), default_cache_dir(os.environ))
     if target.exists() and target.samefile(files.path):
@@ -53,7 +55,7 @@ def command(model: str, target: Path, form: str, force: bool) -> None:
     plan = plan_file(files, form)
     for remark in plan.remarks:
         click.echo(f"{files.path}: {remark}", err=True)
-    with byte_bar(f"Writing {form}", plan.bytes, show=True) as bar:
+    with leaves_nothing(passing_name(target)), byte_bar(f"Writing {form}", plan.bytes, show=True) as bar:
         write_file(plan, target, bar.update)
     click.echo(f"{_share(plan, files.num_weights)}", err=True)
     click.echo(str(target))

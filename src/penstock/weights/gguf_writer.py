@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock.contract.errors import ConfigError
 from penstock.weights.gguf_header import READABLE_TYPES, BlockType
+from penstock.weights.unfinished import passing_name
 
 __all__ = ["OutTensor", "write_gguf"]
 
@@ -76,7 +77,7 @@ def write_gguf(
         ConfigError: there is no room, or the file cannot be written.
         ValueError: a piece cannot be made.
     """
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = passing_name(target)
     header = _header(metadata, tensors)
     places, end = [], _aligned(len(header))
     for tensor in tensors:
