@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from test_cli_commands import penstock, refused  # noqa: F401 - a fixture
 
-from penstock.cli.quantize import FORMS
+from penstock import quantizing
+from penstock.cli.quantize import DIRECTORY_FORMS, GGUF_FORMS
 from penstock.weights import gguf_mixture
 from penstock.weights.gguf_header import read_gguf_header
 
 
 def test_the_forms_of_the_option_are_those_that_can_be_written():
-    assert set(FORMS) == set(gguf_mixture.FORMS)
+    assert set(GGUF_FORMS) == set(gguf_mixture.FORMS)
+    assert set(DIRECTORY_FORMS) == set(quantizing.DIRECTORY_FORMS)
 
 
 @pytest.mark.model
@@ -37,19 +39,21 @@ def test_the_default_model_in_another_form_answers(default_model: Path, tmp_path
 
 def test_a_target_that_cannot_be_is_refused_before_anything_is_read(tmp_path, refused):  # noqa: F811
     (tmp_path / "there.gguf").write_bytes(b"mine")
-    for target, said in (
-        ("there.gguf", "exists already; --force replaces it"),
-        ("model.bin", "must end in .gguf"),
-        ("none/model.gguf", "there is no folder"),
+    for target, form, said in (
+        ("there.gguf", "Q8_0", "exists already; --force replaces it"),
+        ("model.bin", "Q8_0", "Q8_0 is a form of GGUF files, whose names end in .gguf"),
+        ("new.gguf", "INT8", "INT8 is a form of directories"),
+        ("none/model.gguf", "Q8_0", "there is no folder"),
+        ("", "INT8", "nothing is overwritten"),
     ):
-        assert said in refused("quantize", "no-such-model", str(tmp_path / target), "--form", "Q8_0")
+        assert said in refused("quantize", "no-such-model", str(tmp_path / target), "--form", form)
     assert (tmp_path / "there.gguf").read_bytes() == b"mine"
 
 
 @pytest.mark.model
 def test_the_model_itself_is_never_replaced(default_model: Path, refused):  # noqa: F811
     said = refused("quantize", str(default_model), str(default_model), "--form", "Q8_0", "--force")
-    assert said.endswith("is MODEL itself; name another file")
+    assert said.endswith("is MODEL itself; name another")
 
 
 @pytest.mark.model
@@ -66,6 +70,17 @@ def test_an_interrupt_leaves_nothing_behind(default_model: Path, tmp_path, numbe
         process.communicate(timeout=60)
     assert process.returncode == code
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.deep
+def test_a_directory_that_was_written_answers(endless, tmp_path):
+    target = tmp_path / "small"
+    done = penstock("quantize", endless, str(target), "--form", "int8")
+    assert (done.returncode, done.stdout) == (0, f"{target}\n"), done.stderr
+    sizes = ("--kv-cache-memory", "10MB", "--max-model-len", "64", "--threads", "1")
+    said = penstock("generate", str(target), "-p", "abc", "--max-tokens", "3", "--temperature", "0", *sizes)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip()
 
 
 STUCK = """

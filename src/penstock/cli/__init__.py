@@ -24,7 +24,7 @@ COMMANDS = {
     "run-batch": "Answer an OpenAI batch file, offline.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
-    "quantize": "Write a model as a GGUF file, in a form of fewer bits or as it is.",
+    "quantize": "Write a model as a GGUF file or as safetensors, in a form of fewer bits or as it is.",
     "convert": "Turn a GPT-2 in a .pt file into a model directory.",
     "tokenizer": "Write a model's tokenizer as a directory that transformers reads.",
     "rm": "Remove a model from the cache.",

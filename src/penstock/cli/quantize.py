@@ -1,4 +1,4 @@
-"""`penstock quantize`: a model as a GGUF file in another form."""
+"""`penstock quantize`: a model in another form, as a GGUF file or as a directory of safetensors."""
 
 from __future__ import annotations
 
@@ -14,62 +14,85 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.quantizing import Plan
+    from penstock.quantizing import DirectoryPlan, Plan
 
 __all__ = ["command"]
 
-FORMS = (
+GGUF_FORMS = (
     *("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("BF16", "F16", "F32"),
 )
-"""As `penstock.weights.gguf_mixture` has them, which brings torch in."""
+DIRECTORY_FORMS = ("INT4_G128", "INT4_G32", "INT8", "BF16", "F16", "F32")
+"""As `penstock.quantizing` has them, which brings torch in."""
 
 
 @click.command("quantize")
 @click.argument("model", metavar="MODEL", shell_complete=complete_model)
-@click.argument("target", type=click.Path(path_type=Path, dir_okay=False), metavar="TARGET")
+@click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")
 @click.option(
     "--form",
-    type=click.Choice(FORMS, case_sensitive=False),
+    type=click.Choice(tuple(dict.fromkeys((*GGUF_FORMS, *DIRECTORY_FORMS))), case_sensitive=False),
     required=True,
-    help="Q4_K_M, Q5_K_M and the like are mixtures: the matrices that cost most in quality have more bits.",
+    help="INT4 and INT8 are of directories. Q4_K_M, Q5_K_M and the like are mixtures: the matrices that cost most in"
+    " quality have more bits.",
 )
-@click.option("--force", is_flag=True, help="Replace TARGET if it is there.")
+@click.option("--force", is_flag=True, help="Replace the file TARGET if it is there; a directory never is.")
 def command(model: str, target: Path, form: str, force: bool) -> None:
-    """Write MODEL as the GGUF file TARGET, with its settings, tokenizer and chat template: penstock serve TARGET.
+    """Write MODEL, with settings, tokenizer and chat template, in another form: penstock serve TARGET.
 
-    MODEL is a name that `penstock models` lists, a GGUF file, or a directory in Hugging Face layout. Which tensor gets
-    which kind of blocks is llama.cpp's rule for the form, without an importance matrix. A directory whose settings or
-    tokenizer cannot be said in GGUF is refused by name.
+    TARGET is a GGUF file if its name ends in .gguf, else a directory with safetensors, new or empty. MODEL is a name
+    that `penstock models` lists, a GGUF file, or a directory in Hugging Face layout; a directory is written from a
+    directory only. What cannot be said in the format is refused by name.
+
+    Which tensor of a GGUF file gets which kind of blocks is llama.cpp's rule for the form, without an importance
+    matrix. INT4_G128, INT4_G32 and INT8 are the integers of compressed-tensors, with a scale for 128 inputs, 32 inputs
+    or a row; embeddings, heads and routers stay as they are.
     """
-    _check_target(target, force=force)
+    _check_target(target, form, force=force)
     from penstock.loading import find_model  # brings torch in: not for --help
-    from penstock.quantizing import plan_file, write_file
+    from penstock.quantizing import Plan, plan_directory, plan_file, write_directory, write_file
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.progress import byte_bar
     from penstock.weights.unfinished import passing_name
 
     files = find_model(EngineConfig(model=model), default_cache_dir(os.environ))
     if target.exists() and target.samefile(files.path):
-        raise ConfigError("TARGET", f"{target} is MODEL itself; name another file")
-    plan = plan_file(files, form)
+        raise ConfigError("TARGET", f"{target} is MODEL itself; name another")
+    plan = plan_file(files, form) if _is_file(target) else plan_directory(files, form)
     for remark in plan.remarks:
         click.echo(f"{files.path}: {remark}", err=True)
     with leaves_nothing(passing_name(target)), byte_bar(f"Writing {form}", plan.bytes, show=True) as bar:
-        write_file(plan, target, bar.update)
+        if isinstance(plan, Plan):
+            write_file(plan, target, bar.update)
+        else:
+            write_directory(plan, target, bar.update)
     click.echo(f"{_share(plan, files.num_weights)}", err=True)
     click.echo(str(target))
 
 
-def _check_target(target: Path, *, force: bool) -> None:
-    if target.suffix.lower() != ".gguf":
-        raise ConfigError("TARGET", f"{target} must end in .gguf: that is how a model's file is told from others")
+def _is_file(target: Path) -> bool:
+    return target.suffix.lower() == ".gguf"
+
+
+def _check_target(target: Path, form: str, *, force: bool) -> None:
+    if form not in (GGUF_FORMS if _is_file(target) else DIRECTORY_FORMS):
+        raise ConfigError("--form", _OTHER_FORMAT[_is_file(target)].format(form=form, target=target))
     if not target.parent.is_dir():
         raise ConfigError("TARGET", f"{target} cannot be written: there is no folder {target.parent}")
-    if target.exists() and not force:
-        raise ConfigError("TARGET", f"{target} exists already; --force replaces it")
+    if _is_file(target):
+        if target.exists() and not force:
+            raise ConfigError("TARGET", f"{target} exists already; --force replaces it")
+    elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError("TARGET", f"{target} exists already; name a new directory, nothing is overwritten")
 
 
-def _share(plan: Plan, weights: int) -> str:
+_OTHER_FORMAT = {
+    True: f"{{form}} is a form of directories, and {{target}} is a GGUF file, which has {', '.join(GGUF_FORMS)}",
+    False: f"{{form}} is a form of GGUF files, whose names end in .gguf; {{target}} is a directory, which has"
+    f" {', '.join(DIRECTORY_FORMS)}",
+}
+
+
+def _share(plan: Plan | DirectoryPlan, weights: int) -> str:
     kinds = ", ".join(f"{kind} {size / plan.bytes:.0%}" for kind, size in plan.kinds.items())
     return f"{plan.bytes / 1e6:.1f} MB of tensors, {8 * plan.bytes / weights:.2f} bits a weight: {kinds}"

@@ -8,7 +8,6 @@ takes the unfinished file away.
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ from torch import Tensor
 
 from penstock.contract.errors import ConfigError
 from penstock.weights.gguf_header import READABLE_TYPES, BlockType
-from penstock.weights.unfinished import passing_name
+from penstock.weights.unfinished import check_room, passing_name
 
 __all__ = ["OutTensor", "write_gguf"]
 
 _ALIGNMENT = 32
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_SPARE_BYTES = 64 << 20
 _NUMBERS = {kind.name: number for number, kind in READABLE_TYPES.items()}
 
 
@@ -86,7 +84,7 @@ def write_gguf(
     first = [index for index, tensor in enumerate(tensors) if tensor.name in settings]
     others = [index for index, tensor in enumerate(tensors) if tensor.name not in settings]
     try:
-        _check_room(target.parent, end)
+        check_room(target.parent, end)
         with partial.open("wb") as stream:
             stream.write(header)
             stream.truncate(end)
@@ -102,12 +100,6 @@ def write_gguf(
         raise ConfigError("TARGET", f"{target} cannot be written: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed + _SPARE_BYTES > free:
-        raise ConfigError("TARGET", f"{folder} has {free / 1e9:.1f} GB free, and the file takes {needed / 1e9:.1f} GB")
 
 
 def _write(stream: BinaryIO, tensor: OutTensor, place: int, advance: Callable[[int], object]) -> None:

@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["passing_name"]
+from penstock.contract.errors import ConfigError
+
+__all__ = ["check_room", "passing_name", "whole_directory"]
+
+_SPARE_BYTES = 64 << 20
 
 
 def passing_name(target: Path) -> Path:
     """Under which this process writes what will be `target`: beside it, so that renaming costs nothing."""
     return target.with_name(f".{target.name}.{os.getpid()}.partial")
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raise ConfigError unless a folder has room for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed + _SPARE_BYTES > free:
+        raise ConfigError("TARGET", f"{folder} has {free / 1e9:.1f} GB free, and the file takes {needed / 1e9:.1f} GB")
+
+
+@contextmanager
+def whole_directory(target: Path) -> Iterator[Path]:
+    """A directory to be filled, which takes the name `target` at the end; whatever is raised takes it away.
+
+    Args:
+        target: does not exist, or is an empty directory.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    partial = passing_name(target)
+    try:
+        partial.mkdir()
+        yield partial
+        partial.replace(target)
+    except OSError as error:
+        raise ConfigError("TARGET", f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A model as a GGUF file in another form: `penstock quantize`.
+"""A model as a GGUF file in another form.
 
 Decides what goes into the file. Of a GGUF file everything that it says of itself, and its tensors in other kinds; of a
 directory its settings and tokenizer in GGUF's keys, as far as they can be said there. That they are all said is no
@@ -9,7 +9,7 @@ one that the directory builds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from penstock import models
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import HuggingFaceText
 from penstock.nn.difference import difference
-from penstock.nn.operations import Rotate
 from penstock.nn.program import Program
-from penstock.nn.rope import Llama3Scaling, Rope, RotaryTable
+from penstock.quantizing.blank import Blank
+from penstock.quantizing.gguf_settings import file_settings
 from penstock.text.gguf_vocabulary_writer import vocabulary_of
 from penstock.weights.bind import Binder
 from penstock.weights.embedding_config import POOLING_TYPES, read_embedding
@@ -33,12 +33,12 @@ from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.gguf_blocks import decode
 from penstock.weights.gguf_encode import ENCODABLE, encode
 from penstock.weights.gguf_file import GgufSource
-from penstock.weights.gguf_from_huggingface import ARCHITECTURES, StoredTensor, settings_of, tensors_of
+from penstock.weights.gguf_from_huggingface import ARCHITECTURES, StoredTensor, tensors_of
 from penstock.weights.gguf_header import GgufTensor
 from penstock.weights.gguf_mixture import FORMS, ModelFacts, choose_kinds
 from penstock.weights.gguf_writer import OutTensor, write_gguf
 from penstock.weights.licence import licence_of
-from penstock.weights.source import PIECE_ELEMENTS, StoredBlocks, TensorSource, open_binary, read_bytes
+from penstock.weights.source import PIECE_ELEMENTS, open_binary, read_bytes
 
 __all__ = ["Plan", "plan_file", "write_file"]
 
@@ -224,7 +224,7 @@ def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
     stored = tensors_of(files.source, models.gguf_dialect(architecture, file), files.config, file)
     embedding = read_embedding(files.path)
     written = vocabulary_of(files.text, program.shape.vocab_size, embeds=embedding is not None)
-    settings, factors = _settings(files, program, architecture)
+    settings, factors = file_settings(files.config, program, architecture)
     if embedding is not None:
         settings[f"{architecture}.pooling_type"] = POOLING_TYPES[embedding.pooling]
     stored += [_vector(name, numbers) for name, numbers in factors.items()]
@@ -251,80 +251,7 @@ def _vector(name: str, numbers: Tensor) -> StoredTensor:
     return StoredTensor(name, tuple(numbers.shape), lambda: iter([numbers.view(1, -1)]))
 
 
-def _settings(files: ModelFiles, program: Program, architecture: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys of the file, and tensors that are settings."""
-    windows = [cache.window for cache in program.caches if cache.window is not None]
-    tables = [operation.table for operation in program.operations() if isinstance(operation, Rotate)]
-    rotated = tables[0].width if tables else 0
-    config = files.config
-    keys = settings_of(config, program.shape, max(windows, default=None), rotated, architecture)
-    if not rotated:
-        return keys, {}
-    sections = config.get("rope_parameters") or {}
-    if "full_attention" in sections:
-        local = sections.get("sliding_attention", {}).get("rope_theta") or config.get("rope_local_base_freq")
-        sections = sections["full_attention"]
-    else:
-        local = config.get("rope_local_base_freq")
-    section = {**sections, **(config.get("rope_scaling") or {})}
-    theta = section.get("rope_theta") or config.get("rope_theta")
-    if theta:
-        keys[f"{architecture}.rope.freq_base"] = float(theta)
-    if local and windows:
-        keys[f"{architecture}.rope.freq_base_swa"] = float(local)
-    scaling, factors = _scaling(section, config, float(theta or 10000.0), tables[0])
-    return keys | {f"{architecture}.rope.scaling.{key}": value for key, value in scaling.items()}, factors
-
-
-def _scaling(
-    section: Mapping[str, Any], config: Mapping[str, Any], theta: float, table: RotaryTable
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys below `rope.scaling.`, and factors of single frequencies as tensors."""
-    original = section.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    original = int(original or config["max_position_embeddings"])
-    match section.get("rope_type") or section.get("type") or "default":
-        case "linear":
-            return {"type": "linear", "factor": float(section["factor"])}, {}
-        case "llama3":
-            scaling = Llama3Scaling(
-                section["factor"], section["low_freq_factor"], section["high_freq_factor"], original
-            )
-            plain, scaled = (rope.inverse_frequencies(table.width) for rope in (Rope(theta), Rope(theta, scaling)))
-            return {}, {"rope_freqs.weight": plain / scaled}
-        case "yarn":
-            factor = float(section.get("factor") or config["max_position_embeddings"] / original)
-            keys = {"type": "yarn", "factor": factor, "original_context_length": original}
-            names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-            return keys | {new: float(section[old]) for old, new in names.items() if section.get(old) is not None}, {}
-        case "longrope" | "su":
-            amplitude = float(table.cos[0, 0])  # of position 0, whose angles are 0
-            return {"original_context_length": original, "attn_factor": amplitude}, {
-                f"rope_factors_{length}.weight": torch.tensor(section[f"{length}_factor"], dtype=torch.float32)
-                for length in ("long", "short")
-            }
-    return {}, {}
-
-
-class _Blank(TensorSource):
-    """A checkpoint's names and shapes; its numbers are whatever memory holds."""
-
-    def __init__(self, source: TensorSource) -> None:
-        self._source = source
-
-    def names(self) -> frozenset[str]:
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(name)
-
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Leave the memory as it is."""
-
-    def read_blocks(self, name: str) -> StoredBlocks:  # noqa: ARG002
-        raise AssertionError("a dense binder reads no blocks")
-
-
 def _build(files: ModelFiles) -> Program:
     """The model with real tables of angles, and weights that have sizes and no meaning."""
-    binder = Binder(_Blank(files.source), torch.bfloat16, "cpu", str(files.path))
+    binder = Binder(Blank(files.source), torch.bfloat16, "cpu", str(files.path))
     return models.load(files.config, binder, str(files.path), None)
