@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import compiled_kernels as here
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_models_gguf import add_settings, as_converted, header_only
-from tiny_checkpoints import forget_references, reference_logits, write_checkpoint
+from tiny_checkpoints import forget_references, reference_logits, write_checkpoint, write_letters
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from needs import COMPILED
@@ -24,6 +25,7 @@ from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.dense import DenseAttention
 from penstock.nn.operations import Experts
 from penstock.nn.reference import ReferenceExecutor
+from penstock.quantizing import plan_file, write_file
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_file import open_gguf
@@ -161,3 +163,19 @@ def test_a_gguf_file_without_a_window_has_none_in_any_layer(tmp_path):
     assert config["layer_types"] == ["full_attention"] * 2
     assert config["rope_scaling"] == {"rope_type": "default"}
     assert not config["attention_bias"]
+
+
+@pytest.mark.deep
+def test_a_gguf_file_that_was_quantised_has_the_numbers_of_the_blocks(tmp_path, plain, packed):
+    """In bfloat16, which holds them all."""
+    written = []
+    for directory in (plain, packed):
+        copy = shutil.copytree(directory, tmp_path / directory.name)
+        write_letters(copy, json.loads((copy / "config.json").read_text())["vocab_size"])
+        path = tmp_path / f"{directory.name}.gguf"
+        write_file(plan_file(open_model(copy, gguf_dialect), "BF16"), path, lambda _: None)
+        source = open_model(path, gguf_dialect).source
+        written.append({name: source.read(name, torch.float32, "cpu") for name in source.names()})
+    assert written[0].keys() == written[1].keys()
+    for name, numbers in written[0].items():
+        assert torch.equal(written[1][name], numbers), name

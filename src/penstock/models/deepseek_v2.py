@@ -6,9 +6,11 @@ token (DeepSeekMoE). The first layers keep an MLP. Experts are chosen among all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import RouterSpec
@@ -27,9 +29,11 @@ from penstock.nn.program import Program
 from penstock.nn.register import Register
 from penstock.nn.rope import RotaryTable
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import Conversion, GgufWriting
 from penstock.weights.gguf_decoder import heads_and_width, rope_scaling
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
+from penstock.weights.source import TensorSource
 
 __all__ = ["GGUF", "DeepseekConfig", "SharedExperts", "build", "load", "read_deepseek", "read_groups"]
 
@@ -270,6 +274,42 @@ def _gguf_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
     return {"rope_scaling": scaling}
 
 
+def _file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]:
+    """As `_gguf_settings` reads them, with keys and values apart."""
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    weight, groups = rope.get("mscale_all_dim"), config.get("n_group")
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rotated,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.kv_lora_rank": rank,
+        "attention.q_lora_rank": config.get("q_lora_rank"),
+        "attention.value_length": rank,
+        "attention.value_length_mla": config["v_head_dim"],
+        "expert_count": config.get("n_routed_experts"),
+        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
+        "expert_group_count": groups,
+        "expert_group_used_count": config.get("topk_group") if groups else None,
+        "expert_shared_count": config.get("n_shared_experts"),
+        "expert_weights_norm": True if config.get("norm_topk_prob") else None,
+        "expert_weights_scale": float(config.get("routed_scaling_factor", 1.0)),
+        "leading_dense_block_count": config.get("first_k_dense_replace", 0),
+        "rope.dimension_count": rotated,
+        "rope.scaling.yarn_log_multiplier": 0.1 * weight if weight else None,
+    }
+
+
+def _conversions(config: Mapping[str, Any]) -> list[Conversion]:
+    """What makes keys of the latent goes apart from what makes values of it, transposed."""
+    heads, width = config["num_attention_heads"], config["qk_nope_head_dim"]
+    parts: dict[str, Callable[[Tensor], Tensor]] = {
+        f"{_ATTENTION}.k_b_proj.weight": lambda each: each.unflatten(0, (heads, -1))[:, :width].mT,
+        f"{_ATTENTION}.v_b_proj.weight": lambda each: each.unflatten(0, (heads, -1))[:, width:],
+    }
+    return [Conversion(f"{_ATTENTION}.kv_b_proj.weight", parts)]
+
+
 _LAYER = "model.layers.{layer}"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
 
@@ -299,5 +339,6 @@ GGUF = GgufDialect(
     },
     metadata=_gguf_settings,
     whole={"blk.{layer}.exp_probs_b.bias": f"{_MLP}.gate.e_score_correction_bias"},
+    writing=GgufWriting(_file_settings, _conversions),
 )
 """Files of the third version are read so too."""

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from penstock.contract.errors import ModelFileError
 from penstock.models import gemma4_text
@@ -17,9 +21,11 @@ from penstock.models.gemma2 import GGUF as GEMMA2_GGUF
 from penstock.models.text_part import text_config, text_weights
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import GgufWriting
 from penstock.weights.gguf_decoder import heads_and_width
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
+from penstock.weights.source import TensorSource
 
 __all__ = ["GGUF", "load"]
 
@@ -133,6 +139,42 @@ def _experts(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _file_settings(config: Mapping[str, Any], source: TensorSource) -> dict[str, Any]:
+    """The way back of `_gguf_settings`; widths come from tensors, which configs say in several ways."""
+    layers, window = config["num_hidden_layers"], config.get("sliding_window", 512)
+    slides = [each == _SLIDING for each in config["layer_types"]]
+    shared, head_dim = config.get("num_kv_shared_layers") or 0, config.get("head_dim", 256)
+    full_dim = source.shape(f"model.layers.{slides.index(False)}.self_attn.q_norm.weight")[0]
+    widths = [full_dim if not each else head_dim for each in slides]
+    heads = [source.shape(f"model.layers.{n}.self_attn.k_proj.weight")[0] // widths[n] for n in range(layers - shared)]
+    of_kind = dict(zip(slides, heads, strict=False))
+    ropes = config["rope_parameters"]
+    lengths = {f"{key}{which}": width for which, width in (("", full_dim), ("_swa", head_dim)) for key in _LENGTHS}
+    mixture = bool(config.get("enable_moe_block"))
+    return lengths | {
+        "attention.head_count_kv": [of_kind[each] for each in slides],
+        "attention.shared_kv_layers": shared,
+        "attention.sliding_window": window,
+        "attention.sliding_window_pattern": slides,
+        "embedding_length_per_layer_input": config.get("hidden_size_per_layer_input") or 0,
+        "expert_count": config["num_experts"] if mixture else None,
+        "expert_feed_forward_length": config["moe_intermediate_size"] if mixture else None,
+        "expert_used_count": config["top_k_experts"] if mixture else None,
+        "feed_forward_length": [source.shape(f"model.layers.{n}.mlp.gate_proj.weight")[0] for n in range(layers)],
+        "rope.freq_base": float(ropes[_FULL]["rope_theta"]),
+        "rope.freq_base_swa": float(ropes[_SLIDING]["rope_theta"]) if any(slides) else None,
+    }
+
+
+def _frequencies(config: Mapping[str, Any], source: TensorSource) -> dict[str, Tensor]:
+    """Ones, and for pairs that keep no position a factor so large that their angles vanish."""
+    full = config["layer_types"].index(_FULL)
+    pairs = source.shape(f"model.layers.{full}.self_attn.q_norm.weight")[0] // 2
+    turning = int(pairs * config["rope_parameters"][_FULL].get("partial_rotary_factor", 1.0))
+    return {_FREQUENCIES: torch.tensor([1.0] * turning + [_STILL] * (pairs - turning))}
+
+
+_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _LAYER = "model.layers.{layer}"
 
 GGUF = GgufDialect(
@@ -161,4 +203,5 @@ GGUF = GgufDialect(
         "blk.{layer}.ffn_gate_up_exps.weight": f"{_LAYER}.experts.gate_up_proj",
         "blk.{layer}.ffn_down_exps.weight": f"{_LAYER}.experts.down_proj",
     },
+    writing=GgufWriting(_file_settings, vectors=_frequencies),
 )

@@ -10,7 +10,9 @@ alternate in both. GGUF files have them apart.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +25,11 @@ from penstock.nn.blocks import MixtureOfExperts, Projection
 from penstock.nn.operations import Activation, Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import Conversion, GgufWriting
 from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
+from penstock.weights.source import TensorSource
 
 __all__ = ["GGUF", "load"]
 
@@ -133,7 +137,33 @@ def _settings(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]:
+    used = config.get("num_experts_per_tok") or config.get("experts_per_token")
+    return {"expert_feed_forward_length": config["intermediate_size"], "expert_used_count": used}
+
+
 _LAYER = "model.layers.{layer}"
+_EXPERTS = f"{_LAYER}.mlp.experts"
+
+
+def _apart(of_numbers: Callable[[Tensor, slice], Tensor], ending: str) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Gates, then ups, of what has them in turns."""
+    turns = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+    return {f"{_EXPERTS}.{part}_proj.{ending}": partial(of_numbers, which=which) for part, which in turns.items()}
+
+
+def _conversions(_: Mapping[str, Any]) -> list[Conversion]:
+    down = f"{_EXPERTS}.down_proj"
+    return [
+        Conversion(f"{_EXPERTS}.gate_up_proj", _apart(lambda each, which: each[:, which].T, "weight"), sliced=True),
+        Conversion(f"{_EXPERTS}.gate_up_proj_blocks", _apart(lambda each, which: each[which], "weight"), sliced=True),
+        Conversion(f"{_EXPERTS}.gate_up_proj_bias", _apart(lambda each, which: each[:, which], "bias")),
+        Conversion(down, {f"{down}.weight": lambda each: each.T}, sliced=True),
+        Conversion(f"{down}_blocks", {f"{down}.weight": lambda each: each}, sliced=True),
+        Conversion(f"{down}_bias", {f"{down}.bias": lambda each: each}),
+        Conversion(f"{_LAYER}.self_attn.sinks", {f"{_LAYER}.self_attn.sinks.weight": lambda each: each}),
+    ]
+
 
 GGUF = GgufDialect(
     architecture="gpt-oss",
@@ -148,4 +178,5 @@ GGUF = GgufDialect(
         "blk.{layer}.ffn_down_exps": f"{_LAYER}.mlp.experts.down_proj",
     },
     metadata=_settings,
+    writing=GgufWriting(_file_settings, _conversions),
 )

@@ -9,6 +9,7 @@ and so is what is made of them: the stream is kept divided by the factor on what
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +23,17 @@ from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection, re
 from penstock.nn.operations import Linear, Operations, Register
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
-from penstock.weights.gguf_decoder import DECODER_TENSORS, INTERLEAVED, attending_layers, decoder_settings
+from penstock.weights.gguf_conversion import Conversion, GgufWriting
+from penstock.weights.gguf_decoder import (
+    DECODER_TENSORS,
+    INTERLEAVED,
+    attending_layers,
+    decoder_settings,
+    head_counts,
+)
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
+from penstock.weights.source import TensorSource
 
 __all__ = ["GGUF", "load"]
 
@@ -231,6 +240,49 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]:
+    types = config.get("layers_block_type") or config["layer_types"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config.get("rope_parameters") or {}
+    return {
+        "attention.head_count_kv": head_counts(config, [each in _ATTENTION for each in types]),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "expert_count": config.get("num_local_experts", 8),
+        "expert_shared_feed_forward_length": config.get("shared_intermediate_size"),
+        "expert_used_count": config.get("num_experts_per_tok", 2),
+        "rope.freq_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        "rope.scaling.finetuned": config.get("position_embedding_type") == "rope",
+        "ssm.conv_kernel": config.get("mamba_d_conv", 4),
+        "ssm.group_count": config.get("mamba_n_groups", 1),
+        "ssm.inner_size": config.get("mamba_expand", 2) * config["hidden_size"],
+        "ssm.state_size": config.get("mamba_d_state", 256),
+        "ssm.time_step_rank": config.get("mamba_n_heads", 128),
+    }
+
+
+def _conversions(config: Mapping[str, Any]) -> list[Conversion]:
+    """Without experts the MLP of all tokens is a file's only one."""
+    halves = {"gate": lambda each: each.chunk(2)[0], "up": lambda each: each.chunk(2)[1]}
+    mlp = f"{_LAYER}.shared_mlp" if config.get("num_local_experts", 8) else f"{_LAYER}.mlp"
+    mamba, groups = f"{_LAYER}.mamba", config.get("mamba_n_groups", 1)
+    return [
+        Conversion(
+            f"{_LAYER}.shared_mlp.input_linear.weight",
+            {f"{mlp}.{part}_proj.weight": half for part, half in halves.items()},
+        ),
+        Conversion(f"{_LAYER}.shared_mlp.output_linear.weight", {f"{mlp}.down_proj.weight": lambda each: each}),
+        Conversion(
+            f"{_EXPERTS}.input_linear.weight",
+            {f"{_EXPERTS}.{part}_proj.weight": half for part, half in halves.items()},
+            sliced=True,
+        ),
+        Conversion(f"{mamba}.norm.weight", {f"{mamba}.norm.weight": lambda each: each.view(groups, -1)}),
+        Conversion(f"{mamba}.A_log", {f"{mamba}.A_log": lambda each: each[:, None]}),
+        Conversion(f"{mamba}.D", {f"{mamba}.D": lambda each: each[:, None]}),
+    ]
+
+
 _LAYER, _EXPERTS = "model.layers.{layer}", "model.layers.{layer}.block_sparse_moe"
 
 GGUF = GgufDialect(
@@ -261,5 +313,6 @@ GGUF = GgufDialect(
         "blk.{layer}.ssm_d": f"{_LAYER}.mamba.D",
         "blk.{layer}.ssm_dt.bias": f"{_LAYER}.mamba.dt_bias",
     },
+    writing=GgufWriting(_file_settings, _conversions),
 )
 """Rows of queries and keys lie in pairs, as a Llama's; gates lie apart from what they weigh."""

@@ -7,6 +7,7 @@ last norm have names of their own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +21,11 @@ from penstock.nn.blocks import Projection, residual
 from penstock.nn.operations import Linear, Operations, Register, ShortConvolution
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
-from penstock.weights.gguf_decoder import attending_layers, decoder_settings
+from penstock.weights.gguf_conversion import GgufWriting
+from penstock.weights.gguf_decoder import attending_layers, decoder_settings, head_counts
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
+from penstock.weights.source import TensorSource
 
 __all__ = ["GGUF", "load"]
 
@@ -140,6 +143,17 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _file_settings(config: Mapping[str, Any], source: TensorSource) -> dict[str, Any]:
+    types = config.get("layer_types")
+    attends = [each == _ATTENTION for each in types] if types else None
+    return {
+        "attention.head_count_kv": head_counts(config, attends, config.get("full_attn_idxs")),
+        "attention.layer_norm_rms_epsilon": float(config.get("norm_eps", 1e-5)),
+        "feed_forward_length": source.shape("model.layers.0.feed_forward.w1.weight")[0],
+        "shortconv.l_cache": config.get("conv_L_cache", 3),
+    }
+
+
 _LAYER = "model.layers.{layer}"
 
 GGUF = GgufDialect(
@@ -166,5 +180,6 @@ GGUF = GgufDialect(
     },
     metadata=_gguf_settings,
     arrangements={"blk.{layer}.shortconv.conv.weight": Arrangement.FILTERS},
+    writing=GgufWriting(_file_settings),
 )
 """The norm before the head is called after the embedding, as in Hugging Face's checkpoints; filters have no bias."""

@@ -15,12 +15,13 @@ from penstock.kernels.experts import RouterSpec
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_windows, read_decoder
 from penstock.models.qwen2 import gguf_settings
-from penstock.models.qwen3_moe import EXPERT_TENSORS, bind_mixture, dense_layers, read_router
+from penstock.models.qwen3_moe import EXPERT_TENSORS, FUSED_EXPERTS, bind_mixture, dense_layers, read_router
 from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection
 from penstock.nn.operations import GateRows, Linear, Operations
 from penstock.nn.program import Program
 from penstock.nn.register import Register
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import GgufWriting
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
@@ -133,4 +134,5 @@ GGUF = GgufDialect(
     },
     metadata=_settings,
     arrangements=SHARED_EXPERT_GATE,
+    writing=GgufWriting(conversions=lambda _: FUSED_EXPERTS),
 )

@@ -5,18 +5,24 @@ Text alone is computed: the vision model is left out by name. GGUF files hold th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+import torch
 
 from penstock.models import qwen3_5_text
 from penstock.models.config_reader import ConfigReader
 from penstock.models.text_part import text_config, text_weights
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import Conversion, GgufWriting
 from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
 from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
+from penstock.weights.source import TensorSource
 
-__all__ = ["GGUF", "hybrid_settings", "load"]
+__all__ = ["GGUF", "TILED", "file_settings", "hybrid_settings", "load", "tiled_conversions"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -76,6 +82,50 @@ def _gguf_layer_types(keys: GgufKeys, blocks: int) -> list[str]:
     return ["linear_attention" if each else "full_attention" for each in recurrent]
 
 
+def file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]:
+    """The keys of a file of delta nets; see `GgufWriting.settings`."""
+    layers = config["num_hidden_layers"]
+    types = config.get("layer_types")
+    interval = config.get("full_attention_interval", 4)
+    attends = (
+        [each == "full_attention" for each in types] if types else [(n + 1) % interval == 0 for n in range(layers)]
+    )
+    value_heads, value_dim = config.get("linear_num_value_heads", 32), config.get("linear_value_head_dim", 128)
+    sections = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mrope_section")
+    return {
+        "attention.recurrent_layers": [not each for each in attends],
+        "feed_forward_length": config.get("intermediate_size"),
+        "full_attention_interval": interval,
+        "rope.dimension_sections": [*sections, 0] if sections and config["model_type"] != "qwen3_next" else None,
+        "ssm.conv_kernel": config.get("linear_conv_kernel_dim", 4),
+        "ssm.group_count": config.get("linear_num_key_heads", 16),
+        "ssm.inner_size": value_heads * value_dim,
+        "ssm.state_size": config.get("linear_key_head_dim", 128),
+        "ssm.time_step_rank": value_heads,
+    }
+
+
+TILED = {"linear_value_heads_tiled": True}
+"""How value heads lie after `tiled_conversions`, as a config would say it."""
+
+
+def tiled_conversions(config: Mapping[str, Any]) -> list[Conversion]:
+    """Value heads, which lie by key head, go to where files have them: by their index below a key head first."""
+    key_heads, value_heads = config.get("linear_num_key_heads", 16), config.get("linear_num_value_heads", 32)
+    keys, width = 2 * key_heads * config.get("linear_key_head_dim", 128), config.get("linear_value_head_dim", 128)
+    heads = torch.arange(value_heads).view(key_heads, -1).T.flatten()
+    rows = (heads[:, None] * width + torch.arange(width)).flatten()
+    behind_keys = torch.cat((torch.arange(keys), keys + rows))
+    orders = dict.fromkeys(("in_proj_qkv.weight", "conv1d.weight"), behind_keys) | {"in_proj_z.weight": rows}
+    orders |= dict.fromkeys(("in_proj_a.weight", "in_proj_b.weight", "dt_bias", "A_log"), heads)
+    taken = [
+        Conversion(f"{_MIXER}.{name}", {f"{_MIXER}.{name}": partial(torch.index_select, dim=0, index=order)})
+        for name, order in orders.items()
+    ]
+    columns = partial(torch.index_select, dim=1, index=rows)
+    return [*taken, Conversion(f"{_MIXER}.out_proj.weight", {f"{_MIXER}.out_proj.weight": columns})]
+
+
 _LAYER, _MIXER = "model.layers.{layer}", "model.layers.{layer}.linear_attn"
 _NEXTN = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 
@@ -110,5 +160,6 @@ GGUF = GgufDialect(
         "blk.{layer}.ssm_a": f"{_MIXER}.A_log",
         "blk.{layer}.ssm_dt.bias": f"{_MIXER}.dt_bias",
     },
+    writing=GgufWriting(file_settings, tiled_conversions, order=TILED),
 )
 """Norms have one added, and value heads lie by their index below a key head, then by key head, throughout a layer."""

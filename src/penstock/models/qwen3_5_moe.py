@@ -11,11 +11,12 @@ from penstock.models import qwen3_5_moe_text
 from penstock.models.config_reader import ConfigReader
 from penstock.models.qwen2_moe import SHARED_EXPERT_GATE, SHARED_EXPERT_TENSORS
 from penstock.models.qwen3_5 import GGUF as DENSE
-from penstock.models.qwen3_5 import hybrid_settings
-from penstock.models.qwen3_moe import EXPERT_TENSORS
+from penstock.models.qwen3_5 import TILED, file_settings, hybrid_settings, tiled_conversions
+from penstock.models.qwen3_moe import EXPERT_TENSORS, FUSED_EXPERTS
 from penstock.models.text_part import text_config, text_weights
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import GgufWriting
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
@@ -58,4 +59,5 @@ GGUF = GgufDialect(
     metadata=moe_settings,
     arrangements=MOE_ARRANGEMENTS,
     whole=DENSE.whole,
+    writing=GgufWriting(file_settings, lambda config: [*tiled_conversions(config), *FUSED_EXPERTS], order=TILED),
 )

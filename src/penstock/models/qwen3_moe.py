@@ -26,11 +26,12 @@ from penstock.nn.experts import bind_experts
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import Conversion, GgufWriting
 from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["EXPERT_TENSORS", "GGUF", "bind_mixture", "dense_layers", "load", "read_router"]
+__all__ = ["EXPERT_TENSORS", "FUSED_EXPERTS", "GGUF", "bind_mixture", "dense_layers", "load", "read_router"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -122,6 +123,19 @@ EXPERT_TENSORS: Mapping[str, str] = {
 }
 """The tensors of a Llama with experts in place of every MLP, as `GgufDialect.tensors` has them."""
 
+FUSED_EXPERTS = (
+    Conversion(
+        f"{_MLP}.experts.gate_up_proj",
+        {
+            f"{_MLP}.experts.gate_proj.weight": lambda each: each.chunk(2)[0],
+            f"{_MLP}.experts.up_proj.weight": lambda each: each.chunk(2)[1],
+        },
+        sliced=True,
+    ),
+    Conversion(f"{_MLP}.experts.down_proj", {f"{_MLP}.experts.down_proj.weight": lambda each: each}, sliced=True),
+)
+"""Of newer checkpoints, whose experts share tensors, gates above ups."""
+
 GGUF = GgufDialect(
     architecture="qwen3moe",
     model_type="qwen3_moe",
@@ -131,4 +145,5 @@ GGUF = GgufDialect(
         "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
     },
     metadata=_settings,
+    writing=GgufWriting(conversions=lambda _: FUSED_EXPERTS),
 )

@@ -7,18 +7,24 @@ query, key, values and gates, and of its value heads how much is written and the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+import torch
 
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts
 from penstock.models.qwen2_moe import bind_shared_expert
 from penstock.models.qwen3_5 import GGUF as DENSE
+from penstock.models.qwen3_5 import file_settings
 from penstock.models.qwen3_5_moe import MOE_ARRANGEMENTS, MOE_TENSORS, moe_settings
 from penstock.models.qwen3_5_text import build
-from penstock.models.qwen3_moe import dense_layers, read_router
+from penstock.models.qwen3_moe import FUSED_EXPERTS, dense_layers, read_router
 from penstock.nn.blocks import Block
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_conversion import Conversion, GgufWriting
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
@@ -48,6 +54,21 @@ def _settings(keys: GgufKeys) -> dict[str, Any]:
 
 _MIXER = "model.layers.{layer}.linear_attn"
 
+
+def _conversions(config: Mapping[str, Any]) -> list[Conversion]:
+    """Queries, keys and values of all heads go before what gates them."""
+    heads, width = config.get("linear_num_key_heads", 16), config.get("linear_key_head_dim", 128)
+    values = config.get("linear_num_value_heads", 32) // heads * config.get("linear_value_head_dim", 128)
+    widths = (width, width, values, values)
+    q, k, v, z = torch.arange(heads * sum(widths)).view(heads, -1).split(widths, dim=1)
+    orders = {"qkv": torch.cat([each.flatten() for each in (q, k, v)]), "z": z.flatten()}
+    parts = {
+        f"{_MIXER}.in_proj_{part}.weight": partial(torch.index_select, dim=0, index=order)
+        for part, order in orders.items()
+    }
+    return [Conversion(f"{_MIXER}.in_proj_qkvz.weight", parts), *FUSED_EXPERTS]
+
+
 GGUF = GgufDialect(
     architecture="qwen3next",
     model_type="qwen3_next",
@@ -59,5 +80,6 @@ GGUF = GgufDialect(
     metadata=_settings,
     arrangements=MOE_ARRANGEMENTS,
     whole=DENSE.whole,
+    writing=GgufWriting(file_settings, _conversions),
 )
 """Newer files have queries, keys and values apart from gates; value heads lie as Hugging Face has them."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock import models
 from penstock.contract.errors import ModelFileError
+from penstock.quantizing.gguf import TWICE
 from penstock.quantizing.uses import projections
 from penstock.weights.compressed_encode import INTEGER_FORMS, IntegerForm
 from penstock.weights.files import ModelFiles, open_model
@@ -92,9 +93,7 @@ def plan_directory(files: ModelFiles, form: str) -> DirectoryPlan:
         config=_config(files, form, sorted(set(tensors) - chosen), left_out),
         tensors=tuple(tensors.values()),
         kinds=dict(sorted(kinds.items(), key=lambda item: -item[1])),
-        remarks=(f"its weights are in {', '.join(again)} already, and the errors of both forms add up",)
-        if again
-        else (),
+        remarks=(TWICE.format(again=", ".join(again)),) if again else (),
     )
 
 

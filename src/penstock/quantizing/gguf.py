@@ -9,7 +9,7 @@ one that the directory builds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +26,13 @@ from penstock.nn.difference import difference
 from penstock.nn.program import Program
 from penstock.quantizing.blank import Blank
 from penstock.quantizing.gguf_settings import file_settings
+from penstock.quantizing.text_part import text_part
 from penstock.text.gguf_vocabulary_writer import vocabulary_of
 from penstock.weights.bind import Binder
 from penstock.weights.embedding_config import POOLING_TYPES, read_embedding
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.gguf_blocks import decode
+from penstock.weights.gguf_conversion import Converted, GgufWriting
 from penstock.weights.gguf_encode import ENCODABLE, encode
 from penstock.weights.gguf_file import GgufSource
 from penstock.weights.gguf_from_huggingface import ARCHITECTURES, StoredTensor, tensors_of
@@ -38,11 +40,14 @@ from penstock.weights.gguf_header import GgufTensor
 from penstock.weights.gguf_mixture import FORMS, ModelFacts, choose_kinds
 from penstock.weights.gguf_writer import OutTensor, write_gguf
 from penstock.weights.licence import licence_of
+from penstock.weights.quantised_safetensors import QUANTISED_TYPES
 from penstock.weights.source import PIECE_ELEMENTS, open_binary, read_bytes
 
 __all__ = ["Plan", "plan_file", "write_file"]
 
+_NO_CHANGES: Mapping[str, Any] = {}
 _VERSION_OF_BLOCKS = 2
+TWICE = "its weights are in {again} already, and the errors of both forms add up"
 _NOT_SCALED = "its embeddings are not scaled to length 1 here, and will be from the file"
 _COPIED_BYTES = 1 << 20
 _PIECE_ELEMENTS = 1 << 17
@@ -99,7 +104,7 @@ def write_file(plan: Plan, target: Path, advance: Callable[[int], object]) -> No
         written = open_model(partial, models.gguf_dialect)
         if plan.program is None:
             return
-        found = difference(plan.program, _build(written))
+        found = difference(plan.program, _build(written)[0])
         if found is not None:
             raise ModelFileError(
                 str(target), "", f"cannot say all that the model's settings say: read from GGUF, {found}"
@@ -131,7 +136,7 @@ def _plan_from_gguf(source: GgufSource, form: str) -> Plan:
             OutTensor(name, tensor.shape, tensor.kind if kind == tensor.kind.name else ENCODABLE[kind], pieces)
         )
     again = sorted({tensor.kind.name for tensor in header.tensors.values() if tensor.kind.elements > 1})
-    remarks = [f"its weights are in {', '.join(again)} already, and the errors of both forms add up"] if again else []
+    remarks = [TWICE.format(again=", ".join(again))] if again else []
     return Plan(metadata | _form_keys(form), tuple(tensors), frozenset(), tuple(remarks))
 
 
@@ -210,7 +215,8 @@ def _one_thread_a_piece() -> Iterator[None]:
 
 def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
     file = str(files.path)
-    family = str(files.config.get("model_type"))
+    config, renamed = text_part(files)
+    family = str(config.get("model_type"))
     if family not in ARCHITECTURES:
         raise ModelFileError(
             file,
@@ -220,11 +226,17 @@ def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
         )
     architecture = ARCHITECTURES[family]
     assert isinstance(files.text, HuggingFaceText)
-    program = _build(files)
-    stored = tensors_of(files.source, models.gguf_dialect(architecture, file), files.config, file)
+    dialect = models.gguf_dialect(architecture, file)
+    writing = dialect.writing or GgufWriting()
+    program, left_out = _build(files, writing.order)
+    source = Converted(files.source, writing.conversions(config), renamed=renamed, left_out=left_out)
+    stored = tensors_of(source, dialect, config, file)
     embedding = read_embedding(files.path)
     written = vocabulary_of(files.text, program.shape.vocab_size, embeds=embedding is not None)
-    settings, factors = file_settings(files.config, program, architecture)
+    settings, factors = file_settings(config, program, architecture)
+    own = {f"{architecture}.{key}": value for key, value in writing.settings(config, source).items()}
+    settings = {key: value for key, value in (settings | own).items() if value is not None}
+    factors |= writing.vectors(config, source)
     if embedding is not None:
         settings[f"{architecture}.pooling_type"] = POOLING_TYPES[embedding.pooling]
     stored += [_vector(name, numbers) for name, numbers in factors.items()]
@@ -232,13 +244,21 @@ def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
     shared = program.shape.num_kv_heads < program.shape.num_heads
     facts = ModelFacts(architecture, program.shape.num_layers, experts, shared)
     kinds = choose_kinds(FORMS[form], {tensor.name: tensor.shape for tensor in stored}, facts)
+    remarks = [*written.left_out]
+    if embedding is not None and not embedding.normalize:
+        remarks.append(_NOT_SCALED)
+    again = [kind for kind in files.stored if kind in QUANTISED_TYPES | {"MXFP4"}]
+    if again and FORMS[form].kind not in ("F32", "F16", "BF16"):
+        remarks.append(TWICE.format(again=", ".join(again)))
+    if left_out:
+        remarks.append(f"left out: {', '.join(part.strip('.') for part in left_out)}, which no text needs")
     general = {"general.architecture": architecture, "general.name": files.name, "general.type": "model"}
     general |= {"general.license": licence} if (licence := licence_of(files)) else {}
     return Plan(
         metadata=general | _form_keys(form) | settings | written.metadata,
         tensors=tuple(_out(tensor, kinds[tensor.name] or "F32") for tensor in stored),
         settings=frozenset(factors),
-        remarks=written.left_out if embedding is None or embedding.normalize else (*written.left_out, _NOT_SCALED),
+        remarks=tuple(remarks),
         program=program,
     )
 
@@ -251,7 +271,10 @@ def _vector(name: str, numbers: Tensor) -> StoredTensor:
     return StoredTensor(name, tuple(numbers.shape), lambda: iter([numbers.view(1, -1)]))
 
 
-def _build(files: ModelFiles) -> Program:
-    """The model with real tables of angles, and weights that have sizes and no meaning."""
+def _build(files: ModelFiles, order: Mapping[str, Any] = _NO_CHANGES) -> tuple[Program, tuple[str, ...]]:
+    """The model with real tables of angles, and weights that have sizes and no meaning; and what it leaves out."""
+    config = {**files.config, **order}
+    if isinstance(config.get("text_config"), Mapping):
+        config["text_config"] = {**config["text_config"], **order}
     binder = Binder(Blank(files.source), torch.bfloat16, "cpu", str(files.path))
-    return models.load(files.config, binder, str(files.path), None)
+    return models.load(config, binder, str(files.path), None), tuple(binder.left_out)

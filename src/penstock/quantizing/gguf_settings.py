@@ -63,8 +63,8 @@ def _scaling(
         case "yarn":
             factor = float(section.get("factor") or config["max_position_embeddings"] / original)
             keys = {"type": "yarn", "factor": factor, "original_context_length": original}
-            names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-            return keys | {new: float(section[old]) for old, new in names.items() if section.get(old) is not None}, {}
+            limits = {"beta_fast": 32.0, "beta_slow": 1.0}
+            return keys | {f"yarn_{name}": float(section.get(name) or limits[name]) for name in limits}, {}
         case "longrope" | "su":
             amplitude = float(table.cos[0, 0])  # of position 0, whose angles are 0
             return {"original_context_length": original, "attn_factor": amplitude}, {

@@ -19,6 +19,7 @@ __all__ = [
     "INTERLEAVED",
     "attending_layers",
     "decoder_settings",
+    "head_counts",
     "heads_and_width",
     "refuse_window",
     "rope_scaling",
@@ -111,6 +112,22 @@ def attending_layers(keys: GgufKeys) -> tuple[int, list[bool]]:
     if len(found) != 1:
         raise keys.fail(key, f"must be 0 or one number in all layers, got {reprlib.repr(counts)}")
     return found.pop(), [count > 0 for count in counts]
+
+
+def head_counts(
+    config: Mapping[str, Any], attends: Sequence[bool] | None, indices: Sequence[int] | None = None
+) -> list[int]:
+    """The way back of `attending_layers`: key heads of each layer, 0 where it does not attend.
+
+    Args:
+        config: of the checkpoint.
+        attends: which layers do; None where `indices` says it, or all do.
+        indices: of those that do.
+    """
+    layers = config["num_hidden_layers"]
+    if attends is None:
+        attends = [indices is None or layer in indices for layer in range(layers)]
+    return [config.get("num_key_value_heads") or config["num_attention_heads"] if each else 0 for each in attends]
 
 
 def _other_width(keys: GgufKeys, key: str, head_dim: int) -> ModelFileError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from penstock.weights.gguf_conversion import GgufWriting
 from penstock.weights.gguf_keys import GgufKeys
 
 __all__ = ["Arrangement", "FindDialect", "GgufDialect", "HuggingFaceTensor"]
@@ -64,6 +65,8 @@ class GgufDialect:
         arrangements: of the tensors that do not lie as Hugging Face has them, by GGUF name with its ending.
         whole: Hugging Face names, with their endings, of tensors whose endings differ or are missing; by GGUF name
             with its ending, if it has one.
+        writing: what files say besides, and what becomes of a checkpoint's tensors, where files are written too; None
+            for a family whose files hold the keys that are common, and its tensors as they are.
     """
 
     architecture: str
@@ -72,6 +75,7 @@ class GgufDialect:
     metadata: Callable[[GgufKeys], dict[str, Any]]
     arrangements: Mapping[str, Arrangement] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
+    writing: GgufWriting | None = None
 
     def settings(self, keys: GgufKeys, vocab_size: int) -> dict[str, Any]:
         """The Hugging Face config of a file.

@@ -23,10 +23,16 @@ from penstock.weights.source import TensorSource
 __all__ = ["ARCHITECTURES", "StoredTensor", "settings_of", "tensors_of"]
 
 ARCHITECTURES: Mapping[str, str] = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt2": "gpt2",
+    "gpt_oss": "gpt-oss",
     "granite": "granite",
+    "granitemoehybrid": "granitehybrid",
+    "lfm2": "lfm2",
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
@@ -35,7 +41,10 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen2": "qwen2",
     "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
@@ -154,8 +163,16 @@ def _tensor(
         shape = shape[::-1]
     elif arrangement is Arrangement.ROW:
         shape = shape[-1:]
+    elif arrangement is Arrangement.FILTERS:
+        shape = shape[0], shape[-1]
 
     def rows() -> Iterator[Tensor]:
+        if len(shape) > 2 and arrangement is Arrangement.SAME:  # as many matrices may be more than memory holds
+            for index in range(shape[0]):
+                matrix = torch.empty(shape[1:])
+                source.read_slice_into(name, index, matrix)
+                yield matrix.view(-1, shape[-1])
+            return
         yield _arranged(source.read(name, torch.float32, "cpu"), arrangement, config).reshape(-1, shape[-1])
 
     return StoredTensor(stored, shape, rows)
@@ -163,8 +180,12 @@ def _tensor(
 
 def _arranged(numbers: Tensor, arrangement: Arrangement, config: Mapping[str, Any]) -> Tensor:
     match arrangement:
-        case Arrangement.SAME | Arrangement.ROW:
+        case Arrangement.SAME | Arrangement.ROW | Arrangement.FLAT:  # axes, where files have them, are conversions
             return numbers
+        case Arrangement.FILTERS:
+            return numbers.squeeze(1)
+        case Arrangement.DECAY:
+            return -numbers.exp()
         case Arrangement.TRANSPOSED:
             return numbers.T.contiguous()
         case Arrangement.MINUS_ONE:
@@ -175,7 +196,6 @@ def _arranged(numbers: Tensor, arrangement: Arrangement, config: Mapping[str, An
                 heads = config.get("num_key_value_heads") or heads
             halves = numbers.view(heads, 2, numbers.shape[0] // heads // 2, *numbers.shape[1:])
             return halves.transpose(1, 2).reshape(numbers.shape)
-    raise AssertionError(f"no family in ARCHITECTURES has tensors that are {arrangement.name}")
 
 
 def _stack(source: TensorSource, stored: str, names: list[str]) -> StoredTensor:
