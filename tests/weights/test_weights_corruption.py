@@ -11,160 +11,31 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from mixed_gguf import Q4_K_M, part_path, write_mixed
-from quantised_samples import compressed_config, floats, fp8, gptq, integers, nf4, pack_quantized
+from mutations import COUNTS, SECONDS_FOR_EACH, check_mutations, load
 from weights_samples import ARCHITECTURES, Tiny, config, weights, with_gguf_layout, write_directory, write_gguf
 
-from penstock.contract.errors import ModelFileError, SetupError
+from penstock.contract.errors import ModelFileError
 from penstock.models import gguf_dialect
-from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.gguf_header import read_gguf_header
-from penstock.weights.packing import WeightFormat
-
-SECONDS_FOR_EACH = 2.0
-MUTATIONS = 400
 
 
-def load(path: Path, wanted: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Load as an engine does: open, take every tensor the model needs, refuse leftovers."""
-    files = open_model(path, gguf_dialect)
-    binder = Binder(files.source, torch.float32, "cpu", str(path))
-    loaded = {name: binder.take(name, shape) for name, shape in wanted.items()}
-    binder.finish()
-    return loaded
-
-
-def mutate(original: bytes, header_end: int, random: np.random.Generator) -> bytes:
-    """One random damage to the header (bit flips, edited bytes, a wild number) or to the length of the file."""
-    damaged = bytearray(original)
-    at = int(random.integers(0, header_end))
-    kind = random.integers(0, 6)
-    if kind == 0:
-        damaged[at] ^= 1 << int(random.integers(0, 8))
-    elif kind == 1:
-        damaged[at] = int(random.integers(0, 256))
-    elif kind == 2:
-        at = min(at, header_end - 8)
-        damaged[at : at + 8] = struct.pack("<Q", int(random.choice([0, 1, 1 << 31, 1 << 60, (1 << 63) - 1])))
-    elif kind == 3:
-        del damaged[int(random.integers(0, len(damaged))) :]
-    elif kind == 4:
-        del damaged[at : at + int(random.integers(1, 9))]
-    else:
-        damaged[at:at] = random.bytes(int(random.integers(1, 9)))
-    return bytes(damaged)
-
-
-def check_mutations(
-    path: Path,
-    target: Path,
-    header_end: int,
-    wanted: dict[str, torch.Tensor],
-    mutations: int = MUTATIONS,
-    folder: Path | None = None,
-) -> None:
-    """Damage `target` and load `path`; errors name it, or something in `folder`."""
-    original = target.read_bytes()
-    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in load(path, shapes).items())
-    random = np.random.default_rng(20)
-    messages: list[str] = []
-    for number in range(mutations):
-        target.write_bytes(mutate(original, header_end, random))
-        started = time.process_time()
-        try:
-            loaded = load(path, shapes)
-        except SetupError as error:
-            messages.append(str(error))
-        else:
-            for name, tensor in loaded.items():
-                assert torch.equal(tensor, wanted[name]), (number, name)
-        assert time.process_time() - started < SECONDS_FOR_EACH, number
-    assert len(messages) > mutations // 4
-    for message in messages:
-        assert str(folder or path) in message
-        assert len(message) < 1000, message
-        assert message.isprintable(), message
-
-
-def test_damaged_safetensors_headers_load_the_same_or_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutations", COUNTS)
+def test_damaged_safetensors_headers_load_the_same_or_are_refused(tmp_path: Path, mutations: int) -> None:
     wanted = weights(Tiny())
     write_directory(tmp_path / "m", wanted, config(Tiny()))
     target = tmp_path / "m" / "model.safetensors"
     header_end = 8 + int.from_bytes(target.read_bytes()[:8], "little")
-    check_mutations(tmp_path / "m", target, header_end, wanted)
+    check_mutations(tmp_path / "m", target, header_end, wanted, mutations)
 
 
-QUANTISED = {
-    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}, lambda: gptq("a", integers(24, 64))),
-    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, lambda: nf4("a", 24, 64, nested=True)[0]),
-    "packed": (compressed_config({}, format="pack-quantized"), lambda: pack_quantized("a", integers(24, 64))),
-    "fp8": ({"quant_method": "fp8", "weight_block_size": [8, 32]}, lambda: fp8("a", floats(24, 64, (8, 32)))),
-}
-
-
-@pytest.mark.parametrize("form", QUANTISED)
-def test_damaged_headers_of_quantised_safetensors_load_the_same_or_are_refused(tmp_path: Path, form: str) -> None:
-    section, stored = QUANTISED[form]
-    write_directory(tmp_path / "m", stored(), {"model_type": "llama", "quantization_config": section})
-    wanted = {"a.weight": open_model(tmp_path / "m", gguf_dialect).source.read("a.weight", torch.float32, "cpu")}
-    target = tmp_path / "m" / "model.safetensors"
-    header_end = 8 + int.from_bytes(target.read_bytes()[:8], "little")
-    check_mutations(tmp_path / "m", target, header_end, wanted, mutations=150)
-
-
+@pytest.mark.parametrize("mutations", COUNTS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_damaged_gguf_headers_load_the_same_or_are_refused(tmp_path: Path, architecture: str) -> None:
+def test_damaged_gguf_headers_load_the_same_or_are_refused(tmp_path: Path, architecture: str, mutations: int) -> None:
     tiny = with_gguf_layout(Tiny(architecture))
     wanted = weights(tiny)
     target = write_gguf(tmp_path / "tiny.gguf", tiny, wanted)
-    check_mutations(target, target, read_gguf_header(target).data_start, wanted)
-
-
-def test_damaged_headers_of_mixed_kinds_load_the_same_or_are_refused(tmp_path: Path) -> None:
-    target = write_mixed(tmp_path / "tiny.gguf", Q4_K_M)
-    source = open_model(target, gguf_dialect).source
-    wanted = {name: source.read(name, torch.float32, "cpu") for name in source.names()}
-    check_mutations(target, target, read_gguf_header(target).data_start, wanted)
-
-
-@pytest.mark.parametrize("part", [1, 2])
-def test_damaged_headers_of_a_split_file_load_the_same_or_are_refused(tmp_path: Path, part: int) -> None:
-    first = write_mixed(tmp_path / "tiny.gguf", Q4_K_M, parts=2)
-    source = open_model(first, gguf_dialect).source
-    wanted = {name: source.read(name, torch.float32, "cpu") for name in source.names()}
-    target = part_path(tmp_path / "tiny.gguf", part, 2)
-    check_mutations(first, target, read_gguf_header(target).data_start, wanted, mutations=100, folder=tmp_path)
-
-
-def test_damaged_blocks_of_mixed_kinds_never_crash(tmp_path: Path) -> None:
-    """Other numbers may come out, infinite ones too: then a product has them, or a scale is refused."""
-    target = write_mixed(tmp_path / "tiny.gguf", Q4_K_M)
-    original, start = target.read_bytes(), read_gguf_header(target).data_start
-    random = np.random.default_rng(3)
-    for _ in range(20):
-        damaged = bytearray(original)
-        for at in random.integers(start, len(damaged), 200):
-            damaged[at] = int(random.integers(0, 256))
-        target.write_bytes(damaged)
-        source = open_model(target, gguf_dialect).source
-        binder = Binder(source, torch.float32, "cpu", str(target), weight_format=WeightFormat.STORED)
-        for name in sorted(source.names()):
-            shape = source.shape(name)
-            if len(shape) == 2:
-                check_product(binder, name, shape)
-
-
-def check_product(binder: Binder, name: str, shape: tuple[int, ...]) -> None:
-    try:
-        weight = binder.take_linear([(name, (shape[0], shape[1]))])
-    except ModelFileError as refused:
-        message = str(refused)
-    else:
-        message = name
-        assert weight.matmul(None, torch.ones(1, shape[1])).shape == (1, shape[0])
-    assert name in message
+    check_mutations(target, target, read_gguf_header(target).data_start, wanted, mutations)
 
 
 def test_damaged_weights_never_crash(tmp_path: Path) -> None:

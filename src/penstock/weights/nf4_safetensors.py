@@ -9,6 +9,7 @@ multiplied by: as it is, or quantised itself, as indices of `.nested_quant_map` 
 from __future__ import annotations
 
 import json
+import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,14 +119,15 @@ def find_nf4(stored: Mapping[str, StoredTensor]) -> QuantisedMatrices:
         if name not in stored:
             raise ModelFileError(str(stored[state].path), state, f"has no {name} beside it")
         parts = {each: stored[name + each] for each in ("", *_PARTS) if name + each in stored}
-        matrices[name] = _matrix(name, _STATES[ending], parts, _read_state(state, stored[state]))
+        nested = ".absmax" in parts and parts[".absmax"].dtype == "U8"
+        found = _read_state(state, stored[state], _STATES[ending], nested)
+        matrices[name] = _matrix(name, _STATES[ending], parts, found, nested)
         hidden |= {state, *(name + each for each in parts)}
     return QuantisedMatrices(matrices, frozenset(hidden))
 
 
-def _matrix(name: str, dtype: str, parts: Mapping[str, StoredTensor], state: _State) -> Nf4Matrix:
+def _matrix(name: str, dtype: str, parts: Mapping[str, StoredTensor], state: _State, nested: bool) -> Nf4Matrix:
     matrix = Nf4Matrix(dtype, parts, state)
-    nested = ".absmax" in parts and parts[".absmax"].dtype == "U8"
     for ending in _PARTS if nested else _PARTS[:2]:
         if ending not in parts:
             raise ModelFileError(str(matrix.path), name, f"has no {name}{ending} beside it")
@@ -139,7 +141,8 @@ def _matrix(name: str, dtype: str, parts: Mapping[str, StoredTensor], state: _St
     return matrix
 
 
-def _read_state(name: str, part: StoredTensor) -> _State:
+def _read_state(name: str, part: StoredTensor, dtype: str, nested: bool) -> _State:
+    """What the JSON of `name` says; what it says of nested scales must be there where scales are nested."""
     file = str(part.path)
     if part.bytes > _MOST_STATE:
         raise ModelFileError(file, name, f"has {part.bytes} bytes; at most {_MOST_STATE} are read")
@@ -159,12 +162,17 @@ def _read_state(name: str, part: StoredTensor) -> _State:
     shape = found.get("shape")
     if not isinstance(shape, list) or len(shape) != 2:
         raise ModelFileError(file, f"{name}.shape", f"must be two sizes, got {reprlib.repr(shape)}")
-    offset = found.get("nested_offset", 0.0)
-    if type(offset) not in (int, float):
+    kind = found.get("quant_type", dtype.lower())
+    if kind != dtype.lower():
+        raise ModelFileError(
+            file, f"{name}.quant_type", f"must be {dtype.lower()!r}, as its name says, got {reprlib.repr(kind)}"
+        )
+    offset = found.get("nested_offset") if nested else 0.0
+    if type(offset) not in (int, float) or not math.isfinite(offset):
         raise ModelFileError(file, f"{name}.nested_offset", f"must be a number, got {reprlib.repr(offset)}")
     return _State(
         (count(shape[0], "shape", 1 << 31), count(shape[1], "shape", 1 << 31)),
         count(found.get("blocksize"), "blocksize", _MOST_BLOCK),
-        count(found.get("nested_blocksize", 256), "nested_blocksize", _MOST_BLOCK),
+        count(found.get("nested_blocksize"), "nested_blocksize", _MOST_BLOCK) if nested else 0,
         float(offset),
     )
