@@ -236,6 +236,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("fmt", {**FP8, "fmt": "e5m2"}),
     ("expert_dtype", {**FP8, "expert_dtype": "fp4"}),
     ("weight_block_size", {**FP8, "weight_block_size": [128]}),
+    ("weight_block_size", {**FP8, "weight_block_size": [13, 128]}),
     ("load_in_8bit", {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     ("bnb_4bit_quant_type", {**BNB, "bnb_4bit_quant_type": "int4"}),
     ("format", compressed_config(INT4, format="marlin-24")),

@@ -81,6 +81,17 @@ class _Section:
             raise self.refuse(key, f"must be -1, or 1 to {_MAX_GROUP}, got {reprlib.repr(value)}")
         return max(value, 0)
 
+    def block(self, key: str) -> tuple[int, int]:
+        """Rows and inputs with a scale in common.
+
+        Every tool writes powers of two. Another number is damage: with the last blocks of a matrix cut off, the
+        shape of its scales may fit that number too, and nothing else would show it.
+        """
+        value = self.get(key)
+        if not isinstance(value, list) or len(value) != 2 or not all(_is_power_of_two(size) for size in value):
+            raise self.refuse(key, f"must be two powers of two, got {reprlib.repr(value)}")
+        return value[0], value[1]
+
     def unset(self, *keys: str) -> None:
         """Refuse keys whose values would have to be computed with."""
         for key in keys:
@@ -89,6 +100,10 @@ class _Section:
 
     def section(self, key: str) -> _Section:
         return _Section(self.get(key, {}), self._file, f"{self._path}.{key}")
+
+
+def _is_power_of_two(value: Any) -> bool:
+    return type(value) is int and value > 0 and value & (value - 1) == 0
 
 
 def read_quantisation(config: Mapping[str, Any], file: str) -> Quantisation | None:
@@ -146,11 +161,7 @@ def _awq(section: _Section) -> Quantisation:
 def _fp8(section: _Section) -> Quantisation:
     section.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     section.one_of("expert_dtype", ("fp8",), "fp8")
-    block = section.get("weight_block_size")
-    if block is not None:
-        if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
-            raise section.refuse("weight_block_size", f"must be two positive integers, got {reprlib.repr(block)}")
-        block = (block[0], block[1])
+    block = section.block("weight_block_size") if section.get("weight_block_size") is not None else None
     unheeded = [f"{_KEY}.{key}" for key in ("activation_scheme", "kv_cache_scheme") if section.get(key)]
     return Quantisation("fp8", block=block, unheeded=tuple(unheeded))
 
@@ -195,10 +206,7 @@ def _scheme(group: _Section) -> tuple[int, int] | None:
     default = "group" if weights.get("group_size") else "tensor"
     if weights.one_of("strategy", allowed, default) != "block":
         return None
-    block = weights.get("block_structure")
-    if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
-        raise weights.refuse("block_structure", f"must be two positive integers, got {reprlib.repr(block)}")
-    return block[0], block[1]
+    return weights.block("block_structure")
 
 
 _METHODS = {
