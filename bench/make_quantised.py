@@ -16,33 +16,43 @@ from pathlib import Path
 
 from peers.process import NotInstalledError, program, run
 from peers.write_gguf import write_gguf
+from penstock.bench.quality import CORPUS
 from penstock.contract.errors import EngineFault
 from penstock.weights.locate import default_cache_dir
 
-__all__ = ["FORMATS", "main", "make_quantised"]
+__all__ = ["FORMATS", "NEED_IMPORTANCE", "main", "make_quantised"]
 
-FORMATS = {
-    "Q4_K_M": (),
-    "Q5_K_M": (),
-    "Q6_K": (),
-    "IQ4_XS": (),
-    "MXFP4": ("--tensor-type", "attn_=mxfp4", "--tensor-type", "ffn_=mxfp4"),
-    "MXFP4_MOE": (),
-}
+_MXFP4 = ("--tensor-type", "attn_=mxfp4", "--tensor-type", "ffn_=mxfp4")
+_PLAIN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
+_UNEVEN = ("IQ4_NL", "IQ4_XS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4_MOE")
+NEED_IMPORTANCE = ("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
+"""Formats that the quantiser writes only with an importance matrix (or without one as nobody publishes them)."""
+
+FORMATS = {**dict.fromkeys((*_PLAIN, *_UNEVEN, *NEED_IMPORTANCE), ()), "MXFP4": _MXFP4}
 """Formats, with the quantiser's options. It has no MXFP4 for models without experts: its MXFP4_MOE, in which all but
 experts is Q8_0, is told to take the matrices of layers too."""
 
 _WORDS = {"MXFP4": "MXFP4_MOE"}
 """What the quantiser calls a format, where it is another word."""
 
+_IMPORTANCE_CHUNKS = 16
 
-def make_quantised(checkpoint: Path, folder: Path, formats: list[str], quantiser: Path) -> list[Path]:
+
+def make_quantised(checkpoint: Path, folder: Path, formats: list[str], peers: Path) -> list[Path]:
     """Write `<checkpoint>-<format>.gguf` for each format, where it is not there.
 
+    Args:
+        checkpoint: a Hugging Face directory.
+        folder: where files are written.
+        formats: keys of `FORMATS`.
+        peers: the folder of the peers.
+
     Raises:
-        EngineFault: the quantiser failed.
+        NotInstalledError: llama.cpp's quantiser is missing, or what computes an importance matrix.
+        EngineFault: one of them failed.
         ValueError: the checkpoint cannot be written as GGUF.
     """
+    quantiser = program(peers, "llama.cpp", "llama-quantize")
     folder.mkdir(parents=True, exist_ok=True)
     plain = folder / f"{checkpoint.name}-BF16.gguf"
     if not plain.exists():
@@ -54,10 +64,25 @@ def make_quantised(checkpoint: Path, folder: Path, formats: list[str], quantiser
         target = folder / f"{checkpoint.name}-{name}.gguf"
         if not target.exists():
             partial = target.with_suffix(".partial")
-            run([str(quantiser), *FORMATS[name], str(plain), str(partial), _WORDS.get(name, name)])
+            options = [*FORMATS[name]]
+            if name in NEED_IMPORTANCE:
+                options += ["--imatrix", str(_importance(plain, peers))]
+            run([str(quantiser), *options, str(plain), str(partial), _WORDS.get(name, name)])
             partial.replace(target)
         made.append(target)
     return made
+
+
+def _importance(plain: Path, peers: Path) -> Path:
+    """The importance matrix of a model beside it, computed by llama.cpp on our corpus where it is not there."""
+    target = plain.with_suffix(".imatrix")
+    if not target.exists():
+        partial = target.with_suffix(".partial")
+        counter = program(peers, "llama.cpp", "llama-imatrix")
+        text = ["-f", str(CORPUS), "--chunks", str(_IMPORTANCE_CHUNKS), "-c", "512"]
+        run([str(counter), "-m", str(plain), *text, "-o", str(partial)])
+        partial.replace(target)
+    return target
 
 
 def main() -> None:
@@ -70,11 +95,10 @@ def main() -> None:
     options = parser.parse_args()
     peers = options.peers_dir or default_cache_dir(os.environ) / "peers"
     try:
-        quantiser = program(peers, "llama.cpp", "llama-quantize")
-        made = make_quantised(options.checkpoint, options.folder, options.formats or ["Q4_K_M"], quantiser)
+        made = make_quantised(options.checkpoint, options.folder, options.formats or ["Q4_K_M"], peers)
     except NotInstalledError as missing:
         hint = "run: python bench/compare.py --install --peer llama.cpp"
-        raise SystemExit(f"llama-quantize is not installed in {peers}; {hint}") from missing
+        raise SystemExit(f"llama-quantize or llama-imatrix is not installed in {peers}; {hint}") from missing
     except (EngineFault, OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
     for path in made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CLIENTS", "COMPILED", "MEMORY_GROUPS", "ONEDNN"]
+__all__ = ["CLIENTS", "COMPILED", "LLAMA_CPP", "MEMORY_GROUPS", "ONEDNN"]
 
 COMPILED = "the compiled kernels are missing here: install a C++ compiler, then make clean test"
 ONEDNN = "this torch has no oneDNN: install torch's own wheel for x86-64, then make clean test"
@@ -11,3 +11,4 @@ MEMORY_GROUPS = (
     " -p Delegate=yes, on Linux with /sys/fs/cgroup mounted writable"
 )
 CLIENTS = "other projects' clients are not installed here: make test-clients does that (2 GB, pip and npm)"
+LLAMA_CPP = "llama.cpp is not installed here: python bench/compare.py --install --peer llama.cpp does that"

@@ -40,9 +40,15 @@ BUILD_OPTIONS = (
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
+)
+LLAMA_CPP_OPTIONS = (
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_UI=OFF",  # the server's page, which is fetched while building
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 IK_OPTIONS = (
+    "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_BUILD_EXAMPLES=ON",
     "-DGGML_IQK_FA_ALL_QUANTS=OFF",  # KV caches in 4 bits, half of the time to build, which nobody measures
     "-DCMAKE_CXX_FLAGS=-DLOG_TARGET=stdout",  # by default a file `llama.log` where it runs, and standard error
@@ -128,7 +134,7 @@ def _build_llama_cpp(folder: Path) -> None:
         with tarfile.open(archive) as packed:
             packed.extractall(work / "source", filter="data")
         (source,) = (work / "source").glob("*/vendor/llama.cpp")
-        _build("llama.cpp", source, work / "build", ("-DLLAMA_BUILD_EXAMPLES=OFF",))
+        _build("llama.cpp", source, work / "build", LLAMA_CPP_OPTIONS)
         _keep_programs("llama.cpp", work / "build", folder / "llama.cpp" / BIN)
 
 

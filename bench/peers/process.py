@@ -27,7 +27,10 @@ __all__ = [
 
 BIN, EXE = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
 BENCH = "llama-batched-bench"
-PROGRAMS = {"llama.cpp": ("llama-quantize", "llama-perplexity", BENCH), "ik_llama.cpp": (BENCH,)}
+PROGRAMS = {
+    "llama.cpp": ("llama-quantize", "llama-imatrix", "llama-perplexity", "llama-server", BENCH),
+    "ik_llama.cpp": (BENCH,),
+}
 """Of the engines that are built from source; of the others we need the interpreter only."""
 FROM_FOLDER = ("ik_llama.cpp",)
 """Engines that no index has: the caller names a folder with their source."""
