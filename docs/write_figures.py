@@ -175,6 +175,32 @@ def file_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
         yield each["name"], f"{own['kl_mean']:.4f}", f"{their['kl_mean']:.4f}", *same
 
 
+def same_token_rows(record: Record) -> Iterator[tuple[str, ...]]:
+    """How far both engines generate the same tokens from one file in float32, and how near the best two were else."""
+    yield "file", "same tokens to the end", "log probabilities differ by at most", "margins where tokens differ"
+    yield "---", "---", "---", "---"
+    for each in record["files"]:
+        prompts = each["prompts"]
+        differing = [prompt for prompt in prompts if prompt["differs"]]
+        margins = ", ".join(f"{prompt['our_margin'] or 0:.1e}" for prompt in differing)
+        alike = f"{len(prompts) - len(differing)} of {len(prompts)}"
+        yield each["name"], alike, f"{max(prompt['logprob_difference'] for prompt in prompts):.1e}", margins
+
+
+def start_rows(record: Record) -> Iterator[tuple[str, ...]]:
+    """Medians, and in brackets the least and the most, of start and memory of each server."""
+    yield "", "first answer after", "memory of its own", "mapped from files", "resident in all"
+    yield "---", "---", "---", "---", "---"
+    for name, rounds in record["servers"].items():
+        seconds = [each["answered_seconds"] for each in rounds]
+        memory = (f"{statistics.median(each[key] for each in rounds) / 1e6:,.0f} MB" for key in _MEMORY)
+        spread = f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})"
+        yield name.replace("penstock", "Penstock"), spread, *memory
+
+
+_MEMORY = ("anonymous", "file", "resident")
+
+
 def shape_rows(record: Record) -> Iterator[tuple[str, str, str]]:
     """Which share of the machine's limit models of unlike shapes reach, each in a run of `bench batch`."""
     streams = f"{_joined([str(row['streams']) for row in record['records'][0]['rows']])} streams"
@@ -221,6 +247,9 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
     "cost-of-files": ("quality-of-files", file_cost_rows),
+    "cost-of-kinds": ("quality-of-kinds", file_cost_rows),
+    "same-tokens": ("same-tokens", same_token_rows),
+    "start": ("start", start_rows),
     "shapes": ("shapes", shape_rows),
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),
