@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from scripted_engine import Wait, always, finished, stop, vector
-from server_harness import LIMITS
+from server_harness import CARD, LIMITS
+
+from penstock.contract.embedding import EmbeddingSpec, Pooling
+from penstock.server.openai.scoring import parse_rerank, parse_score
 
 VECTORS = {"q": (1.0, 0.0), "near": (0.8, 0.6), "far": (-1.0, 0.0), "same": (1.0, 0.0), "long": (1.5, 0.0)}
 
@@ -47,6 +52,16 @@ def test_documents_are_put_in_order(scored, path):
     plain = scored.http.post(path, json=body | {"return_documents": False, "top_n": 0}).json()
     assert [sorted(item) for item in plain["results"]] == [["index", "relevance_score"]] * 3
     assert [item["index"] for item in plain["results"]] == [2, 1, 0]
+
+
+def test_texts_are_pooled_as_the_models_files_say_and_scaled():
+    card = replace(CARD, embedding=EmbeddingSpec(Pooling.LAST, normalize=False))
+    for parse, body in (
+        (parse_score, {"text_1": "q", "text_2": "near"}),
+        (parse_rerank, {"query": "q", "documents": ["near"]}),
+    ):
+        requests = parse(body, "id", card, LIMITS).parsed.requests
+        assert [request.embedding for request in requests] == [EmbeddingSpec(Pooling.LAST)] * 2
 
 
 def test_of_equal_documents_the_first_comes_first(scored):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 from typing import Any
 
@@ -19,7 +19,7 @@ from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, TEXTS, Field, Kin
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.request_options import check_prompt_chars, read_options, served_name
 from penstock.api_fields.strict_json import JsonObject
-from penstock.contract.embedding import EmbeddingSpec, vector_floats
+from penstock.contract.embedding import vector_floats
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Usage
 from penstock.contract.limits import RequestLimits
@@ -195,6 +195,7 @@ def _parsed(
         if not text:
             raise InvalidParameter(path, f"{path} is empty: there is nothing to compare.")
         check_prompt_chars(len(text), path, card, limits)
+    spec = replace(card.embedding, normalize=True)
     requests = tuple(
         EngineRequest(
             id=f"{response_id}-{index}",
@@ -202,7 +203,7 @@ def _parsed(
             priority=options.priority,
             tenant=options.tenant,
             cache_salt=options.cache_salt,
-            embedding=EmbeddingSpec(),
+            embedding=spec,
             most_prompt_tokens=most,
         )
         for index, (_, text) in enumerate(texts)
