@@ -74,23 +74,30 @@ inline void clamped_swiglu_and_mul(const ActivationCall& call, Pool& pool) {
 //
 // Phi(-a) = exp(-a^2 / 2) t q(t), t = 1 / (1 + 0.3 a), where q of degree 9 is the minimax fit for the relative error on
 // [0, 14.5] (2e-8 with these coefficients); beyond it a Phi(-a) is no float32, and a is cut so that infinities pass.
+PENSTOCK_INLINE f32x16 gelu_by_normal(f32x16 x) {
+    const f32x16 a = min(broadcast(16.0f), abs(x));  // in this order of arguments a NaN passes, below too
+    const f32x16 t = div(broadcast(1.0f), fma(broadcast(0.3f), a, broadcast(1.0f)));
+    f32x16 q = broadcast(-0x1.51e514p-6f);
+    q = fma(q, t, broadcast(0x1.cc8942p-4f));
+    q = fma(q, t, broadcast(-0x1.d361a0p-3f));
+    q = fma(q, t, broadcast(0x1.88c64ap-3f));
+    q = fma(q, t, broadcast(-0x1.455180p-4f));
+    q = fma(q, t, broadcast(0x1.89dbb6p-4f));
+    q = fma(q, t, broadcast(0x1.411584p-4f));
+    q = fma(q, t, broadcast(0x1.c38638p-4f));
+    q = fma(q, t, broadcast(0x1.e9c422p-4f));
+    q = fma(q, t, broadcast(0x1.ea3c98p-4f));
+    const f32x16 tail = mul(mul(q, t), exp(mul(mul(broadcast(-0.5f), a), a)));  // Phi(-a)
+    return sub(max(zero(), x), mul(a, tail));
+}
+
 inline void gelu(const ActivationCall& call, Pool& pool) {
-    each_element(call, pool, [](f32x16 x) {
-        const f32x16 a = min(broadcast(16.0f), abs(x));  // in this order of arguments a NaN passes, below too
-        const f32x16 t = div(broadcast(1.0f), fma(broadcast(0.3f), a, broadcast(1.0f)));
-        f32x16 q = broadcast(-0x1.51e514p-6f);
-        q = fma(q, t, broadcast(0x1.cc8942p-4f));
-        q = fma(q, t, broadcast(-0x1.d361a0p-3f));
-        q = fma(q, t, broadcast(0x1.88c64ap-3f));
-        q = fma(q, t, broadcast(-0x1.455180p-4f));
-        q = fma(q, t, broadcast(0x1.89dbb6p-4f));
-        q = fma(q, t, broadcast(0x1.411584p-4f));
-        q = fma(q, t, broadcast(0x1.c38638p-4f));
-        q = fma(q, t, broadcast(0x1.e9c422p-4f));
-        q = fma(q, t, broadcast(0x1.ea3c98p-4f));
-        const f32x16 tail = mul(mul(q, t), exp(mul(mul(broadcast(-0.5f), a), a)));  // Phi(-a)
-        return sub(max(zero(), x), mul(a, tail));
-    });
+    each_element(call, pool, [](f32x16 x) { return gelu_by_normal(x); });
+}
+
+// gelu(gate) * up (GeGLU: Shazeer 2020, section 2)
+inline void gelu_and_mul(const ActivationCall& call, Pool& pool) {
+    each_gated(call, pool, [](f32x16 gate, f32x16 up) { return mul(gelu_by_normal(gate), up); });
 }
 
 inline void relu(const ActivationCall& call, Pool& pool) {

@@ -27,7 +27,7 @@
 // pair has for each chunk, and the sum over p is again one of integers.
 //
 // Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
-// Positions that a pair does not see, beyond its own or before its window, are never multiplied: scores there are
+// Positions that a pair does not see, beyond its last or before its window, are never multiplied: scores there are
 // replaced, values there are not read. (Blocks are reused without being cleared, and 0 * NaN is NaN.) A tile reads
 // from the first position on that one of its pairs sees; no block before it is looked up.
 #pragma once
@@ -99,16 +99,22 @@ PENSTOCK_INLINE int64_t slot_of(const AttentionCall& call, int row, int position
     return int64_t(block) * call.cache.block_size + position % call.cache.block_size;
 }
 
-// The end of the positions that pair `index` of the row sees.
-PENSTOCK_INLINE int seen_by(const AttentionCall& call, int row, int index) {
+// How many positions there are up to that of pair `index` of the row, its own included.
+PENSTOCK_INLINE int up_to(const AttentionCall& call, int row, int index) {
     const int group = call.q_heads / call.cache.kv_heads;
     const int count = call.q_start[row + 1] - call.q_start[row];
     return call.kv_len[row] - count + index / group + 1;
 }
 
+// The end of the positions that the pair sees.
+PENSTOCK_INLINE int seen_by(const AttentionCall& call, int row, int index) {
+    const int own = up_to(call, row, index), left = call.kv_len[row] - own;
+    return own + (call.ahead < left ? call.ahead : left);
+}
+
 // Their begin.
 PENSTOCK_INLINE int hidden_from(const AttentionCall& call, int row, int index) {
-    return window_start(call.window, seen_by(call, row, index));
+    return window_start(call.window, up_to(call, row, index));
 }
 
 // What the pairs of a tile see of one chunk, in positions of the chunk.
@@ -126,7 +132,7 @@ PENSTOCK_INLINE Sight sight_of(const AttentionCall& call, const TileSpan& span, 
     sight.until = span.count;
     for (int m = 0; m < span.count; m++) {
         const int end = seen_by(call, span.row, span.first + m) - start;
-        const int begin = window_start(call.window, end + start) - start;
+        const int begin = hidden_from(call, span.row, span.first + m) - start;
         sight.begin[m] = begin > 0 ? begin : 0;
         sight.end[m] = end > kChunk ? kChunk : end;
         if (end <= 0) sight.from = m + 1;
@@ -1034,9 +1040,10 @@ void attend_all(const AttentionCall& call, Pool& pool) {
         if (call.kv_len[r] > longest) longest = call.kv_len[r];
     }
     const int64_t tiles = int64_t(starts[call.rows]) * heads;  // neighbours differ in the head
-    const bool split = worth_splitting(tiles, longest, call.window, pool.threads()) &&
+    const int32_t reach = reach_of(call.window, call.ahead);
+    const bool split = worth_splitting(tiles, longest, reach, pool.threads()) &&
                        call.scratch_bytes >=
-                           attention_scratch_to_split(call.rows, tiles, call.cache.head_dim, longest, call.window);
+                           attention_scratch_to_split(call.rows, tiles, call.cache.head_dim, longest, reach);
     const auto span_of = [&](int64_t tile) { return find_tile(call, starts, tile / heads, int(tile % heads)); };
     if (!split) {
         // Neighbours by one thread, which then knows what it will need next; all heads of a row lie side by side. The
@@ -1058,7 +1065,7 @@ void attend_all(const AttentionCall& call, Pool& pool) {
         return;
     }
     float* parts = reinterpret_cast<float*>(call.scratch + attention_scratch(call.rows));
-    const int64_t most = chunks_of_a_tile(longest, call.window);
+    const int64_t most = chunks_of_a_tile(longest, reach);
     run_all(pool, tiles * most, [&](int64_t task) {
         const int64_t tile = task % tiles, index = task / tiles;
         const TileSpan span = span_of(tile);

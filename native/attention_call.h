@@ -57,8 +57,8 @@ struct KvCache {
 };
 
 // Row r holds the last q_start[r + 1] - q_start[r] of the kv_len[r] positions of one sequence; each sees the positions
-// up to its own, or with a window the last `window` of them, its own included. Query head h reads key-value head
-// h / (q_heads / kv_heads).
+// up to its own, or with a window the last `window` of them, its own included, and the next `ahead` that the sequence
+// has. Query head h reads key-value head h / (q_heads / kv_heads).
 struct AttentionCall {
     ConstRows q;  // [T][q_heads][head_dim]; the stride is that between tokens
     Rows out;     // beside q; of a latent cache [T][q_heads][value_dim]
@@ -77,10 +77,16 @@ struct AttentionCall {
     float softcap = 0.0f;          // scaled scores become softcap * tanh(score / softcap); 0: they stay
     int32_t window = 0;            // 0: all positions
     const float* sinks = nullptr;  // [q_heads] scores of their own in the sum of a head's weights, without values; or null
+    int32_t ahead = 0;             // positions after its own that a token sees; 0 of a latent cache
 };
 
-// The first position that a token sees which is the last of `seen`.
+// The first position that a token sees whose own is the last of `seen`.
 constexpr int32_t window_start(int32_t window, int32_t seen) { return window > 0 && seen > window ? seen - window : 0; }
+
+// The most positions that a token sees, its own included; 0: as many as there are.
+constexpr int32_t reach_of(int32_t window, int32_t ahead) {
+    return window == 0 || ahead > INT32_MAX - window ? 0 : window + ahead;
+}
 
 constexpr int64_t element_bytes(KvElement element) {
     return element == KvElement::f32 ? 4 : element == KvElement::bf16 ? 2 : 1;
@@ -125,33 +131,33 @@ constexpr int32_t kTileRows = 24;  // a tile: this many (query, head) pairs that
 
 constexpr size_t attention_scratch(int32_t rows) { return (size_t(rows) + 1 + 15) / 16 * 64; }
 
-// The most chunks that a tile reads in contexts of at most `longest` positions: with a window, those that the windows of
-// neighbouring tokens can touch.
-constexpr int64_t chunks_of_a_tile(int32_t longest, int32_t window) {
+// The most chunks that a tile reads in contexts of at most `longest` positions: those that neighbouring tokens can touch,
+// each of which sees `reach` positions; 0: all.
+constexpr int64_t chunks_of_a_tile(int32_t longest, int32_t reach) {
     const int64_t all = (int64_t(longest) + kChunk - 1) / kChunk;
-    const int64_t touched = (int64_t(window) + kTileRows - 2) / kChunk + 2;
-    return window > 0 && touched < all ? touched : all;
+    const int64_t touched = (int64_t(reach) + kTileRows - 2) / kChunk + 2;
+    return reach > 0 && touched < all ? touched : all;
 }
 
 // For `tiles` tiles times key-value heads of at most `longest` positions; worth it below a few tiles a thread only.
 constexpr size_t attention_scratch_to_split(int32_t rows, int64_t tiles, int32_t head_dim, int32_t longest,
-                                            int32_t window = 0) {
-    const size_t chunks = size_t(chunks_of_a_tile(longest, window));
+                                            int32_t reach = 0) {
+    const size_t chunks = size_t(chunks_of_a_tile(longest, reach));
     return attention_scratch(rows) + size_t(tiles) * chunks * kTileRows * (size_t(head_dim) + 2) * sizeof(float);
 }
 
-// Whether threads should share contexts: where they are long and there are few tiles for each thread. A window that is no
+// Whether threads should share contexts: where they are long and there are few tiles for each thread. A reach that is no
 // longer than a chunk leaves nothing to share.
-constexpr bool worth_splitting(int64_t tiles, int32_t longest, int32_t window, int threads) {
-    return threads > 1 && longest > kChunk && (window == 0 || window > kChunk) && tiles < 4 * int64_t(threads);
+constexpr bool worth_splitting(int64_t tiles, int32_t longest, int32_t reach, int threads) {
+    return threads > 1 && longest > kChunk && (reach == 0 || reach > kChunk) && tiles < 4 * int64_t(threads);
 }
 
-// What is worth having. Enough for shorter windows too.
+// What is worth having. Enough for shorter reaches too.
 constexpr size_t attention_scratch_wanted(int32_t rows, int64_t tokens, int32_t q_heads, int32_t kv_heads,
-                                          int32_t head_dim, int32_t longest, int threads, int32_t window = 0) {
+                                          int32_t head_dim, int32_t longest, int threads, int32_t reach = 0) {
     const int64_t tiles = (tokens * (q_heads / kv_heads) / kTileRows + rows) * kv_heads;
-    if (!worth_splitting(tiles, longest, window, threads)) return attention_scratch(rows);
-    return attention_scratch_to_split(rows, tiles, head_dim, longest, window);
+    if (!worth_splitting(tiles, longest, reach, threads)) return attention_scratch(rows);
+    return attention_scratch_to_split(rows, tiles, head_dim, longest, reach);
 }
 
 }  // namespace penstock

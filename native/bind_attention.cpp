@@ -38,7 +38,9 @@ void attention(const Cpu& cpu, const Rows& q, const Rows& out, int q_heads, cons
                              size_t(scratch.bytes),
                              rule.softcap,
                              rule.window,
-                             rule.sinks};
+                             rule.sinks,
+                             rule.ahead};
+    require(rule.ahead == 0 || !cache.latent(), "a latent cache is not read ahead");
     require(q_heads >= 1 && q_heads % cache.kv_heads == 0, "q_heads must be a multiple of kv_heads");
     if (rows.rows == 0) return;
     check_rows(call.q, rows.tokens, int64_t(q_heads) * cache.head_dim, "q must be given, its rows apart");
@@ -51,12 +53,13 @@ void attention(const Cpu& cpu, const Rows& q, const Rows& out, int q_heads, cons
     cpu.kernels().attention(call, cpu.pool());
 }
 
-// Bytes of scratch with which threads share long contexts; with fewer the result is the same.
-int64_t attention_scratch_bytes(const Cpu& cpu, int rows, int64_t tokens, const Heads& heads, int longest, int window) {
-    require(rows >= 0 && tokens >= rows && longest >= 0 && window >= 0, "sizes must not be negative");
+// Bytes of scratch with which threads share long contexts; with fewer the result is the same. A token sees `reach`
+// positions at most; 0: all.
+int64_t attention_scratch_bytes(const Cpu& cpu, int rows, int64_t tokens, const Heads& heads, int longest, int reach) {
+    require(rows >= 0 && tokens >= rows && longest >= 0 && reach >= 0, "sizes must not be negative");
     if (heads.value_dim > 0) return int64_t(attention_scratch(rows));
     return int64_t(attention_scratch_wanted(rows, tokens, heads.queries, heads.keys, heads.dim, longest, cpu.threads(),
-                                            window));
+                                            reach));
 }
 
 // ---- rotation and storing -------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ void bind_attention(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     cpu.def("attention", &attention, "q"_a, "out"_a, "q_heads"_a, "cache"_a, "rows"_a, "rule"_a, "scratch"_a,
             "Attention of ragged rows over a cache in blocks.");
     cpu.def("attention_scratch_bytes", &attention_scratch_bytes, "rows"_a, "tokens"_a, "heads"_a, "longest"_a,
-            "window"_a, "Bytes of scratch for attention().");
+            "reach"_a, "Bytes of scratch for attention().");
     cpu.def("rotate_and_store", &rotate_and_store, "tokens"_a, "head_dim"_a, "queries"_a.none(), "stored"_a.none(),
             "rotation"_a.none(), "positions"_a, "norms"_a.none(),
             "Norm and rotate queries and keys; store keys and values.");
@@ -265,6 +268,7 @@ void bind_attention(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     };
     activations("silu_and_mul", &activation<&KernelTable::silu_and_mul, 2>, "silu(gate) * up of rows [gate | up].");
     activations("gelu_new_and_mul", &activation<&KernelTable::gelu_new_and_mul, 2>, "gelu_new(gate) * up.");
+    activations("gelu_and_mul", &activation<&KernelTable::gelu_and_mul, 2>, "gelu(gate) * up.");
     activations("clamped_swiglu_and_mul", &activation<&KernelTable::clamped_swiglu_and_mul, 2>,
                 "SwiGLU of gpt-oss, clamped.");
     activations("gelu_new", &activation<&KernelTable::gelu_new, 1>, "GELU by tanh.");

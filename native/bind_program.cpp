@@ -139,6 +139,7 @@ void add_attend(Program& program, int cache, const Heads& heads, const Columns& 
     require(!rotation || (rotation->cos && rotation->num_positions >= 1), "rotation wants cos and sin of some positions");
     const Rotation angles = rotation ? *rotation : Rotation{};
     require(angles.rotary_dim <= heads.dim, "rotation wants an even rotary_dim of at most head_dim");
+    require(rule.ahead == 0 || !latent, "a latent cache is not read ahead");
     const Columns none{};
     program.operations.push_back(AttendOperation{cache,
                                                  heads.queries,
@@ -160,7 +161,9 @@ void add_attend(Program& program, int cache, const Heads& heads, const Columns& 
                                                  rule.scale,
                                                  rule.softcap,
                                                  rule.window,
-                                                 rule.sinks});
+                                                 rule.sinks,
+                                                 rule.ahead});
+    program.looks_ahead = program.looks_ahead || rule.ahead > 0;
 }
 
 void add_experts(Program& program, const Columns& x, const Columns& logits, const Columns& out,

@@ -55,10 +55,11 @@ void make_heads(Heads* place, int queries, int keys, int dim, int value_dim) {
     new (place) Heads{queries, keys, dim, value_dim};
 }
 
-void make_score_rule(ScoreRule* place, float scale, float softcap, int window, uintptr_t sinks) {
+void make_score_rule(ScoreRule* place, float scale, float softcap, int window, uintptr_t sinks, int ahead) {
     require(softcap >= 0.0f && softcap < __builtin_inff(), "softcap must be finite and not negative; 0 is none");
     require(window >= 0, "window must not be negative; 0 is none");
-    new (place) ScoreRule{scale, softcap, window, pointer<float>(sinks)};
+    require(ahead >= 0, "ahead must not be negative");
+    new (place) ScoreRule{scale, softcap, window, pointer<float>(sinks), ahead};
 }
 
 void make_rotation(Rotation* place, uintptr_t cos, uintptr_t sin, int64_t num_positions, int rotary_dim) {
@@ -100,7 +101,7 @@ void bind_values(nb::module_& module) {
     nb::class_<Heads>(module, "Heads", "Heads of queries, of keys, and their width; of values in a latent cache.")
         .def("__init__", &make_heads, "queries"_a, "keys"_a, "dim"_a, "value_dim"_a = 0);
     nb::class_<ScoreRule>(module, "ScoreRule", "What attention does with a score; 0 is no softcap, window or sinks.")
-        .def("__init__", &make_score_rule, "scale"_a, "softcap"_a, "window"_a, "sinks"_a);
+        .def("__init__", &make_score_rule, "scale"_a, "softcap"_a, "window"_a, "sinks"_a, "ahead"_a);
     nb::class_<Rotation>(module, "Rotation", "Tables of angles [num_positions][rotary_dim / 2].")
         .def("__init__", &make_rotation, "cos"_a, "sin"_a, "num_positions"_a, "rotary_dim"_a);
     nb::class_<HeadNorms>(module, "HeadNorms", "RMS norms of query and key heads.")

@@ -82,6 +82,7 @@ struct ScoreRule {
     float softcap;       // 0: none
     int32_t window;      // 0: all positions
     const float* sinks;  // [q_heads], or null
+    int32_t ahead;       // positions after its own that a token sees
 };
 
 // Tables of angles, [num_positions][rotary_dim / 2] each.

@@ -38,16 +38,17 @@ inline Kind kind_of(int kind) {
 }
 
 inline Activation activation_of(int kind) {
-    require(kind >= 0 && kind <= static_cast<int>(Activation::clamped_swiglu_and_mul),
-            "activation must be 0 (silu_and_mul), 1 (gelu_new), 2 (gelu), 3 (relu), 4 (gelu_new_and_mul) or "
-            "5 (clamped_swiglu_and_mul)");
+    require(kind >= 0 && kind <= static_cast<int>(Activation::gelu_and_mul),
+            "activation must be 0 (silu_and_mul), 1 (gelu_new), 2 (gelu), 3 (relu), 4 (gelu_new_and_mul), "
+            "5 (clamped_swiglu_and_mul) or 6 (gelu_and_mul)");
     return static_cast<Activation>(kind);
 }
 
 // That of a gated product, where it is one.
 inline std::optional<Activation> gate_of(std::optional<int> kind) {
     if (!kind) return std::nullopt;
-    require(gates(activation_of(*kind)), "a gate must be 0 (silu_and_mul), 4 (gelu_new_and_mul) or 5 (clamped_swiglu_and_mul)");
+    require(gates(activation_of(*kind)), "a gate must be 0 (silu_and_mul), 4 (gelu_new_and_mul), "
+                                         "5 (clamped_swiglu_and_mul) or 6 (gelu_and_mul)");
     return activation_of(*kind);
 }
 

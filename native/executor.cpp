@@ -251,7 +251,7 @@ private:
         kernels_.attention({read(step_q), step_mixed, cache, by.q_heads, shard_.rows, shard_.q_start, shard_.kv_len,
                             step_.block_table + shard_.row * step_.table_width, step_.table_width, by.scale,
                             shard_.attention_scratch, size_t(shard_.attention_scratch_bytes), by.softcap, by.window,
-                            by.sinks},
+                            by.sinks, by.ahead},
                            pool_);
     }
 
@@ -356,7 +356,7 @@ int64_t attention_scratch_of(const Program& program, int64_t tokens, int32_t row
         } else if (attend) {
             most = std::max(most, int64_t(attention_scratch_wanted(rows, tokens, attend->q_heads, attend->kv_heads,
                                                                    attend->head_dim, longest, threads,
-                                                                   attend->window)));
+                                                                   reach_of(attend->window, attend->ahead))));
         }
     }
     return most;
@@ -374,7 +374,9 @@ void run_program(const Program& program, const Step& step, const KernelTable& ke
     const int64_t used = shard_scratch(program, step.tokens, pool.threads()), left = step.scratch_bytes - used;
     const int64_t lost = pool.threads() * lost_by_sharing(program);
     Shard shards[kMostShards];
-    if (share_out(program, step, pool.threads(), step.scratch + used + lost, left - lost, shards)) {
+    // Shards wait for those before them alone: where tokens look ahead, none could go on.
+    const bool may_share = !program.looks_ahead;
+    if (may_share && share_out(program, step, pool.threads(), step.scratch + used + lost, left - lost, shards)) {
         return run_shards(program, step, kernels, pool, shards);
     }
     const Shard whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + used, left};

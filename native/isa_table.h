@@ -43,6 +43,7 @@ constexpr KernelTable table_named(const char* isa) {
     table.layer_norm = layer_norm;
     table.silu_and_mul = silu_and_mul;
     table.gelu_new_and_mul = gelu_new_and_mul;
+    table.gelu_and_mul = gelu_and_mul;
     table.clamped_swiglu_and_mul = clamped_swiglu_and_mul;
     table.gelu_new = gelu_new;
     table.gelu = gelu;

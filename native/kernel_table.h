@@ -31,6 +31,7 @@ struct KernelTable {
     void (*layer_norm)(const NormCall& call, Pool& pool);
     void (*silu_and_mul)(const ActivationCall& call, Pool& pool);
     void (*gelu_new_and_mul)(const ActivationCall& call, Pool& pool);
+    void (*gelu_and_mul)(const ActivationCall& call, Pool& pool);
     void (*clamped_swiglu_and_mul)(const ActivationCall& call, Pool& pool);
     void (*gelu_new)(const ActivationCall& call, Pool& pool);
     void (*gelu)(const ActivationCall& call, Pool& pool);
@@ -63,6 +64,7 @@ constexpr auto activation_kernel(const KernelTable& table, Activation activation
         case Activation::gelu: return table.gelu;
         case Activation::relu: return table.relu;
         case Activation::gelu_new_and_mul: return table.gelu_new_and_mul;
+        case Activation::gelu_and_mul: return table.gelu_and_mul;
         case Activation::clamped_swiglu_and_mul: return table.clamped_swiglu_and_mul;
         default: return table.silu_and_mul;
     }

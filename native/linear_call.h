@@ -18,13 +18,14 @@ enum class Activation : int32_t {
     gelu = 2,
     relu = 3,
     gelu_new_and_mul = 4,
-    clamped_swiglu_and_mul = 5
+    clamped_swiglu_and_mul = 5,
+    gelu_and_mul = 6
 };
 
 // Whether half of what goes in weighs the other half.
 constexpr bool gates(Activation kind) {
     return kind == Activation::silu_and_mul || kind == Activation::gelu_new_and_mul ||
-           kind == Activation::clamped_swiglu_and_mul;
+           kind == Activation::clamped_swiglu_and_mul || kind == Activation::gelu_and_mul;
 }
 
 // Rows of floats; `stride` counts elements from one row to the next. `data` is null where there is none (no bias, ...).

@@ -139,6 +139,9 @@ PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, 
     if (call.gate == Activation::gelu_new_and_mul) {
         return finish_by([](f32x16 gate, f32x16 up) { return mul(gelu_by_tanh(gate), up); });
     }
+    if (call.gate == Activation::gelu_and_mul) {
+        return finish_by([](f32x16 gate, f32x16 up) { return mul(gelu_by_normal(gate), up); });
+    }
     if (call.gate == Activation::clamped_swiglu_and_mul) {
         return finish_by([](f32x16 gate, f32x16 up) { return clamped_swiglu(gate, up); });
     }

@@ -90,6 +90,7 @@ struct AttendOperation {
     float softcap;       // 0: none
     int32_t window;      // 0: all positions
     const float* sinks;  // [q_heads], or null
+    int32_t ahead;       // positions after its own that a token sees
 };
 
 // What the chosen experts of each row make of it.
@@ -158,6 +159,8 @@ struct Program {
     std::vector<int64_t> layer_starts;  // operations with which layers begin, ascending
 
     int32_t inputs = 0;  // registers that are inputs
+
+    bool looks_ahead = false;  // whether a token sees positions after its own anywhere
 
     const AttendOperation* attends(size_t operation) const { return std::get_if<AttendOperation>(&operations[operation]); }
 };

@@ -39,7 +39,7 @@ def attend_in_float64(q, k, v, spec, sinks=None):
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     behind = torch.arange(length - count, length)[:, None] - torch.arange(length)  # [C, L]
-    seen = (behind >= 0) & (behind < (spec.window or length))
+    seen = (behind >= -(length if spec.ahead is None else spec.ahead)) & (behind < (spec.window or length))
     weights = scores.masked_fill(~seen, -math.inf).exp()  # of a few units: nothing overflows
     total = weights.sum(-1, keepdim=True) + (0 if sinks is None else sinks.double().exp()[:, None, None])
     return torch.einsum("hcl,lhd->chd", weights / total, values.where(seen.any(0)[:, None, None], 0.0))
@@ -93,8 +93,8 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         self.lengths, self.counts, self.heads, self.kv_heads, self.dim = lengths, counts, heads, kv_heads, dim
         self.block_size, self.dtype, self.packed = block_size, dtype, packed
-        softcap, window, sinks = FORMS[form]
-        self.spec = AttentionSpec(dim**-0.5, softcap, window)
+        softcap, window, sinks, ahead = FORMS[form]
+        self.spec = AttentionSpec(dim**-0.5, softcap, window, ahead)
         self.sinks = torch.linspace(-2, 3, heads) if sinks else None
         self.q = [torch.randn(count, heads, dim, generator=generator) for count in counts]
         self.k, self.v = (
@@ -142,17 +142,24 @@ class Case:
         return attend_in_float64(self.q[row], k, v, self.spec, self.sinks)
 
 
-FORMS = {  # softcap, window, whether there are sinks
-    "plain": (None, None, False),
-    "softcap": (1.5, None, False),
-    "sinks": (None, None, True),
-    "window of 1": (None, 1, False),
-    "window of 37": (None, 37, False),
-    "all, window of 256": (2.0, 256, True),
-    "all, window of 270": (2.0, 270, True),
+FORMS = {  # softcap, window, whether there are sinks, positions ahead
+    "plain": (None, None, False, 0),
+    "softcap": (1.5, None, False, 0),
+    "sinks": (None, None, True, 0),
+    "window of 1": (None, 1, False, 0),
+    "window of 37": (None, 37, False, 0),
+    "all, window of 256": (2.0, 256, True, 0),
+    "all, window of 270": (2.0, 270, True, 0),
+    "both ways": (None, None, False, None),
+    "37 and 36 ahead": (None, 37, False, 36),
+    "1 and 3 ahead": (None, 1, False, 3),
+    "all before, 300 ahead": (None, None, False, 300),
+    "all, 270 and 260 ahead": (2.0, 270, True, 260),
 }
 IN_SHORT = ["plain", "window of 37", "all, window of 270"]
 """What `make test` runs where there are many cases."""
+AHEAD_IN_SHORT = ["both ways", "37 and 36 ahead"]
+AHEAD = [form for form, (_, _, _, ahead) in FORMS.items() if ahead != 0]
 
 ROWS = [
     ([1], [1]),
@@ -183,7 +190,11 @@ def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim,
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (27, 1, 16), (2, 2, 5)])
 @pytest.mark.parametrize(
     "form",
-    [form if form in IN_SHORT else pytest.param(form, marks=pytest.mark.deep) for form in FORMS if form != "plain"],
+    [
+        form if form in (*IN_SHORT, *AHEAD_IN_SHORT) else pytest.param(form, marks=pytest.mark.deep)
+        for form in FORMS
+        if form != "plain"
+    ],
 )
 def test_scores_are_capped_hidden_and_sunk_as_in_float64(form, heads, kv_heads, dim, dtype, packed):
     for lengths, counts in (([9, 40, 12, 1, 70, 2], [1, 13, 1, 1, 70, 2]), ([600, 257, 330], [1, 35, 80])):
@@ -193,7 +204,9 @@ def test_scores_are_capped_hidden_and_sunk_as_in_float64(form, heads, kv_heads, 
                 torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=pytest.mark.deep if form in AHEAD else []) for form in FORMS]
+)
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 def test_bits_do_not_depend_on_where_keys_lie(dtype, form):
     lengths, counts = [9, 300, 70], [1, 40, 1]
@@ -206,7 +219,7 @@ def test_bits_do_not_depend_on_where_keys_lie(dtype, form):
                 assert all(map(torch.equal, case.attend(), expected)), (block_size, packed, seed)
 
 
-@pytest.mark.parametrize("form", IN_SHORT)
+@pytest.mark.parametrize("form", [*IN_SHORT, *AHEAD_IN_SHORT])
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80), (2, 2, 20)])
 def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype, form):
@@ -228,7 +241,7 @@ def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dty
         assert torch.equal(torch.cat(chunks), whole), size
 
 
-@pytest.mark.parametrize("form", IN_SHORT)
+@pytest.mark.parametrize("form", [*IN_SHORT, *AHEAD_IN_SHORT, "all, 270 and 260 ahead"])
 @pytest.mark.parametrize("dtype", [BF16, INT8])
 @pytest.mark.parametrize(("lengths", "counts"), [([1100], [1]), ([1100, 3, 700], [2, 1, 1]), ([600], [90])])
 def test_bits_do_not_depend_on_threads(lengths, counts, dtype, form):
@@ -249,6 +262,20 @@ def test_a_later_position_cannot_reach_an_earlier_one(dtype):
     after = case.attend()[0]
     assert torch.equal(after[:271], before[:271])
     assert after[271:].isnan().all()
+
+
+@pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
+@pytest.mark.parametrize("position", [0, 17, 250, 329])
+def test_a_position_reaches_those_whose_sight_holds_it_and_no_other(position, dtype, packed):
+    case = Case([330], [330], 6, 2, 64, 16, dtype, packed, form="37 and 36 ahead")
+    before = case.attend()[0]
+    case.k[0][position], case.v[0][position] = math.nan, math.inf
+    case.place(0)
+    after = case.attend()[0]
+    sees = slice(max(0, position - 36), position + 37)
+    assert after[sees].isnan().all()
+    after[sees] = before[sees]
+    assert torch.equal(after, before)
 
 
 @pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)

@@ -83,6 +83,7 @@ def test_the_residual_is_added_to_the_stream_before_it_is_normed(width, dtype, r
 def test_activations_are_their_references(width, dtype):
     x = random(5, 2 * width, dtype=dtype) * 4
     close(here.silu_and_mul(x), activation.silu_and_mul_reference(x), dtype)
+    close(here.gelu_and_mul(x), activation.gelu_and_mul_reference(x), dtype)
     close(here.clamped_swiglu_and_mul(x), activation.clamped_swiglu_and_mul_reference(x), dtype)
     close(here.gelu_new(x), activation.gelu_new_reference(x), dtype)
     close(here.gelu(x), activation.gelu_reference(x), dtype)
@@ -164,10 +165,12 @@ def row_wise(width, dtype):
         "rms_norm": lambda x: here.rms_norm(x, weight, 1e-6),
         "add_rms_norm": lambda x: here.add_rms_norm(x.clone(), x, weight, 1e-6, dtype),
         "layer_norm": lambda x: here.layer_norm(x, weight, bias, 1e-6),
+        "layer_norm without bias": lambda x: here.layer_norm(x, weight, None, 1e-6),
         "rotate": lambda x: here.rotate(
             x.view(len(x), -1, 6), angle.cos().repeat(len(x), 1), angle.sin().repeat(len(x), 1)
         ),
         "silu_and_mul": here.silu_and_mul,
+        "gelu_and_mul": here.gelu_and_mul,
         "gelu_new": here.gelu_new,
         "gelu": here.gelu,
         "relu": here.relu,

@@ -69,6 +69,7 @@ MAKERS = {
 GATES = {
     "silu_and_mul": lambda x: x / (1 + (-x).exp()),
     "gelu_new_and_mul": lambda x: x / 2 * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()),
+    "gelu_and_mul": lambda x: x / 2 * (1 + (x * math.sqrt(0.5)).erf()),
 }
 """What the gates go through, written out."""
 

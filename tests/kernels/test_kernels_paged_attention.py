@@ -30,8 +30,9 @@ def attend_in_float64(q, k, v, spec, sinks=None):
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
     for i in range(len(q)):
-        end = len(k) - len(q) + i + 1
-        begin = max(0, end - (spec.window or end))
+        own = len(k) - len(q) + i + 1
+        begin = max(0, own - (spec.window or own))
+        end = len(k) if spec.ahead is None else min(len(k), own + spec.ahead)
         for head in range(q.shape[1]):
             scores = k[begin:end, head // group].double() @ q[i, head].double() * spec.scale
             if spec.softcap:
@@ -93,6 +94,8 @@ SPECS = [
     AttentionSpec(0.4, window=1),
     AttentionSpec(0.4, window=6),
     AttentionSpec(0.4, softcap=1.5, window=9),
+    AttentionSpec(0.4, ahead=None),
+    AttentionSpec(0.4, softcap=1.5, window=6, ahead=4),
 ]
 
 
@@ -178,6 +181,7 @@ def test_sinks_are_those_of_gpt_oss_in_transformers():
         ({"scale": 1.0, "softcap": -3.0}, "softcap of attention"),
         ({"scale": 1.0, "softcap": math.inf}, "softcap of attention"),
         ({"scale": 1.0, "window": 0}, "window of attention"),
+        ({"scale": 1.0, "ahead": -1}, "ahead of attention"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused(fields, message):

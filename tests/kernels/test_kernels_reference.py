@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.kernels.activation import gelu_and_mul_reference as gelu_and_mul
 from penstock.kernels.activation import gelu_new_reference as gelu_new
 from penstock.kernels.activation import gelu_reference as gelu
 from penstock.kernels.activation import relu_reference as relu
@@ -147,6 +148,7 @@ def row_wise_kernels(width, dtype):
         "layer_norm": lambda x: layer_norm(x, weight, bias, 1e-6),
         "rotate": lambda x: rotate(x.view(len(x), 3, -1), angles.cos(), angles.sin()),
         "silu_and_mul": silu_and_mul,
+        "gelu_and_mul": gelu_and_mul,
         "gelu_new": gelu_new,
         "gelu": gelu,
         "relu": relu,

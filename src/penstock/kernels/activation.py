@@ -16,6 +16,7 @@ from torch import Tensor
 __all__ = [
     "ACTIVATIONS",
     "clamped_swiglu_and_mul_reference",
+    "gelu_and_mul_reference",
     "gelu_new_and_mul_reference",
     "gelu_new_reference",
     "gelu_reference",
@@ -73,6 +74,12 @@ def gelu_reference(x: Tensor) -> Tensor:
     return (0.5 * wide * (1 + (wide * math.sqrt(0.5)).erf())).to(x.dtype)
 
 
+def gelu_and_mul_reference(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` (GeGLU: Shazeer 2020, section 2): `[T, 2 * F]` to `[T, F]`; rounded as SwiGLU is."""
+    gate, up = gate_up.chunk(2, dim=-1)  # [T, F] each
+    return gelu_reference(gate) * up
+
+
 def relu_reference(x: Tensor) -> Tensor:
     """`max(x, 0)`."""
     return torch.nn.functional.relu(x)
@@ -81,6 +88,7 @@ def relu_reference(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu_and_mul": silu_and_mul_reference,
     "gelu_new_and_mul": gelu_new_and_mul_reference,
+    "gelu_and_mul": gelu_and_mul_reference,
     "clamped_swiglu_and_mul": clamped_swiglu_and_mul_reference,
     "gelu_new": gelu_new_reference,
     "gelu": gelu_reference,

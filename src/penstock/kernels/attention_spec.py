@@ -22,14 +22,16 @@ class AttentionSpec:
             et al., "Gemma 2", 2024, section 2).
         window: if given, a token sees the last `window` positions, its own included; else all up to its own
             (`sliding_window` of Hugging Face's configs; Beltagy et al., "Longformer", 2020).
+        ahead: positions after its own that a token sees; None for all that its sequence has. Causal models have 0.
 
     Raises:
-        ValueError: naming the field, which is not positive or not finite.
+        ValueError: naming the field, which is not positive or not finite, or negative.
     """
 
     scale: float
     softcap: float | None = None
     window: int | None = None
+    ahead: int | None = 0
 
     def __post_init__(self) -> None:
         for name, value in (("scale", self.scale), ("softcap", self.softcap)):
@@ -37,7 +39,18 @@ class AttentionSpec:
                 raise ValueError(f"{name} of attention must be positive and finite, got {value}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window of attention must be at least 1, got {self.window}")
+        if self.ahead is not None and self.ahead < 0:
+            raise ValueError(f"ahead of attention must not be negative, got {self.ahead}")
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a token sees any position after its own."""
+        return self.ahead != 0
 
     def window_start(self, position: int) -> int:
         """The first position that the token at `position` sees."""
         return 0 if self.window is None else max(0, position + 1 - self.window)
+
+    def window_end(self, position: int, length: int) -> int:
+        """The position after the last that the token at `position` sees in a sequence of `length`."""
+        return length if self.ahead is None else min(length, position + 1 + self.ahead)

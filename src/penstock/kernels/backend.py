@@ -93,7 +93,7 @@ class Backend(Protocol):
         """See `kernels.norm.rms_norm_reference`; a backend may round once, at the end."""
         ...
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """See `kernels.norm.layer_norm_reference`."""
         ...
 

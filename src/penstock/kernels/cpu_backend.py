@@ -110,7 +110,7 @@ class CpuBackend:
         """See `Backend.rms_norm`."""
         return native_rows.rms_norm(self.cpu, x, weight, eps)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """See `Backend.layer_norm`."""
         return native_rows.layer_norm(self.cpu, x, weight, bias, eps)
 

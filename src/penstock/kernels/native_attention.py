@@ -192,7 +192,7 @@ def paged_attention(
         tokens=count,
         heads=required().Heads(q_heads, heads, dim, value_dim),
         longest=int(kv_len.max()) if num_rows else 0,
-        window=_window(spec),
+        reach=_reach(spec),
     )
     scratch = torch.empty(size, dtype=torch.uint8)
     cpu.attention(
@@ -214,11 +214,17 @@ def score_rule(spec: AttentionSpec, sinks: Tensor | None, q_heads: int) -> Any:
         softcap=spec.softcap or 0.0,
         window=_window(spec),
         sinks=0 if sinks is None else vector("sinks", sinks, torch.float32, q_heads),
+        ahead=_LONGEST if spec.ahead is None else min(spec.ahead, _LONGEST),
     )
 
 
 def _window(spec: AttentionSpec) -> int:
     return min(spec.window or 0, _LONGEST)
+
+
+def _reach(spec: AttentionSpec) -> int:
+    """Most positions that a token sees, its own included; 0 for as many as there are."""
+    return 0 if spec.window is None or spec.ahead is None else min(spec.window + spec.ahead, _LONGEST)
 
 
 def ragged_rows(count: int, q_start: Tensor, kv_len: Tensor, block_table: Tensor) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "clamped_swiglu_and_mul",
     "element",
     "gelu",
+    "gelu_and_mul",
     "gelu_new",
     "gelu_new_and_mul",
     "layer_norm",
@@ -43,6 +44,7 @@ ACTIVATION_CODES = {
     "relu": 3,
     "gelu_new_and_mul": 4,
     "clamped_swiglu_and_mul": 5,
+    "gelu_and_mul": 6,
 }
 """What the compiled functions call those of `kernels.activation` (`native/linear_call.h`)."""
 
@@ -103,7 +105,7 @@ def rms_norm(cpu: Cpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out.view(x.shape)
 
 
-def layer_norm(cpu: Cpu, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm(cpu: Cpu, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """`penstock.kernels.norm.layer_norm`: `[..., H]` to `[..., H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(flat.shape, dtype=x.dtype)
@@ -142,6 +144,11 @@ def gelu_new_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
     return _of_gated(cpu.gelu_new_and_mul, gate_up)
 
 
+def gelu_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
+    """`penstock.kernels.activation.gelu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
+    return _of_gated(cpu.gelu_and_mul, gate_up)
+
+
 def clamped_swiglu_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
     """`penstock.kernels.activation.clamped_swiglu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
     return _of_gated(cpu.clamped_swiglu_and_mul, gate_up)
@@ -163,7 +170,8 @@ def relu(cpu: Cpu, x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[Cpu, Tensor], Tensor]] = {
-    each.__name__: each for each in (silu_and_mul, gelu_new_and_mul, clamped_swiglu_and_mul, gelu_new, gelu, relu)
+    each.__name__: each
+    for each in (silu_and_mul, gelu_new_and_mul, gelu_and_mul, clamped_swiglu_and_mul, gelu_new, gelu, relu)
 }
 """By the names that `kernels.activation` has for them."""
 

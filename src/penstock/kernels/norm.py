@@ -33,13 +33,13 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return unit.to(x.dtype) * weight
 
 
-def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Layer normalisation with the biased variance: `(x - mean) / sqrt(var + eps) * weight + bias` (Ba et al. 2016).
 
     Args:
         x: `[..., H]`.
         weight: `[H]`.
-        bias: `[H]`.
+        bias: `[H]`, or None.
         eps: keeps constant rows finite.
 
     Returns:

@@ -3,7 +3,7 @@
 Decides how queries of one step meet the cached keys and values of their own sequence. Knows slots of positions, not
 sequences: who owns a block, and what it holds beyond `kv_len`, is none of its business.
 
-Invariants: a row reads the cache only at positions below its `kv_len` that the window of one of its queries holds;
+Invariants: a row reads the cache only at positions below its `kv_len` that one of its queries sees;
 whatever else its blocks hold, NaN included, cannot reach the output (blocks are reused without being cleared), and
 blocks that all its windows have left may belong to others, or not exist. Sums are float32. Grouped queries: query head
 `h` reads key-value head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
@@ -46,10 +46,10 @@ def paged_attention_reference(
     spec: AttentionSpec,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of ragged rows; the rows' own keys and values must already be in the caches.
+    """Attention of ragged rows; the rows' own keys and values must already be in the caches.
 
     Query `i` of row `r` stands at position `kv_len[r] - count[r] + i`, where `count[r] = q_start[r + 1] - q_start[r]`,
-    and sees the positions up to its own that its window holds.
+    and sees the positions up to its own that its window holds, and as many of the row's later ones as the spec says.
 
     Args:
         q: `[T, Hq, D]`.
@@ -136,9 +136,10 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: T
     values = v.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)
     positions = torch.arange(length - count, length, device=q.device)[:, None]
     at = torch.arange(length, device=q.device)
-    seen = at <= positions  # [C, L]
+    seen = at < length if spec.ahead is None else at <= positions + spec.ahead  # [L] or [C, L]
     if spec.window is not None:
-        seen &= at > positions - spec.window
+        seen = seen & (at > positions - spec.window)
+    seen = seen.expand(count, length)
     if spec.softcap is None and sinks is None:
         mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=spec.scale)
     else:

@@ -82,7 +82,7 @@ class TorchBackend:
         """See `Backend.rms_norm`."""
         return norm.rms_norm_reference(x, weight, eps)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """See `Backend.layer_norm`."""
         return norm.layer_norm_reference(x, weight, bias, eps)
 

@@ -18,7 +18,7 @@ __all__ = ["Attend", "CausalLM"]
 
 
 class Attend(Protocol):
-    """Causal attention with a memory of earlier keys and values, and of recurrent state where a model carries any."""
+    """Attention with a memory of earlier keys and values, and of recurrent state where a model carries any."""
 
     def __call__(
         self,
@@ -29,7 +29,7 @@ class Attend(Protocol):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write new keys and values to a cache, then let each query row attend to its own sequence up to itself.
+        """Write new keys and values to a cache, then let each query row attend to what it sees of its own sequence.
 
         Query head `h` reads key head `h // (Hq / Hkv)`.
 

@@ -73,7 +73,8 @@ def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_d
     for row in rows:
         first, last = attend.spec.window_start(row.computed), row.computed + row.count
         seen += last - first
-        pairs += sum(position + 1 - attend.spec.window_start(position) for position in range(row.computed, last))
+        spec, positions = attend.spec, range(row.computed, last)
+        pairs += sum(spec.window_end(each, last) - spec.window_start(each) for each in positions)
     arithmetic = "fp32" if kv_dtype == torch.float32 else "bf16"
     widths = attend.heads.dim + (attend.heads.value_dim or attend.heads.dim)
     products = _operations(arithmetic, 2 * attend.heads.queries * widths * pairs)

@@ -46,7 +46,7 @@ class DenseAttention:
         scores = torch.einsum("thgd,lhd->hgtl", grouped, keys.float()) * spec.scale  # [Hkv, G, T, L]
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
-        scores = scores.masked_fill(_unseen(tokens, len(keys), spec.window, q.device), float("-inf"))
+        scores = scores.masked_fill(_unseen(tokens, len(keys), spec, q.device), float("-inf"))
         if sinks is not None:  # one score more for each head, with no value
             of_heads = sinks.float().view(keys.shape[1], -1, 1, 1).expand(-1, -1, tokens, -1)  # [Hkv, G, T, 1]
             scores = torch.cat((scores, of_heads), dim=-1)
@@ -65,9 +65,9 @@ def _append(memory: dict[int, Tensor], cache: int, new: Tensor) -> Tensor:
     return torch.cat((memory[cache], new)) if cache in memory else new.clone()
 
 
-def _unseen(tokens: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """`[T, L]`: true where a key lies after the query or before its window; the last query is the last key's own."""
+def _unseen(tokens: int, length: int, spec: AttentionSpec, device: torch.device) -> Tensor:
+    """`[T, L]`: true where a key lies beyond what the query sees; the last query is the last key's own."""
     queries = torch.arange(length - tokens, length, device=device)[:, None]
     keys = torch.arange(length, device=device)
-    future = keys > queries
-    return future if window is None else future | (keys <= queries - window)
+    unseen = keys > queries + (length if spec.ahead is None else spec.ahead)
+    return unseen if spec.window is None else unseen | (keys <= queries - spec.window)

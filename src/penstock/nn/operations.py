@@ -56,7 +56,7 @@ class NormKind(StrEnum):
     RMS = "rms_norm"
     """`x / sqrt(mean(x^2) + eps) * weight`."""
     LAYER = "layer_norm"
-    """`(x - mean) / sqrt(var + eps) * weight + bias`."""
+    """`(x - mean) / sqrt(var + eps) * weight + bias`, with or without a bias."""
 
 
 class Activation(StrEnum):
@@ -66,6 +66,8 @@ class Activation(StrEnum):
     """`silu(gate) * up` of the columns `[gate | up]`: twice as many go in as come out."""
     GELU_NEW_AND_MUL = "gelu_new_and_mul"
     """The same with GELU by tanh."""
+    GELU_AND_MUL = "gelu_and_mul"
+    """The same with GELU by the normal distribution."""
     CLAMPED_SWIGLU_AND_MUL = "clamped_swiglu_and_mul"
     """The gate cut above 7 and weighed by its sigmoid, the rest cut to 7 either way and one added (gpt-oss)."""
     GELU_NEW = "gelu_new"
@@ -206,7 +208,7 @@ class Rotate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attend:
-    """Store `k` and `v` in a cache, then let each query attend to the positions of its own sequence up to its own.
+    """Store `k` and `v` in a cache, then let each query attend to the positions of its own sequence that it sees.
 
     Attributes:
         out: `[T, Hq * D]`; of a latent cache as wide as all heads' values.
@@ -233,6 +235,8 @@ class Attend:
             limits += f", softcap {self.spec.softcap:g}"
         if self.spec.window is not None:
             limits += f", window {self.spec.window}"
+        if self.spec.looks_ahead:
+            limits += f", {'all' if self.spec.ahead is None else self.spec.ahead} ahead"
         sinks = "" if self.sinks is None else ", sinks"
         return self.out.line(f"attend({operands}, cache {self.cache}, {limits}{sinks})")
 

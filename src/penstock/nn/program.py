@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.linear import Weight
-from penstock.nn.operations import Embed, Operation, Operations, Register
+from penstock.nn.operations import Attend, Embed, Operation, Operations, Register
 
 __all__ = ["OUT", "STREAM", "Head", "Program"]
 
@@ -39,7 +39,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A decoder-only transformer. Immutable: all that changes between steps lies in caches.
+    """A transformer of one stream. Immutable: all that changes between steps lies in caches.
 
     Attributes:
         embedding: operations that write the stream from token ids and positions, and what else layers read (`inputs`):
@@ -64,8 +64,15 @@ class Program:
         return Register(STREAM, self.shape.hidden_size)
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether any token sees later ones of its sequence: then a prompt is computed whole, in one step."""
+        return any(isinstance(each, Attend) and each.spec.looks_ahead for each in self.operations())
+
+    @property
     def window(self) -> int | None:
-        """Positions that any layer looks back to, its own included; None where one looks back to all."""
+        """Positions that any layer looks back to, its own included; None where one looks back to all, or ahead."""
+        if self.looks_ahead:  # all positions are there at once, and nothing is left behind
+            return None
         windows = [cache.window for cache in self.caches if cache.window is not None]
         return max(windows) if len(windows) == len(self.caches) else None
 
