@@ -51,7 +51,7 @@ def request(seq_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4,
 
 
 def embedding(seq_id: str, prompt: Iterable[int], pooling: Pooling = Pooling.MEAN, **options) -> SequenceRequest:
-    spec, fresh = EmbeddingSpec(pooling), pooling is Pooling.MEAN
+    spec, fresh = EmbeddingSpec(pooling), not pooling.takes_cached
     return SequenceRequest(seq_id, tuple(prompt), embedding=spec, fresh_prompt=fresh, **options)
 
 
@@ -344,7 +344,7 @@ def random_request(rng: random.Random, number: int, policy: str) -> SequenceRequ
     if rng.random() < 0.8:
         return drawn
     spec = EmbeddingSpec(rng.choice(list(Pooling)))
-    return replace(drawn, embedding=spec, stop=StopRules(), fresh_prompt=spec.pooling is Pooling.MEAN)
+    return replace(drawn, embedding=spec, stop=StopRules(), fresh_prompt=not spec.pooling.takes_cached)
 
 
 def _random_generation(rng: random.Random, number: int, policy: str) -> SequenceRequest:

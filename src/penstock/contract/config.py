@@ -125,6 +125,8 @@ class SchedulerConfig:
             continued only from checkpoints, and no row carries drafts.
         checkpoint_interval: positions between the checkpoints of a long prompt; a multiple of `block_size`, or
             0 for none but those at ends and branches.
+        looks_ahead: tokens see later ones of their sequence, so that a prompt is computed whole, in one step, and
+            nothing of it can be kept or continued: sequences are embedded only.
     """
 
     num_blocks: int
@@ -140,6 +142,7 @@ class SchedulerConfig:
     window: int | None = None
     checkpoints: int | None = None
     checkpoint_interval: int = 0
+    looks_ahead: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
@@ -164,6 +167,21 @@ class SchedulerConfig:
             )
         if self.policy not in POLICIES:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.looks_ahead:
+            self._check_looking_ahead()
+
+    def _check_looking_ahead(self) -> None:
+        """Make sure that every prompt fits one step, and that no setting would keep a part of it."""
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                f"{self.max_num_batched_tokens} is below max_model_len ({self.max_model_len}): a model that looks ahead"
+                " computes a prompt in one step",
+            )
+        kept = {"prefix_caching": self.prefix_caching, "window": self.window, "checkpoints": self.checkpoints}
+        for name, value in kept.items():
+            if value is not None and value is not False:
+                raise ConfigError(name, f"must not be set for a model that looks ahead, got {value!r}")
 
     def most_blocks(self, num_tokens: int) -> int:
         """See the function of this name."""

@@ -18,7 +18,15 @@ class Pooling(StrEnum):
     MEAN = "mean"
     """The mean of all positions'."""
     LAST = "last"
-    """The last position's, which alone has seen the whole prompt."""
+    """The last position's, which in a causal model alone has seen the whole prompt."""
+    CLS = "cls"
+    """The first position's: that of the token `[CLS]`, which encoders put in front. A causal model's has seen nothing
+    else."""
+
+    @property
+    def takes_cached(self) -> bool:
+        """Whether states of earlier positions, which the prefix cache does not hold, are not needed."""
+        return self is Pooling.LAST
 
 
 @dataclass(frozen=True, slots=True)

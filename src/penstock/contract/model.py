@@ -166,13 +166,14 @@ class ModelCard:
         has_chat_template: whether conversations can be rendered.
         template_variables: what callers may set in every chat template that the model has.
         thinks: whether the model may write reasoning before its answer.
-        hidden_size: values of an embedding.
+        hidden_size: values of an embedding, before any are cut.
         sampling_defaults: (name, value) of each sampling parameter that has another value than usual where a request
             does not give one.
         named_roles: roles whose messages show a `name` in the model's chat template.
         aliases: other names of the same model.
         embedding: what an embedding is where a request does not say.
         any_name: whether it answers to whatever name is asked for.
+        generates: whether it writes text; a model that only embeds does not.
     """
 
     name: str
@@ -188,6 +189,7 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     any_name: bool = False
     embedding: EmbeddingSpec = field(default_factory=EmbeddingSpec)
+    generates: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

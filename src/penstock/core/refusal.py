@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.embedding import EmbeddingSpec, Pooling
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import InvalidParameter, NeverFits, PromptTooLong
 from penstock.contract.request import SequenceRequest
 
@@ -44,6 +44,8 @@ def _refuse_unusable(request: SequenceRequest, config: SchedulerConfig) -> None:
         raise InvalidParameter("prompt", f"token ids must lie in 0..{MAX_TOKEN_ID}")
     if request.embedding is not None:
         _refuse_unpoolable(request, request.embedding)
+    elif config.looks_ahead:
+        raise InvalidParameter("embedding", "must be given: a model that looks ahead generates nothing")
     elif request.stop.max_tokens < 1:
         raise InvalidParameter("max_tokens", f"must be at least 1, got {request.stop.max_tokens}")
     if request.stop.min_tokens < 0:
@@ -58,5 +60,5 @@ def _refuse_unpoolable(request: SequenceRequest, spec: EmbeddingSpec) -> None:
     """Whatever was computed earlier cannot be pooled any more, and nothing is generated after a prompt."""
     if request.stop.max_tokens != 0:
         raise InvalidParameter("max_tokens", f"must be 0 where a prompt is embedded, got {request.stop.max_tokens}")
-    if spec.pooling is Pooling.MEAN and not request.fresh_prompt:
-        raise InvalidParameter("pooling", "mean needs every position of the prompt computed")
+    if not spec.pooling.takes_cached and not request.fresh_prompt:
+        raise InvalidParameter("pooling", f"{spec.pooling} needs every position of the prompt computed")

@@ -3,6 +3,7 @@
     submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
 There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
+Where tokens look ahead (`config.looks_ahead`), it does so in one step, or waits until a whole step is free for it.
 Whoever runs goes on first, in policy order; then the queue is admitted from. When blocks run out, the youngest running
 sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
 
@@ -317,9 +318,10 @@ class Scheduler:
         """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed."""
         if not self._free_slots:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
-        if builder.budget < 1:
-            return Stall(seq.id, StallReason.NO_BUDGET, need=1, have=0)
         keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
+        least = known if self.config.looks_ahead else 1
+        if builder.budget < least:
+            return Stall(seq.id, StallReason.NO_BUDGET, need=least, have=builder.budget)
         present = 0 if self._states is None else self._pool.present(keys, known)
         if self._pending_blocks.makers:
             cached = self._pool.quote(keys, known).cached if self._states is None else present

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock.contract.embedding import EmbeddingSpec, Pooling
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import InvalidParameter, PromptTooLong
 from penstock.contract.grammar import JSON_OBJECT
 from penstock.contract.limits import RequestLimits
@@ -32,6 +32,8 @@ from penstock.engine.token_id_resolver import TokenIdResolver
 from penstock.text import ReasoningBudgets, ReplyReader, TextModel
 
 __all__ = ["Intake", "ResolvedRequest"]
+
+_NO_TEXT = "model_does_not_generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,10 @@ class Intake:
             RequestError: naming the field at fault.
         """
         self._check_limits(request)
+        if request.embedding is None and not self._card.generates:
+            raise InvalidParameter(
+                "model", "only embeds: its tokens see later ones, so it cannot generate", code=_NO_TEXT
+            )
         prompt, prompt_text, field, reader = self._tokenise(request)
         prompt = prompt[: request.most_prompt_tokens or None]
         if request.embedding is not None:
@@ -147,7 +153,7 @@ class Intake:
             tenant=request.tenant,
             cache_salt=request.cache_salt,
             arrival=self._clock.now(),
-            fresh_prompt=spec.pooling is Pooling.MEAN,
+            fresh_prompt=not spec.pooling.takes_cached,
             embedding=spec,
         )
         return ResolvedRequest(request.id, (sequence,), prompt_text, answered=1)

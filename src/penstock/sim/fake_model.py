@@ -19,6 +19,7 @@ __all__ = [
     "cell",
     "golden",
     "golden_embedding",
+    "pooled_places",
     "hidden_state",
     "log_probability",
     "next_token",
@@ -72,9 +73,15 @@ def golden_embedding(
 ) -> bytes:
     """The embedding of `prompt`, computed without any KV memory; a mean is the sum of all hidden states here."""
     cells = [cell(token, position) for position, token in enumerate(prompt)]
-    first = len(cells) if pooling is Pooling.LAST else 1
-    ends = range(first, len(cells) + 1)
+    ends = pooled_places(pooling, 0, len(cells))
     return vector(sum(hidden_state(_known(cells[:end], window, stateful)) for end in ends))
+
+
+def pooled_places(pooling: Pooling, start: int, end: int) -> range:
+    """Which of the positions `[start, end)` are pooled, each as the number of positions up to its own."""
+    if pooling is Pooling.CLS:
+        return range(1, 2 if start == 0 else 1)
+    return range(end if pooling is Pooling.LAST else start + 1, end + 1)
 
 
 def vector(pooled: int) -> bytes:

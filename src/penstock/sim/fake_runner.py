@@ -23,7 +23,17 @@ from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
 from penstock.contract.plan import Admit, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.sim.clock import SimClock
-from penstock.sim.fake_model import START, carry, cell, hidden_state, log_probability, next_token, seen, vector
+from penstock.sim.fake_model import (
+    START,
+    carry,
+    cell,
+    hidden_state,
+    log_probability,
+    next_token,
+    pooled_places,
+    seen,
+    vector,
+)
 
 __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
@@ -185,8 +195,8 @@ class FakeRunner:
         self._require(admit.computed <= len(admit.blocks) * size, f"{admit.seq_id}: computed exceeds its blocks")
         kept = admit.blocks[self._first_seen(admit.computed) // size :]
         self._require(len(set(kept)) == len(kept), f"{admit.seq_id}: a block is listed twice")
-        skips = admit.computed and admit.embedding is not None and admit.embedding.pooling is Pooling.MEAN
-        self._require(not skips, f"{admit.seq_id}: a mean over positions that are not computed")
+        skips = admit.computed and admit.embedding is not None and not admit.embedding.pooling.takes_cached
+        self._require(not skips, f"{admit.seq_id}: pools positions that are not computed")
         restores = self._stateful and admit.computed > 0
         self._require(
             restores == (admit.checkpoint >= 0), f"{admit.seq_id}: a hit restores its state, nothing else does"
@@ -247,6 +257,8 @@ class FakeRunner:
         self._require(known <= len(slot.tokens), f"{name}: goes beyond its known tokens")
         samples = known == len(slot.tokens) and slot.admit.embedding is None
         self._require(row.sample == samples, f"{name}: samples exactly when it has caught up, an embedding never")
+        whole = row.start == 0 and row.count == len(slot.tokens)
+        self._require(whole or not self._config.looks_ahead, f"{name}: looks ahead, and has a part of its prompt")
 
     def _holders(self) -> dict[int, int]:
         counts: dict[int, int] = {}
@@ -340,8 +352,8 @@ class FakeRunner:
     def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> RowResult | None:
         """Pool the row's positions; None while the prompt is not complete."""
         end = row.start + row.count
-        first = end if pooling is Pooling.LAST else row.start + 1
-        states = sum(hidden_state(self._visible(row, slot, cells, each)) for each in range(first, end + 1))
+        places = pooled_places(pooling, row.start, end)
+        states = sum(hidden_state(self._visible(row, slot, cells, each)) for each in places)
         slot.pooled = states if pooling is Pooling.LAST else slot.pooled + states
         whole = end == len(slot.tokens)
         return RowResult(row.slot, embedding=vector(slot.pooled)) if whole else None
