@@ -155,6 +155,7 @@ def assemble(
         chat_template=config.chat_template,
     )
     loaded = load_model(config, files, say)
+    config = loaded.config
     grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
     runner, memory = _build_runner(config, loaded, grammars, text)
     names = tuple(dict.fromkeys(name for name in config.served_model_name if name != ANY_NAME)) or (files.name,)
@@ -168,16 +169,17 @@ def assemble(
         has_chat_template=text.chat_template is not None,
         template_variables=text.template_variables,
         thinks=text.reply_format.thinks,
-        hidden_size=loaded.shape.hidden_size,
+        hidden_size=loaded.embedding_size,
         sampling_defaults=sampling_defaults,
         named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
         aliases=names[1:],
         any_name=ANY_NAME in config.served_model_name,
         embedding=embedding,
+        generates=not loaded.program.looks_ahead,
     )
-    if text.plain:
+    if text.plain and card.generates:
         say(plain_text_line())
-    if sampling_defaults:
+    if sampling_defaults and card.generates:
         say(sampling_line(sampling_defaults, recommended.origin))
     for line in memory.lines():
         say(line)
@@ -212,24 +214,26 @@ def _build_runner(
     """Size the KV cache from what memory is left now, and warm up."""
     caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
     least = most_blocks(config.max_model_len, block_size, config.max_num_batched_tokens, loaded.program.window)
-    budget = kv_budget(config.kv_cache_memory, loaded.device, least * block_bytes(caches, block_size, dtype))
+    each = block_bytes(caches, block_size, dtype)
+    if loaded.program.looks_ahead:  # nothing is kept from step to step
+        budget = config.kv_cache_memory or each * _step_blocks(config)
+    else:
+        budget = kv_budget(config.kv_cache_memory, loaded.device, least * each)
     num_seqs, checkpoints = config.max_num_seqs, None
     carried = state_bytes(loaded.program.states)
     if carried:
-        position_bytes = block_bytes(caches, block_size, dtype) // block_size
         interval = _checkpoint_interval(config)
-        num_seqs, checkpoints, budget = share_memory(budget, carried, position_bytes, num_seqs, interval)
+        num_seqs, checkpoints, budget = share_memory(budget, carried, each // block_size, num_seqs, interval)
     num_blocks = blocks_for(budget, caches, block_size, dtype)
     max_model_len = _max_model_len(config, loaded, num_blocks)
     kv, budgets = loaded.kv_store(num_blocks, block_size), ReasoningBudgets(text)
     states = loaded.state_store(num_seqs, checkpoints or 0)
     runner = loaded.runner(kv, num_seqs, max_model_len, grammars, budgets, states)
     runner.warm_up()
-    kv_bytes = num_blocks * block_bytes(caches, block_size, dtype)
     kept_in = str(dtype).removeprefix("torch.")
     report = MemoryReport(
         weight_bytes=loaded.weight_bytes,
-        kv_bytes=kv_bytes,
+        kv_bytes=num_blocks * each,
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_model_len,
@@ -240,6 +244,11 @@ def _build_runner(
         checkpoints=checkpoints,
     )
     return runner, report
+
+
+def _step_blocks(config: EngineConfig) -> int:
+    """Blocks that one step may fill, of which each sequence's last may be filled in part."""
+    return -(-config.max_num_batched_tokens // config.block_size) + config.max_num_seqs
 
 
 def _checkpoint_interval(config: EngineConfig) -> int:
@@ -265,11 +274,12 @@ def _join(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=card.max_model_len,
         policy=config.scheduling_policy,
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and not loaded.program.looks_ahead,
         model_digest=loaded.files.digest,
         window=loaded.program.window,
         checkpoints=memory.checkpoints,
         checkpoint_interval=_checkpoint_interval(config),
+        looks_ahead=loaded.program.looks_ahead,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())

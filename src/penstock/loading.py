@@ -37,6 +37,7 @@ from penstock.exec.memory_plan import Alternative, MemoryNeeds, check_fits
 from penstock.exec.runner import TorchRunner
 from penstock.exec.start_report import (
     computing_line,
+    embeds_only_line,
     left_out_line,
     mixed_line,
     onednn_line,
@@ -53,6 +54,7 @@ from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.reference import ReferenceExecutor
 from penstock.nn.working_memory import step_bytes
 from penstock.weights.bind import Binder
+from penstock.weights.embedding_layers import EmbeddingLayer, read_embedding_layers
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.headers_only import META, HeadersOnly
 from penstock.weights.locate import default_cache_dir
@@ -74,10 +76,14 @@ __all__ = [
     "load_model",
     "plan_model",
     "resolve_choices",
+    "with_whole_prompts",
 ]
 
 _LEAST_CONTEXT = 1024
 """Tokens that must fit the KV cache where the operator names no size; or the model's context, if it is shorter."""
+
+_STEP_SHARE = 4
+"""Of the memory, what a step that holds a whole prompt may take: one part in so many."""
 
 _SMALLER = ("auto", "int8", "int4")
 
@@ -97,7 +103,9 @@ class LoadedModel:
         dtype: of activations.
         kv_dtype: of the KV stores made for it.
         weight_bytes: memory of its weights.
+        config: the operator's options; of a model that looks ahead, with steps as long as the longest prompt.
         weight_formats: how they are kept, in words.
+        embedding_layers: what pooled vectors go through.
     """
 
     files: ModelFiles
@@ -107,7 +115,14 @@ class LoadedModel:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     weight_bytes: int
+    config: EngineConfig
     weight_formats: str = ""
+    embedding_layers: tuple[EmbeddingLayer, ...] = ()
+
+    @property
+    def embedding_size(self) -> int:
+        """Values of an embedding."""
+        return self.embedding_layers[-1].weight.outputs if self.embedding_layers else self.shape.hidden_size
 
     @property
     def shape(self) -> ModelShape:
@@ -152,8 +167,18 @@ class LoadedModel:
 
         Without `grammars` it cannot be given guided sequences, nor without `budgets` such that think by a budget.
         """
-        clock, backend = SystemClock(), self.backend
-        return TorchRunner(self.model, kv, max_num_seqs, max_model_len, clock, backend, grammars, budgets, states)
+        return TorchRunner(
+            self.model,
+            kv,
+            max_num_seqs,
+            max_model_len,
+            SystemClock(),
+            self.backend,
+            grammars,
+            budgets,
+            states,
+            self.embedding_layers,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +275,34 @@ def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> Pla
     return PlannedModel(program, choices, binder.bytes, binder.packing_bytes, binder.formats)
 
 
+def with_whole_prompts(config: EngineConfig, planned: PlannedModel, free: int) -> EngineConfig:
+    """The same options; for a model that looks ahead, with steps as long as the longest prompt.
+
+    That is the operator's `max_model_len`, else the model's context, halved until what a step takes is no more than a
+    quarter of the memory.
+
+    Args:
+        config: what the operator chose.
+        planned: the model.
+        free: bytes of memory.
+    """
+    if not planned.program.looks_ahead:
+        return config
+    longest = config.max_model_len or _longest_prompt(config, planned, free // _STEP_SHARE)
+    steps = max(longest, config.max_num_batched_tokens)
+    return replace(config, max_model_len=longest, max_num_batched_tokens=steps)
+
+
+def _longest_prompt(config: EngineConfig, planned: PlannedModel, budget: int) -> int:
+    dtype, longest = planned.choices.dtype, planned.program.shape.max_positions
+    if config.kv_cache_memory:
+        block = block_bytes(planned.program.caches, config.block_size, planned.choices.kv_dtype)
+        longest = max(1, min(longest, config.kv_cache_memory // block * config.block_size))
+    while longest > 1 and step_bytes(planned.program, dtype, longest, config.max_num_seqs) > budget:
+        longest //= 2
+    return longest
+
+
 def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:
     """Choose a backend, see whether the model fits, and place its weights.
 
@@ -261,6 +314,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     """
     choices = resolve_choices(config, files)
     backend, dtype, weight_format = choices.backend, choices.dtype, choices.weight_format
+    config = with_whole_prompts(config, plan_model(config, files, choices), free_memory(backend.device))
     threads = compute_threads(config.threads)
     set_torch_threads(threads, packed=weight_format is not WeightFormat.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
@@ -273,6 +327,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         cpu = backend.cpu if isinstance(backend, CpuBackend) else None
         binder = Binder(files.source, dtype, backend.device, str(files.path), seen, weight_format, cpu)
         program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
+    layers = read_embedding_layers(files.path, program.shape.hidden_size, backend.device, cpu)
     give_back()
     model = executor(program, dtype, backend)
     if binder.mixed and dtype == torch.bfloat16:
@@ -286,8 +341,11 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     head_dim = max((cache.head_dim for cache in program.caches if not cache.value_dim), default=0)
     if backend.why_not(dtype, head_dim) is not None:
         announce(wide_heads_line(head_dim))
+    if program.looks_ahead:
+        announce(embeds_only_line(config.max_model_len))
     formats = weight_formats(binder.formats, files.stored_dtype, dtype)
-    return LoadedModel(files, program, model, backend, dtype, choices.kv_dtype, binder.bytes, formats)
+    held = binder.bytes + sum(layer.nbytes for layer in layers)
+    return LoadedModel(files, program, model, backend, dtype, choices.kv_dtype, held, config, formats, layers)
 
 
 def _check_memory(config: EngineConfig, files: ModelFiles, choices: Choices) -> None:

@@ -23,7 +23,7 @@ def embedded(bench, prompts, pooling):
     """The vector of each prompt, unscaled."""
     spec = EmbeddingSpec(pooling, normalize=False)
     for name, prompt in enumerate(prompts):
-        fresh = pooling is Pooling.MEAN
+        fresh = not pooling.takes_cached
         bench.scheduler.submit(SequenceRequest(str(name), tuple(prompt), fresh_prompt=fresh, embedding=spec))
     found = {}
     while bench.scheduler.has_work:
@@ -55,5 +55,5 @@ def test_they_are_the_pooled_states_of_transformers(golden, pooling, sizes):
     bench = Bench(model, **sizes)
     for _ in range(2):  # the second time with a warm cache
         for found, theirs in zip(embedded(bench, prompts, pooling), states, strict=True):
-            expected = theirs.mean(0) if pooling is Pooling.MEAN else theirs[-1]
+            expected = {Pooling.MEAN: theirs.mean(0), Pooling.LAST: theirs[-1], Pooling.CLS: theirs[0]}[pooling]
             torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)

@@ -48,7 +48,7 @@ def states(token_ids=PROMPT):
 @pytest.mark.parametrize("normalize", [False, True])
 @BOTH
 def test_it_is_the_pooled_states_cut_and_then_scaled(pooling, normalize, dimensions):
-    expected = states().mean(0) if pooling is Pooling.MEAN else states()[-1]
+    expected = {Pooling.MEAN: states().mean(0), Pooling.LAST: states()[-1], Pooling.CLS: states()[0]}[pooling]
     expected = expected[: dimensions or None]
     if normalize:
         expected = expected / expected.norm()
@@ -100,7 +100,7 @@ def test_the_last_state_may_stand_on_what_others_computed():
 
 
 def test_a_mean_over_what_was_skipped_is_our_bug():
-    with pytest.raises(AssertionError, match="mean"):
+    with pytest.raises(AssertionError, match="pools positions"):
         Pools().admit(Admit(0, "a", PROMPT, (), 4, NEUTRAL, 0, embedding=EmbeddingSpec()))
 
 

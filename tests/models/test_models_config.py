@@ -103,6 +103,7 @@ class NoTensors:
 
 
 HYBRID = {
+    "modernbert": {"num_key_value_heads": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
     "deepseek_v2": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"], "num_experts_per_tok": 2},
     "deepseek_v3": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"]},
@@ -180,8 +181,8 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     assert error.key == "model_type"
     known = (
         "deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
-        " granitemoehybrid, lfm2, llama,"
-        " mistral, mixtral, olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
+        " granitemoehybrid, lfm2, llama, mistral, mixtral, modernbert,"
+        " olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
         " qwen3_moe, qwen3_next, smollm3, starcoder2"
     )
     assert known in str(error)
@@ -255,7 +256,7 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("gemma2", "layer_types", ["sliding_attention"]),
         ("gemma2", "head_dim", 7),
         ("gemma3_text", "hidden_activation", "gelu"),
-        ("gemma3_text", "use_bidirectional_attention", True),
+        ("gemma3_text", "use_bidirectional_attention", "all"),
         ("gemma3_text", "attn_logit_softcapping", 50.0),
         ("gemma3_text", "final_logit_softcapping", 0.0),
         ("gemma3_text", "query_pre_attn_scalar", 0),
@@ -939,7 +940,9 @@ KEYS = [
     *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "tie_word_embeddings", "n_inner"),
     *("activation_function", "scale_attn_weights", "partial_rotary_factor", *LLAMA_LIKE, *GPT2),
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
-    *("use_bidirectional_attention", "sliding_window_pattern", "rope_local_base_freq", "text_config"),
+    *("use_bidirectional_attention", "sliding_window_pattern", "rope_local_base_freq", "text_config", "is_causal"),
+    *("local_attention", "global_attn_every_n_layers", "norm_bias", "global_rope_theta"),
+    "local_rope_theta",
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
     *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
     *("use_bias", "norm_epsilon"),

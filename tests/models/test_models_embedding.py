@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tiny_checkpoints import write_checkpoint, write_letters
+from tiny_encoders import write_modules
 
 from penstock import LLM
 from penstock.contract.embedding import EmbeddingSpec, Pooling
@@ -23,19 +23,6 @@ TEXTS = ["what is it, then.", "a", "the quick brown fox jumps over the lazy dog 
 VARIANT = "wide_heads_tied"
 
 FLAGS = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": False}
-
-
-def write_modules(directory: Path, pooling: dict[str, Any], *kinds: str) -> Path:
-    names = ("Transformer", "Pooling", *kinds)
-    modules = [
-        {"idx": index, "name": str(index), "path": f"{index}_{name}" if index else "",
-         "type": f"sentence_transformers.models.{name}"}
-        for index, name in enumerate(names)
-    ]  # fmt: skip
-    (directory / "modules.json").write_text(json.dumps(modules))
-    (directory / "1_Pooling").mkdir(parents=True, exist_ok=True)
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **pooling}))
-    return directory
 
 
 def write_bare(directory: Path) -> Path:
@@ -95,6 +82,8 @@ def test_vectors_of_a_checkpoint_without_head_are_transformers_last_states(bare,
         (FLAGS | {"pooling_mode_mean_tokens": True}, [], EmbeddingSpec(Pooling.MEAN, normalize=False)),
         ({"pooling_mode": "lasttoken"}, [], EmbeddingSpec(Pooling.LAST, normalize=False)),
         ({"pooling_mode": "mean"}, ["Normalize"], EmbeddingSpec(Pooling.MEAN)),
+        (FLAGS | {"pooling_mode_cls_token": True}, ["Normalize"], EmbeddingSpec(Pooling.CLS)),
+        ({"pooling_mode": "cls", "include_prompt": True}, ["Dense"], EmbeddingSpec(Pooling.CLS, normalize=False)),
     ],
 )
 def test_modules_say_what_an_embedding_is(tmp_path, pooling, kinds, wanted):
@@ -109,10 +98,12 @@ def test_a_model_without_modules_says_nothing_and_has_the_mean_of_length_1(tmp_p
 @pytest.mark.parametrize(
     ("pooling", "kinds", "said"),
     [
-        (FLAGS | {"pooling_mode_cls_token": True}, [], "pooling_mode: cls_token is not implemented"),
+        (FLAGS | {"pooling_mode_max_tokens": True}, [], "pooling_mode: max_tokens is not implemented"),
+        ({"pooling_mode": "mean", "include_prompt": False}, [], "include_prompt: false is not implemented"),
         (FLAGS, [], "pooling_mode: none is not implemented"),
         (FLAGS | {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, [], "mean_tokens and lasttoken"),
-        ({"pooling_mode": "mean"}, ["Dense"], "type: 'Dense' is not implemented"),
+        ({"pooling_mode": "mean"}, ["LayerNorm"], "type: 'LayerNorm' is not implemented"),
+        ({"pooling_mode": "mean"}, ["Normalize", "Dense"], "type: 'Dense' after 'Normalize' is not implemented"),
     ],
 )
 def test_what_would_make_other_vectors_is_refused(tmp_path, pooling, kinds, said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_checkpoints import VARIANTS, cases, load_model, reference_greedy, reference_logits, write_checkpoint
+from tiny_encoders import ENCODERS
 
 from penstock.models.families import families
 from penstock.nn.dense import DenseAttention
@@ -41,8 +42,8 @@ def greedy(model, prompt, count):
 
 
 def test_every_family_has_at_least_three_golden_checkpoints():
-    assert sorted(VARIANTS) == families()
-    assert all(len(variants) >= 3 for variants in VARIANTS.values())
+    assert sorted([*VARIANTS, *ENCODERS]) == families()
+    assert all(len(variants) >= 3 for variants in [*VARIANTS.values(), *ENCODERS.values()])
 
 
 def test_logits_of_every_position_are_those_of_transformers(checkpoint):

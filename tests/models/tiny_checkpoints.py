@@ -33,6 +33,7 @@ __all__ = [
     "load_model",
     "long_factors_from_the_start",
     "reference_greedy",
+    "randomise",
     "reference_logits",
     "write_checkpoint",
     "write_lettered",
@@ -936,7 +937,7 @@ def write_checkpoint(
         kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
         settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
     model = kind.from_config(AutoConfig.for_model(family, **settings))
-    _randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
+    randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
     if family.startswith("gemma4"):
         _soften(model)
     unused = _UNUSED_EXPERTS.get((family, variant), 0)
@@ -1025,7 +1026,7 @@ def _reference(directory: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, experts_implementation="eager").eval()
 
 
-def _randomise(model: torch.nn.Module, seed: int) -> None:
+def randomise(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     differences = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))  # of norms from 1
     with torch.no_grad():

@@ -121,6 +121,8 @@ def load_scored(config: EngineConfig, files: ModelFiles, context: int) -> Scored
         SetupError: the machine does not allow the variant, or the model's context is shorter.
     """
     loaded = load_model(config, files, _say_nothing)
+    if loaded.program.looks_ahead:
+        raise ConfigError("model", "only embeds: it predicts no next token, whose probability could be measured")
     if context > loaded.shape.max_positions:
         raise ConfigError("context", f"{context} is above the model's context, {loaded.shape.max_positions}")
     kv = loaded.kv_store(-(-context // config.block_size), config.block_size)

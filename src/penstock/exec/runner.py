@@ -32,6 +32,7 @@ from penstock.kernels.state_runs import StateRuns
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
 from penstock.sampling import RowViews
+from penstock.weights.embedding_layers import EmbeddingLayer
 
 __all__ = ["TorchRunner", "paged_attend"]
 
@@ -70,8 +71,10 @@ class TorchRunner:
         grammars: Grammars | None = None,
         budgets: ThinkingBudgets | None = None,
         states: StateStore | None = None,
+        embedding_layers: Sequence[EmbeddingLayer] = (),
     ) -> None:
         self._states = states
+        self._embedding_layers = tuple(embedding_layers)
         self._model = model
         self._kv = kv
         self._backend = backend
@@ -79,7 +82,7 @@ class TorchRunner:
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
         self._masking = GrammarMasking(grammars, budgets, backend.choose)
-        self._pools = Pools()
+        self._pools = Pools(self._embedding_layers)
         self._clock = clock
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -110,7 +113,7 @@ class TorchRunner:
         self._masking.reset()
         if self._states is not None:
             self._states.reset()
-        self._pools = Pools()
+        self._pools = Pools(self._embedding_layers)
 
     def warm_up(self) -> None:
         """Run the paths of a first request once, so that it is not slower than the tenth.

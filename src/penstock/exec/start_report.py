@@ -15,6 +15,7 @@ from penstock.kernels.native import MAX_HEAD_DIM
 
 __all__ = [
     "computing_line",
+    "embeds_only_line",
     "left_out_line",
     "mixed_line",
     "onednn_line",
@@ -52,6 +53,14 @@ def wide_heads_line(head_dim: int) -> str:
     widest = MAX_HEAD_DIM
     return (
         f"attention        torch: heads of {head_dim} are wider than {widest}, so answers are exact up to rounding only"
+    )
+
+
+def embeds_only_line(longest: int) -> str:
+    """That a model looks ahead, and what follows from it; `longest` tokens are the longest prompt."""
+    return (
+        f"embeds only      tokens see later ones: a prompt is computed whole, up to {longest} tokens, and not cached,"
+        " and nothing is generated"
     )
 
 

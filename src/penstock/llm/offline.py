@@ -157,8 +157,8 @@ class LLM:
 
         Args:
             prompts: as for `generate`.
-            pooling: `mean` of all positions, or `last`, the last position's; None for what the model's files say
-                (sentence-transformers' `modules.json`), else `mean`.
+            pooling: `mean` of all positions, `last`, the last position's, or `cls`, the first's; None for what the
+                model's files say (sentence-transformers' `modules.json`), else `mean`.
             normalize: scale each vector to length 1; None for what the model's files say, else True.
             dimensions: how many of the first values are kept; None for all. What is left is scaled again.
             truncate_prompt_tokens: keep so many tokens of each prompt, its first; -1 keeps as many as the context has,

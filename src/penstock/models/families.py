@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from penstock.contract.errors import ModelFileError
 from penstock.models.config_reader import ConfigReader
+from penstock.nn.looking_ahead import looking_both_ways, why_causal_only
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import PartLoader, WeightLoader
 from penstock.weights.gguf_dialect import GgufDialect
@@ -82,11 +83,16 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_mode
     if name not in families():
         raise reader.error("model_type", f"{name!r} is not implemented; there are {', '.join(families())}")
     read_quantisation(config, file)
-    reader.expect("is_causal", [True], True)  # only causal attention is implemented, for embeddings too
+    causal = reader.boolean("is_causal", default=True)
     weights = PartLoader(binder, {"model.": ""}) if bare else binder
     program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, weights)
     binder.finish()
-    return program
+    if causal or program.looks_ahead:
+        return program
+    reason = why_causal_only(program)
+    if reason is not None:
+        raise reader.error("is_causal", f"false is not implemented for this model: {reason}")
+    return looking_both_ways(program)
 
 
 def gguf_dialect(architecture: str, file: str) -> GgufDialect:

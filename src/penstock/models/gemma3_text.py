@@ -2,6 +2,7 @@
 
 Gemma 2's layer without soft caps: queries and keys are normed per head, and of six layers five see a window. Those are
 rotated by a base of their own, unscaled; the sixth by a larger one that is scaled linearly in the larger models.
+EmbeddingGemma (Schechter Vera et al. 2025) is the same with attention both ways, half of each window ahead.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
     reader = reader.with_defaults(_SIZES)
     reader.expect("hidden_activation", [_GELU], _GELU)
-    reader.expect("use_bidirectional_attention", [False], False)
+    both_ways = reader.boolean("use_bidirectional_attention", default=False)
+    if both_ways:
+        reader.expect("is_causal", [True], True)  # another window is meant by that
     if reader.is_set("attn_logit_softcapping"):  # transformers reads it and does not use it
         raise reader.error("attn_logit_softcapping", "is not implemented: this family has no soft cap of scores")
     softcap = reader.optional_number("final_logit_softcapping", 1e-3, 1e6)
     bias = reader.boolean("attention_bias", default=False)
     scale = reader.number("query_pre_attn_scalar", 1e-3, MAX_WIDTH, default=256) ** -0.5
     config = read_decoder(
-        reader, head_dim=256, tied=True, windows=_read_windows(reader), rope=lambda shape: _global_rope(reader, shape)
+        reader,
+        head_dim=256,
+        tied=True,
+        windows=_read_windows(reader, both_ways=both_ways),
+        rope=lambda shape: _global_rope(reader, shape),
     )
     local_rope = read_layer_rope(
         reader,
@@ -65,7 +72,9 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         def norm(part: str, width: int = 0) -> Normalization:
             return parts.norm(f"{name}.{part}", width, plus_one=True)
 
-        spec = AttentionSpec(scale, window=config.windows[index])
+        window = config.windows[index]
+        ahead = 0 if not both_ways else None if window is None else window - 1
+        spec = AttentionSpec(scale, window=window, ahead=ahead)
         norms = norm("self_attn.q_norm", head_dim), norm("self_attn.k_norm", head_dim)
         attention = parts.attention(f"{name}.self_attn", index, qkv_bias=bias, output_bias=bias, spec=spec, norms=norms)
         if spec.window is not None:
@@ -86,11 +95,16 @@ def _global_rope(reader: ConfigReader, shape: ModelShape) -> Rope:
     return read_layer_rope(reader, "full_attention", shape.head_dim, shape.max_positions, theta=_GLOBAL_THETA)
 
 
-def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """Every sixth layer sees all, unless `layer_types` or `sliding_window_pattern` say otherwise."""
+def _read_windows(reader: ConfigReader, *, both_ways: bool) -> tuple[int | None, ...]:
+    """Every sixth layer sees all, unless `layer_types` or `sliding_window_pattern` say otherwise.
+
+    Of a model that looks both ways `sliding_window` counts both, and half of it lies behind.
+    """
     keys = [key for key in ("sliding_window_pattern", "_sliding_window_pattern") if reader.is_set(key)]
     pattern = reader.integer(keys[0] if keys else "sliding_window_pattern", 1, MAX_LAYERS, default=_PATTERN)
     window = reader.optional_integer("sliding_window", 1, MAX_WINDOW, absent=4096)
     if window is None and not reader.is_set("layer_types"):
         raise reader.error("sliding_window", "is null, but most layers of this family slide; set layer_types")
+    if both_ways and window is not None:
+        window = window // 2 + 1
     return layer_windows(reader, window, lambda layer: (layer + 1) % pattern != 0)

@@ -105,9 +105,12 @@ class Normalization:
         return (Norm(out, x, self.kind, self.weight, self.bias, self.eps, adds),)
 
     @classmethod
-    def bind_layer(cls, weights: WeightLoader, name: str, width: int, eps: float) -> Normalization:
-        """A layer norm: take `name.weight` and `name.bias`."""
-        weight, bias = (weights.take(f"{name}.{part}", (width,)) for part in ("weight", "bias"))
+    def bind_layer(
+        cls, weights: WeightLoader, name: str, width: int, eps: float, *, has_bias: bool = True
+    ) -> Normalization:
+        """A layer norm: take `name.weight` and, where it has one, `name.bias`."""
+        weight = weights.take(f"{name}.weight", (width,))
+        bias = weights.take(f"{name}.bias", (width,)) if has_bias else None
         return cls(NormKind.LAYER, weight, bias, eps)
 
 

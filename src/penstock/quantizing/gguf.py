@@ -29,7 +29,7 @@ from penstock.quantizing.gguf_settings import file_settings
 from penstock.quantizing.text_part import text_part
 from penstock.text.gguf_vocabulary_writer import vocabulary_of
 from penstock.weights.bind import Binder
-from penstock.weights.embedding_config import POOLING_TYPES, read_embedding
+from penstock.weights.embedding_config import POOLING_TYPES, read_modules
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.gguf_blocks import decode
 from penstock.weights.gguf_conversion import Converted, GgufWriting
@@ -229,9 +229,16 @@ def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
     dialect = models.gguf_dialect(architecture, file)
     writing = dialect.writing or GgufWriting()
     program, left_out = _build(files, writing.order)
+    if program.looks_ahead:
+        raise ModelFileError(
+            file, "is_causal", "a model that looks ahead cannot be written as GGUF: no such file is read"
+        )
+    modules = read_modules(files.path)
+    if modules is not None and modules.dense:
+        raise ModelFileError(file, "modules.json", "'Dense' modules have no place in a GGUF file")
     source = Converted(files.source, writing.conversions(config), renamed=renamed, left_out=left_out)
     stored = tensors_of(source, dialect, config, file)
-    embedding = read_embedding(files.path)
+    embedding = None if modules is None else modules.spec
     written = vocabulary_of(files.text, program.shape.vocab_size, embeds=embedding is not None)
     settings, factors = file_settings(config, program, architecture)
     own = {f"{architecture}.{key}": value for key, value in writing.settings(config, source).items()}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.contract.config import SchedulerConfig
+from penstock.contract.errors import ConfigError
 from penstock.contract.ports import Grammars, Runner
 from penstock.exec.device import compute_threads, open_backend, set_torch_threads
 from penstock.exec.kv_store import blocks_for
@@ -50,7 +51,13 @@ class Target:
 
     @classmethod
     def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Target:
-        """A loaded model; `threads` is the option of that name, 0 for one thread per physical core."""
+        """A loaded model; `threads` is the option of that name, 0 for one thread per physical core.
+
+        Raises:
+            ConfigError: it only embeds.
+        """
+        if loaded.program.looks_ahead:
+            raise ConfigError("model", "only embeds, and what is verified is generated")
         on_threads = loaded
 
         def use_threads(count: int) -> None:

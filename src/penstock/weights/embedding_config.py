@@ -1,7 +1,8 @@
 """What an embedding is, as a model's files say: a directory's `modules.json` and pooling, or a GGUF file's pooling.
 
 Decides how hidden states become one vector where a request does not say. A model without these files has the mean of
-all positions, scaled to length 1. A module that is not implemented is refused: without it, vectors would be others.
+all positions, scaled to length 1. A module that is not implemented is refused: without it, vectors would be others. So
+is another order than transformer, pooling, any `Dense`, and at the end a `Normalize`.
 Sources: https://sbert.net/docs/package_reference/sentence_transformer/models.html; `llama_pooling_type` in llama.cpp's
 `include/llama.h`.
 """
@@ -9,7 +10,8 @@ Sources: https://sbert.net/docs/package_reference/sentence_transformer/models.ht
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
@@ -17,14 +19,34 @@ from penstock.contract.errors import ModelFileError
 from penstock.weights.gguf_header import GgufHeader
 from penstock.weights.safetensors_files import load_json_object
 
-__all__ = ["POOLING_TYPES", "embeds", "read_embedding"]
+__all__ = ["POOLING_TYPES", "EmbeddingModules", "embeds", "read_embedding", "read_modules"]
 
 _MODULES = "modules.json"
-_MODES = {"mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN, "lasttoken": Pooling.LAST}
+_MODES = {
+    "mean": Pooling.MEAN,
+    "mean_tokens": Pooling.MEAN,
+    "lasttoken": Pooling.LAST,
+    "cls": Pooling.CLS,
+    "cls_token": Pooling.CLS,
+}
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _FLAG = "pooling_mode_"
 
-POOLING_TYPES = {Pooling.MEAN: 1, Pooling.LAST: 3}
+POOLING_TYPES = {Pooling.MEAN: 1, Pooling.CLS: 2, Pooling.LAST: 3}
 """The numbers of GGUF's key `pooling_type`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModules:
+    """What `modules.json` says.
+
+    Attributes:
+        spec: how states become a vector.
+        dense: the directories of the `Dense` modules that it goes through, in their order.
+    """
+
+    spec: EmbeddingSpec
+    dense: tuple[Path, ...] = ()
 
 
 def embeds(header: GgufHeader) -> bool:
@@ -49,22 +71,38 @@ def read_embedding(model: Path, header: GgufHeader | None = None) -> EmbeddingSp
     if header is not None:
         kinds = {number: pooling for pooling, number in POOLING_TYPES.items()}
         return EmbeddingSpec(kinds[_pooling_type(header)]) if embeds(header) else None
+    modules = read_modules(model)
+    return None if modules is None else modules.spec
+
+
+def read_modules(model: Path) -> EmbeddingModules | None:
+    """The modules of a directory; None for one that lists none, and for a file. Raises as `read_embedding`."""
     file = model / _MODULES
     if not model.is_dir() or not file.is_file():
         return None
-    spec = EmbeddingSpec(normalize=False)
+    spec, dense, before = EmbeddingSpec(normalize=False), [], 0
     for module in _modules(file):
         kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind not in _ORDER:
+            raise ModelFileError(str(file), "type", f"{kind!r} is not implemented; {', '.join(_ORDER)} are")
+        if _ORDER.index(kind) < before:
+            raise ModelFileError(str(file), "type", f"{kind!r} after {_ORDER[before]!r} is not implemented")
+        before, directory = _ORDER.index(kind), _inside(model, module, file)
         if kind == "Pooling":
-            pooling = _pooling(model / str(module.get("path", "")) / "config.json")
-            spec = EmbeddingSpec(pooling, spec.normalize)
+            spec = replace(spec, pooling=_pooling(directory / "config.json"))
+        elif kind == "Dense":
+            dense.append(directory)
         elif kind == "Normalize":
-            spec = EmbeddingSpec(spec.pooling, normalize=True)
-        elif kind != "Transformer":
-            raise ModelFileError(
-                str(file), "type", f"{kind!r} is not implemented; Transformer, Pooling and Normalize are"
-            )
-    return spec
+            spec = replace(spec, normalize=True)
+    return EmbeddingModules(spec, tuple(dense))
+
+
+def _inside(model: Path, module: dict[str, Any], file: Path) -> Path:
+    """The directory of a module, which lies in the model's."""
+    path = PurePosixPath(str(module.get("path", "")))
+    if path.is_absolute() or ".." in path.parts:
+        raise ModelFileError(str(file), "path", f"{str(path)!r} lies outside of the model's directory")
+    return model / path
 
 
 def _modules(file: Path) -> list[dict[str, Any]]:
@@ -80,6 +118,8 @@ def _modules(file: Path) -> list[dict[str, Any]]:
 def _pooling(file: Path) -> Pooling:
     """The one way of pooling that is on: a flag for each in most files, a name in newer ones."""
     config = load_json_object(file)
+    if config.get("include_prompt") is False:
+        raise ModelFileError(str(file), "include_prompt", "false is not implemented: all positions are pooled")
     chosen = [key.removeprefix(_FLAG) for key, value in config.items() if key.startswith(_FLAG) and value is True]
     if isinstance(config.get("pooling_mode"), str):
         chosen.append(config["pooling_mode"])

@@ -36,7 +36,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "expert_shared_count": (0,),
     "expert_used_count": (0,),
     "logit_scale": (0.0, 1.0),
-    "pooling_type": (0, 1, 3),  # none, mean, last: how states become embeddings; see embedding_config
+    "pooling_type": (0, 1, 2, 3),  # none, mean, cls, last: how states become embeddings; see embedding_config
     "residual_scale": (0.0, 1.0),
     "rope.scale_linear": (0.0, 1.0),
     "tensor_data_layout": ("Meta AI original pth",),

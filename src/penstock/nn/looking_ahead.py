@@ -1,0 +1,45 @@
+"""A causal model's program, changed to look both ways: what `is_causal: false` in a config means.
+
+Decides what becomes of windows: as in transformers (`create_bidirectional_sliding_window_mask`), a token sees the
+`window` positions on either side of its own, where a causal one sees `window` with its own. Knows no family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.contract.model import KvCacheSpec
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.nn.operations import Attend, Operations
+from penstock.nn.program import Program
+
+__all__ = ["looking_both_ways", "why_causal_only"]
+
+
+def why_causal_only(program: Program) -> str | None:
+    """What keeps a program from looking ahead, in words; None if nothing does."""
+    if program.states:
+        return "it carries recurrent state, which runs one way"
+    if any(cache.value_dim for cache in program.caches):
+        return "attention over a latent cache is causal"
+    return None
+
+
+def looking_both_ways(program: Program) -> Program:
+    """The same program, in which each token sees as far ahead as it looks back; `why_causal_only` has no objection."""
+    layers = tuple(_both_ways(layer) for layer in program.layers)
+    return replace(program, layers=layers, caches=tuple(map(_wider, program.caches)))
+
+
+def _both_ways(operations: Operations) -> Operations:
+    return tuple(replace(each, spec=_of(each.spec)) if isinstance(each, Attend) else each for each in operations)
+
+
+def _of(spec: AttentionSpec) -> AttentionSpec:
+    if spec.window is None:
+        return replace(spec, ahead=None)
+    return replace(spec, window=spec.window + 1, ahead=spec.window)
+
+
+def _wider(cache: KvCacheSpec) -> KvCacheSpec:
+    return cache if cache.window is None else replace(cache, window=cache.window + 1)
