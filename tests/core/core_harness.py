@@ -343,7 +343,10 @@ def random_request(rng: random.Random, number: int, policy: str) -> SequenceRequ
     drawn = _random_generation(rng, number, policy)
     if rng.random() < 0.8:
         return drawn
-    spec = EmbeddingSpec(rng.choice(list(Pooling)))
+    pooling = rng.choice([Pooling.MEAN, Pooling.LAST])
+    if pooling is Pooling.MEAN and number % 3 == 0:
+        pooling = Pooling.CLS  # scheduled as a mean is
+    spec = EmbeddingSpec(pooling)
     return replace(drawn, embedding=spec, stop=StopRules(), fresh_prompt=not spec.pooling.takes_cached)
 
 

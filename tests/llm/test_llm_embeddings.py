@@ -92,7 +92,7 @@ def test_mistakes_are_named_and_nothing_is_left_behind(exact):
     longest = exact.card.max_model_len
     for options, param in (
         ({"prompts": ["a", ""]}, "prompt"),
-        ({"prompts": "a", "pooling": "cls"}, "pooling"),
+        ({"prompts": "a", "pooling": "max"}, "pooling"),
         ({"prompts": "a", "dimensions": 0}, "dimensions"),
         ({"prompts": "a", "dimensions": 577}, "dimensions"),
         ({"prompts": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),

@@ -150,7 +150,7 @@ def test_what_is_too_long_is_cut_only_where_that_is_asked_for(served, given, kep
         ({"dimensions": 3}, "dimensions", "invalid_value"),
         ({"dimensions": True}, "dimensions", "invalid_type"),
         ({"encoding_format": "int8"}, "encoding_format", "invalid_type"),
-        ({"pooling": "cls"}, "pooling", "invalid_type"),
+        ({"pooling": "max"}, "pooling", "invalid_type"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
         ({"truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "invalid_value"),
         ({"add_special_tokens": False}, "add_special_tokens", "unsupported_parameter"),
