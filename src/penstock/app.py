@@ -242,6 +242,7 @@ def _build_runner(
         max_num_seqs=num_seqs,
         state_bytes=carried * (num_seqs + (checkpoints or 0)),
         checkpoints=checkpoints,
+        generates=not loaded.program.looks_ahead,
     )
     return runner, report
 

@@ -17,7 +17,7 @@ from penstock.contract.errors import ConfigError, InvalidParameter, ModelFileErr
 from penstock.kernels import native
 from penstock.models import gguf_dialect
 from penstock.nn.dense import DenseAttention
-from penstock.quantizing import plan_file
+from penstock.quantizing import plan_directory, plan_file, write_directory
 from penstock.weights.files import open_model
 
 TOLERANCE = 1e-4
@@ -88,6 +88,7 @@ def test_nothing_is_generated_and_a_prompt_longer_than_a_step_is_refused(modernb
     with LLM(str(modernbert), max_model_len=40, max_num_batched_tokens=64) as llm:
         assert not llm.card.generates
         assert any(line.startswith("embeds only") for line in llm.report)
+        assert llm.report[-1] == "longest request  40 tokens"
         with pytest.raises(InvalidParameter, match="model: only embeds"):
             llm.generate("what is it")
         with pytest.raises(PromptTooLong, match="maximum context length is 40"):
@@ -136,6 +137,9 @@ def test_dense_modules_are_part_of_the_vector(tmp_path):
         assert llm.card.hidden_size == 36
         found, cut = embedded(llm, prompts), embedded(llm, prompts, dimensions=9)
         alone = [embedded(llm, [prompt])[0] for prompt in prompts]
+    write_directory(plan_directory(open_model(directory, gguf_dialect), "F32"), tmp_path / "copy", lambda _: None)
+    with LLM(str(tmp_path / "copy"), dtype="float32", max_model_len=320) as llm:
+        assert all(map(torch.equal, embedded(llm, prompts), found))
     for index, prompt in enumerate(prompts):
         vector = states_of(directory, prompt).mean(0) @ weights[0][0].T
         vector = (vector @ weights[1][0].T + weights[1][1]).tanh()

@@ -183,6 +183,7 @@ class MemoryReport:
         max_num_seqs: sequences that run at once.
         state_bytes: of recurrent state, that of running sequences and checkpoints together; 0 for none.
         checkpoints: of recurrent state; None for a model that carries none.
+        generates: whether output is counted in a request's tokens; a model that only embeds has none.
     """
 
     weight_bytes: int
@@ -195,6 +196,7 @@ class MemoryReport:
     max_num_seqs: int = 0
     state_bytes: int = 0
     checkpoints: int | None = None
+    generates: bool = True
 
     @property
     def kv_tokens(self) -> int:
@@ -210,7 +212,7 @@ class MemoryReport:
             f"weights          {readable_bytes(self.weight_bytes)}{forms}",
             f"KV cache         {readable_bytes(self.kv_bytes)}: {holds}",
             *state,
-            f"longest request  {self.max_model_len} tokens, prompt and output together",
+            f"longest request  {self.max_model_len} tokens{', prompt and output together' if self.generates else ''}",
         )
 
     def _state_line(self, checkpoints: int) -> str:

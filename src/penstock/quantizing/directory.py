@@ -22,6 +22,7 @@ from penstock.contract.errors import ModelFileError
 from penstock.quantizing.gguf import TWICE
 from penstock.quantizing.uses import projections
 from penstock.weights.compressed_encode import INTEGER_FORMS, IntegerForm
+from penstock.weights.embedding_config import read_modules
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.mxfp4_safetensors import Mxfp4Source
 from penstock.weights.quantised_safetensors import QuantisedSource, read_part
@@ -170,9 +171,15 @@ def _ignored(source: TensorSource, plain: list[str], left_out: tuple[str, ...]) 
 
 
 def _beside(source: Path) -> Iterator[Path]:
-    """Files of a model directory besides its weights and config, and those of its folders, from `source`."""
+    """Files of a model directory besides its weights and config, and those of its folders, from `source`.
+
+    Weights of `Dense` modules are among them: they stay as they are.
+    """
+    modules = read_modules(source)
+    dense = () if modules is None else modules.dense
     for path in sorted(source.glob("*")) + sorted(source.glob("*/*")):
         wanted = path.suffix in _COPIED or path.name.startswith(_NOTICES)
+        wanted = wanted or (path.suffix == ".safetensors" and path.parent in dense)
         if not wanted or path.name == INDEX_FILE or path.name.startswith(".") or path.parent.name.startswith("."):
             continue
         if path != source / "config.json" and path.is_file() and path.stat().st_size < _MOST_COPIED_BYTES:
