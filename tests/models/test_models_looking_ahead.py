@@ -247,7 +247,7 @@ def test_it_cannot_be_written_as_gguf_nor_verified(tmp_path):
     from penstock.verify import SMALL, profile
 
     directory = write_encoder(tmp_path, "qwen2", "all_to_one_window")
-    with pytest.raises(ModelFileError, match="is_causal: a model that looks ahead cannot be written as GGUF"):
+    with pytest.raises(ModelFileError, match="a model that looks ahead cannot be written as GGUF"):
         plan_file(open_model(directory, gguf_dialect), "F32")
     with pytest.raises(ConfigError, match="model: only embeds"):
         profile(EngineConfig(model=str(directory), max_model_len=64), SMALL)

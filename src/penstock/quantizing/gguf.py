@@ -230,9 +230,7 @@ def _plan_from_directory(files: ModelFiles, form: str) -> Plan:
     writing = dialect.writing or GgufWriting()
     program, left_out = _build(files, writing.order)
     if program.looks_ahead:
-        raise ModelFileError(
-            file, "is_causal", "a model that looks ahead cannot be written as GGUF: no such file is read"
-        )
+        raise ModelFileError(file, "", "a model that looks ahead cannot be written as GGUF: no such file is read")
     modules = read_modules(files.path)
     if modules is not None and modules.dense:
         raise ModelFileError(file, "modules.json", "'Dense' modules have no place in a GGUF file")
