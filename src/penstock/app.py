@@ -315,7 +315,7 @@ def serve(
     client = assembly.start_client(profiles)
 
     def ready(url: str) -> None:
-        announce(f"listening {url} (POST {url}/v1/chat/completions)")
+        announce(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
         on_ready(url, assembly.card.name)
 
     try:

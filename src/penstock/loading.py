@@ -278,8 +278,8 @@ def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> Pla
 def with_whole_prompts(config: EngineConfig, planned: PlannedModel, free: int) -> EngineConfig:
     """The same options; for a model that looks ahead, with steps as long as the longest prompt.
 
-    That is the operator's `max_model_len`, else the model's context, halved until what a step takes is no more than a
-    quarter of the memory.
+    That is the operator's `max_model_len`, else the model's context, halved until what a step takes, its keys and
+    values included, is no more than a quarter of the memory.
 
     Args:
         config: what the operator chose.
@@ -294,11 +294,15 @@ def with_whole_prompts(config: EngineConfig, planned: PlannedModel, free: int) -
 
 
 def _longest_prompt(config: EngineConfig, planned: PlannedModel, budget: int) -> int:
-    dtype, longest = planned.choices.dtype, planned.program.shape.max_positions
+    program, choices, size = planned.program, planned.choices, config.block_size
+    longest, block = program.shape.max_positions, block_bytes(program.caches, size, choices.kv_dtype)
     if config.kv_cache_memory:
-        block = block_bytes(planned.program.caches, config.block_size, planned.choices.kv_dtype)
-        longest = max(1, min(longest, config.kv_cache_memory // block * config.block_size))
-    while longest > 1 and step_bytes(planned.program, dtype, longest, config.max_num_seqs) > budget:
+        longest = max(1, min(longest, config.kv_cache_memory // block * size))
+
+    def taken(tokens: int) -> int:
+        return step_bytes(program, choices.dtype, tokens, config.max_num_seqs) + tokens * block // size
+
+    while longest > 1 and taken(longest) > budget:
         longest //= 2
     return longest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from tiny_checkpoints import load_model, write_checkpoint
 from tiny_encoders import encoder_cases, states_of, write_encoder, write_modules
 
 from penstock import LLM
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, InvalidParameter, ModelFileError, PromptTooLong
 from penstock.kernels import native
+from penstock.loading import plan_model, resolve_choices, with_whole_prompts
 from penstock.models import gguf_dialect
 from penstock.nn.dense import DenseAttention
 from penstock.quantizing import plan_directory, plan_file, write_directory
@@ -105,6 +108,17 @@ def test_the_context_is_what_the_model_was_made_for_whatever_the_step_was_to_be(
         with pytest.raises(PromptTooLong):
             embedded(llm, [[3, 4] * 256])
     assert whole.norm() == pytest.approx(1)
+
+
+def test_a_step_takes_no_more_than_a_quarter_of_the_memory(modernbert):
+    config, files = EngineConfig(model=str(modernbert), max_num_seqs=1), open_model(modernbert, gguf_dialect)
+    planned = plan_model(config, files, resolve_choices(config, files))
+    found = [with_whole_prompts(config, planned, free) for free in (1 << 40, 4 << 20, 1 << 20, 1)]
+    lengths = [each.max_model_len for each in found]
+    assert lengths[0] == 512 > lengths[1] > lengths[2] > lengths[3] == 1
+    assert [each.max_num_batched_tokens for each in found] == [512, *[max(256, length) for length in lengths[1:]]]
+    wanted = with_whole_prompts(replace(config, max_model_len=300), planned, 1)
+    assert (wanted.max_model_len, wanted.max_num_batched_tokens) == (300, 300)
 
 
 def test_nothing_of_a_prompt_is_found_again(modernbert):
@@ -243,7 +257,6 @@ def test_older_spellings_of_modernberts_settings_mean_the_same(tmp_path, modernb
 
 
 def test_it_cannot_be_written_as_gguf_nor_verified(tmp_path):
-    from penstock.contract.config import EngineConfig
     from penstock.verify import SMALL, profile
 
     directory = write_encoder(tmp_path, "qwen2", "all_to_one_window")
