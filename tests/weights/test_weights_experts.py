@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -25,6 +26,7 @@ from penstock.kernels.packed_weight import (
 from penstock.nn.experts import bind_experts
 from penstock.weights.bind import Binder
 from penstock.weights.gguf_dialect import Arrangement
+from penstock.weights.gguf_encode import encode
 from penstock.weights.gguf_file import GgufSource
 from penstock.weights.gguf_header import read_gguf_header
 from penstock.weights.packing import WeightFormat
@@ -207,11 +209,36 @@ def test_blocks_of_a_gguf_file_are_packed_as_they_are(tmp_path):
     assert same(stack.gate_up, [pack_q4_0(each.flatten(), 2 * F, H) for each in blocks])
 
 
-def test_gates_and_ups_in_different_blocks_become_plain_numbers_and_are_reported(tmp_path):
-    source = in_gguf(tmp_path, {"gate_proj": "Q4_0", "up_proj": "Q8_0", "down_proj": "Q8_0"})
+@pytest.mark.parametrize(
+    ("gate", "up", "kind"),
+    [("Q4_0", "Q8_0", "Q8_0"), ("Q5_0", "Q4_0", "Q8_0"), ("Q5_1", "Q4_1", "Q5_1"), ("Q4_K", "Q5_K", "Q5_K")],
+)
+def test_gates_and_ups_in_different_blocks_share_one_that_says_both(tmp_path, monkeypatch, gate, up, kind):
+    if kind == "Q5_K":  # in blocks of 256, which the gguf package reads and does not write
+        monkeypatch.setattr(f"{__name__}.H", 256)
+        monkeypatch.setattr(f"{__name__}.GATE", draw(E, F, 256))
+        monkeypatch.setattr(f"{__name__}.UP", draw(E, F, 256, seed=8))
+        monkeypatch.setattr(f"{__name__}.DOWN", draw(E, 256, F, seed=9))
+        monkeypatch.setattr(gguf.quants, "quantize", by_ours)
+    source = in_gguf(tmp_path, {"gate_proj": gate, "up_proj": up, "down_proj": "Q8_0"})
+    binder, gate_up, _ = bind(source, torch.bfloat16, WeightFormat.STORED)
+    assert next(iter(binder.formats)) == kind
+    assert not binder.mixed
+    _, numbers, _ = bind(source, torch.float32, WeightFormat.DENSE)
+    for e in range(E):
+        assert torch.equal(unpack(gate_up[e]), numbers[e])
+
+
+def by_ours(numbers: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    rows = encode(torch.from_numpy(numbers), kind.name)
+    return rows.view(*numbers.shape[:-1], -1).numpy()
+
+
+def test_gates_and_ups_that_no_kind_says_both_become_plain_numbers_and_are_reported(tmp_path):
+    source = in_gguf(tmp_path, {"gate_proj": "Q4_1", "up_proj": "Q8_0", "down_proj": "Q8_0"})
     binder, gate_up, _ = bind(source, torch.bfloat16, WeightFormat.STORED)
     assert gate_up.kind is PackedKind.BF16
-    assert binder.mixed == [f"{NAME}.gate_proj.weight (Q4_0, Q8_0)"]
+    assert binder.mixed == [f"{NAME}.gate_proj.weight (Q4_1, Q8_0)"]
 
 
 def test_a_slice_of_another_shape_or_of_rows_in_another_order_is_refused(tmp_path):

@@ -80,6 +80,24 @@ def test_fp8_is_read_as_the_product_in_float32(tmp_path, case):
     assert files.source.unheeded() == ("quantization_config.activation_scheme",)
 
 
+@pytest.mark.parametrize(("block", "ending"), [((16, 128), "_scale_inv"), ((1, K), "_scale"), ((N, K), "_scale")])
+def test_fp8_of_experts_that_share_a_tensor_is_read_one_at_a_time(tmp_path, block, ending):
+    each = [floats(N, K, block, seed=seed) for seed in range(3)]
+    scales = torch.stack([matrix.scales for matrix in each])
+    tensors = {"a": torch.stack([matrix.codes for matrix in each]), f"a{ending}": scales}
+    files = opened(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [16, 128]})
+    assert files.source.names() == {"a"}
+    assert files.num_weights == 3 * N * K
+    numbers = torch.stack([matrix.numbers for matrix in each])
+    assert torch.equal(files.source.read("a", torch.float32, "cpu"), numbers)
+    out = torch.empty(N, K)
+    files.source.read_slice_into("a", 2, out)
+    assert torch.equal(out, numbers[2])
+    stack = binder(files).take_stack(3, [("a", (N, K))])
+    assert tuple(stack.shape) == (3, N, K)
+    assert files.source.rounded() == {"FP8 to bfloat16": 1}
+
+
 def test_fp8_with_scales_that_are_powers_of_two_is_not_rounded(tmp_path):
     matrix = floats(N, K, (16, 128))
     exact = matrix.scales.log2().round().exp2().to(torch.float8_e8m0fnu)
@@ -317,7 +335,7 @@ DAMAGED: list[tuple[str, Tensors, dict[str, Any]]] = [
     ("has no a.weight_scale_inv beside it", without(FLOAT, "a.weight_scale_inv"), {**FP8}),
     ("which are not for blocks of 16 x 128", FLOAT, {**FP8}),
     ("has scales of type I32", {**FLOAT, "a.weight_scale_inv": torch.ones(1, dtype=torch.int32)}, {**FP8}),
-    ("only matrices can be read", {**FLOAT, "a.weight": FLOAT["a.weight"].view(2, 8, 64)}, {**FP8}),
+    ("only matrices can be read", {**FLOAT, "a.weight": FLOAT["a.weight"].view(2, 2, 4, 64)}, {**FP8}),
     ("has no a.weight.nested_absmax beside it", without(NF, "a.weight.nested_absmax"), BNB),
     ("has no a.weight beside it", without(NF, "a.weight"), BNB),
     ("bitsandbytes__nf4.shape: must be two sizes", state(shape=[16]), BNB),

@@ -16,6 +16,7 @@ from penstock.kernels.experts import StackedWeight
 from penstock.kernels.fused_weight import FusedWeight
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import Cpu
+from penstock.weights.gguf_widening import common_kind
 from penstock.weights.headers_only import META
 from penstock.weights.packing import Packer, WeightFormat
 from penstock.weights.planned_packing import PlannedPacker
@@ -222,8 +223,11 @@ class Binder:
     def _stack(self, stored: StoredExperts) -> StackedWeight:
         experts, rows, inputs = stored.experts, stored.rows, stored.inputs
         names, weight_format = list(stored.tensors), self._packer.weight_format
-        if self._stays_blocks(names):
-            return self._packer.stack(experts, lambda each: self._expert_blocks(stored, each), rows, inputs, names[0])
+        if self._stays_blocks(names, widen=True):
+            kind = common_kind(self._kinds(names))
+            return self._packer.stack(
+                experts, lambda each: self._expert_blocks(stored, each, kind), rows, inputs, names[0]
+            )
         quantised = weight_format in (WeightFormat.INT8, WeightFormat.INT4)
         self.formats[weight_format.value if quantised else str(self.dtype).removeprefix("torch.")] = None
         dtype = torch.float32 if quantised else self.dtype
@@ -245,15 +249,20 @@ class Binder:
         stored.read_into(self._source, expert, out)
         self._progress(out.numel())
 
-    def _expert_blocks(self, stored: StoredExperts, expert: int) -> StoredBlocks:
+    def _expert_blocks(self, stored: StoredExperts, expert: int, kind: str) -> StoredBlocks:
         self._progress(stored.rows * stored.inputs)
-        return stored.read_blocks(self._source, expert)
+        return stored.read_blocks(self._source, expert, kind)
 
-    def _stays_blocks(self, names: Sequence[str]) -> bool:
-        """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
+    def _stays_blocks(self, names: Sequence[str], *, widen: bool = False) -> bool:
+        """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not.
+
+        Those in narrower blocks than others may be widened, which rounds nothing, if their reader does so.
+        """
         if self._packer.weight_format is not WeightFormat.STORED:
             return False
         kinds = self._kinds(names)
+        if widen and "" not in kinds and (common := common_kind(kinds)):
+            kinds = {common}
         if len(kinds) > 1:
             self.mixed.append(f"{names[0]} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
         if kinds == {""} or len(kinds) > 1:

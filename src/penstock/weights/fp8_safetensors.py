@@ -1,9 +1,9 @@
 """FP8 in safetensors: a matrix `NAME.weight` in E4M3 and its scales, for blocks, rows or all of it.
 
 Decides how the two belong together. `NAME.weight_scale_inv` (DeepSeek-V3, section 3.3; a factor all the same) or
-`NAME.weight_scale` has a number for each block of rows and inputs, the last ones cut off; for each row; or one. What a
-weight stands for is the product in float32. E4M3 has 4 bits of significand and the scale up to 24, so no narrower form
-holds the product: in bfloat16 it is rounded.
+`NAME.weight_scale` has a number for each block of rows and inputs, the last ones cut off; for each row; or one. Experts
+of a layer may share a tensor, and one of scales: a matrix each. What a weight stands for is the product in float32.
+E4M3 has 4 bits of significand and the scale up to 24, so no narrower form holds the product: in bfloat16 it is rounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from penstock.contract.errors import ModelFileError
 from penstock.weights.integer_matrix import place_numbers
 from penstock.weights.quantisation_config import Quantisation
-from penstock.weights.quantised_safetensors import QuantisedMatrices, read_part, read_rows
+from penstock.weights.quantised_safetensors import QuantisedMatrices, QuantisedMatrix, read_part, read_rows
 from penstock.weights.safetensors_files import StoredTensor
 from penstock.weights.source import PIECE_ELEMENTS
 
@@ -93,6 +93,49 @@ class Fp8Matrix:
         raise ModelFileError(str(self.path), name, "is not stored in quantised blocks")
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Stack:
+    """Where the matrices of a layer's experts lie, `[E, N, K]`, and their scales; all have them for the same blocks."""
+
+    codes: StoredTensor
+    scales: StoredTensor
+    block: tuple[int, int]
+    dtype: str = "FP8"
+    kind: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The file of the codes."""
+        return self.codes.path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[E, N, K]`."""
+        return self.codes.shape
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return self.codes.bytes
+
+    @property
+    def bytes(self) -> int:
+        """Of both parts."""
+        return self.codes.bytes + self.scales.bytes
+
+    def slice(self, index: int) -> Fp8Matrix:
+        """One of the matrices."""
+        return Fp8Matrix(self.codes.slice(index), self.scales.slice(index), self.block)
+
+    def read_numbers(self, name: str, out: Tensor) -> bool:
+        """See `QuantisedMatrix.read_numbers`."""
+        return sum(self.slice(index).read_numbers(name, out[index]) for index in range(self.shape[0])) > 0
+
+    def read_blocks(self, name: str) -> tuple[Tensor, bool]:
+        """Not called: there are none."""
+        raise ModelFileError(str(self.path), name, "is not stored in quantised blocks")
+
+
 @functools.cache
 def _numbers_of_codes() -> Tensor:
     """What each of 256 codes stands for: a look-up takes a sixth of the time of a conversion."""
@@ -105,16 +148,25 @@ def find_fp8(stored: Mapping[str, StoredTensor], scheme: Quantisation) -> Quanti
     Raises:
         ModelFileError: one has no scales, or scales that do not fit it.
     """
-    matrices, hidden = {}, {name for name in stored if name.endswith(_UNHEEDED)}
+    matrices: dict[str, QuantisedMatrix] = {}
+    hidden = {name for name in stored if name.endswith(_UNHEEDED)}
     for name, codes in stored.items():
         if codes.dtype not in _CODES:
             continue
         scale = next((name + ending for ending in _ENDINGS if name + ending in stored), None)
         if scale is None:
             raise ModelFileError(str(codes.path), name, f"is in FP8 and has no {name}{_ENDINGS[0]} beside it")
-        matrices[name] = Fp8Matrix(codes, stored[scale], _block(name, codes, stored[scale], scheme.block))
+        matrices[name] = _matrix(name, codes, stored[scale], scheme.block)
         hidden |= {name, scale}
     return QuantisedMatrices(matrices, frozenset(hidden))
+
+
+def _matrix(
+    name: str, codes: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None
+) -> Fp8Matrix | Fp8Stack:
+    if len(codes.shape) != 3 or scales.shape[:1] != codes.shape[:1] or not codes.bytes:
+        return Fp8Matrix(codes, scales, _block(name, codes, scales, block))
+    return Fp8Stack(codes, scales, _block(name, codes.slice(0), scales.slice(0), block))
 
 
 def _block(name: str, codes: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None) -> tuple[int, int]:

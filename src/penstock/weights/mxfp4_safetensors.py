@@ -9,7 +9,7 @@ low halves the first 16.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -68,12 +68,7 @@ class Mxfp4Tensor:
 
     def slice(self, index: int) -> Mxfp4Tensor:
         """One slice along the first dimension."""
-        return Mxfp4Tensor(_slice(self.blocks, index), _slice(self.scales, index))
-
-
-def _slice(whole: StoredTensor, index: int) -> StoredTensor:
-    count = whole.bytes // whole.shape[0]
-    return replace(whole, shape=whole.shape[1:], offset=whole.offset + index * count, bytes=count)
+        return Mxfp4Tensor(self.blocks.slice(index), self.scales.slice(index))
 
 
 class Mxfp4Source(TensorSource):

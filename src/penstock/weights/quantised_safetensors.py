@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ __all__ = [
     "QuantisedMatrices",
     "QuantisedMatrix",
     "QuantisedSource",
+    "QuantisedStack",
     "check_shape",
     "check_type",
     "read_part",
@@ -89,6 +90,15 @@ class QuantisedMatrix(Protocol):
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
         """Its blocks, uint8 `[N, bytes of a row]`, and whether that rounded a scale; not called where `kind` is ""."""
+        ...
+
+
+@runtime_checkable
+class QuantisedStack(QuantisedMatrix, Protocol):
+    """Matrices of the same shape in tensors of their own dimension, one for each expert."""
+
+    def slice(self, index: int) -> QuantisedMatrix:
+        """One of the matrices."""
         ...
 
 
@@ -164,15 +174,21 @@ class QuantisedSource(TensorSource):
             return
         if tuple(out.shape) != matrix.shape:
             raise ModelFileError(str(matrix.path), name, f"has shape {matrix.shape}, expected {tuple(out.shape)}")
-        if matrix.read_numbers(name, out):
-            self._rounded[f"{matrix.dtype} to {str(out.dtype).removeprefix('torch.')}"] += 1
+        self._note(matrix, matrix.read_numbers(name, out), out.dtype)
 
     def read_slice_into(self, name: str, index: int, out: Tensor) -> None:
         """See `TensorSource.read_slice_into`."""
-        if name in self._matrices:
-            super().read_slice_into(name, index, out)
-        else:
+        matrix = self._matrices.get(name)
+        if matrix is None:
             self._plain.read_slice_into(name, index, out)
+        elif isinstance(matrix, QuantisedStack):
+            self._note(matrix, matrix.slice(index).read_numbers(name, out) and index == 0, out.dtype)
+        else:
+            super().read_slice_into(name, index, out)
+
+    def _note(self, matrix: QuantisedMatrix, rounded: bool, dtype: torch.dtype) -> None:
+        if rounded:
+            self._rounded[f"{matrix.dtype} to {str(dtype).removeprefix('torch.')}"] += 1
 
     def read_blocks(self, name: str) -> StoredBlocks:
         """See `TensorSource.read_blocks`."""

@@ -77,6 +77,11 @@ class StoredTensor:
         """How many numbers it holds."""
         return self.bytes * 8 // _BITS[self.dtype]
 
+    def slice(self, index: int) -> StoredTensor:
+        """One slice along the first dimension."""
+        count = self.bytes // self.shape[0]
+        return replace(self, shape=self.shape[1:], offset=self.offset + index * count, bytes=count)
+
 
 class SafetensorsSource(TensorSource):
     """The tensors of one checkpoint, read from its files on demand."""
@@ -104,10 +109,7 @@ class SafetensorsSource(TensorSource):
 
     def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
         """See `TensorSource.read_slice_into`; nothing but the slice is read."""
-        whole = self._find(name)
-        count = whole.bytes // whole.shape[0]
-        part = replace(whole, shape=whole.shape[1:], offset=whole.offset + index * count, bytes=count)
-        self._read(name, part, out)
+        self._read(name, self._find(name).slice(index), out)
 
     def _read(self, name: str, tensor: StoredTensor, out: torch.Tensor) -> None:
         dtype = _WEIGHTS.get(tensor.dtype)
