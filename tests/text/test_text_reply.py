@@ -130,6 +130,16 @@ WHOLE = [
     ("mistral", f"[TOOL_CALLS][{P}, {R}]", "", [PARIS, ROME]),
     ("mistral", f"[TOOL_CALLS] [{P}]", "", [PARIS]),
     ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now{}', "", [PARIS, NOW]),
+    (
+        "mistral",
+        'So: [TOOL_CALLS]weather[CALL_ID]aB3dE6gH9[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]x[ARGS]{}',
+        "So:",
+        [PARIS, NOW],
+    ),
+    ("mistral", "[TOOL_CALLS]now[CALL_ID][ARGS]{}", "[TOOL_CALLS]now[CALL_ID][ARGS]{}", []),
+    ("mistral", "[TOOL_CALLS]now[CALL_ID]a b[ARGS]{}", "[TOOL_CALLS]now[CALL_ID]a b[ARGS]{}", []),
+    ("mistral", "[TOOL_CALLS]now[CALL_ID]a[CALL_ID]b[ARGS]{}", "[TOOL_CALLS]now[CALL_ID]a[CALL_ID]b[ARGS]{}", []),
+    ("mistral", "[TOOL_CALLS]now[CALL_ID]abc", "[TOOL_CALLS]now[CALL_ID]abc", []),
     ("mistral", "[TOOL_CALLS]weather[ARGS] none", "[TOOL_CALLS]weather[ARGS] none", []),
     ("mistral", f"[TOOL_CALLS][{P}, {BAD}]", "", [PARIS, called("weather", '{"town": "Paris"}')]),
     ("mistral", f'[TOOL_CALLS][{P}, {{"x": 1}}] So.', ', {"x": 1}] So.', [PARIS]),
@@ -163,6 +173,12 @@ WHOLE = [
 def test_what_an_answer_means(form, answer, text, calls):
     assert parse(form, answer) == (text, calls)
     assert parse(form, *answer) == (text, calls)
+
+
+def test_a_call_with_an_id_is_the_same_for_every_split_into_two():
+    answer = 'So: [TOOL_CALLS]weather[CALL_ID]aB3dE6gH9[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{} Done.'
+    for at in range(len(answer)):
+        assert parse("mistral", answer[:at], answer[at:]) == ("So:Done.", [PARIS, NOW]), at
 
 
 OF_STRICT_TOOLS = [

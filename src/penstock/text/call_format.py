@@ -2,7 +2,8 @@
 
 Sources, for the structure alone: the Hermes function-calling prompt format, which Qwen models share; Meta's prompt
 format for Llama 3.1 (JSON-based tool calling); Mistral's instruct tokenizers, version 3 (a list behind the control
-token) and version 11 (name, `[ARGS]`, arguments). Knows no text that a model wrote.
+token), version 11 (name, `[CALL_ID]`, id, `[ARGS]`, arguments) and version 13 (without the id). Knows no text that a
+model wrote.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class CallFormat:
         separator: may stand between calls and behind the last one, beside space.
         mark: what stands between a name and the JSON, where the name may stand in front of it: the JSON is then the
             arguments alone. "" where it never does.
+        id_mark: may stand behind such a name, with an id of the model's own before the mark; callers are given other
+            ids, and this one is dropped. "" where it never does.
         id_chars: templates of the format insist on call ids of so many letters and digits; 0 if they do not.
     """
 
@@ -34,12 +37,13 @@ class CallFormat:
     bare: bool = False
     separator: str = ""
     mark: str = ""
+    id_mark: str = ""
     id_chars: int = 0
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Spellings that must reach the parser even where the model writes them as control tokens."""
-        return tuple(each for each in (*self.openings, self.closing, self.separator, self.mark) if each)
+        return tuple(each for each in (*self.openings, self.closing, self.separator, self.mark, self.id_mark) if each)
 
 
 _DEEPSEEK_CALLS, _DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"  # noqa: RUF001 - its own letters
@@ -61,7 +65,7 @@ CALL_FORMATS = {
     for each in (
         CallFormat("hermes", openings=("<tool_call>",), closing="</tool_call>"),
         CallFormat("llama3_json", openings=("<|python_tag|>",), bare=True, separator=";"),
-        CallFormat("mistral", openings=("[TOOL_CALLS]",), mark="[ARGS]", id_chars=9),
+        CallFormat("mistral", openings=("[TOOL_CALLS]",), mark="[ARGS]", id_mark="[CALL_ID]", id_chars=9),
         CallFormat("granite", openings=("<|tool_call|>",)),
         CallFormat("phi4", openings=("<|tool_call|>", "functools"), closing="<|/tool_call|>", bare=True),
         CallFormat("gemma", openings=("```tool_code", "```tool_call", "```json"), closing="```", bare=True),

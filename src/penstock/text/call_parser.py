@@ -33,7 +33,9 @@ class _Place(Enum):
     """Between an opening and its JSON."""
     NAME = auto()
     MARK = auto()
-    """In the mark between a name and its JSON."""
+    """In the mark between a name and its JSON, or in the one in front of an id."""
+    ID = auto()
+    """In the id between them."""
     ENTRY = auto()
     """In a call's JSON object."""
     LIST = auto()
@@ -135,6 +137,8 @@ class CallParser:
                 return self._in_name(text, at)
             case _Place.MARK:
                 return self._in_mark(text, at)
+            case _Place.ID:
+                return self._in_id(text, at)
             case _Place.ENTRY:
                 return self._in_entry(text, at)
             case _Place.LIST:
@@ -200,7 +204,9 @@ class CallParser:
         self._listed = False
         self._wants_entry = False  # in a list: after its bracket, or a comma
         self._unit_called = False
-        self._marked = 0  # characters of the mark, or of the closing, that have come
+        self._mark = ""  # what has come of the mark behind a name, or of the one in front of an id
+        self._id: int | None = None  # characters of the id, behind its mark
+        self._marked = 0  # characters of the closing that have come
 
     def _new_entry(self) -> CallEntry:
         return CallEntry("".join(self._name) or self._arguments_of, self._judgement)
@@ -231,14 +237,27 @@ class CallParser:
         return at + 1
 
     def _in_mark(self, text: str, at: int) -> int:
-        if self._marked == len(self._form.mark):
-            if text[at] != "{":
-                return self._fail(at)
-            self._marked = 0
-            return self._begin_json(text[at], at)
-        if text[at] != self._form.mark[self._marked]:
+        form, mark = self._form, self._mark + text[at]
+        if self._mark == form.mark:
+            return self._begin_json(text[at], at) if text[at] == "{" else self._fail(at)
+        if not form.mark.startswith(mark) and not (self._id is None and form.id_mark.startswith(mark)):
             return self._fail(at)
-        return self._take_mark(text, at)
+        self._raw.append(text[at])
+        self._mark = mark
+        if mark == form.id_mark:
+            self._place, self._mark, self._id = _Place.ID, "", 0
+        return at + 1
+
+    def _in_id(self, text: str, at: int) -> int:
+        assert self._id is not None, "its mark has come"
+        if text[at] == self._form.mark[0] and self._id:
+            self._place = _Place.MARK
+            return at
+        if not _NAME_CHARACTER.match(text[at]) or self._id >= _LONGEST_NAME:
+            return self._fail(at)
+        self._id += 1
+        self._raw.append(text[at])
+        return at + 1
 
     def _begin_json(self, bracket: str, at: int) -> int:
         """Go on with the object or list that begins at `at`."""
