@@ -10,9 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text_reply import calls_of, tool
 
+from penstock.contract.request import ChatPrompt, Message
 from penstock.text.call_entry import Judgement
 from penstock.text.call_values import FoundCall
+from penstock.text.chat_template import ChatTemplate
+from penstock.text.control_tokens import ControlTokens
 from penstock.text.gemma_call_parser import GemmaCallParser
+from penstock.text.reasoning import GEMMA4_TAGS, ReasoningSplit
+from penstock.text.reply import find_reply_format, opens_reasoning
 from penstock.text.tool_schemas import ToolSchemas
 
 SCHEMA = {
@@ -118,3 +123,43 @@ def test_any_arguments_come_back_however_they_are_cut(values, cuts):
     text, calls = parse(*(answer[begin:end] for begin, end in pairwise(places)))
     assert text == "Well.Then."
     assert [json.loads(call.arguments) for call in calls] == [values]
+
+
+THOUGHT = "<|channel>thought\nI look it up.\n<channel|>"
+CALLED = '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>'
+TEMPLATE = "{{ '<|turn>model\\n' }}{% if not enable_thinking %}{{ '<|channel>thought\n<channel|>' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "opened", "reasoning", "said"),
+    [
+        (f"{THOUGHT}It rains.", False, "I look it up.", "It rains."),
+        (f"{THOUGHT}{CALLED}", False, "I look it up.", CALLED),
+        (THOUGHT.removeprefix("<|channel>thought"), True, "I look it up.", ""),
+        ("<|channel>thought\n<channel|>It rains.", False, "", "It rains."),
+        ("<|channel>think I", False, "", "<|channel>think I"),
+        ("<|channel>thought\nI <channel", False, "I <channel", ""),
+        ("It rains.", False, "", "It rains."),
+    ],
+)
+def test_reasoning_is_split_off_for_every_split_of_the_text(answer, opened, reasoning, said):
+    cuts = [(answer,), tuple(answer), *((answer[:at], answer[at:]) for at in range(1, len(answer)))]
+    for pieces in cuts:
+        split = ReasoningSplit(opened=opened, tags=GEMMA4_TAGS)
+        parts = [*map(split.push, pieces), split.finish()]
+        assert ("".join(first for first, _ in parts), "".join(last for _, last in parts)) == (reasoning, said), pieces
+
+
+def test_the_template_shows_that_the_model_thinks_and_whether_the_prompt_has_begun_it():
+    found = find_reply_format(
+        "auto", "auto", ChatTemplate(TEMPLATE, file="t", special_tokens={}, control_tokens=ControlTokens(()))
+    )
+    assert (found.thinks, found.tags, found.channels) == (True, GEMMA4_TAGS, False)
+    assert found.tags.markers == ("<|channel>", "<channel|>"), "control tokens, which must be seen as text"
+    prompt = ChatPrompt((Message("user", "?"),))
+    for rendered, opened in (
+        ("<|turn>model\n", False),
+        ("<|turn>model\n<|channel>thought\n", True),
+        ("<|turn>model\n<|channel>thought\n<channel|>", False),
+    ):
+        assert opens_reasoning(prompt, rendered, found.tags) is opened

@@ -13,8 +13,9 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Message, TextPrompt, TokenPrompt
 from penstock.contract.thinking import ThinkingBudget
 from penstock.text import Detokenizer, ReasoningBudgets, ReplyFormat, TextModel, open_text
-from penstock.text.reasoning import CLOSING, ReasoningSplit
+from penstock.text.reasoning import THINK_TAGS, ReasoningSplit
 
+CLOSING = THINK_TAGS.closing
 TAGS = ("<think>", CLOSING)
 
 

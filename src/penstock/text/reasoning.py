@@ -1,5 +1,7 @@
 """Splitting a model's reasoning from its answer while both arrive: `<think> ... </think>`, then the answer.
 
+Gemma 4 writes other tags: its `<|channel>` begins with the channel's name, and no other channel than `thought` has one.
+
 Reasoning comes first, once, if at all; blank space around the tags belongs to neither side. Holds back no more than may
 still be a tag or space beside one. Does not know tokens or calls.
 Invariant: the split depends on the text alone, not on how it is cut into pieces.
@@ -7,16 +9,37 @@ Invariant: the split depends on the text alone, not on how it is cut into pieces
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
-__all__ = ["CLOSING", "OPENING", "ReasoningSplit", "leaves_open", "partial_suffix"]
-
-OPENING, CLOSING = "<think>", "</think>"
+__all__ = ["GEMMA4_TAGS", "THINK_TAGS", "ReasoningSplit", "ThinkTags", "leaves_open", "partial_suffix"]
 
 
-def leaves_open(prompt: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """What stands around reasoning.
+
+    Attributes:
+        control: what of the opening models write as a control token; "" for all of it.
+    """
+
+    opening: str
+    closing: str
+    control: str = ""
+
+    @property
+    def markers(self) -> tuple[str, str]:
+        """Spellings that must reach the parser even where the model writes them as control tokens."""
+        return self.control or self.opening, self.closing
+
+
+THINK_TAGS = ThinkTags("<think>", "</think>")
+GEMMA4_TAGS = ThinkTags("<|channel>thought", "<channel|>", control="<|channel>")
+
+
+def leaves_open(prompt: str, tags: ThinkTags = THINK_TAGS) -> bool:
     """Whether a prompt that ends with `prompt` has begun the model's reasoning for it."""
-    return prompt.rfind(OPENING) > prompt.rfind(CLOSING)
+    return prompt.rfind(tags.opening) > prompt.rfind(tags.closing)
 
 
 class _Place(Enum):
@@ -32,14 +55,16 @@ class ReasoningSplit:
 
     Args:
         opened: the prompt has written the opening tag already.
+        tags: what stands around reasoning.
 
     Attributes:
         end: how many characters of the answer, tags and space included, are reasoning so far.
     """
 
-    __slots__ = ("_held", "_place", "_seen", "_space", "_started", "end")
+    __slots__ = ("_held", "_place", "_seen", "_space", "_started", "_tags", "end")
 
-    def __init__(self, *, opened: bool) -> None:
+    def __init__(self, *, opened: bool, tags: ThinkTags = THINK_TAGS) -> None:
+        self._tags = tags
         self._place = _Place.INSIDE if opened else _Place.BEFORE
         self._held = ""  # may be a tag's beginning
         self._space: list[str] = []  # belongs to what comes next, unless that is a tag
@@ -89,11 +114,11 @@ class ReasoningSplit:
         """Wait until it is clear whether the answer begins with the opening tag; what follows it, or everything."""
         text, self._held = self._held + text, ""
         begun = text.lstrip()
-        if begun.startswith(OPENING):
+        if begun.startswith(self._tags.opening):
             self._space, self._place = [], _Place.INSIDE
-            return begun[len(OPENING) :]
+            return begun[len(self._tags.opening) :]
         self._space.append(text[: len(text) - len(begun)])
-        if OPENING.startswith(begun):
+        if self._tags.opening.startswith(begun):
             self._held = begun
             return ""
         before, self._space, self._place = "".join(self._space), [], _Place.ANSWER
@@ -101,13 +126,13 @@ class ReasoningSplit:
 
     def _inside(self, text: str) -> tuple[str, str]:
         text = self._held + text
-        body, tag, rest = text.partition(CLOSING)
+        body, tag, rest = text.partition(self._tags.closing)
         if tag:
             said = self._trimmed(body)
             self._held, self._space, self._place = "", [], _Place.BEHIND
             self.end = self._seen - len(rest)
             return said, rest
-        keep = partial_suffix(text, (CLOSING,))
+        keep = partial_suffix(text, (self._tags.closing,))
         self._held = text[len(text) - keep :]
         self.end = self._seen
         return self._trimmed(text[: len(text) - keep]), ""

@@ -24,7 +24,7 @@ from penstock.text.call_parser import CallParser, CallPart
 from penstock.text.channels import CHANNEL_TAGS, ChannelParser
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.gemma_call_parser import GemmaCallParser
-from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit, leaves_open
+from penstock.text.reasoning import GEMMA4_TAGS, THINK_TAGS, ReasoningSplit, ThinkTags, leaves_open
 from penstock.text.tool_schemas import ToolSchemas
 from penstock.text.xml_call_parser import XmlCallParser
 
@@ -59,11 +59,13 @@ class ReplyFormat:
         calls: None when the operator wants no tools.
         thinks: whether reasoning may stand in front of an answer: between tags, or in a channel.
         channels: answers are messages in channels; see `channels`.
+        tags: what stands around reasoning where it is tagged.
     """
 
     calls: CallFormat | None = CALL_FORMATS["json"]
     thinks: bool = False
     channels: bool = False
+    tags: ThinkTags = THINK_TAGS
 
     def reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: str) -> ReplyReader | None:
         """What takes the answers to one request apart; None when they are plain text.
@@ -80,7 +82,8 @@ class ReplyFormat:
         schemas = ToolSchemas(prompt.tools if calls else ())
         if self.channels:
             return ReplyReader(rules, calls, schemas, splits, opened=False, channels=calls in (None, HARMONY))
-        return ReplyReader(rules, calls, schemas, splits, opened=splits and opens_reasoning(prompt, rendered))
+        opened = splits and opens_reasoning(prompt, rendered, self.tags)
+        return ReplyReader(rules, calls, schemas, splits, opened=opened, tags=self.tags)
 
     def _call_format(self, rules: ReplyRules) -> CallFormat | None:
         match rules.tool_use:
@@ -101,17 +104,18 @@ def find_reply_format(tool_call_parser: str, reasoning_parser: str, template: Ch
     source = template.source if template is not None else ""
     calls = find_call_format(tool_call_parser, source)
     channels = calls is HARMONY or (tool_call_parser == "none" and find_call_format("auto", source) is HARMONY)
-    thinks = reasoning_parser == "think" or (reasoning_parser == "auto" and (channels or CLOSING in source))
-    return ReplyFormat(calls, thinks, channels)
+    tags = GEMMA4_TAGS if GEMMA4_TAGS.closing in source else THINK_TAGS
+    thinks = reasoning_parser == "think" or (reasoning_parser == "auto" and (channels or tags.closing in source))
+    return ReplyFormat(calls, thinks, channels, tags)
 
 
-def opens_reasoning(prompt: Prompt, rendered: str) -> bool:
+def opens_reasoning(prompt: Prompt, rendered: str, tags: ThinkTags = THINK_TAGS) -> bool:
     """Whether the model goes on inside reasoning: of a conversation, only the assistant's own turn counts."""
     if not isinstance(prompt, ChatPrompt):
-        return leaves_open(rendered)
+        return leaves_open(rendered, tags)
     if prompt.continue_final_message:
-        return leaves_open(prompt.messages[-1].content)
-    return prompt.add_generation_prompt and rendered.rstrip().endswith(OPENING)
+        return leaves_open(prompt.messages[-1].content, tags)
+    return prompt.add_generation_prompt and rendered.rstrip().endswith(tags.opening)
 
 
 PLAIN_FORMAT = ReplyFormat()
@@ -131,6 +135,7 @@ class ReplyReader:
     splits: bool
     opened: bool
     channels: bool = False
+    tags: ThinkTags = THINK_TAGS
     spelled: frozenset[int] = field(default=frozenset())
 
     @property
@@ -138,7 +143,7 @@ class ReplyReader:
         """Spellings that mark the parts of an answer."""
         if self.channels:
             return CHANNEL_TAGS
-        tags = (OPENING, CLOSING) if self.splits else ()
+        tags = self.tags.markers if self.splits else ()
         return (*tags, *(self.calls.markers if self.calls else ()))
 
     @property
@@ -227,7 +232,7 @@ def _parts_of(reader: ReplyReader) -> _Parts:
     parallel = rules.parallel_tool_calls
     if reader.channels:
         return ChannelParser(judgement, splits=reader.splits, parallel=parallel)
-    split = ReasoningSplit(opened=reader.opened) if reader.splits else None
+    split = ReasoningSplit(opened=reader.opened, tags=reader.tags) if reader.splits else None
     if reader.calls is None:
         return _TaggedParts(split, None)
     if reader.calls is XML:

@@ -14,7 +14,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import Prompt
 from penstock.contract.thinking import ThinkingBudget
 from penstock.text.detokenizer import Detokenizer
-from penstock.text.reasoning import CLOSING, OPENING, ReasoningSplit
+from penstock.text.reasoning import THINK_TAGS, ReasoningSplit, ThinkTags
 from penstock.text.reply import ReplyReader, opens_reasoning
 from penstock.text.tokenizer import TextModel
 
@@ -49,16 +49,17 @@ class ReasoningBudgets:
         if self._text.reply_format.channels:
             message = "the served model thinks in a channel of its own, which is not closed by a tag"
             raise InvalidParameter("thinking_token_budget", message, code="unsupported_parameter")
-        if not self.spell(CLOSING):
-            message = f"the served model's vocabulary cannot spell {CLOSING}"
+        tags = self._text.reply_format.tags
+        if not self.spell(tags.closing):
+            message = f"the served model's vocabulary cannot spell {tags.closing}"
             raise InvalidParameter("thinking_token_budget", message, code="unsupported_model")
-        spelled = self._text.tokenizer.special_ids((OPENING, CLOSING)) | (reader.spelled if reader else frozenset())
-        return ThinkingBudget(tokens, opens_reasoning(prompt, rendered), tuple(sorted(spelled)))
+        spelled = self._text.tokenizer.special_ids(tags.markers) | (reader.spelled if reader else frozenset())
+        return ThinkingBudget(tokens, opens_reasoning(prompt, rendered, tags), tuple(sorted(spelled)))
 
     def begin(self, budget: ThinkingBudget, prompt: Sequence[int]) -> BudgetedThinking:
         """See the port."""
         detokenizer = Detokenizer(self._text.tokenizer, spelled=frozenset(budget.spelled), prompt=prompt)
-        return BudgetedThinking(budget, detokenizer, self.spell)
+        return BudgetedThinking(budget, detokenizer, self.spell, self._text.reply_format.tags)
 
     def spell(self, text: str) -> tuple[int, ...]:
         """The ids of `text` wherever it stands; () if the vocabulary cannot spell it.
@@ -79,15 +80,21 @@ class BudgetedThinking:
     Args:
         detokenizer: fresh; owned by this object from now on.
         spell: gives the ids of a text.
+        tags: what stands around reasoning.
     """
 
-    __slots__ = ("_detokenizer", "_due", "_left", "_spell", "_split")
+    __slots__ = ("_detokenizer", "_due", "_left", "_spell", "_split", "_tags")
 
     def __init__(
-        self, budget: ThinkingBudget, detokenizer: Detokenizer, spell: Callable[[str], tuple[int, ...]]
+        self,
+        budget: ThinkingBudget,
+        detokenizer: Detokenizer,
+        spell: Callable[[str], tuple[int, ...]],
+        tags: ThinkTags = THINK_TAGS,
     ) -> None:
         self._left = budget.tokens
-        self._split = ReasoningSplit(opened=budget.opened)
+        self._tags = tags
+        self._split = ReasoningSplit(opened=budget.opened, tags=tags)
         self._detokenizer = detokenizer
         self._spell = spell
         self._due: deque[int] = deque()
@@ -117,5 +124,6 @@ class BudgetedThinking:
         if self._due or self._left > 0 or not self._split.inside:
             return
         # Half a character at the end parts what is written next from a tag that was begun before it.
-        missing = CLOSING if self._detokenizer.unfinished else CLOSING[self._split.closing_begun :]
+        closing = self._tags.closing
+        missing = closing if self._detokenizer.unfinished else closing[self._split.closing_begun :]
         self._due.extend(self._spell(missing))
