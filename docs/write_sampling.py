@@ -137,8 +137,9 @@ choice greedy; lengths such as `max_new_tokens` are not. The start report and `/
 `--generation-config none` (in the library `LLM(generation_config="none")`) leaves it out; a directory or a file takes
 it from there.
 
-Five plain questions to the default model, whose publisher recommends temperature 0.2 and top_p 0.9 (seed 1, at most 60
-tokens, on the compiled kernels of a CPU with AVX-512; elsewhere other words may be drawn):
+Five plain questions to the default model, whose publisher recommends temperature 0.2 and top_p 0.9
+(`penstock chat --seed 1 --max-tokens 60`, on the compiled kernels of a CPU with AVX-512; elsewhere other words may be
+drawn):
 
 FIRST_ANSWERS
 
