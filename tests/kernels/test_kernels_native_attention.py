@@ -160,6 +160,7 @@ IN_SHORT = ["plain", "window of 37", "all, window of 270"]
 """What `make test` runs where there are many cases."""
 AHEAD_IN_SHORT = ["both ways", "37 and 36 ahead"]
 AHEAD = [form for form, (_, _, _, ahead) in FORMS.items() if ahead != 0]
+AHEAD_DEEP = [pytest.param(form, marks=pytest.mark.deep) for form in (*AHEAD_IN_SHORT, "all, 270 and 260 ahead")]
 
 ROWS = [
     ([1], [1]),
@@ -190,11 +191,7 @@ def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim,
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (27, 1, 16), (2, 2, 5)])
 @pytest.mark.parametrize(
     "form",
-    [
-        form if form in (*IN_SHORT, *AHEAD_IN_SHORT) else pytest.param(form, marks=pytest.mark.deep)
-        for form in FORMS
-        if form != "plain"
-    ],
+    [form if form in IN_SHORT else pytest.param(form, marks=pytest.mark.deep) for form in FORMS if form != "plain"],
 )
 def test_scores_are_capped_hidden_and_sunk_as_in_float64(form, heads, kv_heads, dim, dtype, packed):
     for lengths, counts in (([9, 40, 12, 1, 70, 2], [1, 13, 1, 1, 70, 2]), ([600, 257, 330], [1, 35, 80])):
@@ -219,7 +216,7 @@ def test_bits_do_not_depend_on_where_keys_lie(dtype, form):
                 assert all(map(torch.equal, case.attend(), expected)), (block_size, packed, seed)
 
 
-@pytest.mark.parametrize("form", [*IN_SHORT, *AHEAD_IN_SHORT])
+@pytest.mark.parametrize("form", [*IN_SHORT, *AHEAD_DEEP])
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80), (2, 2, 20)])
 def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype, form):
@@ -241,7 +238,7 @@ def test_bits_do_not_depend_on_how_a_prompt_is_chunked(heads, kv_heads, dim, dty
         assert torch.equal(torch.cat(chunks), whole), size
 
 
-@pytest.mark.parametrize("form", [*IN_SHORT, *AHEAD_IN_SHORT, "all, 270 and 260 ahead"])
+@pytest.mark.parametrize("form", [*IN_SHORT, *AHEAD_DEEP])
 @pytest.mark.parametrize("dtype", [BF16, INT8])
 @pytest.mark.parametrize(("lengths", "counts"), [([1100], [1]), ([1100, 3, 700], [2, 1, 1]), ([600], [90])])
 def test_bits_do_not_depend_on_threads(lengths, counts, dtype, form):
@@ -264,6 +261,20 @@ def test_a_later_position_cannot_reach_an_earlier_one(dtype):
     assert after[271:].isnan().all()
 
 
+@pytest.mark.parametrize("form", AHEAD_IN_SHORT)
+@pytest.mark.parametrize("dtype", [F32, BF16, pytest.param(INT8, marks=pytest.mark.deep)])
+def test_rows_look_ahead_as_in_float64_with_the_same_bits_alone_and_on_any_threads(dtype, form):
+    case = Case([9, 300, 12], [9, 300, 1], 9, 3, 20, 16, dtype, True, form=form)
+    here.set_threads(1)
+    together = case.attend()
+    for row, out in enumerate(together):
+        torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
+        assert torch.equal(case.attend(rows=[row])[0], out)
+    here.set_threads(3)
+    assert all(map(torch.equal, case.attend(), together))
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
 @pytest.mark.parametrize("position", [0, 17, 250, 329])
 def test_a_position_reaches_those_whose_sight_holds_it_and_no_other(position, dtype, packed):
