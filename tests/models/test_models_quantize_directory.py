@@ -107,7 +107,7 @@ def test_transformers_computes_the_same(tmp_path, form):
 
 @pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_the_forms_are_multiplied_as_they_are(tmp_path):
-    directory = wide_llama(tmp_path)
+    directory = wide_llama(tmp_path, num_hidden_layers=2)
     for form, kind in (("INT4_G128", "Z4W"), ("INT4_G32", "Z4"), ("INT8", "Q8")):
         files = open_model(quantised(directory, tmp_path / form, form), gguf_dialect)
         binder = Binder(files.source, torch.bfloat16, "cpu", str(files.path), weight_format=WeightFormat.STORED)
