@@ -53,8 +53,12 @@ def refused(*arguments: str, **environment: str) -> str:
 
 
 def answered(screen: str) -> str:
-    """The answer above the line that begins what came of it; what was drawn and drawn again before does not count."""
-    return [piece.strip() for piece in re.split(r"[\r\n]+", screen) if piece.strip()][-2]
+    """The answer above the line of what came of it; what was drawn and drawn again before does not count.
+
+    That line begins with the rate, unless all tokens came at once.
+    """
+    pieces = [piece.strip() for piece in re.split(r"[\r\n]+", screen) if piece.strip()]
+    return pieces[-2] if pieces[-1].endswith("tokens/s ·") else pieces[-1]
 
 
 def test_a_conversation_is_interrupted_and_goes_on(server):
