@@ -37,6 +37,7 @@ def measure_file(file: Path, options: list[str]) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     if record["absent"]:
         raise EngineFault(f"{file.name}: {record['absent']}")
+    record["config"]["model"] = file.name  # where it lay is nobody's business
     return {"name": file.stem.rpartition("-")[2]} | record
 
 

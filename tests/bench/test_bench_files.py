@@ -178,7 +178,9 @@ def test_records_of_files_are_gathered_and_a_failure_is_told(tmp_path, monkeypat
             raise EngineFault("no memory")
         rows = [{"name": "penstock file", "kl_mean": 0.001}, {"name": "llama.cpp", "kl_mean": 0.002}]
         absent = {"llama.cpp": "no such thing"} if "Q2_K" in command[2] else {}
-        Path(command[command.index("--json") + 1]).write_text(json.dumps({"rows": rows, "absent": absent}))
+        Path(command[command.index("--json") + 1]).write_text(
+            json.dumps({"rows": rows, "absent": absent, "config": {}})
+        )
 
     monkeypatch.setattr(quality_of_files, "run", fake_run)
     target = tmp_path / "record.json"
