@@ -17,6 +17,7 @@
 #include "kv_prefetcher.h"
 #include "layout.h"
 #include "linear_call.h"
+#include "panel_runs.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -212,24 +213,28 @@ void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64
     for (; panel < last_panel; panel++) walk_rows<R, 2>(kernel, row, last_row, panel);
 }
 
-// Splits the outputs among the threads, and the rows too where there are too few outputs to go round. A few tasks a
-// thread, so that one that loses its processor holds up little; but none so small that handing it out costs more than
-// it. With few rows one task a thread, because weights come from memory then, and soonest in one long run.
+// Shares the outputs out among the threads, and the rows too where there are too few panels to go round; to as many
+// threads as have something to do.
 template <class Kernel>
 void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
-    constexpr int64_t kLeastProducts = 1 << 16, kTasksAThread = 3, kFewRows = 8;
-    const int64_t tasks_each = call.rows <= kFewRows ? 1 : kTasksAThread;
-    const int64_t panels = panels_of(call.columns()), work = call.rows * round_up(call.outputs, kPanel) * call.inputs;
-    const int64_t threads = pool.threads();
-    const int64_t tasks = threads == 1 ? 1 : larger(1, smaller(threads * tasks_each, work / kLeastProducts));
-    const int64_t panels_each = smaller(panels, round_up(divide_up(panels, tasks), 2));
-    const int64_t panel_tasks = divide_up(panels, panels_each);
-    const int64_t row_share = divide_up(call.rows, larger(1, tasks / panel_tasks));
-    const int64_t rows_each = round_up(row_share, Kernel::kRows), row_tasks = divide_up(call.rows, rows_each);
-    pool.run(int(panel_tasks * row_tasks), [&](int task) {
-        const int64_t panel = task % panel_tasks * panels_each, row = task / panel_tasks * rows_each;
-        const int64_t last_row = smaller(row + rows_each, call.rows), last_panel = smaller(panel + panels_each, panels);
+    constexpr int64_t kLeastProducts = 1 << 16, kLeastPanels = 2;
+    const auto walk = [&](int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
         (call.gated() ? walk_gated_tiles<Kernel> : walk_tiles<Kernel>)(kernel, row, last_row, panel, last_panel);
+    };
+    const int64_t panels = panels_of(call.columns()), work = call.rows * round_up(call.outputs, kPanel) * call.inputs;
+    const int64_t threads = smaller(smaller(pool.threads(), PanelRuns::kMost), larger(1, work / kLeastProducts));
+    const int64_t runs = smaller(threads, larger(1, panels / kLeastPanels));
+    const int64_t rows_each = round_up(divide_up(call.rows, threads / runs), Kernel::kRows);
+    if (threads == 1) return walk(0, call.rows, 0, panels);
+    if (rows_each < call.rows) {
+        return pool.run(int(runs * divide_up(call.rows, rows_each)), [&](int task) {
+            const int64_t row = task / runs * rows_each, run = task % runs;
+            walk(row, smaller(row + rows_each, call.rows), panels * run / runs, panels * (run + 1) / runs);
+        });
+    }
+    PanelRuns left(panels, runs);
+    pool.run(int(runs), [&](int mine) {
+        for (int64_t panel, last_panel; left.take(mine, panel, last_panel);) walk(0, call.rows, panel, last_panel);
     });
 }
 

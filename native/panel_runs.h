@@ -1,0 +1,90 @@
+// How threads share the panels of a product: each begins with a run of neighbours, and whoever is done first takes half
+// of what the slowest has left.
+//
+// Weights come from memory soonest in long runs. But no two runs take equally long: another process takes a processor, a
+// core gets less of the memory, some cores are built slower than others. When runs were dealt out once and for all,
+// everybody waited for the slowest (ADR 22).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "layout.h"
+#include "simd.h"
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+class PanelRuns {
+public:
+    static constexpr int64_t kMost = 256;  // runs
+
+    PanelRuns(int64_t panels, int64_t runs) : runs_(runs) {
+        const auto start = [=](int64_t i) { return i == runs ? panels : panels * i / runs / kTile * kTile; };
+        for (int64_t i = 0; i < runs; i++) {
+            left_[i].run.store(packed({start(i), start(i + 1)}), std::memory_order_relaxed);
+        }
+    }
+
+    // The next panels [first, last) for the thread that began with run `mine`; false when there are none left to take.
+    // Every panel is given out once.
+    bool take(int mine, int64_t& first, int64_t& last) {
+        while (true) {
+            uint64_t seen = left_[mine].run.load(std::memory_order_relaxed);
+            const Run run = unpacked(seen);
+            if (run.first < run.last) {
+                first = run.first;
+                last = run.last - run.first > kTogether ? run.first + kTogether : run.last;
+                if (replace(mine, seen, {last, run.last})) return true;
+            } else if (!take_half_of_longest(mine)) {
+                return false;
+            }
+        }
+    }
+
+private:
+    static constexpr int64_t kTogether = 8;  // panels: 150 KiB of 4-bit weights with 2048 inputs
+    static constexpr int64_t kTile = 2;      // the most panels of a tile: runs begin where tiles do
+
+    struct Run {
+        int64_t first, last;
+    };
+    static uint64_t packed(Run run) { return uint64_t(run.last) << 32 | uint64_t(run.first); }
+    static Run unpacked(uint64_t run) { return {int64_t(run & 0xffffffffu), int64_t(run >> 32)}; }
+
+    // Only its owner moves a run's first panel, and no panel comes back: so a run that looks as before is as before.
+    bool replace(int64_t of, uint64_t seen, Run run) {
+        return left_[of].run.compare_exchange_strong(seen, packed(run), std::memory_order_relaxed);
+    }
+
+    // False where no run has more than its owner is about to take.
+    bool take_half_of_longest(int mine) {
+        int64_t longest = -1, most = kTogether;
+        uint64_t seen = 0;
+        for (int64_t i = 0; i < runs_; i++) {
+            const uint64_t theirs = left_[i].run.load(std::memory_order_relaxed);
+            const Run run = unpacked(theirs);
+            if (run.last - run.first <= most) continue;
+            most = run.last - run.first;
+            longest = i;
+            seen = theirs;
+        }
+        if (longest < 0) return false;
+        const Run run = unpacked(seen);
+        const int64_t middle = run.first + round_up(most / 2, kTile);
+        // If somebody was quicker, there may be another run to halve.
+        if (replace(longest, seen, {run.first, middle})) {
+            left_[mine].run.store(packed({middle, run.last}), std::memory_order_relaxed);
+        }
+        return true;
+    }
+
+    struct alignas(64) Left {
+        std::atomic<uint64_t> run;  // its first panel in the low half of the word, its end in the high half
+    };
+    Left left_[kMost];
+    int64_t runs_;
+};
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock
