@@ -17,6 +17,7 @@ from penstock.bench.machine import load_average, provenance
 from penstock.cli import bench_kernels, bench_quality, bench_serve
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.fallback import tell_torch_computes
+from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
@@ -82,8 +83,9 @@ def batch_command(
     (config,) = build_configs(context, EngineConfig)
     loads = batch.grid(prompt_tokens, new_tokens, streams)
     head = provenance()
-    from penstock.exec.device import compute_threads
-    from penstock.llm.offline import LLM  # brings torch in: not for --help
+    with lasting_imports():  # as in the server: collecting among what torch made would be measured too
+        from penstock.exec.device import compute_threads
+        from penstock.llm.offline import LLM
 
     tell_torch_computes(config.device)
     with LLM(**library_options(config) | {"generation_config": "none"}) as llm:
