@@ -318,14 +318,15 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     """
     choices = resolve_choices(config, files)
     backend, dtype, weight_format = choices.backend, choices.dtype, choices.weight_format
-    config = with_whole_prompts(config, plan_model(config, files, choices), free_memory(backend.device))
+    planned = plan_model(config, files, choices)
+    config = with_whole_prompts(config, planned, free_memory(backend.device))
     threads = compute_threads(config.threads)
     set_torch_threads(threads, packed=weight_format is not WeightFormat.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     announce(computing_line(backend, dtype, threads))
     if weight_format is WeightFormat.ONEDNN:
         announce(onednn_line(config.linear_kernels))
-    _check_memory(config, files, choices)
+    _check_memory(planned, config, files)
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         cpu = backend.cpu if isinstance(backend, CpuBackend) else None
@@ -352,16 +353,15 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     return LoadedModel(files, program, model, backend, dtype, choices.kv_dtype, held, config, formats, layers)
 
 
-def _check_memory(config: EngineConfig, files: ModelFiles, choices: Choices) -> None:
+def _check_memory(planned: PlannedModel, config: EngineConfig, files: ModelFiles) -> None:
     """Refuse a model that does not fit beside the KV cache that was asked for, before any of it is read."""
-    planned = plan_model(config, files, choices)
-    needs, free = planned.needs(config), free_memory(choices.backend.device)
+    needs, free = planned.needs(config), free_memory(planned.choices.backend.device)
     if needs.total <= free:
         return
     least = planned.needs(replace(config, kv_cache_memory=0, max_model_len=0))
     named = "kv_cache_memory" if config.kv_cache_memory else "max_model_len" if config.max_model_len else "model"
     option = named if least.total <= free else "model"
-    check_fits(option, needs, free, list(_alternatives(config, files, choices)))
+    check_fits(option, needs, free, list(_alternatives(config, files, planned.choices)))
 
 
 def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> Iterator[Alternative]:

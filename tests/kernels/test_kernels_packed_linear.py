@@ -502,7 +502,7 @@ def test_nothing_is_written_beyond_the_outputs(compiled):
         {"gate": 0},
         {"gate": 4, "outputs": 32, "residual": 64, "residual_stride": 32},
         {"gate": 1, "outputs": 32},
-        {"gate": 6, "outputs": 32},
+        {"gate": 7, "outputs": 32},
         {"outputs": 0},
         {"inputs": 0},
         {"inputs": 65537},

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from penstock.contract.config import SchedulerConfig
+from penstock.contract.config import EngineConfig, SchedulerConfig
 from penstock.contract.model import GgufVocabulary, KvCacheSpec, ModelShape
 from penstock.contract.plan import RowResult
 from penstock.kernels.attention_spec import AttentionSpec
@@ -143,9 +143,10 @@ def _attend(q, keys, values, scale, parts):
 def loaded(model: RowLM, *, split_at_chunk: bool = False) -> LoadedModel:
     files = SimpleNamespace(digest=b"a toy", path="toy", text=None)
     caches = (KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers
-    program = SimpleNamespace(caches=caches, window=None, states=())
+    program = SimpleNamespace(caches=caches, window=None, states=(), looks_ahead=False)
     backend = RowBackend(split_at_chunk=split_at_chunk)
-    return LoadedModel(files, program, model, backend, torch.float32, torch.float32, weight_bytes=0)
+    config = EngineConfig(model="toy")
+    return LoadedModel(files, program, model, backend, torch.float32, torch.float32, weight_bytes=0, config=config)
 
 
 def target_of(model: RowLM, *, split_at_chunk: bool = False) -> Target:
