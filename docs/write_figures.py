@@ -244,6 +244,7 @@ def form_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str]]:
 TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed": ("compare", speed_rows),
     "speed-of-1b": ("compare-llama-1b", speed_rows),
+    "speed-of-1b-q6-k": ("compare-llama-1b", speed_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
     "cost-of-files": ("quality-of-files", file_cost_rows),
