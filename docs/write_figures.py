@@ -142,6 +142,12 @@ def speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
         yield _cells(_shown(each).removeprefix("Penstock, "), _shares, partial(_limit_shares, each))
 
 
+def q6_k_speed_rows(record: Record) -> Iterator[tuple[str, ...]]:
+    """The same where the file is no 4-bit one."""
+    for cells in speed_rows(record):
+        yield tuple(cell.replace("4-bit", "Q6_K") for cell in cells)
+
+
 def short_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
     """Rates of the 4-bit file, its ratio to llama.cpp's, and the ratio of our best to the best peer."""
     by_name = {each["name"]: each for each in record["contenders"]}
@@ -244,7 +250,7 @@ def form_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str]]:
 TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed": ("compare", speed_rows),
     "speed-of-1b": ("compare-llama-1b", speed_rows),
-    "speed-of-1b-q6-k": ("compare-llama-1b", speed_rows),
+    "speed-of-1b-q6-k": ("compare-q6_k", q6_k_speed_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
     "cost-of-files": ("quality-of-files", file_cost_rows),
