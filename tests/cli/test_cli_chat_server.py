@@ -62,7 +62,8 @@ def answered(screen: str) -> str:
 
 
 def test_a_conversation_is_interrupted_and_goes_on(server):
-    with Terminal("chat", "--base-url", server.url, "--api-key", KEY, *ENDLESS) as terminal:
+    # So wide that no line below an answer is broken, however long it took.
+    with Terminal("chat", "--base-url", server.url, "--api-key", KEY, *ENDLESS, columns=160) as terminal:
         ask(terminal, "abc")
         terminal.expect("<")  # made-up words look so
         terminal.interrupt()

@@ -117,8 +117,7 @@ def test_bench_serve_stops_and_so_do_its_requests(endless, tmp_path):
         command = ("bench", "serve", "--base-url", f"{served.url}/v1", "--model", model_of(served.url))
         with Terminal(*command, *sizes, "--vocab-size", "100") as terminal:
             terminal.expect("Answered")
-            while served.health()["running"] < 4:
-                time.sleep(0.05)
+            served.wait_running(4)
             interrupted_in_time(terminal)
         served.wait_idle(20)
 
@@ -141,7 +140,6 @@ def test_bench_serve_while_it_warms_up(endless, tmp_path):
     with serve(tmp_path / "trace.jsonl", endless, *SMALL) as served:
         command = ("bench", "serve", "--base-url", f"{served.url}/v1", "--model", model_of(served.url))
         with Terminal(*command, "--new-tokens", "100000", "--vocab-size", "100") as terminal:
-            while not served.health()["running"]:
-                time.sleep(0.05)
+            served.wait_running(1)
             interrupted_in_time(terminal)
         served.wait_idle(20)

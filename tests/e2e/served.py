@@ -33,6 +33,13 @@ class Served:
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health").json()
 
+    def wait_running(self, count: int) -> None:
+        """Wait until so many requests run."""
+        last = time.monotonic() + PATIENCE
+        while (health := self.health())["running"] < count:
+            assert time.monotonic() < last, health
+            time.sleep(0.02)
+
     def wait_idle(self, seconds: float) -> float:
         """Wait until every block is back; how many seconds of processors the server took for that."""
         began, last = self._processor_seconds(), time.monotonic() + PATIENCE
