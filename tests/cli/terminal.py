@@ -20,6 +20,9 @@ __all__ = ["Terminal"]
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\x1b[=>]")
 BEGUN = re.compile(r"\x1b(\[[0-9;?]*|[()]|\][^\x07]*)?$")
+SIZES = ("COLUMNS", "LINES")
+"""What workers of pytest-xdist inherit: the size of the terminal that the tests were started from, or 80 by 24."""
+
 PATIENCE = 60.0
 """Seconds for anything to appear, on a machine that has other things to do."""
 
@@ -35,7 +38,7 @@ class Terminal:
             [sys.executable, "-m", "penstock", *arguments],
             preexec_fn=lambda: os.login_tty(slave),
             env={
-                **os.environ,
+                **{name: value for name, value in os.environ.items() if name not in SIZES},
                 "TERM": "xterm-256color",
                 "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here says where the cursor is
                 "PENSTOCK_TEST_MARK": self._mark,

@@ -62,8 +62,7 @@ def answered(screen: str) -> str:
 
 
 def test_a_conversation_is_interrupted_and_goes_on(server):
-    # So wide that no line below an answer is broken, however long it took.
-    with Terminal("chat", "--base-url", server.url, "--api-key", KEY, *ENDLESS, columns=160) as terminal:
+    with Terminal("chat", "--base-url", server.url, "--api-key", KEY, *ENDLESS) as terminal:
         ask(terminal, "abc")
         terminal.expect("<")  # made-up words look so
         terminal.interrupt()
