@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.weights.source import StoredBlocks, TensorSource
+from penstock.weights.headers_only import HeadersOnly
 
 __all__ = ["Blank"]
 
 
-class Blank(TensorSource):
-    """A checkpoint's names and shapes; its numbers are whatever memory holds."""
+class Blank(HeadersOnly):
+    """A checkpoint's names and shapes, for a dense binder with real memory; its numbers are whatever memory holds."""
 
-    def __init__(self, source: TensorSource) -> None:
-        self._source = source
-
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`."""
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
-        return self._source.shape(name)
-
-    def spare(self, name: str) -> bool:
-        """See `TensorSource.spare`; looks at real numbers."""
-        return self._source.spare(name)
+    def stored_kind(self, name: str) -> str:  # noqa: ARG002
+        """None: a dense binder reads no blocks."""
+        return ""
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Leave the memory as it is."""
 
     def read_slice_into(self, name: str, index: int, out: Tensor) -> None:
         """Leave the memory as it is."""
-
-    def read_blocks(self, name: str) -> StoredBlocks:  # noqa: ARG002
-        """Not called: a dense binder reads no blocks."""
-        raise AssertionError("a dense binder reads no blocks")
