@@ -36,12 +36,16 @@ _UNHEEDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Matrix:
-    """Where a matrix lies; `block` rows and inputs have a scale in common."""
+class _Coded:
+    """Where codes and the scales of their blocks lie."""
 
     codes: StoredTensor
     scales: StoredTensor
     block: tuple[int, int]
+    dtype: str = "FP8"
+    """What the file stores."""
+    kind: str = ""
+    """No blocks hold it."""
 
     @property
     def path(self) -> Path:
@@ -49,18 +53,13 @@ class Fp8Matrix:
         return self.codes.path
 
     @property
-    def dtype(self) -> str:
-        """What the file stores."""
-        return "FP8"
-
-    @property
     def shape(self) -> tuple[int, ...]:
-        """`[N, K]`."""
+        """Of the codes."""
         return self.codes.shape
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """How many numbers there are."""
         return self.codes.bytes
 
     @property
@@ -68,10 +67,10 @@ class Fp8Matrix:
         """Of both parts."""
         return self.codes.bytes + self.scales.bytes
 
-    @property
-    def kind(self) -> str:
-        """No blocks hold it."""
-        return ""
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix(_Coded):
+    """Where a matrix lies; `block` rows and inputs have a scale in common."""
 
     def read_numbers(self, name: str, out: Tensor) -> bool:
         """See `QuantisedMatrix.read_numbers`."""
@@ -94,34 +93,8 @@ class Fp8Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Stack:
+class Fp8Stack(_Coded):
     """Where the matrices of a layer's experts lie, `[E, N, K]`, and their scales; all have them for the same blocks."""
-
-    codes: StoredTensor
-    scales: StoredTensor
-    block: tuple[int, int]
-    dtype: str = "FP8"
-    kind: str = ""
-
-    @property
-    def path(self) -> Path:
-        """The file of the codes."""
-        return self.codes.path
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`[E, N, K]`."""
-        return self.codes.shape
-
-    @property
-    def elements(self) -> int:
-        """How many numbers it holds."""
-        return self.codes.bytes
-
-    @property
-    def bytes(self) -> int:
-        """Of both parts."""
-        return self.codes.bytes + self.scales.bytes
 
     def slice(self, index: int) -> Fp8Matrix:
         """One of the matrices."""
