@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -197,7 +196,6 @@ def test_a_stopped_answer_of_a_server_that_counts_at_the_end_only_has_at_least_i
         terminal.expect("(HTTP 400: The prompt is too long.)")
         ask(terminal, "abc")
         terminal.expect("three")  # a block that is complete is shown at once, and so is the beginning of the next
-        time.sleep(0.5)  # until it is drawn, and the next piece is waited for
         terminal.interrupt()
         terminal.expect("at least 3 tokens")
         ask(terminal, "/stats")

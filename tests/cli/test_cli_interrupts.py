@@ -71,6 +71,32 @@ def test_run_batch(endless, tmp_path):
     assert target.read_text() == ""
 
 
+WAITS_FOR_A_SOCKET = """
+import os, signal, socket, threading, time
+from penstock.cli.interrupts import ends_when_interrupted, interrupts_taken
+
+def press():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+
+ours, theirs = socket.socketpair()
+ours.settimeout(20)
+with ends_when_interrupted(), interrupts_taken():
+    threading.Thread(target=press).start()  # takes the signal: the main thread's wait goes on
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        ours.recv(1)
+    except KeyboardInterrupt:
+        print("heard")
+"""
+
+
+def test_one_that_does_not_end_a_wait_for_a_socket_is_heard_all_the_same():
+    """As of one that comes between Python's last look for signals and the wait, which no test can hit for sure."""
+    ran = subprocess.run([sys.executable, "-c", WAITS_FOR_A_SOCKET], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "heard\n", ran.stderr
+
+
 def test_bench_batch(endless):
     sizes = ("--streams", "2", "--prompt-tokens", "8", "--new-tokens", "5000", "--repeats", "50", "--no-limits")
     with Terminal("bench", "batch", endless, *SMALL, *sizes) as terminal:

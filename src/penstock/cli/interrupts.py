@@ -1,9 +1,10 @@
 """Ctrl-C ends a command within two seconds, with one word and exit code 130, whatever the command is doing.
 
-Python raises KeyboardInterrupt between two bytecodes of the main thread. Three things keep that from being enough: a
+Python raises KeyboardInterrupt between two bytecodes of the main thread. Four things keep that from being enough: a
 call into compiled code (a large model's step, its weights) returns late; a library that is being imported turns it into
-an error of its own; one that lands in a destructor is printed and forgotten. So a thread hears of every Ctrl-C from the
-signal itself, and ends the process where the command has not ended in time.
+an error of its own; one that lands in a destructor is printed and forgotten; one that comes after the last bytecode
+before a wait for a socket is not noticed until the wait is over. So a thread hears of every Ctrl-C from the signal
+itself. It wakes the main thread, and ends the process where the command has not ended in time.
 
 A command with a use of its own for Ctrl-C says so with `interrupts_taken`. One that writes under a passing name says
 so with `leaves_nothing`; then SIGTERM ends it in the same way, with exit code 143.
@@ -45,6 +46,12 @@ GRACE_SECONDS = 1.5
 AGAIN_SECONDS = 0.01
 """After which an interrupt that was lost is raised once more: the destructor that it fell into has ended by then."""
 
+WAKE_SECONDS = (0.01, 0.1, 0.5)
+"""After which the main thread is woken: usually at once, more often for a machine that let it stand still."""
+
+WAKE_SIGNAL = signal.SIGURG
+"""Means nothing to anybody here, and is ignored by processes that inherit it."""
+
 
 class _Watch:
     """Ends the process some time after a Ctrl-C that nobody took. One for the process."""
@@ -61,10 +68,12 @@ class _Watch:
     def listen(self, reader: int) -> None:
         """Read the numbers of signals as they come, until the pipe ends."""
         while numbers := os.read(reader, 64):
-            if signal.SIGINT in numbers and not self.taken:
-                self.came = True
-                self.caught_up.set()
-                self._end_late(INTERRUPTED)
+            if signal.SIGINT in numbers:
+                threading.Thread(target=_wake_main_thread, daemon=True).start()
+                if not self.taken:
+                    self.came = True
+                    self.caught_up.set()
+                    self._end_late(INTERRUPTED)
             if signal.SIGTERM in numbers and self.unfinished is not None:
                 threading.Thread(target=self._end_late, args=(TERMINATED,), daemon=True).start()
             self.caught_up.set()
@@ -84,6 +93,13 @@ class _Watch:
 _WATCH = _Watch()
 
 
+def _wake_main_thread() -> None:
+    """End a system call that the main thread began after Ctrl-C had come: Python looks for signals then."""
+    for seconds in WAKE_SECONDS:
+        time.sleep(seconds)
+        signal.pthread_kill(threading.main_thread().ident or 0, WAKE_SIGNAL)
+
+
 @contextmanager
 def ends_when_interrupted() -> Iterator[None]:
     """Inside, the process ends soon after a Ctrl-C, with or without the help of what runs.
@@ -100,6 +116,7 @@ def ends_when_interrupted() -> Iterator[None]:
     os.set_blocking(writer, False)
     threading.Thread(target=_WATCH.listen, args=(reader,), name="interrupts", daemon=True).start()
     earlier, earlier_hook = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), sys.unraisablehook
+    earlier_woken = signal.signal(WAKE_SIGNAL, lambda *_: None)  # without a handler it would end no system call
     sys.unraisablehook = _raise_again
     try:
         yield
@@ -114,6 +131,7 @@ def ends_when_interrupted() -> Iterator[None]:
     finally:
         sys.unraisablehook = earlier_hook
         signal.set_wakeup_fd(earlier)
+        signal.signal(WAKE_SIGNAL, earlier_woken)
         os.close(writer)
 
 
