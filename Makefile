@@ -39,10 +39,10 @@ test-openai: $(VENV)/.installed-test ## Run openai-python's own tests against th
 	@$(BIN)/penstock pull $(MODEL)
 	@OPENAI_SUITE=$(OPENAI_SUITE) OPENAI_SUITE_PYTHON=$(or $(OPENAI_SUITE_PYTHON),$(PYTHON)) $(BIN)/python -m pytest -n 0 -rs tests/conformance/test_conformance_openai_suite.py $(ARGS)
 
-test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each installed into build/clients (2 GB, once; npm for Continue)
+test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each installed into build/clients (2 GB, once; npm for Continue; OPEN_WEBUI=its program)
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/python tests/clients/environments.py build/clients
-	@PENSTOCK_CLIENTS=build/clients $(BIN)/python -m pytest -n 0 -rs tests/clients $(ARGS)
+	@PENSTOCK_CLIENTS=build/clients OPEN_WEBUI=$(OPEN_WEBUI) $(BIN)/python -m pytest -n 0 -rs tests/clients $(ARGS)
 
 docs-images: $(VENV)/.installed-page-test ## Take the pictures of docs/page.md again
 	@PENSTOCK_PAGE_TESTS=required PENSTOCK_PICTURES=docs/images PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest tests/server/test_page_pictures.py

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CLIENTS", "COMPILED", "LLAMA_CPP", "MEMORY_GROUPS", "ONEDNN"]
+__all__ = ["CLIENTS", "COMPILED", "LLAMA_CPP", "MEMORY_GROUPS", "ONEDNN", "OPEN_WEBUI"]
 
 COMPILED = "the compiled kernels are missing here: install a C++ compiler, then make clean test"
 ONEDNN = "this torch has no oneDNN: install torch's own wheel for x86-64, then make clean test"
@@ -12,3 +12,6 @@ MEMORY_GROUPS = (
 )
 CLIENTS = "other projects' clients are not installed here: make test-clients does that (2 GB, pip and npm)"
 LLAMA_CPP = "llama.cpp is not installed here: python bench/compare.py --install --peer llama.cpp does that"
+OPEN_WEBUI = (
+    "OPEN_WEBUI does not name the program of an installed Open WebUI: pip install open-webui (6 GB), then its path"
+)
