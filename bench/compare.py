@@ -14,7 +14,7 @@ import click
 from peers import plot
 from peers.comparison import TRIALS, compare, compare_record, compare_table
 from peers.contenders import PEERS, Absent, Contender, Setting, find_peer, penstock_contender
-from peers.install import install_peer, read_sources
+from peers.install import ISAS, install_peer, read_sources
 from peers.process import FROM_FOLDER
 from penstock.bench.limits import limits_line
 from penstock.bench.machine import load_average, provenance
@@ -61,6 +61,12 @@ SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     help=f"With --install: the source of a peer that is not fetched, {' or '.join(FROM_FOLDER)}. It is built in build"
     " under that folder.",
 )
+@click.option(
+    "--isa",
+    type=click.Choice([each for each in ISAS if each]),
+    help="Measure as on a processor that has no more: our kernels for it, peers built for it (in a folder of its name"
+    " under --peers-dir).",
+)
 @STREAMS
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Length of each prompt.")
 @click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens generated for each.")
@@ -87,6 +93,7 @@ def command(
     peers_dir: Path | None,
     install: bool,
     given_sources: tuple[str, ...],
+    isa: str | None,
     streams: tuple[int, ...],
     prompt_tokens: int,
     new_tokens: int,
@@ -110,12 +117,15 @@ def command(
     from penstock.weights.pull import pull
 
     cache = default_cache_dir(os.environ)
-    folder = peers_dir or cache / "peers"
+    folder = (peers_dir or cache / "peers") / (isa or "")
+    if isa:
+        os.environ["PENSTOCK_ISA"] = isa  # of this process, which measures limits, and of ours that it starts
     model = pull(config.model, cache, show_progress=True)
     setting = Setting(model, prompt_tokens, new_tokens, streams, compute_threads(config.threads))
     if install:
-        for name in names or [each for each in PEERS if each not in FROM_FOLDER or each in sources]:
-            install_peer(name, folder, _say, sources)
+        wanted = [each for each in PEERS if each in sources or (each not in FROM_FOLDER and not isa)]
+        for name in names or wanted:
+            install_peer(name, folder, _say, sources, isa or "")
     found = _find_peers(names, folder, model)
     contenders = _our_contenders(config, variants, model)
     contenders += [each for each in found if isinstance(each, Contender)]
@@ -125,7 +135,7 @@ def command(
     comparison = compare(contenders, setting, repeats, _say, trials=trials)
     if limits is not None and (limits := measured_limits(setting.threads, limits)) is not None:
         _say(limits_line(limits))
-    record = head | {"kind": "compare"} | compare_record(comparison, limits)
+    record = head | {"kind": "compare", "isa": isa or ""} | compare_record(comparison, limits)
     record["absent"] |= {each.name: each.reason for each in found if isinstance(each, Absent)}
     record["load_average_after"] = load_average()
     report(compare_table(record), record, target)

@@ -1,7 +1,7 @@
 """Installs the other engines, each into an environment of its own under the directory of peers (see `contenders`).
 
-Pins their versions, and builds llama.cpp for this processor, and ik_llama.cpp, which no index has, from a folder that
-the caller names. A directory gets its final name once it is complete.
+Pins their versions, and builds llama.cpp, and ik_llama.cpp, which no index has, from a folder that the caller names.
+A directory gets its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peers.process import BIN, EXE, FROM_FOLDER, PROGRAMS, is_installed, record_
 from penstock.bench.machine import cpus
 from penstock.contract.errors import ConfigError, EngineFault
 
-__all__ = ["INSTALLABLE", "SOURCE_ROOMS", "install_peer", "read_sources"]
+__all__ = ["INSTALLABLE", "ISAS", "SOURCE_ROOMS", "install_peer", "read_sources"]
 
 INSTALLABLE = {
     "llama.cpp": (LLAMA_CPP_SOURCE,),
@@ -36,11 +36,13 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 BUILD_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
 )
+AVX2_OPTIONS = ("AVX", "AVX2", "BMI2", "F16C", "FMA", "SSE42")
+ISAS = {"": ("-DGGML_NATIVE=ON",), "avx2": ("-DGGML_NATIVE=OFF", *(f"-DGGML_{each}=ON" for each in AVX2_OPTIONS))}
+"""How a peer is built for this very processor, or for one that has no more than an instruction set."""
 LLAMA_CPP_OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_SERVER=ON",
@@ -58,7 +60,11 @@ SOURCE_ROOMS = ("common", "examples/batched-bench", "ggml", "include", "src")
 
 
 def install_peer(
-    name: str, folder: Path, announce: Callable[[str], None], sources: Mapping[str, Path] | None = None
+    name: str,
+    folder: Path,
+    announce: Callable[[str], None],
+    sources: Mapping[str, Path] | None = None,
+    isa: str = "",
 ) -> None:
     """Install a peer and what it needs under `folder`; what is there is left as it is.
 
@@ -68,13 +74,17 @@ def install_peer(
         announce: called with a line before and after each engine.
         sources: source folders by engine, for those of `process.FROM_FOLDER`; one of another source than the engine
             that is there replaces it.
+        isa: one of `ISAS` to build for, of peers that are built here; "" for what this processor has.
 
     Raises:
-        ConfigError: there is no such peer, or its source is missing.
+        ConfigError: there is no such peer, it should be built for `isa` and is not built here, or its source is
+            missing.
         EngineFault: a step failed; the message ends with the last lines of its output.
     """
     for engine in needed_engines(name):
-        _install_engine(engine, folder, announce, (sources or {}).get(engine))
+        if isa and engine not in PROGRAMS:
+            raise ConfigError("isa", f"{engine} is not built here, so not for {isa}; leave out --peer {name}")
+        _install_engine(engine, folder, announce, (sources or {}).get(engine), isa)
 
 
 def read_sources(given: Sequence[str]) -> dict[str, Path]:
@@ -95,7 +105,7 @@ def read_sources(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _install_engine(engine: str, folder: Path, announce: Callable[[str], None], source: Path | None) -> None:
+def _install_engine(engine: str, folder: Path, announce: Callable[[str], None], source: Path | None, isa: str) -> None:
     if is_installed(folder, engine) and (source is None or _digest(source) == recorded_source(folder, engine)):
         announce(f"{engine}: is installed in {folder / engine}")
         return
@@ -104,9 +114,9 @@ def _install_engine(engine: str, folder: Path, announce: Callable[[str], None], 
     folder.mkdir(parents=True, exist_ok=True)
     announce(f"{engine}: installing into {folder / engine} (minutes)")
     if source is not None:
-        _build_from_folder(engine, source, folder)
+        _build_from_folder(engine, source, folder, isa)
     elif engine == "llama.cpp":
-        _build_llama_cpp(folder)
+        _build_llama_cpp(folder, isa)
     else:
         _make_environment(folder / engine, INSTALLABLE[engine])
     announce(f"{engine}: installed")
@@ -123,8 +133,8 @@ def _make_environment(target: Path, requirements: Sequence[str]) -> None:
     partial.replace(target)
 
 
-def _build_llama_cpp(folder: Path) -> None:
-    """Fetch the sources with pip, build its programs for this very processor, keep only them."""
+def _build_llama_cpp(folder: Path, isa: str) -> None:
+    """Fetch the sources with pip, build its programs, keep only them."""
     with tempfile.TemporaryDirectory(prefix="llama.cpp-", dir=folder) as name:
         work = Path(name)
         fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
@@ -134,15 +144,15 @@ def _build_llama_cpp(folder: Path) -> None:
         with tarfile.open(archive) as packed:
             packed.extractall(work / "source", filter="data")
         (source,) = (work / "source").glob("*/vendor/llama.cpp")
-        _build("llama.cpp", source, work / "build", LLAMA_CPP_OPTIONS)
+        _build("llama.cpp", source, work / "build", (*LLAMA_CPP_OPTIONS, *ISAS[isa]))
         _keep_programs("llama.cpp", work / "build", folder / "llama.cpp" / BIN)
 
 
-def _build_from_folder(engine: str, source: Path, folder: Path) -> None:
+def _build_from_folder(engine: str, source: Path, folder: Path, isa: str) -> None:
     """Build in `build` beside the sources, going on where an earlier build ended, and copy the programs."""
-    digest = _digest(source)
-    _build(engine, source, source / "build", IK_OPTIONS)
-    _keep_programs(engine, source / "build", folder / engine / BIN)
+    digest, build = _digest(source), source / "-".join(filter(None, ("build", isa)))
+    _build(engine, source, build, (*IK_OPTIONS, *ISAS[isa]))
+    _keep_programs(engine, build, folder / engine / BIN)
     record_source(folder, engine, digest)
 
 

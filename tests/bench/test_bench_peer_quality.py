@@ -143,7 +143,7 @@ def test_peers_that_cannot_tell_their_quality_say_why(tmp_path):
 
 def test_an_installation_without_llama_perplexity_is_not_whole(tmp_path, monkeypatch):
     built = []
-    monkeypatch.setattr("peers.install._build_llama_cpp", built.append)
+    monkeypatch.setattr("peers.install._build_llama_cpp", lambda folder, isa: built.append(folder))
     for name in ("llama-batched-bench", "llama-quantize", "llama-imatrix", "llama-server"):
         program(tmp_path, name, "")
     install_peer("llama.cpp", tmp_path, lambda line: None)

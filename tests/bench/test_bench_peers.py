@@ -464,6 +464,15 @@ def test_a_peer_is_built_from_the_folder_that_is_named_and_again_once_its_source
     assert run([str(bench)]) == "4\n"
 
 
+def test_a_peer_is_built_for_the_processor_that_is_named(source, builds, tmp_path):
+    install_peer("ik_llama.cpp", tmp_path / "peers", quiet, read_sources([f"ik_llama.cpp={source}"]), isa="avx2")
+    configured, _ = builds
+    assert configured[3] == str(source / "build-avx2")
+    assert {"-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON"} < set(configured)
+    with pytest.raises(ConfigError, match="isa: openvino-genai is not built here, so not for avx2"):
+        install_peer("openvino-genai", tmp_path / "peers", quiet, isa="avx2")
+
+
 def test_a_peer_that_is_not_fetched_is_not_installed_without_its_source(tmp_path):
     with pytest.raises(ConfigError, match=r"peer-source: ik_llama\.cpp is not fetched"):
         install_peer("ik_llama.cpp", tmp_path / "peers", quiet)
