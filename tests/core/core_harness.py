@@ -114,6 +114,8 @@ class Harness:
         self.left = 0  # blocks that a sequence had left behind, at the most
         self.kept = 0  # checkpoints that plans had written
         self.drops = 0  # times that plans in flight were taken back
+        self.poisoned: set[str] = set()
+        self.failed_steps = 0
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
 
     @property
@@ -153,6 +155,31 @@ class Harness:
         require(not self.scheduler.stats.running, "whoever ran waits again")
         self.drops += 1
         self.check()
+
+    def poison(self, seq_id: str) -> None:
+        """From now on every step fails that has a row of this sequence."""
+        self.allowed_ends[seq_id] = FinishReason.ERROR
+        self.poisoned.add(seq_id)
+        self.runner.poison(seq_id)
+
+    def fail_step(self) -> tuple[SeqEvent, ...]:
+        """What an engine does whose runner raised, for whatever reason."""
+        self.flights.clear()
+        self.runner.reset()
+        self.trace.append(trace.encode_fail())
+        events = self.scheduler.fail_step()
+        require(not self.scheduler.stats.running, "whoever ran waits again")
+        ended = {event.seq_id for event in events}
+        require(ended <= self.poisoned, f"nobody ends but those who are to blame: {ended}")
+        self.failed_steps += 1
+        self.note(events)
+        self.check()
+        return events
+
+    @property
+    def finds_out(self) -> bool:
+        """Whether suspects are computed alone."""
+        return bool(self.scheduler._suspects)
 
     def fail(self, seq_id: str) -> None:
         self.allowed_ends[seq_id] = FinishReason.ERROR
@@ -199,8 +226,11 @@ class Harness:
             require(row.drafts == tokens[: len(row.drafts)], "a row carries the drafts that were given, or the first")
 
     def commit(self) -> tuple[SeqEvent, ...]:
+        try:
+            result = self.runner.finish()
+        except RuntimeError:
+            return self.fail_step()
         plan = self.flights.popleft()
-        result = self.runner.finish()
         self._note_writes(plan)
         self.trace.append(trace.encode_result(result))
         events = self.scheduler.commit(plan, result)
@@ -232,7 +262,8 @@ class Harness:
         """The eldest waits for at most all slots and all who may pass it, and each of these gets on in every step."""
         longest = max((self.limit(seq_id) for seq_id in self.live), default=0)
         waits = len(self.live) * (self.config.max_num_seqs + self.config.max_bypasses + 1) * longest
-        return waits * self.config.depth + len(self.flights)
+        tried_alone = (2 * len(self.poisoned) + self.finds_out) * (self.config.max_num_seqs + 1) * longest
+        return waits * self.config.depth + len(self.flights) + tried_alone
 
     def limit(self, seq_id: str) -> int:
         req = self.requests[seq_id]
@@ -250,6 +281,8 @@ class Harness:
         require(stats.running == stats.waiting == 0, "nobody is left")
         require(self.runner.occupied == {}, "the runner has forgotten everybody")
         require(set(self.finished) == set(self.requests), "everybody finished")
+        require(not self.finds_out, "nobody is suspected any more")
+        require(self.runner.crashes <= 2 * len(self.poisoned), "whoever makes steps fail is found in two")
         memory = self.scheduler
         require(not memory._seqs and not memory._pending_blocks.makers, "no trace of finished sequences remains")
         require(not len(memory._waiting) and not len(memory._running), "no trace of finished sequences remains")
@@ -375,13 +408,19 @@ def random_drafter(rng: random.Random) -> FakeDrafter | None:
 
 def run_episode(seed: int, moves: int = 60) -> Harness:
     """One random life of an engine, checked after every call, drained at the end."""
-    rng, ahead, broken = random.Random(seed), random.Random(f"{seed} ahead"), random.Random(f"{seed} broken")
+    rng, ahead = random.Random(seed), random.Random(f"{seed} ahead")
+    broken, failing = random.Random(f"{seed} broken"), random.Random(f"{seed} failing")
+    troubled = failing.random() < 0.3
     cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]))
     drafter = random_drafter(ahead)
     harness = Harness(replace(cfg, window=ahead.choice(WINDOWS), **random_checkpoints(seed, cfg.block_size)), drafter)
     for number in range(moves):
         if harness.flights and broken.random() < 0.08:
             harness.drop()
+        if troubled and harness.flights and failing.random() < 0.08 and not harness.finds_out:  # else it would convict
+            harness.fail_step()
+        if troubled and harness.live and failing.random() < 0.05:
+            harness.poison(failing.choice(harness.live))
         move = rng.random()
         if move < 0.35:
             req = random_request(rng, number, harness.config.policy)

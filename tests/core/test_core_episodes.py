@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.contract.errors import RequestError
-from penstock.contract.events import Admitted, SeqEvent
+from penstock.contract.events import Admitted, FinishReason, SeqEvent
 
 EPISODES = int(os.environ.get("PENSTOCK_EPISODES", "150"))
 seeds = st.integers(0, 2**32)
@@ -33,6 +33,7 @@ seeds = st.integers(0, 2**32)
 
 def test_random_episodes_hold_every_law():
     preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
+    failed = poisoned = tried = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -46,6 +47,9 @@ def test_random_episodes_hold_every_law():
         ahead += harness.ahead
         left += harness.left
         drops += harness.drops
+        failed += harness.failed_steps
+        poisoned += sum(harness.finished[each].reason is FinishReason.ERROR for each in harness.poisoned)
+        tried += sum(stall.reason == "suspects" for plan in harness.plans for stall in plan.stalls)
         resumed += harness.resumed
         states = harness.scheduler._pool._checkpoints
         if states is not None:
@@ -57,6 +61,7 @@ def test_random_episodes_hold_every_law():
     )
     assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
     assert drops > 0, "they reach steps that are broken off"
+    assert min(failed, poisoned, tried) > 0, "they reach steps that fail, who is to blame, and those who wait for that"
     assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 
 
@@ -142,6 +147,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def drop(self):
         self.harness.drop()
+
+    @precondition(lambda self: self.harness.flights and not self.harness.finds_out)
+    @rule()
+    def fail_step(self):
+        self.harness.fail_step()
+
+    @precondition(lambda self: self.harness.live)
+    @rule(data=st.data())
+    def poison(self, data):
+        self.harness.poison(data.draw(st.sampled_from(self.harness.live)))
 
     @rule(count=st.integers(1, 8))
     def steps(self, count):

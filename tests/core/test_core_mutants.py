@@ -22,6 +22,7 @@ from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq
 from penstock.core.state_keeping import StateKeeping
+from penstock.core.suspects import Suspects
 from penstock.sim.fake_runner import FakeRunner
 
 MOST_EPISODES = 150
@@ -571,6 +572,46 @@ def keep_a_state_one_position_late(patch):
     patch(StateKeeping, "_wanted", late)
 
 
+def blame_whoever_is_alone(patch):
+    suspect = Suspects.suspect
+
+    def hasty(self, seqs):
+        seen = list(seqs)
+        guilty = suspect(self, seen)
+        return guilty or (seen[0] if len(seen) == 1 else None)
+
+    patch(Suspects, "suspect", hasty)
+
+
+def suspect_nobody(patch):
+    patch(Suspects, "suspect", lambda self, seqs: None)
+
+
+def suspect_the_first_row_only(patch):
+    suspect = Suspects.suspect
+    patch(Suspects, "suspect", lambda self, seqs: suspect(self, list(seqs)[:1]))
+
+
+def acquit_before_it_is_computed(patch):
+    continue_suspect = Scheduler._continue_suspect
+
+    def trusting(self, builder):
+        stall = continue_suspect(self, builder)
+        for seq in list(self._running):
+            self._suspects.acquit(seq)
+        return stall
+
+    patch(Scheduler, "_continue_suspect", trusting)
+
+
+def compute_others_beside_a_suspect(patch):
+    def with_others(self, builder):
+        self._continue_running(builder)
+        return self._admit_waiting(builder) if self._waiting else None
+
+    patch(Scheduler, "_continue_suspect", with_others)
+
+
 def advance_a_state_twice(patch):
     carry = FakeRunner._carry_states
 
@@ -599,6 +640,11 @@ def draft_where_state_is_carried(patch):
 
 
 MUTANTS = [
+    blame_whoever_is_alone,
+    suspect_nobody,
+    suspect_the_first_row_only,
+    acquit_before_it_is_computed,
+    compute_others_beside_a_suspect,
     let_a_state_be_found_before_it_is_written,
     keep_a_state_under_the_block_before,
     keep_the_state_of_a_row_that_failed,

@@ -113,6 +113,9 @@ class Unhurried:
         time.sleep(self._pause)
         return self._runner.run(plan)
 
+    def reset(self) -> None:
+        self._runner.reset()
+
 
 class Scoring:
     """A fake runner, with scores for every prompt token that a row predicts: minus its index."""

@@ -176,13 +176,29 @@ async def test_refusals_reach_the_one_who_asked():
         assert tokens_of(await running) == bench.expected("hello", 100)
 
 
-async def test_a_step_that_raises_reaches_every_reader_and_later_ones(caplog):
+async def test_a_step_that_raises_is_noticed_by_no_reader():
     async with serving() as (bench, client):
         bench.runner.crash_at(2)
+        prompts = [f"hello {'b' * i}" for i in range(4)]
+        answers = await asyncio.gather(
+            *[
+                collect(client, harness.request_of(f"a{i}", bench.text, prompt, max_tokens=50))
+                for i, prompt in enumerate(prompts)
+            ]
+        )
+        assert bench.runner.crashes == 1
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert tokens_of(answer) == bench.expected(prompt, 50)
+
+
+async def test_an_engine_that_dies_tells_every_reader_and_later_ones():
+    async with serving() as (bench, client):
+        for step in range(2, 200):
+            bench.runner.crash_at(step)
         answers = await asyncio.gather(
             *[
                 collect(client, harness.request_of(f"a{i}", bench.text, f"hello {'b' * i}", max_tokens=50))
-                for i in range(4)
+                for i in range(40)
             ],
             return_exceptions=True,
         )

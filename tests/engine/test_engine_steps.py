@@ -7,7 +7,7 @@ import engine_harness as harness
 import pytest
 from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 
-from penstock.contract.errors import EngineDead, InvalidParameter
+from penstock.contract.errors import EngineDead, InvalidParameter, RequestPoisoned
 from penstock.contract.events import FinishReason, RequestFailed, RequestFinished
 from penstock.core.trace import replay
 
@@ -167,16 +167,49 @@ def test_text_that_cannot_be_produced_ends_its_request_alone(monkeypatch, caplog
     assert bench.engine.health().free_blocks == bench.config.num_blocks
 
 
-def test_a_step_that_raises_ends_everything_and_turns_health_red():
-    bench = harness.build()
-    requests = [bench.submit(f"prompt {i}", n=2, max_tokens=30) for i in range(3)]
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_raises_once_changes_no_answer(depth, tmp_path):
+    bench = harness.build(depth=depth, record=tmp_path / "trace")
+    requests = {f"prompt {i}": bench.submit(f"prompt {i}", max_tokens=30) for i in range(5)}
     bench.runner.crash_at(3)
     bench.run()
-    for one in requests:
-        assert isinstance(terminal_of(bench.outputs[one]), RequestFailed)
+    for prompt, one in requests.items():
+        assert tokens_of(bench.outputs[one]) == bench.expected(prompt, 30)
+    health = bench.engine.health()
+    assert (health.alive, health.free_blocks) == (True, bench.config.num_blocks)
+    assert bench.engine.measurements().failed_steps == 1
+    bench.engine.close()
+    report = replay((tmp_path / "trace").read_text().splitlines(keepends=True))
+    assert report.same, report.explain()
+
+
+def test_a_request_that_makes_steps_fail_ends_alone_after_two_of_them():
+    bench = harness.build()
+    good = {f"prompt {i}": bench.submit(f"prompt {i}", max_tokens=30) for i in range(5)}
+    bad = bench.submit("poison", n=2, max_tokens=30)
+    bench.step()
+    bench.runner.poison(next(seq_id for seq_id, (live, choice) in bench.engine._owners.items() if live.id == bad))
+    bench.run()
+    end = terminal_of(bench.outputs[bad])
+    assert isinstance(end, RequestFailed)
+    assert end.poisoned
+    assert isinstance(end.error, RequestPoisoned)
+    for prompt, one in good.items():
+        assert tokens_of(bench.outputs[one]) == bench.expected(prompt, 30)
+    assert bench.runner.crashes == bench.engine.measurements().failed_steps == 2
+    assert bench.engine.health().free_blocks == bench.config.num_blocks
+
+
+def test_a_runner_whose_every_step_fails_turns_health_red():
+    bench = harness.build(max_num_seqs=2)
+    for step in range(20):
+        bench.runner.crash_at(step)
+    first = [bench.submit(f"prompt {i}", max_tokens=30) for i in range(8)]
+    bench.run()
+    assert all(isinstance(terminal_of(bench.outputs[one]), RequestFailed) for one in first)
     health = bench.engine.health()
     assert not health.alive
-    assert "step 3" in health.reason
+    assert health.reason == "5 steps in a row failed, the last one was step 4"
     with pytest.raises(EngineDead):
         bench.submit("more")
     with pytest.raises(EngineDead):

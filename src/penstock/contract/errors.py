@@ -12,6 +12,7 @@
     │   ├── ModelFileError          a model's file (names the file and the key)
     │   └── ModelUnavailable        the model cannot be found or fetched
     └── EngineFault             our own failure                                    HTTP 500
+        ├── RequestPoisoned         computing this request breaks steps; it ends    500
         └── EngineDead              the engine will serve nothing any more          HTTP 503
 
 Nothing here knows HTTP: the server maps branches to statuses, the command line maps them to exit codes.
@@ -31,6 +32,7 @@ __all__ = [
     "PenstockError",
     "PromptTooLong",
     "RequestError",
+    "RequestPoisoned",
     "SetupError",
     "UnknownModel",
 ]
@@ -154,6 +156,10 @@ class ModelUnavailable(SetupError):
 
 class EngineFault(PenstockError):
     """A failure of ours. The message is safe to show to a client."""
+
+
+class RequestPoisoned(EngineFault):
+    """Computing the request makes the engine's steps fail; others are unharmed, and it would do so again."""
 
 
 class EngineDead(EngineFault):

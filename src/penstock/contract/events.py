@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from penstock.contract.errors import EngineFault, RequestPoisoned
 from penstock.contract.measurements import UNTIMED, Timings
 from penstock.contract.plan import TopLogprobs
 from penstock.contract.tools import CallPiece
@@ -79,12 +80,14 @@ class Finished:
     Attributes:
         stop_token: the id that ended it; -1 when no id did.
         message: for `ERROR`, what happened, safe to show; else "".
+        poisoned: whether that was that its rows make steps fail.
     """
 
     seq_id: str
     reason: FinishReason
     stop_token: int = -1
     message: str = ""
+    poisoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +261,21 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request ended by a failure of ours; `message` is safe to show. The stream ends here."""
+    """The request ended by a failure of ours; `message` is safe to show. The stream ends here.
+
+    Attributes:
+        poisoned: whether computing it makes steps fail.
+    """
 
     message: str
     usage: Usage
     timings: Timings = UNTIMED
+    poisoned: bool = False
+
+    @property
+    def error(self) -> EngineFault:
+        """As an exception."""
+        return RequestPoisoned(self.message) if self.poisoned else EngineFault(self.message)
 
 
 Output = PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | RequestFinished | RequestFailed

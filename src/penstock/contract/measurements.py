@@ -89,6 +89,7 @@ class Measurements(SchedulerStats):
         generated_tokens: tokens sampled for a sequence that was still wanted.
         wasted_tokens: how many of these belong to a sequence that was aborted later.
         rejections: requests refused because the queue was full.
+        failed_steps: steps that failed as a whole, and whose rows were computed again.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
@@ -115,6 +116,7 @@ class Measurements(SchedulerStats):
     generated_tokens: int
     wasted_tokens: int
     rejections: int
+    failed_steps: int
     finished: tuple[tuple[str, int], ...]
     time_to_first_token: Histogram
     inter_token_latency: Histogram

@@ -133,6 +133,8 @@ class StallReason(StrEnum):
     NO_BUDGET = "no_budget"
     SHARED_PREFIX = "shared_prefix"
     """Its next block is being computed by a running sequence now; waiting for that is cheaper than doing it twice."""
+    SUSPECTS = "suspects"
+    """A step failed as a whole; those who had a row in it are computed one by one, and all others wait."""
 
 
 @dataclass(frozen=True, slots=True)

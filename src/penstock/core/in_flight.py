@@ -112,6 +112,11 @@ class InFlight:
         """The eldest step has its result."""
         self._steps.popleft()
 
+    def live_seqs(self) -> list[Seq]:
+        """Those who have rows in steps in flight, and have not left since."""
+        pairs = (pair for step in self._steps for pair in zip(step.seqs, step.leases, strict=True))
+        return [seq for seq, lease in pairs if seq.holds(lease)]
+
     def drop(self) -> None:
         """Forget every step: none of them will have a result."""
         self._steps.clear()

@@ -10,6 +10,9 @@ sequence gives up its blocks and recomputes later, so the eldest always gets on 
 Up to `config.depth` plans may be in flight: planned and not committed. What such a plan reads or writes is given to
 nobody else. Drafts take what is left: they never displace a row, an admission or a block that somebody may need.
 
+A step that fails as a whole ends nobody: all wait again with their tokens, and those who had a row in it are computed
+one by one until it is known which of them makes steps fail (`core.suspects`).
+
 It does not know what a token means, how long a step took, or how anything is computed: no clock, no randomness, no I/O.
 The same inputs give the same plans. Invariants: see `check`.
 """
@@ -29,7 +32,7 @@ from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.drafting import Draftable, add_drafts, draftable
-from penstock.core.in_flight import InFlight
+from penstock.core.in_flight import InFlight, InFlightStep
 from penstock.core.invariants import check_sequences
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
@@ -37,6 +40,7 @@ from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.steps import PlanBuilder
+from penstock.core.suspects import POISONED, Suspects
 
 __all__ = ["Scheduler"]
 
@@ -60,6 +64,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs))  # a heap
         self._releases: list[int] = []  # slots given back since the last plan
         self._in_flight = InFlight(config.depth)
+        self._suspects = Suspects()
         self._submitted = 0
         self._preemptions = 0
 
@@ -76,7 +81,7 @@ class Scheduler:
     @property
     def can_plan_ahead(self) -> bool:
         """Whether one more plan may be made while others are in flight, and is likely to compute something."""
-        if not self._in_flight.has_room:
+        if self._suspects or not self._in_flight.has_room:
             return False
         return any(seq.remaining for seq in self._running) or bool(self._waiting and self._free_slots)
 
@@ -159,9 +164,14 @@ class Scheduler:
     def draftable(self) -> Iterator[Draftable]:
         """The sequences whose next row could carry drafts.
 
-        None where the model carries state, which cannot be taken back over drafts that were wrong.
+        None where the model carries state, which cannot be taken back over drafts that were wrong, and none while
+        suspects are computed alone.
         """
-        return iter(()) if self._states is not None else draftable(self._running, self.config.max_num_batched_tokens)
+        return (
+            iter(())
+            if self._states is not None or self._suspects
+            else draftable(self._running, self.config.max_num_batched_tokens)
+        )
 
     def plan(self, drafts: Sequence[Draft] = ()) -> StepPlan:
         """Decide the next step.
@@ -174,11 +184,14 @@ class Scheduler:
         """
         self._in_flight.require_room()
         builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens)
-        self._continue_running(builder)
-        stall = self._admit_waiting(builder) if self._waiting else None
+        if self._suspects:
+            stall = self._continue_suspect(builder)
+        else:
+            self._continue_running(builder)
+            stall = self._admit_waiting(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
-        elif drafts:
+        elif drafts and not self._suspects:
             add_drafts(builder, drafts, self._pool, sum(self._may_grow(seq) for seq in self._running))
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
@@ -199,6 +212,8 @@ class Scheduler:
         for row, seq, lease, of_row in zip(plan.rows, step.seqs, step.leases, results, strict=True):
             if seq.holds(lease):  # else it left while the step was being computed
                 self._take_in(row, seq, of_row, events)
+        if self._suspects:
+            self._acquit(step)
         for each in self._in_flight.let_go():
             self._give_back(each.lease, each.slot)
         return tuple(events)
@@ -217,6 +232,18 @@ class Scheduler:
             self._give_back(each.lease, each.slot)
         self._releases.clear()
 
+    def fail_step(self) -> tuple[SeqEvent, ...]:
+        """A plan in flight failed as a whole: take all of them back, and find out who makes steps fail.
+
+        For a runner that raised, and has forgotten every slot (`Runner.reset`). Brings the end of the sequence that is
+        to blame, once that is known.
+        """
+        guilty = self._suspects.suspect(self._in_flight.live_seqs())
+        self.drop_in_flight()
+        if guilty is None:
+            return ()
+        return (self._finish(guilty, Finished(guilty.id, FinishReason.ERROR, message=POISONED, poisoned=True)),)
+
     def check(self) -> None:
         """Verify every invariant of pool, queue and sequences. For tests and idle moments: costs all that is live.
 
@@ -231,6 +258,8 @@ class Scheduler:
             raise EngineFault("scheduler: not so: what is in flight belongs to a plan in flight")
         if self._states is not None and self._states.pending and not self._in_flight:
             raise EngineFault("scheduler: not so: a checkpoint that is pending belongs to a plan in flight")
+        if self._suspects and not set(self._running) <= {self._suspects.first}:
+            raise EngineFault("scheduler: not so: while there are suspects, one of them runs alone")
         slots = sorted([*self._free_slots, *(seq.slot for seq in self._running), *(each.slot for each in departed)])
         if slots != list(range(self.config.max_num_seqs)):
             raise EngineFault("scheduler: not so: every slot is free or belongs to one running sequence")
@@ -282,6 +311,16 @@ class Scheduler:
         self._leave(seq)
         seq.preempt()
         self._waiting.add(seq)
+
+    def _continue_suspect(self, builder: PlanBuilder) -> Stall | None:
+        """A row for the first suspect, and for nobody else: all blocks and slots are there for it."""
+        suspect = self._suspects.first
+        if suspect.state is SeqState.RUNNING:
+            self._continue_running(builder)
+        elif stall := self._try_admit(suspect, builder, 0):
+            return stall
+        head = self._waiting[0] if self._waiting else None
+        return None if head is None else Stall(head.id, StallReason.SUSPECTS, need=0, have=len(self._suspects))
 
     # ---- planning: those who wait
 
@@ -442,6 +481,12 @@ class Scheduler:
         if self.config.prefix_caching:
             seq.chain.follow(seq.tokens)
 
+    def _acquit(self, step: InFlightStep) -> None:
+        """Who has drawn a token alone is no suspect any more, and waits until the others have been tried."""
+        for row, seq in zip(step.plan.rows, step.seqs, strict=True):
+            if row.sample and self._suspects.acquit(seq) and self._suspects and seq.state is SeqState.RUNNING:
+                self._requeue(seq)
+
     # ---- leaving
 
     def _finish(self, seq: Seq, ending: Finished) -> Finished:
@@ -450,6 +495,7 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
         seq.finish()
+        self._suspects.acquit(seq)
         del self._seqs[seq.id]
         return ending
 

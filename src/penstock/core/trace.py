@@ -1,10 +1,10 @@
 """The trace: everything that went into a scheduler and every plan that came out, as JSON lines; and its replay.
 
-One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drop`, `drafts` and
-`result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next plan was given, `drop` that the
-plans in flight were taken back. Plans and results stand in the order in which they were made and committed. Because
-a plan is a pure function of the inputs before it, feeding the inputs to a fresh scheduler must give every plan again,
-to the last block id.
+One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drop`, `fail`, `drafts`
+and `result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next plan was given, `drop` that
+the plans in flight were taken back, `fail` that they were because one of them failed as a whole. Plans and results
+stand in the order in which they were made and committed. Because a plan is a pure function of the inputs before it,
+feeding the inputs to a fresh scheduler must give every plan again, to the last block id.
 
 Decides the file format. Knows no files: it takes and gives lines. Every value survives the round trip exactly.
 """
@@ -36,6 +36,7 @@ __all__ = [
     "encode_abort",
     "encode_drafts",
     "encode_drop",
+    "encode_fail",
     "encode_header",
     "encode_plan",
     "encode_reset",
@@ -44,7 +45,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 7
+TRACE_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,16 @@ class _Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class _Fail:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Drafts:
     drafts: tuple[Draft, ...]
 
 
-_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | _Drop | StepPlan | StepResult
+_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | _Drop | _Fail | StepPlan | StepResult
 
 KINDS: dict[str, type[_Record]] = {
     "penstock_trace": _Header,
@@ -83,6 +89,7 @@ KINDS: dict[str, type[_Record]] = {
     "abort": _Abort,
     "reset": _Reset,
     "drop": _Drop,
+    "fail": _Fail,
     "drafts": _Drafts,
     "plan": StepPlan,
     "result": StepResult,
@@ -138,6 +145,11 @@ def encode_reset() -> str:
 def encode_drop() -> str:
     """A call of `Scheduler.drop_in_flight`."""
     return _encode("drop", _Drop())
+
+
+def encode_fail() -> str:
+    """A call of `Scheduler.fail_step`."""
+    return _encode("fail", _Fail())
 
 
 def encode_drafts(drafts: tuple[Draft, ...]) -> str:
@@ -209,6 +221,9 @@ class _Replay:
                 self._scheduler.reset_prefix_cache()
             case _Drop():
                 self._scheduler.drop_in_flight()
+                self._in_flight.clear()
+            case _Fail():
+                self._scheduler.fail_step()
                 self._in_flight.clear()
             case _Drafts(drafts):
                 self._drafts = drafts

@@ -3,8 +3,9 @@
 A request's life is what they hear of: submitted, stepped, finished, failed, aborted.
 One `step` is: plan, record, run, commit, and turn token ids into text. With a runner that overlaps, the next plan is
 made and started before waiting for the result of this one. A failure that belongs to one request (its logits, its
-text) ends that request alone; a runner that raises leaves the engine dead, and the engine says so. Not thread-safe: one
-owner.
+text) ends that request alone. A step that fails as a whole is taken back and computed again, and who made it fail is
+found out (`Scheduler.fail_step`); only a runner whose every step fails leaves the engine dead, and the engine says so.
+Not thread-safe: one owner.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ __all__ = ["Engine", "StepOutputs"]
 
 StepOutputs = list[tuple[str, Output]]
 """The outputs of a step: (request id, output), in the order in which they happened."""
+
+_MOST_FAILURES_A_SLOT = 2
+"""Failed steps in a row, for each sequence that can run at once: if all make steps fail, each needs no more."""
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +116,7 @@ class Engine:
         self._owners: dict[str, tuple[_LiveRequest, Choice]] = {}
         self._rankers: dict[str, BestOfRanker] = {}
         self._steps = 0
+        self._failed_in_a_row = 0  # steps
         self._num_computed = 0  # positions
         self._num_generated = 0  # tokens
         self._death = ""
@@ -225,7 +230,8 @@ class Engine:
         back, and the next step computes their rows again. While a step is planned and committed it is held back.
 
         Raises:
-            EngineDead: the engine was dead before. A step that kills it returns the failures instead.
+            EngineDead: the engine was dead before. A step that kills it returns the failures instead, as does one that
+                fails, of requests that make steps fail.
         """
         if self._death:
             raise EngineDead(self._death)
@@ -238,17 +244,20 @@ class Engine:
             try:
                 self._runner.start(self._in_flight[-1])
             except Exception:
-                return self._die_in(self._in_flight[-1])
+                return self._fail_step(self._in_flight[-1])
         plan = self._in_flight[0]
         try:
             result = interruptible(self._finish_run)
         except Exception:
-            return self._die_in(plan)
+            return self._fail_step(plan)
         except BaseException:
-            self._take_back()
+            self._forget_in_flight()
+            self.scheduler.drop_in_flight()
+            self._recorder.dropped()
             raise
         self._in_flight.popleft()
         self._steps += 1
+        self._failed_in_a_row = 0
         self.metrics.ran()
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
@@ -278,17 +287,27 @@ class Engine:
         self.metrics.planned(plan)
         return plan
 
-    def _take_back(self) -> None:
-        """Forget the plans in flight: nobody knows how far the runner came with them."""
+    def _forget_in_flight(self) -> None:
+        """Nobody knows how far the runner came with the plans in flight."""
         self._in_flight.clear()
         self._runner.reset()
-        self.scheduler.drop_in_flight()
-        self._recorder.dropped()
 
-    def _die_in(self, plan: StepPlan) -> StepOutputs:
-        """Die of the exception that is being handled."""
-        log.exception("step %d failed; the engine stops", plan.step)
-        return self.die(f"the engine failed in step {plan.step}")
+    def _fail_step(self, plan: StepPlan) -> StepOutputs:
+        """Take back what is in flight because of the exception that is being handled, and find out who is to blame."""
+        self.metrics.step_failed()
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row > _MOST_FAILURES_A_SLOT * self.scheduler.config.max_num_seqs:
+            log.exception("step %d failed, as did all before it; the engine stops", plan.step)
+            return self.die(f"{self._failed_in_a_row} steps in a row failed, the last one was step {plan.step}")
+        log.exception("step %d failed; its rows are computed again one by one", plan.step)
+        try:
+            self._forget_in_flight()
+        except Exception:
+            log.exception("the runner could not be reset after step %d failed; the engine stops", plan.step)
+            return self.die(f"the engine failed in step {plan.step}, and again when it was to go on")
+        events = self.scheduler.fail_step()
+        self._recorder.failed()
+        return self._filter_outputs([output for event in events for output in self._translate(event)])
 
     def die(self, reason: str) -> StepOutputs:
         """Serve nothing any more; every live request fails with `reason`."""
@@ -389,7 +408,7 @@ class Engine:
 
     def _finished(self, request: _LiveRequest, choice: Choice, event: Finished) -> StepOutputs:
         if event.reason is FinishReason.ERROR:
-            return self._fail(request, event.message)
+            return self._fail(request, event.message, event.poisoned)
         delta = choice.finish()
         outputs: StepOutputs = [] if delta.empty else [(request.id, delta)]
         if choice.matched is not None:
@@ -413,14 +432,14 @@ class Engine:
             outputs.append((request.id, RequestFinished(request.usage(), timings)))
         return outputs
 
-    def _fail(self, request: _LiveRequest, message: str) -> StepOutputs:
+    def _fail(self, request: _LiveRequest, message: str, poisoned: bool = False) -> StepOutputs:
         timings = UNTIMED
         for sequence in request.resolved.sequences:
             if self._owners.pop(sequence.id, None) is not None:
                 self._drop(sequence.id)
                 timings = self.metrics.ended(sequence.id, FinishReason.ERROR)
         del self._requests[request.id]
-        return [(request.id, RequestFailed(message, request.usage(), timings))]
+        return [(request.id, RequestFailed(message, request.usage(), timings, poisoned))]
 
     def _drop(self, seq_id: str) -> None:
         """End a sequence in the scheduler, which returns no event for an abort."""

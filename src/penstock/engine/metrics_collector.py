@@ -109,12 +109,17 @@ class MetricsCollector:
         self._generated_tokens = 0
         self._wasted_tokens = 0
         self._rejections = 0
+        self._failed_steps = 0
 
     # ---- what happens, in the order in which it can
 
     def rejected(self) -> None:
         """A request was refused because too many wait."""
         self._rejections += 1
+
+    def step_failed(self) -> None:
+        """The runner raised."""
+        self._failed_steps += 1
 
     def submitted(self, sequences: tuple[SequenceRequest, ...]) -> None:
         """A request was queued, one sequence for each choice."""
@@ -231,6 +236,7 @@ class MetricsCollector:
             generated_tokens=self._generated_tokens,
             wasted_tokens=self._wasted_tokens,
             rejections=self._rejections,
+            failed_steps=self._failed_steps,
             finished=tuple((reason.value, count) for reason, count in self._finished.items()),
             time_to_first_token=histograms.time_to_first_token.histogram(),
             inter_token_latency=histograms.inter_token_latency.histogram(),

@@ -18,6 +18,7 @@ from penstock.core.trace import (
     encode_abort,
     encode_drafts,
     encode_drop,
+    encode_fail,
     encode_header,
     encode_plan,
     encode_reset,
@@ -60,6 +61,10 @@ class Recorder:
     def dropped(self) -> None:
         """The plans in flight were taken back."""
         self._write(encode_drop())
+
+    def failed(self) -> None:
+        """A plan in flight failed as a whole, and all of them were taken back."""
+        self._write(encode_fail())
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
         """These are given to the next plan."""
@@ -104,6 +109,9 @@ class NoRecorder:
         """See `Recorder`."""
 
     def dropped(self) -> None:
+        """See `Recorder`."""
+
+    def failed(self) -> None:
         """See `Recorder`."""
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:

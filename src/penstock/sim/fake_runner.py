@@ -84,6 +84,9 @@ class FakeRunner:
         config: the scheduler's; plans are held to its sizes.
         vocab_size: tokens are drawn from `range(vocab_size)`.
         clock: moved on by each step's cost, if given.
+
+    Attributes:
+        crashes: how many steps raised because they were told to.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class FakeRunner:
         self._step = 0
         self._failing: dict[str, str] = {}
         self._crashes: set[int] = set()
+        self._poisonous: set[str] = set()
+        self.crashes = 0
 
     @property
     def occupied(self) -> dict[int, str]:
@@ -118,6 +123,10 @@ class FakeRunner:
     def crash_at(self, step: int) -> None:
         """Let the whole of this step raise."""
         self._crashes.add(step)
+
+    def poison(self, seq_id: str) -> None:
+        """Let every step raise that has a row of this sequence."""
+        self._poisonous.add(seq_id)
 
     @property
     def depth(self) -> int:
@@ -145,6 +154,7 @@ class FakeRunner:
         self._require(len(self._in_flight) < self.depth, f"more than {self.depth} plans are in flight")
         self._step += 1
         if plan.step in self._crashes:
+            self.crashes += 1
             raise RuntimeError(f"step {plan.step} was told to crash")
         for index in plan.releases:
             self._require(self._slots.pop(index, None) is not None, f"slot {index} was released but is free")
@@ -160,10 +170,15 @@ class FakeRunner:
 
         Raises:
             PlanViolation: its rows do not continue what was computed.
+            RuntimeError: one of them is poison.
         """
-        plan, slots = (started := self._in_flight.popleft()).plan, started.slots
+        plan, slots = self._in_flight[0].plan, self._in_flight[0].slots
         for row, slot in zip(plan.rows, slots, strict=True):
             self._check_continuation(row, slot)
+        if not self._poisonous.isdisjoint(slot.admit.seq_id for slot in slots):
+            self.crashes += 1
+            raise RuntimeError(f"a row of step {plan.step} is poison")
+        self._in_flight.popleft()
         if self._stateful:
             self._carry_states(plan, slots)
         pairs = zip(plan.rows, slots, strict=True)

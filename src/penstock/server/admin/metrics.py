@@ -43,6 +43,7 @@ COUNTERS = {
     "vllm:prefix_cache_hits": ("hit_tokens", "Those of them that it had."),
     "penstock:cancelled_tokens_wasted": ("wasted_tokens", "Tokens generated for sequences that were aborted."),
     "penstock:engine_steps": ("steps", "Steps planned."),
+    "penstock:engine_steps_failed": ("failed_steps", "Steps that failed as a whole and were computed again."),
 }
 
 HISTOGRAMS = {

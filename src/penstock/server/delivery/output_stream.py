@@ -111,7 +111,7 @@ class OutputStream:
                 self._add(output.usage, output.timings)
             case RequestFailed():
                 self._add(output.usage, output.timings)
-                raise EngineFault(output.message)
+                raise output.error
         return ()
 
     def _note(self, output: ChoiceDelta | ChoiceFinished) -> None:

@@ -16,7 +16,15 @@ from http import HTTPStatus
 from starlette.responses import Response
 
 from penstock.api_fields.strict_json import JsonObject, encode
-from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError, RequestError, UnknownModel
+from penstock.contract.errors import (
+    EngineDead,
+    EngineFault,
+    Overloaded,
+    PenstockError,
+    RequestError,
+    RequestPoisoned,
+    UnknownModel,
+)
 
 __all__ = [
     "BodyTooLarge",
@@ -156,6 +164,8 @@ def _classify(error: Exception) -> tuple[int, str, str]:
         return 429, "rate_limit_error", "overloaded"
     if isinstance(error, EngineDead):
         return 503, SERVER_ERROR, "engine_dead"
+    if isinstance(error, RequestPoisoned):
+        return 500, SERVER_ERROR, "request_poisoned"
     return 500, SERVER_ERROR, "internal_error"
 
 

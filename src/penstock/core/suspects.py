@@ -1,0 +1,46 @@
+"""Who may have made a step fail as a whole: a step that raises does not say whose row it was.
+
+Everybody who had a row in it is a suspect. A suspect is computed alone until it has drawn its next token; then it is
+none any more. One that makes a step fail alone is the one. So a sequence costs at most two steps, and no other its
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.core.sequence import Seq
+
+__all__ = ["POISONED", "Suspects"]
+
+POISONED = "Computing this request made the engine's step fail, among others and alone. Do not send it again."
+
+
+class Suspects:
+    """Sequences that are to be computed alone. Owned by the scheduler."""
+
+    __slots__ = ("_seqs",)
+
+    def __init__(self) -> None:
+        self._seqs: set[Seq] = set()
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @property
+    def first(self) -> Seq:
+        """The next one to be computed alone; there must be one."""
+        return min(self._seqs, key=lambda seq: seq.rank)
+
+    def suspect(self, seqs: Iterable[Seq]) -> Seq | None:
+        """Note who had rows in plans that failed; the one who is guilty, as it was a suspect and alone in them."""
+        seen = set(seqs)
+        guilty = next(iter(seen)) if len(seen) == 1 and seen <= self._seqs else None
+        self._seqs |= seen
+        return guilty
+
+    def acquit(self, seq: Seq) -> bool:
+        """`seq` has drawn a token, or left; whether it was a suspect."""
+        suspected = seq in self._seqs
+        self._seqs.discard(seq)
+        return suspected
