@@ -71,7 +71,7 @@ def command(
     passes = 1 + len(variants) + (1 + len(models) if models else 0)
     with progress(len(chunks.tokens) * passes) as steps:
         reference, rows = quality.measure(config, files, variants, chunks, steps)
-        rows += _measure_peers(models, folder, config.threads, rows[0], reference, absent, steps)
+        rows += _measure_peers(models, folder, config.threads, reference, absent, steps)
     record = head | quality_record(config, files, text_name, chunks, rows) | {"absent": absent}
     lines = [quality.quality_table(rows), *_float32_check(rows)]
     report("\n".join([*lines, *(f"{name}: {reason}" for name, reason in absent.items())]), record, target)
@@ -101,7 +101,6 @@ def _measure_peers(
     models: dict[str, Path],
     folder: Path,
     threads: int,
-    ours: Quality,
     reference: Reference,
     absent: dict[str, str],
     steps: Steps,
@@ -117,11 +116,11 @@ def _measure_peers(
     with tempfile.TemporaryDirectory(prefix="base-logits-", dir=folder) as work:
         base = Path(work) / "base"
         steps.name("base logits")
-        write_base(reference, base, steps)
+        perplexity = write_base(reference, base, steps)
         for name, model in models.items():
             steps.name(name)
             try:
-                rows.append(score_peer(name, folder, model, base, ours, chunks.context, compute_threads(threads)))
+                rows.append(score_peer(name, folder, model, base, perplexity, chunks, compute_threads(threads)))
             except EngineFault as fault:
                 absent[name] = str(fault)
             steps(len(chunks.tokens))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import struct
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -21,9 +22,9 @@ from pathlib import Path
 from peers.contenders import Absent, not_installed, split_name
 from peers.models import gguf
 from peers.process import NotInstalledError, program, run
-from penstock.bench.quality import Quality, Reference
+from penstock.bench.quality import Chunks, Quality, Reference
 from penstock.contract.errors import ConfigError, EngineFault
-from penstock.exec.divergence import sixteen_bit_log_probs
+from penstock.exec.divergence import sixteen_bit_log_probs, sixteen_bit_nll
 
 __all__ = ["DEFAULT_PEERS", "find_peer_model", "perplexity_command", "read_perplexity", "score_peer", "write_base"]
 
@@ -43,8 +44,8 @@ _FIGURES = {
 }
 """What is read, by the name of the figure in `Quality`."""
 
-_BASE_TOLERANCE = 0.01
-"""Largest difference between the logarithms of the base's perplexity as we know it and as it was read from the file."""
+_BASE_TOLERANCE = 0.001
+"""Largest difference between the logarithms of the base's perplexity as it was written and as it was read."""
 
 
 def find_peer_model(name: str, folder: Path, model: Path) -> Path | Absent:
@@ -65,18 +66,26 @@ def find_peer_model(name: str, folder: Path, model: Path) -> Path | Absent:
         return not_installed(name, missing)
 
 
-def write_base(reference: Reference, target: Path, advance: Callable[[], object]) -> None:
-    """Write the reference's logits as `llama-perplexity` reads them; `advance` is called after each chunk."""
+def write_base(reference: Reference, target: Path, advance: Callable[[], object]) -> float:
+    """Write the reference's logits as `llama-perplexity` reads them; `advance` is called after each chunk.
+
+    Returns:
+        The perplexity that the file holds: below the reference's own where tokens of the text are too unlikely for it.
+    """
     chunks = reference.chunks
     tokens = list(chain.from_iterable(chunks.tokens))
+    nll: list[float] = []
     with target.open("wb") as base:
-        for index in range(len(chunks.tokens)):
-            for _, logits in reference.pieces(index):
+        for index, chunk in enumerate(chunks.tokens):
+            following = chunk[chunks.first + 1 :]
+            for piece, logits in reference.pieces(index):
                 if not base.tell():
                     base.write(b"_logits_" + struct.pack("<3i", chunks.context, logits.shape[1], len(chunks.tokens)))
                     base.write(struct.pack(f"<{len(tokens)}i", *tokens))
                 base.write(sixteen_bit_log_probs(logits))
+                nll += sixteen_bit_nll(logits, following[piece])
             advance()
+    return math.exp(statistics.fmean(nll))
 
 
 def perplexity_command(name: str, folder: Path, model: Path, base: Path, context: int, threads: int) -> list[str]:
@@ -92,8 +101,8 @@ def score_peer(
     folder: Path,
     model: Path,
     base: Path,
-    ours: Quality,
-    context: int,
+    base_perplexity: float,
+    chunks: Chunks,
     threads: int,
     execute: Callable[[Sequence[str]], str] = run,
 ) -> Quality:
@@ -104,19 +113,19 @@ def score_peer(
         folder: of the peers.
         model: what `find_peer_model` gave.
         base: what `write_base` wrote.
-        ours: a variant of ours on the same text: number of positions and float32's perplexity must be the same.
-        context: tokens of a chunk.
+        base_perplexity: what `write_base` returned, which must be what llama.cpp reads.
+        chunks: of the text.
         threads: compute threads.
         execute: runs a command and returns what it printed.
 
     Raises:
         EngineFault: it failed, or its figures cannot be understood.
     """
-    printed = execute(perplexity_command(name, folder, model, base, context, threads))
-    found = read_perplexity(printed, name, model.stat().st_size, ours.positions)
-    if abs(math.log(found.reference_perplexity / ours.reference_perplexity)) > _BASE_TOLERANCE:
-        theirs, known = found.reference_perplexity, ours.reference_perplexity
-        raise EngineFault(f"{name} read a perplexity of {theirs} from base logits that have {known}")
+    printed = execute(perplexity_command(name, folder, model, base, chunks.context, threads))
+    found = read_perplexity(printed, name, model.stat().st_size, chunks.positions)
+    if abs(math.log(found.reference_perplexity / base_perplexity)) > _BASE_TOLERANCE:
+        theirs = found.reference_perplexity
+        raise EngineFault(f"{name} read a perplexity of {theirs} from base logits that have {base_perplexity}")
     return found
 
 

@@ -20,7 +20,7 @@ from peers.install import install_peer
 from penstock.bench import quality
 from penstock.cli import run
 from penstock.contract.errors import ConfigError, EngineFault
-from penstock.exec.divergence import sixteen_bit_log_probs
+from penstock.exec.divergence import sixteen_bit_log_probs, sixteen_bit_nll
 from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
 from quality import command
@@ -41,13 +41,14 @@ def read_base(data: bytes) -> tuple[int, list[int], np.ndarray]:
 
 def test_base_logits_read_back_as_what_the_model_predicts(tiny, tmp_path):
     reference, scores = scored(tiny, TOKENS)
-    perplexity.write_base(reference, tmp_path / "base", lambda: None)
+    told = perplexity.write_base(reference, tmp_path / "base", lambda: None)
     context, tokens, log_probs = read_base((tmp_path / "base").read_bytes())
     assert (context, tokens) == (20, TOKENS)
     following = [TOKENS[start + position + 1] for start in (0, 20, 40) for position in range(10, 19)]
     found = [-row[token] for row, token in zip(log_probs, following, strict=True)]
     assert found == pytest.approx(scores.reference_nll, abs=1e-3)
     assert np.exp(log_probs).sum(axis=1) == pytest.approx(np.ones(27), abs=1e-3)
+    assert told == pytest.approx(np.exp(np.mean(found)), rel=1e-4)
 
 
 @pytest.mark.parametrize("vocab", [6, 7])
@@ -58,6 +59,7 @@ def test_stored_log_probs_are_off_by_half_a_step_and_cut_16_below_the_largest(vo
     _, _, found = read_base(struct.pack("<8s3i", b"_logits_", 8, vocab, 1) + bytes(4 * 8) + data)
     expected = logits.clamp(min=logits.amax(1, keepdim=True) - 16).double() - logits.double().logsumexp(1, keepdim=True)
     assert np.abs(found - expected.numpy()).max() < 16 / 65535
+    assert sixteen_bit_nll(logits, [2, 2, 0]) == pytest.approx(-found[range(3), [2, 2, 0]], abs=16 / 65535)
 
 
 def test_what_llama_perplexity_printed_is_understood():
@@ -83,15 +85,10 @@ def test_what_llama_perplexity_printed_is_understood():
         perplexity.read_perplexity("too few positions", "llama.cpp", 1, 9)
 
 
-def ours(base_perplexity: float) -> quality.Quality:
-    known = perplexity.read_perplexity(SAMPLE, "penstock none", 1, 1020)
-    return replace(known, reference_perplexity=base_perplexity)
-
-
 def test_a_base_that_was_read_as_something_else_is_found(tmp_path):
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
-    commands = []
+    commands, chunks = [], quality.Chunks(512, ((0,) * 512,) * 4)
 
     def execute(command):
         commands.append(" ".join(command))
@@ -99,7 +96,7 @@ def test_a_base_that_was_read_as_something_else_is_found(tmp_path):
 
     def measure(name, base_perplexity):
         return perplexity.score_peer(
-            name, tmp_path, model, tmp_path / "base", ours(base_perplexity), 512, 3, execute=execute
+            name, tmp_path, model, tmp_path / "base", base_perplexity, chunks, 3, execute=execute
         )
 
     program(tmp_path, "llama-perplexity", "")

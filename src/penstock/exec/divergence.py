@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Divergence", "divergence", "sixteen_bit_log_probs"]
+__all__ = ["Divergence", "divergence", "sixteen_bit_log_probs", "sixteen_bit_nll"]
 
 _SPAN = 16.0
 """Logits that lie further below a row's largest are stored as if they lay so far below it."""
@@ -67,6 +67,22 @@ def sixteen_bit_log_probs(logits: Tensor) -> bytes:
     head = torch.cat([scale, minimum], dim=-1).float().view(torch.int16)  # [S, 4]
     body = numbers.to(torch.int32).to(torch.int16)  # wraps round: the bits are those of uint16
     return torch.cat([head, body, body.new_zeros(len(body), body.shape[1] % 2)], dim=-1).cpu().numpy().tobytes()
+
+
+def sixteen_bit_nll(logits: Tensor, targets: Sequence[int]) -> list[float]:
+    """Nats by which the following tokens surprise whoever reads `sixteen_bit_log_probs`, but for its rounding.
+
+    Less than they surprise the model itself wherever a token lies further than `_SPAN` below the likeliest.
+
+    Args:
+        logits: `[S, V]`.
+        targets: the token that follows each position.
+    """
+    rows = logits.double()
+    following = rows.gather(1, torch.tensor(targets, device=rows.device)[:, None])
+    stored = torch.maximum(following, rows.amax(dim=-1, keepdim=True) - _SPAN)
+    nll: list[float] = (rows.logsumexp(dim=-1, keepdim=True) - stored)[:, 0].tolist()
+    return nll
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
