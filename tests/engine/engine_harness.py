@@ -30,8 +30,8 @@ END_ID = len(LETTERS)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
-def text_model() -> TextModel:
-    """A tokenizer of single letters, so that texts are easy to foresee."""
+def text_model(*, add_eos: bool = False) -> TextModel:
+    """A tokenizer of single letters, so that texts are easy to foresee; with `add_eos` it ends each with `END`."""
     return open_text(
         GgufVocabulary(
             file="harness.gguf",
@@ -47,6 +47,7 @@ def text_model() -> TextModel:
             add_bos=False,
             add_space_prefix=False,
             chat_template=TEMPLATE,
+            add_eos=add_eos,
         )
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from engine_harness import Harness, build, text_model
+from engine_harness import END_ID, Harness, build, text_model
 from test_engine_metrics_collector import timed, values
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
@@ -96,9 +96,9 @@ def test_an_abort_ends_it_without_a_vector():
     assert harness.engine.health().free_blocks == 64
 
 
-def intake(hidden_size: int = 12) -> Intake:
+def intake(hidden_size: int = 12, *, add_eos: bool = False) -> Intake:
     card = ModelCard("harness", 0, 128, 33, True, hidden_size)
-    return Intake(text_model(), card, DEFAULT_LIMITS, SimClock(), lambda: 7, "fcfs")
+    return Intake(text_model(add_eos=add_eos), card, DEFAULT_LIMITS, SimClock(), lambda: 7, "fcfs")
 
 
 def test_a_prompt_may_fill_the_context():
@@ -113,6 +113,16 @@ def test_what_is_too_long_is_cut_at_its_end_where_that_is_asked_for():
     (sequence,) = intake().resolve(request).sequences
     assert sequence.prompt == (*range(30), *range(5))
     assert not sequence.fresh_prompt
+
+
+def test_a_text_that_is_cut_still_ends_as_the_tokenizer_ends_texts():
+    def resolved(prompt, most: int) -> tuple[int, ...]:
+        request = EngineRequest("a", prompt, embedding=LAST, most_prompt_tokens=most)
+        return intake(add_eos=True).resolve(request).sequences[0].prompt
+
+    assert resolved(TextPrompt("foxes"), 4) == (*ids("fox"), END_ID)
+    assert resolved(TextPrompt("foxes"), 6) == (*ids("foxes"), END_ID)
+    assert resolved(TokenPrompt((*ids("foxes"), END_ID)), 4) == ids("foxe")  # ids are taken as they are
 
 
 @pytest.mark.parametrize(

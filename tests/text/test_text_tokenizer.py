@@ -13,6 +13,7 @@ import pytest
 import text_vocabularies as vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from penstock.contract.errors import InvalidParameter, ModelFileError
 from penstock.contract.model import GgufVocabulary, HuggingFaceText
@@ -189,6 +190,24 @@ def test_truncation_and_padding_in_the_file_do_not_touch_prompts(saved, tmp_path
     text = vocabularies.CORPUS[1]
     files = HuggingFaceText(str(tmp_path))
     assert open_text(files).tokenizer.encode(text) == open_text(saved["smollm"]).tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("most", [2, 3, 4, 7, 1000])
+@pytest.mark.parametrize("text", [vocabularies.CORPUS[1], "a<|im_end|>" * 5, "b <|im_start|>", ""])
+def test_a_text_is_cut_as_transformers_cuts_it_between_the_tokens_around_it(text, most, tmp_path):
+    tokenizer = vocabularies.train("smollm")
+    around = [(each, tokenizer.token_to_id(each)) for each in ("<|im_start|>", "<|im_end|>")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{around[0][0]} $A {around[1][0]}", pair=None, special_tokens=around
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    files = HuggingFaceText(str(tmp_path))
+    theirs = vocabularies.reference(files)(text, truncation=True, max_length=most)["input_ids"]
+    ours = open_text(files).tokenizer
+    assert list(ours.encode(text, most=most)) == theirs
+    with pytest.raises(InvalidParameter, match="must be at least 2") as caught:
+        ours.encode(text, most=1)  # which transformers does not cut at all
+    assert caught.value.param == "truncate_prompt_tokens"
 
 
 # --- end of sequence and beginning

@@ -133,7 +133,8 @@ class EngineRequest:
         embedding: what vector to answer with; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
             and `grammar` keep their defaults. None for text.
         thinking_token_budget: most tokens of reasoning before the answer; None for no bound of its own.
-        most_prompt_tokens: a longer prompt is cut to its first so many tokens; 0 cuts nothing.
+        most_prompt_tokens: a longer prompt is cut to its first so many tokens, a text with all that the tokenizer puts
+            around it; 0 cuts nothing.
     """
 
     id: str

@@ -104,7 +104,6 @@ class Intake:
                 "model", "only embeds: its tokens see later ones, so it cannot generate", code=_NO_TEXT
             )
         prompt, prompt_text, field, reader = self._tokenise(request)
-        prompt = prompt[: request.most_prompt_tokens or None]
         if request.embedding is not None:
             return self._resolve_embedding(request, request.embedding, prompt, prompt_text, field)
         if len(prompt) >= self._card.max_model_len:
@@ -270,14 +269,17 @@ class Intake:
 
     def _tokenise(self, request: EngineRequest) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
         """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""
+        most = request.most_prompt_tokens
         match request.prompt:
             case TokenPrompt(token_ids):
-                return self._check_ids(token_ids), "", "prompt", None
+                return self._check_ids(token_ids)[: most or None], "", "prompt", None
             case TextPrompt(text):
                 self._check_length(len(text), "prompt")
-                return self._text.tokenizer.encode(text) or self._start_token(), text, "prompt", None
+                token_ids = self._text.tokenizer.encode(text, most=most) or self._start_token()
+                return token_ids, text, "prompt", None
             case ChatPrompt() as chat:
                 token_ids, reader = self._tokenise_chat(chat, _rules(request))
+                token_ids = token_ids[: most or None]
                 return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages", reader
 
     def _tokenise_chat(self, chat: ChatPrompt, rules: ReplyRules) -> tuple[tuple[int, ...], ReplyReader | None]:

@@ -161,8 +161,8 @@ class LLM:
                 model's files say (sentence-transformers' `modules.json`), else `mean`.
             normalize: scale each vector to length 1; None for what the model's files say, else True.
             dimensions: how many of the first values are kept; None for all. What is left is scaled again.
-            truncate_prompt_tokens: keep so many tokens of each prompt, its first; -1 keeps as many as the context has,
-                None refuses what is too long.
+            truncate_prompt_tokens: keep so many tokens of each prompt: of a text those that the tokenizer puts around
+                it, and its first; -1 keeps as many as the context has, None refuses what is too long.
             use_tqdm: show a progress bar.
 
         Raises:

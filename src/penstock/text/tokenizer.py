@@ -91,13 +91,22 @@ class Tokenizer:
         """
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
 
-    def encode(self, text: str, *, param: str = "prompt") -> tuple[int, ...]:
+    def encode(self, text: str, *, param: str = "prompt", most: int = 0) -> tuple[int, ...]:
         """The ids of raw text. Special tokens spelled in it are honoured; BOS is added if the model's tokenizer does.
 
+        Args:
+            text: what is encoded.
+            param: the field that the text came in, for errors.
+            most: keep at most so many ids, as truncation in transformers does: the text's first, and all that the
+                tokenizer puts around it. 0 keeps all.
+
         Raises:
-            InvalidParameter: the text has a lone surrogate; names `param`.
+            InvalidParameter: the text has a lone surrogate; names `param`. Or `most` has no room for what the tokenizer
+                puts around a text; names `truncate_prompt_tokens`.
         """
-        return tuple(self._encode(self._backend, text, param, add_special_tokens=True).ids)
+        encoding = self._encode(self._backend, text, param, add_special_tokens=True)
+        ids = tuple(encoding.ids)
+        return ids if not 0 < most < len(ids) else _cut(ids, encoding.special_tokens_mask, most)
 
     def spellings(self, text: str, *, param: str) -> tuple[tuple[int, ...], ...]:
         """The ids of `text` inside other text: where nothing stands before it, and after a space.
@@ -191,6 +200,16 @@ class Tokenizer:
     @staticmethod
     def _encode(backend: Backend, text: str, param: str, *, add_special_tokens: bool) -> Encoding:
         return backend.encode(require_unicode(text, param), add_special_tokens=add_special_tokens)
+
+
+def _cut(ids: tuple[int, ...], added: Sequence[int], most: int) -> tuple[int, ...]:
+    """`ids` without the last ones of the text, so that `most` are left; `added` is 1 for what stands around it."""
+    around = sum(added)
+    if around > most:
+        message = f"must be at least {around}: this model's tokenizer puts so many tokens around a text, got {most}"
+        raise InvalidParameter("truncate_prompt_tokens", message)
+    end = len(ids) - next((place for place, each in enumerate(reversed(added)) if not each), 0)
+    return ids[: end - (len(ids) - most)] + ids[end:]
 
 
 def _place(token: AddedToken) -> AddedToken:

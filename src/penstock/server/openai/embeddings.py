@@ -58,7 +58,9 @@ EMBEDDING_FIELDS = (
         "Whether vectors are scaled to length 1. When left out as the model's files say, else true.",
     ),
     Field(
-        "truncate_prompt_tokens", INTEGER, "Keep so many first tokens of each input; -1: as many as the context has."
+        "truncate_prompt_tokens",
+        INTEGER,
+        "Keep so many tokens of each input, of a text those around it and its first; -1: as many as the context has.",
     ),
     Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),

@@ -63,7 +63,11 @@ DOCUMENTS = Kind(
 )
 _SHARED = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
-    Field("truncate_prompt_tokens", INTEGER, "Keep so many first tokens of each text; -1: as many as the context has."),
+    Field(
+        "truncate_prompt_tokens",
+        INTEGER,
+        "Keep so many tokens of each text, those around it and its first; -1: as many as the context has.",
+    ),
     Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Texts share cached work only with prompts of the same salt."),
