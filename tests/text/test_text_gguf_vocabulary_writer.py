@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from text_vocabularies import CORPUS, FAMILIES, save, to_gguf
+from text_vocabularies import CORPUS, FAMILIES, GEMMA4, save, to_gguf
 
 from penstock.contract.errors import ModelFileError
 from penstock.text import open_text
@@ -15,7 +15,7 @@ from penstock.text.gguf_vocabulary_writer import vocabulary_of
 from penstock.text.huggingface import read_huggingface
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "llama"])
+@pytest.mark.parametrize("name", [*FAMILIES, "llama", "gemma4"])
 def test_a_tokenizer_read_from_gguf_again_is_the_directorys(tmp_path, name):
     files = save(name, tmp_path)
     written = vocabulary_of(files, 700)
@@ -28,14 +28,43 @@ def test_a_tokenizer_read_from_gguf_again_is_the_directorys(tmp_path, name):
     assert written.left_out == ()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "gemma4"])
 def test_the_words_are_those_of_the_converters(tmp_path, name):
     files = save(name, tmp_path)
     theirs = to_gguf(name, files)
     ours = vocabulary_of(files, len(theirs.tokens)).vocabulary
     assert (ours.model, ours.pre, ours.tokens, ours.merges) == (theirs.model, theirs.pre, theirs.tokens, theirs.merges)
     assert (ours.bos, ours.eos, ours.add_bos) == (theirs.bos, theirs.eos, theirs.add_bos)
-    assert ours.token_types == theirs.token_types
+    if name != "gemma4":
+        assert ours.token_types == theirs.token_types
+        return
+    differing = {
+        ours.tokens[place]: types for place, types in enumerate(zip(ours.token_types, theirs.token_types, strict=True))
+    }
+    differing = {token: types for token, types in differing.items() if types[0] != types[1]}
+    assert differing == {
+        "<unk>": (2, 3),
+        "\n\n": (4, 1),
+        "\n\n\n": (4, 1),
+    }  # ours say what the tokenizer does with them
+
+
+def test_gemma_4s_control_tokens_and_ends_stay_so(tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5, 8]}))
+    files = save("gemma4", tmp_path)
+    for vocabulary in (vocabulary_of(files, 700).vocabulary, to_gguf("gemma4", files)):
+        ours, theirs = open_text(vocabulary), open_text(files)
+        assert ours.eos_token_ids == theirs.eos_token_ids == {1, 5, 8}
+        assert {id_ for id_ in range(700) if ours.tokenizer.is_special(id_)} == set(range(len(GEMMA4)))
+        ids = ours.tokenizer.encode("".join(GEMMA4) + "a\n\n\n\nb")
+        assert ours.tokenizer.decode(ids) == theirs.tokenizer.decode(ids) == "a\n\n\n\nb"
+
+
+def test_merges_that_no_scores_say_need_a_text_that_begins_with_bos(tmp_path):
+    files = save("gemma4", tmp_path)
+    change(tmp_path, post_processor=None)
+    with pytest.raises(ModelFileError, match=r"model\.merges: are in an order .*; GGUF lists merges where BOS begins"):
+        vocabulary_of(files, 700)
 
 
 def change(directory: Path, **parts: object) -> None:

@@ -22,7 +22,7 @@ from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.huggingface import read_huggingface
 from penstock.text.tokenizer import twin_of
 
-GGUF_NAMES = (*vocabularies.FAMILIES, "llama")
+GGUF_NAMES = (*vocabularies.FAMILIES, "llama", "gemma4")
 
 
 @pytest.fixture(scope="module")
@@ -348,6 +348,8 @@ def _tiny() -> GgufVocabulary:
         ({"token_types": (1, 1)}, r"tokenizer\.ggml\.token_type: has 2 entries for 4 tokens"),
         ({"model": "llama"}, r"tokenizer\.ggml\.scores: has 0 entries for 4 tokens"),
         ({"merges": ("a c",)}, r"tokenizer\.ggml\.merges: merge 0, 'a c'"),
+        ({"model": "gemma4", "merges": ()}, r"tokenizer\.ggml\.merges: is missing"),
+        ({"model": "gemma4", "merges": ("a c",)}, r"tokenizer\.ggml\.merges: merge 0, 'a c'"),
         ({"merges": ("ab",)}, r"tokenizer\.ggml\.merges: merge 0, 'ab'"),
         ({"tokens": ("a", "b", "ab", ""), "merges": (" a",)}, r"tokenizer\.ggml\.merges: merge 0, ' a'"),
         ({"tokens": ("a", "b", "ab", "a")}, r"tokenizer\.ggml\.tokens: tokens 0 and 3 are both 'a'"),

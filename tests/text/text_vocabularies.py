@@ -120,15 +120,25 @@ FAMILIES = {
         add_bos=True,
     ),
 }
-SENTENCEPIECE = ("llama", "llama-metaspace")
+SENTENCEPIECE = ("llama", "llama-metaspace", "gemma4")
 NAMES = (*FAMILIES, *SENTENCEPIECE)
-SPECIALS = {name: family.specials for name, family in FAMILIES.items()} | dict.fromkeys(
-    SENTENCEPIECE, ("<unk>", "<s>", "</s>")
+GEMMA4 = (
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
+    *("<tool_response|>", "<|channel>", "<channel|>", '<|"|>'),
 )
+GEMMA4_VISIBLE = GEMMA4[6:]  # what llama.cpp's converter calls user-defined
+ENDS = {"llama": ("<s>", "</s>"), "llama-metaspace": ("<s>", "</s>"), "gemma4": ("<bos>", "<eos>")}
+SPECIALS = {name: family.specials for name, family in FAMILIES.items()} | {
+    "llama": ("<unk>", "<s>", "</s>"),
+    "llama-metaspace": ("<unk>", "<s>", "</s>"),
+    "gemma4": GEMMA4,
+}
 
 
 def train(name: str) -> Tokenizer:
     """A tokenizer of about 500 tokens, in the family's published `tokenizer.json` structure."""
+    if name == "gemma4":
+        return _gemma4()
     return _sentencepiece(metaspace=name == "llama-metaspace") if name in SENTENCEPIECE else _byte_level(FAMILIES[name])
 
 
@@ -195,14 +205,34 @@ def _sentencepiece(*, metaspace: bool) -> Tokenizer:
     return tokenizer
 
 
+def _gemma4() -> Tokenizer:
+    """Merges learned over whole lines, words and spaces together, and runs of newlines that none of them makes."""
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.Replace(" ", "▁")
+    learner.pre_tokenizer = pre_tokenizers.Split("\n", behavior="isolated")
+    learner.train_from_iterator(CORPUS[:12], trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    learned = json.loads(learner.to_str())["model"]
+    tokens = [*GEMMA4, *(f"<0x{byte:02X}>" for byte in range(256)), "\n\n", "\n\n\n", *learned["vocab"]]
+    vocab = {token: place for place, token in enumerate(dict.fromkeys(tokens))}
+    merges = [(left, right) for left, right in learned["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in GEMMA4])
+    tokenizer.add_tokens([AddedToken(s, normalized=False) for s in ("\n\n", "\n\n\n")])
+    tokenizer.post_processor = _prepend("<bos>", vocab["<bos>"])
+    return tokenizer
+
+
 def save(name: str, directory: Path) -> HuggingFaceText:
     """Write the directory that `save_pretrained` would."""
     family = FAMILIES.get(name)
     tokenizer = train(name)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    config |= {"eos_token": family.eos if family else "</s>", "chat_template": family.template if family else INST}
-    bos = family.bos if family else "<s>"
+    bos, eos = (family.bos, family.eos) if family else ENDS[name]
+    config |= {"eos_token": eos, "chat_template": family.template if family else INST}
     if bos:
         config["bos_token"] = bos
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
@@ -220,25 +250,34 @@ def to_gguf(name: str, files: HuggingFaceText) -> GgufVocabulary:
     tokens = sorted(ids, key=lambda token: ids[token])
     added = {token["content"]: 3 if token["special"] else 4 for token in content["added_tokens"]}
     family = FAMILIES.get(name)
-    spm = family is None
+    spm = family is None and name != "gemma4"
     types = [2 if spm and t == "<unk>" else added.get(t, 6 if spm and re.fullmatch("<0x..>", t) else 1) for t in tokens]
+    if name == "gemma4":
+        types = [_gemma4_type(token, added) for token in tokens]
     merges = content["model"]["merges"]
-    bos = "<s>" if family is None else family.bos
+    bos, eos = (family.bos, family.eos) if family else ENDS[name]
     return GgufVocabulary(
         file="model.gguf",
-        model="llama" if spm else "gpt2",
+        model="llama" if spm else "gemma4" if family is None else "gpt2",
         pre="" if family is None else family.pre,
         tokens=tuple(tokens),
         token_types=tuple(types),
         merges=() if spm else tuple(m if isinstance(m, str) else " ".join(m) for m in merges),
         scores=tuple(sentencepiece_scores().values()) if spm else (),
         bos=ids[bos] if bos else -1,
-        eos=ids["</s>" if family is None else family.eos],
-        unknown=0 if spm else -1,
-        add_bos=spm or family.add_bos,
+        eos=ids[eos],
+        unknown=ids["<unk>"] if family is None else -1,
+        add_bos=family is None or family.add_bos,
         add_space_prefix=spm,
         chat_template=INST if family is None else family.template,
     )
+
+
+def _gemma4_type(token: str, added: dict[str, int]) -> int:
+    """As llama.cpp's converter has it: what the vocabulary holds and is not special is ordinary, added or not."""
+    if re.fullmatch("<0x..>", token):
+        return 6
+    return 4 if token in GEMMA4_VISIBLE else 3 if added.get(token) == 3 else 1
 
 
 def user(*contents: str) -> list[Message]:

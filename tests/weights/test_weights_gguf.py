@@ -550,6 +550,12 @@ def test_a_sentencepiece_vocabulary_begins_with_bos_and_a_space_unless_it_says_o
     assert (vocabulary.merges, vocabulary.chat_template) == ((), "")
 
 
+def test_gemma_4s_texts_begin_with_bos_though_its_file_denies_it(tmp_path: Path) -> None:
+    for said in (None, False, True):
+        vocabulary = vocabulary_of(tmp_path, **{"ggml.model": "gemma4", "ggml.add_bos_token": said})
+        assert (vocabulary.add_bos, vocabulary.add_space_prefix) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -4,7 +4,9 @@ Decides which pre-tokenizer a name stands for. GGUF stores only the name, so it 
 wrong ids without any error. The expressions are facts of the model families, as in their published `tokenizer.json`.
 
 Token types: control tokens become special tokens, user-defined ones become added tokens that are ordinary text; all
-others are found by merging alone.
+others are found by merging alone. Gemma 4's files depart from that in two ways, since llama.cpp's parser of calls wants
+to see seven control tokens, and its converter types added tokens of the vocabulary as ordinary ones: `VISIBLE_CONTROL`
+are control tokens whatever their type, and runs of newlines that no merge makes are added tokens.
 
 End of sequence is the file's own `eos` and every control token by one of the names in `END_NAMES`: files often name
 only one, yet a chat model ends its turn with one and a document with another (Llama 3: `<|eot_id|>` and
@@ -24,12 +26,17 @@ from penstock.contract.errors import ModelFileError
 from penstock.contract.model import GgufVocabulary
 from penstock.text.tokenizer_parts import TemplateSource, TokenizerParts
 
-__all__ = ["END_NAMES", "PRE_TOKENIZERS", "read_gguf"]
+__all__ = ["END_NAMES", "PRE_TOKENIZERS", "VISIBLE_CONTROL", "read_gguf"]
 
 END_NAMES = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
     *("<|return|>", "<|call|>"),  # of gpt-oss, whose `<|end|>` ends no turn
+    *("<eos>", "<turn|>", "<|tool_response>"),  # of Gemma, which hands over to a tool by the last
 )
+VISIBLE_CONTROL = frozenset(
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+)
+"""Control tokens of Gemma 4 that its files call user-defined (llama.cpp, `conversion/gemma.py`)."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"
@@ -102,7 +109,7 @@ def read_gguf(vocabulary: GgufVocabulary) -> TokenizerParts:
         ModelFileError: an unknown tokenizer or pre-tokenizer, or metadata that contradicts itself.
     """
     _check(vocabulary)
-    backend = _byte_level_bpe(vocabulary) if vocabulary.model == "gpt2" else _sentencepiece(vocabulary)
+    backend = _MODELS[vocabulary.model](vocabulary)
     _add_tokens(backend, vocabulary)
     if vocabulary.add_bos or vocabulary.add_eos:
         _put_around(backend, vocabulary)
@@ -123,8 +130,11 @@ def _refuse(vocabulary: GgufVocabulary, key: str, message: str) -> ModelFileErro
 
 def _check(vocabulary: GgufVocabulary) -> None:
     count = len(vocabulary.tokens)
-    if vocabulary.model not in ("gpt2", "llama"):
-        raise _refuse(vocabulary, "model", f"{vocabulary.model!r} is not implemented; known are gpt2 and llama")
+    if vocabulary.model not in _MODELS:
+        known = ", ".join(sorted(_MODELS))
+        raise _refuse(vocabulary, "model", f"{vocabulary.model!r} is not implemented; known are {known}")
+    if vocabulary.model == "gemma4" and not vocabulary.merges:
+        raise _refuse(vocabulary, "merges", "is missing")
     if len(vocabulary.token_types) != count:
         raise _refuse(vocabulary, "token_type", f"has {len(vocabulary.token_types)} entries for {count} tokens")
     if vocabulary.model == "llama" and len(vocabulary.scores) != count:
@@ -194,6 +204,28 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> Backend:
     return backend
 
 
+def _gemma4(vocabulary: GgufVocabulary) -> Backend:
+    """SentencePiece's alphabet and bytes, joined by a list of merges over the whole text."""
+    unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown >= 0 else None
+    ids = _ids(vocabulary)
+    merges = [_merge(vocabulary, ids, index, merge) for index, merge in enumerate(vocabulary.merges)]
+    backend = Backend(models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", _SPACE)
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    made = {left + right for left, right in merges}
+    runs = [token for token in vocabulary.tokens if len(token) > 1 and not token.strip("\n") and token not in made]
+    backend.add_tokens([AddedToken(run, normalized=False) for run in runs])
+    return backend
+
+
+_MODELS: dict[str, Callable[[GgufVocabulary], Backend]] = {
+    "gpt2": _byte_level_bpe,
+    "llama": _sentencepiece,
+    "gemma4": _gemma4,
+}
+"""What builds each kind of `tokenizer.ggml.model`."""
+
+
 def _merges_from_scores(vocabulary: GgufVocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
     """SentencePiece's rule as a list: join the neighbours whose union has the highest score (Kudo, Richardson 2018).
 
@@ -213,10 +245,14 @@ def _merges_from_scores(vocabulary: GgufVocabulary, ids: dict[str, int]) -> list
 
 def _add_tokens(backend: Backend, vocabulary: GgufVocabulary) -> None:
     texts = list(zip(_spellings(vocabulary), vocabulary.token_types, strict=True))
-    special = [text for text, type_ in texts if type_ in (_CONTROL, _UNKNOWN) and text]
-    ordinary = [text for text, type_ in texts if type_ == _USER_DEFINED and text]
+    special = {text: None for text, type_ in texts if text and _is_special(vocabulary, text, type_)}
+    ordinary = [text for text, type_ in texts if type_ == _USER_DEFINED and text and text not in special]
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     backend.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
+
+
+def _is_special(vocabulary: GgufVocabulary, text: str, type_: int) -> bool:
+    return type_ in (_CONTROL, _UNKNOWN) or (vocabulary.model == "gemma4" and text in VISIBLE_CONTROL)
 
 
 def _put_around(backend: Backend, vocabulary: GgufVocabulary) -> None:
@@ -238,5 +274,5 @@ def _special_tokens(vocabulary: GgufVocabulary) -> dict[str, str]:
 
 def _eos(vocabulary: GgufVocabulary) -> frozenset[int]:
     pairs = enumerate(zip(vocabulary.tokens, vocabulary.token_types, strict=True))
-    named = {id_ for id_, (token, type_) in pairs if type_ == _CONTROL and token in END_NAMES}
+    named = {id_ for id_, (token, type_) in pairs if token in END_NAMES and _is_special(vocabulary, token, type_)}
     return frozenset(named | ({vocabulary.eos} - {-1}))

@@ -7,14 +7,14 @@ Decides which name a pre-tokenizer has in GGUF, and the types and scores of toke
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import GgufVocabulary, HuggingFaceText
-from penstock.text.gguf_tokenizer import END_NAMES, PRE_TOKENIZERS, read_gguf
+from penstock.text.gguf_tokenizer import END_NAMES, PRE_TOKENIZERS, VISIBLE_CONTROL, read_gguf
 from penstock.text.huggingface import read_huggingface
 from penstock.text.tokenizer_parts import TokenizerParts
 
@@ -84,8 +84,25 @@ def vocabulary_of(text: HuggingFaceText, rows: int, *, embeds: bool = False) -> 
         chat_template=parts.template.source if parts.template else "",
     )
     again = read_gguf(vocabulary)
+    if vocabulary.model == "llama" and add_bos and not _same_merges(facts, again):
+        vocabulary = _as_gemma4(vocabulary, model)
+        again = read_gguf(vocabulary)
     _check_same(parts, facts, again)
     return WrittenVocabulary(vocabulary, _metadata(vocabulary, parts), tuple(_left_out(parts, again, tokens)))
+
+
+def _as_gemma4(vocabulary: GgufVocabulary, model: dict[str, Any]) -> GgufVocabulary:
+    """The same in the words of Gemma 4's files, which list their merges."""
+    pairs = zip(vocabulary.tokens, vocabulary.token_types, strict=True)
+    return replace(
+        vocabulary,
+        model="gemma4",
+        pre="",
+        token_types=tuple(_USER_DEFINED if token in VISIBLE_CONTROL else type_ for token, type_ in pairs),
+        merges=tuple(f"{left} {right}" for left, right in _merges(model)),
+        scores=(),
+        add_space_prefix=False,
+    )
 
 
 def _tokens(parts: TokenizerParts, model: dict[str, Any], rows: int) -> tuple[list[str], list[int]]:
@@ -208,9 +225,10 @@ def _check_same(parts: TokenizerParts, facts: dict[str, Any], again: TokenizerPa
     Raises:
         ModelFileError: they differ.
     """
+    if not _same_merges(facts, again):
+        message = "are in an order that no scores of tokens can say; GGUF lists merges where BOS begins a text"
+        raise ModelFileError(parts.file, "model.merges", message)
     read = json.loads(again.backend.to_str())
-    if _merges(read["model"]) != _merges(facts["model"]):
-        raise ModelFileError(parts.file, "model.merges", "are in an order that no scores of tokens can say")
     if facts["model"].get("byte_fallback") and _plainly(read["normalizer"]) != _plainly(facts["normalizer"]):
         raise ModelFileError(parts.file, "normalizer", "changes text in a way that has no name in GGUF")
     added = " ".join(token.content for token in parts.backend.get_added_tokens_decoder().values())
@@ -219,6 +237,10 @@ def _check_same(parts: TokenizerParts, facts: dict[str, Any], again: TokenizerPa
             raise ModelFileError(
                 parts.file, "", f"would be read from GGUF as another tokenizer: it encodes {sample[:40]!r} otherwise"
             )
+
+
+def _same_merges(facts: dict[str, Any], again: TokenizerParts) -> bool:
+    return _merges(json.loads(again.backend.to_str())["model"]) == _merges(facts["model"])
 
 
 def _left_out(parts: TokenizerParts, again: TokenizerParts, tokens: list[str]) -> list[str]:
@@ -232,10 +254,11 @@ def _left_out(parts: TokenizerParts, again: TokenizerParts, tokens: list[str]) -
 def _metadata(vocabulary: GgufVocabulary, parts: TokenizerParts) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "model": vocabulary.model,
-        "pre": vocabulary.pre,
         "tokens": vocabulary.tokens,
         "token_type": vocabulary.token_types,
     }
+    if vocabulary.pre:
+        keys["pre"] = vocabulary.pre
     if vocabulary.scores:
         keys["scores"] = vocabulary.scores
     if vocabulary.merges:
@@ -245,7 +268,7 @@ def _metadata(vocabulary: GgufVocabulary, parts: TokenizerParts) -> dict[str, An
     ids |= {} if padding is None else {"padding": padding}
     keys |= {f"{name}_token_id": id_ for name, id_ in ids.items() if id_ >= 0}
     keys |= {"add_bos_token": vocabulary.add_bos, "add_eos_token": vocabulary.add_eos}
-    if vocabulary.model == "llama":
+    if vocabulary.model != "gpt2":
         keys["add_space_prefix"] = vocabulary.add_space_prefix
     found = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     return found | ({"tokenizer.chat_template": vocabulary.chat_template} if vocabulary.chat_template else {})

@@ -52,7 +52,8 @@ def read_vocabulary(header: GgufHeader, vocab_size: int) -> GgufVocabulary:
         eos=reader.token("eos_token_id", len(tokens)),
         unknown=reader.token("unknown_token_id", len(tokens)),
         # llama.cpp's defaults where a file does not say: SentencePiece models begin with BOS and a dummy space
-        add_bos=reader.scalar("add_bos_token", bool, model == "llama"),
+        # and Gemma 4's texts begin with BOS, whatever early conversions say
+        add_bos=reader.scalar("add_bos_token", bool, model == "llama") or model == "gemma4",
         add_space_prefix=reader.scalar("add_space_prefix", bool, model == "llama"),
         chat_template=reader.template(),
         # a model that generates must not find an end behind its prompt, whatever its file says
