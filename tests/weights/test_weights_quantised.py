@@ -47,6 +47,7 @@ from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.headers_only import META, HeadersOnly
 from penstock.weights.packing import WeightFormat
+from penstock.weights.quantisation_config import read_quantisation
 
 
 @pytest.mark.parametrize("case", STORED)
@@ -233,6 +234,24 @@ def test_a_bias_of_zeros_that_no_model_asks_for_is_passed_over(tmp_path):
             taking.finish()
 
 
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({}, True),
+        ({"checkpoint_format": None}, True),
+        ({"checkpoint_format": "gptq"}, True),
+        ({"format": "gptq", "method": "gptq"}, True),
+        ({"checkpoint_format": "GPTQ_V2"}, False),
+        ({"format": "gptq_v2"}, False),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq_v2"}, False),
+    ],
+)
+def test_gptqs_format_is_what_autogptq_gptqmodel_and_transformers_call_it(settings, first):
+    found = read_quantisation({"quantization_config": {**GPTQ, **settings}}, "config.json")
+    assert found is not None
+    assert found.zeros_less_one is first
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("quant_method", {"quant_method": "hqq"}),
     ("quant_method", {"quant_method": 3}),
@@ -244,6 +263,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("group_size", {**GPTQ, "group_size": "128"}),
     ("sym", {**GPTQ, "sym": 1}),
     ("checkpoint_format", {**GPTQ, "checkpoint_format": "marlin"}),
+    *(
+        ("checkpoint_format", {**GPTQ, "checkpoint_format": value})
+        for value in ("", "gptq_v3", "v2", 2, 0, False, [], {})
+    ),
+    ("checkpoint_format", {**GPTQ, "checkpoint_format": "gptq_v2", "format": "gptq"}),
+    ("format", {**GPTQ, "checkpoint_format": "gptq", "format": ""}),
+    ("'checkpoint_formau'", {**GPTQ, "checkpoint_formau": "gptq_v2"}),
+    ("'CHECKPOINT_FORMAT'", {**GPTQ, "CHECKPOINT_FORMAT": "gptq_v2", "format": "gptq"}),
     ("is_marlin_format", {**GPTQ, "is_marlin_format": True}),
     ("dynamic", {**GPTQ, "dynamic": {r"+:.*\.18\..*": {"bits": 8}}}),
     ("rotation", {**GPTQ, "rotation": "hadamard"}),

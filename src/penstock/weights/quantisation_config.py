@@ -135,8 +135,7 @@ def _gptq(section: _Section) -> Quantisation:
             raise section.refuse(
                 "dynamic", f"modules with settings of their own ({pattern}) cannot be read; {_INSTEAD}"
             )
-    key = "checkpoint_format" if section.get("checkpoint_format") else "format"
-    layout = section.one_of(key, ("gptq", "gptq_v2"), "gptq")
+    layout = _gptq_layout(section)
     section.one_of("pack_dtype", ("int32",), "int32")
     return Quantisation(
         "gptq",
@@ -146,6 +145,29 @@ def _gptq(section: _Section) -> Quantisation:
         ordered=section.flag("desc_act", False),
         zeros_less_one=layout == "gptq",
     )
+
+
+def _gptq_layout(section: _Section) -> str:
+    """Which of GPTQ's two formats the tensors are in.
+
+    AutoGPTQ and transformers name it `checkpoint_format`, gptqmodel `format`; before there were two, none did. The
+    tensors do not tell them apart, so a name that was damaged must not count as none.
+    """
+    found = {}
+    for key in ("checkpoint_format", "format"):
+        if section.values.get(key) is not None:
+            found[key] = section.one_of(key, ("gptq", "gptq_v2"))
+    layouts = set(found.values()) or {"gptq"}
+    if len(layouts) > 1:
+        said = " and ".join(f"{key} is {value}" for key, value in found.items())
+        raise section.refuse("checkpoint_format", f"cannot be told: {said}; {_INSTEAD}")
+    (layout,) = layouts
+    for key, value in section.values.items():
+        if value == "gptq_v2" != layout:
+            raise section.refuse(
+                reprlib.repr(key), f"is {value}, but the format is named checkpoint_format; {_INSTEAD}"
+            )
+    return str(layout)
 
 
 def _awq(section: _Section) -> Quantisation:
