@@ -28,11 +28,14 @@ _UNEVEN = ("IQ4_NL", "IQ4_XS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4_MOE")
 NEED_IMPORTANCE = ("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
 """Formats that the quantiser writes only with an importance matrix (or without one as nobody publishes them)."""
 
-FORMATS = {**dict.fromkeys((*_PLAIN, *_UNEVEN, *NEED_IMPORTANCE), ()), "MXFP4": _MXFP4}
-"""Formats, with the quantiser's options. It has no MXFP4 for models without experts: its MXFP4_MOE, in which all but
-experts is Q8_0, is told to take the matrices of layers too."""
+_TERNARY = {f"{kind}_IN_3": ("--tensor-type", rf"blk\.1[0-2]\.ffn_={kind.lower()}") for kind in ("TQ1_0", "TQ2_0")}
 
-_WORDS = {"MXFP4": "MXFP4_MOE"}
+FORMATS = {**dict.fromkeys((*_PLAIN, *_UNEVEN, *NEED_IMPORTANCE), ()), "MXFP4": _MXFP4, **_TERNARY}
+"""Formats, with the quantiser's options. It has no MXFP4 for models without experts: its MXFP4_MOE, in which all but
+experts is Q8_0, is told to take the matrices of layers too. A model that was not trained for three values says nothing
+in them, so TQ1_0_IN_3 and TQ2_0_IN_3 have them in the MLPs of layers 10 to 12 alone; the rest is Q8_0."""
+
+_WORDS = {"MXFP4": "MXFP4_MOE", **dict.fromkeys(_TERNARY, "Q8_0")}
 """What the quantiser calls a format, where it is another word."""
 
 _IMPORTANCE_CHUNKS = 16

@@ -104,19 +104,18 @@ def test_each_format_is_made_once_from_one_conversion_and_never_half(checkpoint,
     code = f"print(*sys.argv[1:], file=open({str(log)!r}, 'a')); pathlib.Path(sys.argv[-2]).write_text('made')"
     quantiser = program(bench / "llama-quantize", code)
     options = [checkpoint, tmp_path / "made", "--peers-dir", tmp_path / "peers"]
-    run_script(monkeypatch, *options, "--format", "Q6_K", "--format", "MXFP4")
+    run_script(monkeypatch, *options, "--format", "Q6_K", "--format", "MXFP4", "--format", "TQ2_0_IN_3")
     run_script(monkeypatch, *options, "--format", "Q6_K")
     name = checkpoint.name
-    plain, q6, mxfp4 = (str(tmp_path / "made" / f"{name}-{kind}") for kind in ("BF16", "Q6_K", "MXFP4"))
-    types = "--tensor-type attn_=mxfp4 --tensor-type ffn_=mxfp4"
+    kinds = ("BF16", "Q6_K", "MXFP4", "TQ2_0_IN_3")
+    plain, q6, mxfp4, tq2 = (str(tmp_path / "made" / f"{name}-{kind}") for kind in kinds)
+    types, some = "--tensor-type attn_=mxfp4 --tensor-type ffn_=mxfp4", r"--tensor-type blk\.1[0-2]\.ffn_=tq2_0"
     calls = [f"{plain}.gguf {q6}.partial Q6_K", f"{types} {plain}.gguf {mxfp4}.partial MXFP4_MOE"]
-    assert log.read_text().splitlines() == calls
+    assert log.read_text().splitlines() == [*calls, f"{some} {plain}.gguf {tq2}.partial Q8_0"]
     program(quantiser, "pathlib.Path(sys.argv[-2]).write_text('half'); sys.exit('no room')")
     with pytest.raises(SystemExit, match="no room"):
         run_script(monkeypatch, *options, "--format", "Q4_K_M")
-    assert {each.name for each in (tmp_path / "made").glob("*.gguf")} == {
-        f"{name}-{kind}.gguf" for kind in ("BF16", "Q6_K", "MXFP4")
-    }
+    assert {each.name for each in (tmp_path / "made").glob("*.gguf")} == {f"{name}-{kind}.gguf" for kind in kinds}
 
 
 def test_without_the_quantiser_it_says_what_to_install(checkpoint, tmp_path, monkeypatch):
