@@ -11,6 +11,7 @@ from browser import PHONE, answers, messages_of, say
 from scripted_engine import HEALTHY, Until, Wait, always, delta, finished, length, stop
 
 from penstock.contract.errors import Overloaded
+from penstock.contract.events import ChoiceDelta, TokenPiece
 from penstock.contract.request import Message
 
 pytestmark = pytest.mark.browser
@@ -84,6 +85,16 @@ def test_escape_and_the_stop_button_end_an_answer_for_the_engine_too(open_page, 
         expect(answers(page).nth(turn)).to_contain_text("Stopped.")
         served.engine.wait_until(lambda: not served.engine.live)
     expect(page.get_by_label("Send message")).to_be_visible()
+
+
+def test_a_stopped_answer_tells_its_tokens_and_not_its_pieces(open_page, served, expect):
+    pieces = tuple(TokenPiece(7, part, -0.5) for part in (b"be", b"g", b"un"))
+    served.engine.script = always(ChoiceDelta(0, "begun", pieces), Wait())
+    page = open_page()
+    say(page, "Hi")
+    expect(answers(page)).to_contain_text("begun")
+    page.keyboard.press("Escape")
+    expect(page.locator(".stats")).to_have_text(re.compile(r"^[\d.]+ m?s to first token3 tokens$"))
 
 
 def test_copying_gives_the_text_as_the_model_wrote_it(open_page, served, expect):

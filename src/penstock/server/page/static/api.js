@@ -98,12 +98,15 @@ export async function* events(path, options = {}) {
   }
 }
 
-/** The chunks of one streamed chat completion. Throws what the server says instead of a chunk. */
+/**
+ * The chunks of one streamed chat completion. Throws what the server says instead of a chunk.
+ * Each holds the tokens so far: of an answer that is stopped, the usage at the end never comes.
+ */
 export async function* chatChunks(body, signal) {
   const options = {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }),
     signal,
   };
   for await (const data of events("v1/chat/completions", options)) {

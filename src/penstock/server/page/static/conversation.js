@@ -14,7 +14,6 @@ export class Answering {
     this.onEnd = onEnd;
     this.controller = new AbortController();
     this.frame = 0;
-    this.pieces = 0;
   }
 
   /** End it now; what has come stays. */
@@ -54,7 +53,6 @@ export class Answering {
     if (!content && !reasoning) return;
     this.last = performance.now();
     this.first ??= this.last;
-    this.pieces += 1;
     this.message.content += content;
     if (reasoning) this.message.reasoning = (this.message.reasoning ?? "") + reasoning;
     this.frame ||= requestAnimationFrame(() => {
@@ -63,18 +61,17 @@ export class Answering {
     });
   }
 
-  /** What the answer cost. A stopped one has no usage: its pieces are counted instead, and that is said. */
+  /** What the answer cost; of a stopped one, as far as it had come. */
   measure() {
     if (this.first === undefined) return;
-    const tokens = this.usage?.completion_tokens ?? this.pieces;
+    const tokens = this.usage.completion_tokens;
     const elapsed = this.last - this.first;
     this.message.stats = {
       ttft: this.first - this.begun,
       rate: tokens > 1 && elapsed > 0 ? ((tokens - 1) / elapsed) * 1000 : 0,
       tokens,
-      prompt: this.usage?.prompt_tokens ?? 0,
-      cached: this.usage?.prompt_tokens_details?.cached_tokens ?? 0,
-      approximate: !this.usage,
+      prompt: this.usage.prompt_tokens,
+      cached: this.usage.prompt_tokens_details?.cached_tokens ?? 0, // only the end of an answer tells
     };
   }
 }

@@ -147,6 +147,7 @@ export class MessageView {
   }
 }
 
+// `approximate` is of answers that were kept before servers counted the tokens of stopped ones.
 function statistics({ ttft, rate, tokens, cached, approximate }) {
   const about = approximate ? "≈ " : "";
   const parts = [
