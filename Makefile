@@ -87,13 +87,13 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/cross.py,$(wildcard native/*)) | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/%.py,$(wildcard native/*)) | $(VENV)/bin/python
 	@echo "== Installing Penstock into $(VENV): once, about 300 MB and a few minutes"
 	@echo "== 1 of 2: torch, the largest part"
 	@$(PIP) install --constraint constraints.txt torch==2.13.0
 	@echo "== 2 of 2: Penstock and its other requirements; compiles the kernels, one to three minutes on two processors"
 	@$(PIP) install --constraint constraints.txt --editable .
-	@$(BIN)/python -c 'import penstock._native' 2>/dev/null || echo "== Without compiled kernels: no C++ compiler worked here. Torch's serve, slower; install one, then: make clean serve"
+	@$(BIN)/python -c 'import penstock._native' 2>/dev/null || $(BIN)/python native/lacking.py
 	@echo "== Installed"
 	@touch $@
 

@@ -89,7 +89,7 @@ def test_a_backend_is_what_the_device_and_the_installation_allow(monkeypatch):
     by_torch = room.open_backend(CPU, 1, "torch")
     assert (by_torch.name, by_torch.isa, by_torch.threads, by_torch.exact) == ("torch", "torch", 0, False)
     monkeypatch.setattr(native, "module", None)
-    assert room.open_backend(CPU, 2).why_torch() == "this was installed without a C++ compiler"
+    assert room.open_backend(CPU, 2).why_torch() == "this was installed without compiled kernels"
 
 
 def test_an_instruction_set_that_cannot_run_is_refused_by_what_named_it(monkeypatch):
@@ -97,7 +97,7 @@ def test_an_instruction_set_that_cannot_run_is_refused_by_what_named_it(monkeypa
     with pytest.raises(ConfigError, match=r"PENSTOCK_ISA.*'mmx'.*avx2, portable"):
         room.open_backend(CPU, 1, "mmx")
     monkeypatch.setattr(native, "isas", list)
-    with pytest.raises(ConfigError, match=r"isa: .*without a C\+\+ compiler"):
+    with pytest.raises(ConfigError, match=r"isa: .*without compiled kernels"):
         room.open_backend(CPU, 1, "avx2", "isa")
 
 

@@ -13,7 +13,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 COMPILED = TorchBackend(CPU, name="cpu", exact=True, isa="avx2", threads=2)  # what it says of itself is all that counts
-WHY = "this was installed without a C++ compiler"
+WHY = "this was installed without compiled kernels"
 NO_COMPILER = TorchBackend(CPU, WHY)
 
 

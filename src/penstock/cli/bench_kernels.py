@@ -52,7 +52,7 @@ def command(names: tuple[str, ...], threads: int, isa: str, target: Path | None)
     count = compute_threads(threads)
     backend = open_backend(resolve_device("cpu"), count, *named)
     if not isinstance(backend, CpuBackend):
-        raise ConfigError("kernels", "this installation has no compiled kernels: it was made without a C++ compiler")
+        raise ConfigError("kernels", "this installation has none: a C++ compiler or Python's headers were missing")
     set_torch_threads(count, packed=True)
     limits = kernels.measure_limits(backend)
     with tqdm(desc="Measuring", unit="kernel", leave=False, disable=None) as bar:

@@ -169,7 +169,7 @@ def resolve_linear_kernels(
 
 
 def _instead(device: torch.device) -> str:
-    return "the model runs on CUDA" if device.type == "cuda" else "this was installed without a C++ compiler"
+    return "the model runs on CUDA" if device.type == "cuda" else "this was installed without compiled kernels"
 
 
 def compute_threads(option: int) -> int:
@@ -190,7 +190,7 @@ def open_backend(device: torch.device, threads: int, isa: str = "", option: str 
         ConfigError: there are no such kernels, or this machine cannot run them.
     """
     if isa and isa != "torch" and isa not in native.isas():
-        there = ", ".join(native.isas()) or "none: this installation was made without a C++ compiler"
+        there = ", ".join(native.isas()) or "none: this was installed without compiled kernels"
         raise ConfigError(option, f"{isa!r} cannot run here; there are {there}")
     if device.type == "cuda" or not native.available():
         return TorchBackend(device, _instead(device))
