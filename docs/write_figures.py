@@ -256,6 +256,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "cost-of-files": ("quality-of-files", file_cost_rows),
     "cost-of-kinds": ("quality-of-kinds", file_cost_rows),
     "same-tokens": ("same-tokens", same_token_rows),
+    "same-tokens-random": ("same-tokens-random", same_token_rows),
     "start": ("start", start_rows),
     "shapes": ("shapes", shape_rows),
     "speed-of-forms": ("compare", form_speed_rows),
