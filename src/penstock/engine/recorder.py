@@ -7,6 +7,8 @@ file cannot be written any more, that is logged once and recording ends.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -77,23 +79,28 @@ class Recorder:
     def ran(self, result: StepResult) -> None:
         """A step was computed; what is on record until here survives a crash of this process."""
         self._write(encode_result(result))
-        if self._file is not None:
-            self._file.flush()
+        self._attempt(lambda file: file.flush())
 
     def close(self) -> None:
         """End the trace; nothing can be recorded after."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._attempt(lambda file: file.close())
+        self._file = None
 
     def _write(self, line: str) -> None:
-        if self._file is None:
+        self._attempt(lambda file: file.write(line + "\n"))
+
+    def _attempt(self, work: Callable[[TextIO], object]) -> None:
+        """Do something with the file while there is one; what fails is logged, and was the last."""
+        file = self._file
+        if file is None:
             return
         try:
-            self._file.write(line + "\n")
+            work(file)
         except OSError as error:
             log.error("recording to %s ended: %s", self._path, error.strerror)
             self._file = None
+            with suppress(OSError):  # what the file still holds has nowhere to go
+                file.close()
 
 
 class NoRecorder:
