@@ -34,9 +34,9 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def read_answer(connection: socket.socket) -> bytes:
-    answer = connection.recv(65536)
-    while not answer.endswith(b"}]}"):
-        answer += connection.recv(65536)
+    answer = b""
+    while not answer.endswith(b"}]}") and (piece := connection.recv(65536)):
+        answer += piece
     return answer
 
 
@@ -90,6 +90,44 @@ def test_what_is_no_http_gets_an_error_object(bounded):
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b'"code":"invalid_http"' in answer
+
+
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n" + SMUGGLED,
+        SMUGGLED.replace(b"\r\n", b"\n"),
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\nX-Other: a\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\n\nGET / HTTP/1.1\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Folded: a\r\n b\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\tb\r\n\r\n",
+    ],
+)
+def test_what_two_readers_could_take_for_different_requests_is_refused(bounded, sent):
+    port, _ = bounded
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(sent)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b'"code":"invalid_http"' in answer
+
+
+def test_a_head_may_come_in_pieces(bounded):
+    port, _ = bounded
+    whole = SMUGGLED
+    for cut in range(1, len(whole)):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(5)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(whole[:cut])
+            connection.sendall(whole[cut:])
+            assert read_answer(connection).startswith(b"HTTP/1.1 200"), cut
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_its_work_ended(bounded):

@@ -1,7 +1,8 @@
 """One HTTP connection, as uvicorn keeps it, with bounds on what it may cost.
 
 A client must send its headers in time and read its answer in time, or the connection is cut, which ends its work like
-any departure. Connections are capped. Bytes that are not HTTP are answered with an OpenAI error object, too.
+any departure. Connections are capped. Bytes that are not HTTP are answered with an OpenAI error object, too; so is what
+two readers of HTTP could take for different requests, since one of them may be a proxy that guards this server.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def bounded_protocol(limits: ServerLimits, max_connections: int) -> Any:
 
 
 class _Connection(h11.Connection):
-    """h11's connection state, with a fast path for nearly every event: one more chunk of a body.
+    """h11's connection state, stricter on the way in, and with a fast path for nearly every event on the way out.
 
-    A chunk changes no state, yet h11 spends a tenth of what a streamed token costs the event loop on it.
+    That is one more chunk of a body: it changes no state, yet h11 spends a tenth of what a streamed token costs the
+    event loop on it.
     """
 
     def __init__(self, max_header_bytes: int) -> None:
@@ -49,6 +51,28 @@ class _Connection(h11.Connection):
             isinstance(event, h11.Response) and b"\r\ntransfer-encoding: chunked\r\n" in (written or b"").lower()
         )
         return written
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """As h11's, but without what RFC 9112 lets a server refuse, and others read in another way.
+
+        Raises:
+            h11.RemoteProtocolError: two headers say where the body ends (section 6.1), a line ends without a carriage
+                return (section 2.2), or a header goes on in the next line (section 5.2).
+        """
+        if self.their_state is h11.IDLE:
+            _require_strict_lines(self.trailing_data[0])
+        event = super().next_event()
+        if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= set(dict(event.headers)):
+            raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        return event
+
+
+def _require_strict_lines(received: bytes) -> None:
+    """Hold the lines of a head, or of as much of it as has come, to what is in `_Connection.next_event`."""
+    head = received.lstrip(b"\r\n").partition(b"\r\n\r\n")[0]
+    bare = head.count(b"\n") != head.count(b"\r\n")
+    if bare or b"\n " in head or b"\n\t" in head:
+        raise h11.RemoteProtocolError("a line feed alone, or a folded header")
 
 
 class BoundedProtocol(H11Protocol):
