@@ -30,21 +30,25 @@ void make_router(Router* place, int experts, int top_k, int scoring, bool normal
 }
 
 void make_stack(WeightStack* place, int kind, int64_t outputs, int64_t inputs, uintptr_t weight, int64_t stride,
-                uintptr_t bias) {
+                uintptr_t bias, int64_t bias_stride) {
     check_weight(kind_of(kind), outputs, inputs);
     require(weight != 0, "weight must be given");
     require(stride >= packed_bytes(kind_of(kind), outputs, inputs), "stride must be at least packed_bytes()");
-    new (place) WeightStack{kind_of(kind), outputs, inputs, pointer<uint8_t>(weight), stride, pointer<float>(bias)};
+    require(bias == 0 || bias_stride >= outputs, "bias_stride must be at least outputs");
+    new (place) WeightStack{kind_of(kind), outputs, inputs, pointer<uint8_t>(weight), stride, pointer<float>(bias), bias_stride};
 }
 
 void make_layer(ExpertLayer* place, const Router& router, int activation, const WeightStack& gate_up,
-                const WeightStack& down) {
+                const WeightStack& down, const WeightStack* ups) {
     const Activation chosen = activation_of(activation);
-    const int64_t parts = gates(chosen) ? 2 : 1;
+    require(!ups || gates(chosen), "ups of their own must be weighed by gates");
+    require(!ups || (ups->inputs == gate_up.inputs && ups->outputs == gate_up.outputs),
+            "ups of their own must have the shape of the gates");
+    const int64_t parts = gates(chosen) && !ups ? 2 : 1;
     require(gate_up.inputs == down.outputs, "gate_up must have as many inputs as down has outputs");
     require(gate_up.outputs == parts * down.inputs,
             "gate_up must have as many outputs as down has inputs, or twice as many where gates weigh the rest");
-    new (place) ExpertLayer{router, chosen, gate_up, down};
+    new (place) ExpertLayer{router, chosen, gate_up, down, ups ? std::optional(*ups) : std::nullopt};
 }
 
 void check_row_count(int64_t rows, int64_t top_k) {
@@ -104,11 +108,12 @@ void bind_experts(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     nb::class_<Router>(module, "Router", "Which experts a token goes to; a bias or expert_scale of 0 is absent, else [experts] float32.")
         .def("__init__", &make_router, nb::kw_only(), "experts"_a, "top_k"_a, "scoring"_a, "normalise"_a, "scale"_a, "bias"_a,
              "expert_scale"_a = 0, "groups"_a = 1, "top_groups"_a = 1);
-    nb::class_<WeightStack>(module, "WeightStack", "Weights of all experts, packed alike, `stride` bytes apart; a bias of 0 is absent, else [experts][outputs].")
+    nb::class_<WeightStack>(module, "WeightStack", "Weights of all experts, packed alike, `stride` bytes apart; a bias of 0 is absent, else [experts][outputs], `bias_stride` floats apart.")
         .def("__init__", &make_stack, nb::kw_only(), "kind"_a, "outputs"_a, "inputs"_a, "weight"_a, "stride"_a,
-             "bias"_a = 0);
+             "bias"_a = 0, "bias_stride"_a = 0);
     nb::class_<ExpertLayer>(module, "ExpertLayer", "The experts of a layer; their weights must outlive it.")
-        .def("__init__", &make_layer, nb::kw_only(), "router"_a, "activation"_a, "gate_up"_a, "down"_a);
+        .def("__init__", &make_layer, nb::kw_only(), "router"_a, "activation"_a, "gate_up"_a, "down"_a,
+             "ups"_a.none() = nb::none());
     cpu.def("route", &route_rows, "router"_a, "rows"_a, "logits"_a, "chosen"_a, "weights"_a,
             "Chosen experts [rows][top_k] int32, ascending, and their weights float32.");
     cpu.def("expert_scratch_bytes", &scratch_bytes, "layer"_a, "rows"_a, "Bytes of scratch that run_experts() needs.");

@@ -21,7 +21,7 @@ constexpr int64_t kMostPairsApart = 2048;
 
 // Whether the kernel that multiplies by gates and ups also weighs the one by the other.
 bool gates_in_place(const ExpertLayer& layer) {
-    return gates(layer.activation) && layer.inner() % kPanel == 0;
+    return gates(layer.activation) && layer.inner() % kPanel == 0 && !layer.ups;
 }
 
 // Rows that are multiplied before the next ones may take their place.
@@ -32,19 +32,25 @@ int64_t rows_at_once(const ExpertLayer& layer, int64_t rows, int threads) {
 // Scratch, one after the other:
 //
 //     | chosen [T][k] | weights [T][k] | tokens of the pairs [T * k] | their weights [T * k] | where each expert's pairs
-//     end [E] | sums [T][hidden] | prepared x [T] | gathered x [R] | gates and ups [R][2 * inner] | inner [R][inner] |
-//     what experts say [R][hidden] | prepared inner [R] |
+//     end [E] | sums [T][hidden] | prepared x [T] | x prepared for ups [T] | gathered x [R] | gates and ups
+//     [R][2 * inner] | inner [R][inner] | what experts say [R][hidden] | prepared inner [R] |
 //
-// with R = rows_at_once(). Prepared rows are as the linear kernels multiply them: a token's once, for all its experts.
+// with R = rows_at_once(). Prepared rows are as the linear kernels multiply them: a token's once, for all its experts,
+// and once more where ups are of another kind than gates.
 // Room for rows is counted in whole cache lines a row, so that it grows evenly.
 struct Areas {
     // Offsets in bytes.
-    int64_t weights, pair_tokens, pair_weights, ends, sums, prepared, x, wide, inner, said, linear, end;
+    int64_t weights, pair_tokens, pair_weights, ends, sums, prepared, prepared_ups, x, wide, inner, said, linear, end;
+    int64_t x_stride;  // bytes from one gathered row to the next, at least
 };
+
+// Of gates and ups together; of what an activation without gates takes.
+int64_t wide_width(const ExpertLayer& layer) { return (gates(layer.activation) ? 2 : 1) * layer.inner(); }
 
 Areas areas(const ExpertLayer& layer, int64_t rows, int threads) {
     const int64_t at_once = rows_at_once(layer, rows, threads), pair_numbers = rows * round_up(layer.router.top_k * 4, 64);
     const int64_t x_stride = scratch_stride(layer.gate_up.kind, layer.gate_up.inputs);
+    const int64_t ups_stride = layer.ups ? scratch_stride(layer.ups->kind, layer.ups->inputs) : 0;
     const auto room = [](int64_t count, int64_t width) { return count * round_up(width * 4, 64); };
     Areas at{};
     at.weights = pair_numbers;
@@ -53,9 +59,11 @@ Areas areas(const ExpertLayer& layer, int64_t rows, int threads) {
     at.ends = at.pair_weights + pair_numbers;
     at.sums = at.ends + round_up(layer.router.experts * 4, 64);
     at.prepared = at.sums + room(rows, layer.hidden());
-    at.x = at.prepared + rows * x_stride;
-    at.wide = at.x + at_once * x_stride;  // rows that are multiplied as they lie are no longer than prepared ones
-    at.inner = at.wide + (gates_in_place(layer) ? 0 : room(at_once, layer.gate_up.outputs));
+    at.prepared_ups = at.prepared + rows * x_stride;
+    at.x = at.prepared_ups + rows * ups_stride;
+    at.x_stride = std::max(x_stride, ups_stride);
+    at.wide = at.x + at_once * at.x_stride;  // rows that are multiplied as they lie are no longer than prepared ones
+    at.inner = at.wide + (gates_in_place(layer) ? 0 : room(at_once, wide_width(layer)));
     at.said = at.inner + room(at_once, layer.inner());
     at.linear = at.said + room(at_once, layer.hidden());
     at.end = at.linear + at_once * scratch_stride(layer.down.kind, layer.down.inputs);
@@ -83,7 +91,7 @@ struct Run {
     const ExpertsCall& call;
     const KernelTable& kernels;
     Areas at;
-    Given given;
+    Given given, given_to_ups;  // the second where there are ups of another kind
 
     template <class T>
     T* area(int64_t offset) const {
@@ -118,20 +126,20 @@ struct Run {
         return {expert, first, ends[expert] - first};
     }
 
-    // The given rows of these pairs: where they lie if they are neighbours there, or copied to `place` of their area.
-    Given gather(const Share& of, int64_t place, Pool& pool) const {
+    // Rows of these pairs: where they lie if they are neighbours there, or copied to `place` of their area.
+    Given gather(const Given& from, const Share& of, int64_t place, Pool& pool) const {
         const int32_t* tokens = pair_tokens() + of.first;
-        const auto row = [&](int64_t i) { return given.data + tokens[i] * given.stride; };
-        const int64_t bytes = given.bytes;
-        if (tokens[of.count - 1] - tokens[0] + 1 == of.count) return {row(0), given.stride, bytes, given.prepared};
-        uint8_t* to = area<uint8_t>(at.x) + place * bytes;
+        const auto row = [&](int64_t i) { return from.data + tokens[i] * from.stride; };
+        const int64_t bytes = from.bytes;
+        if (tokens[of.count - 1] - tokens[0] + 1 == of.count) return {row(0), from.stride, bytes, from.prepared};
+        uint8_t* to = area<uint8_t>(at.x) + place * at.x_stride;
         constexpr int64_t kTaskBytes = 1 << 15;
         const int64_t each = divide_up(kTaskBytes, bytes);
         pool.run(int(divide_up(of.count, each)), [&](int task) {
             const int64_t last = std::min(of.count, (task + 1) * each);
             for (int64_t i = task * each; i < last; i++) std::memcpy(to + i * bytes, row(i), size_t(bytes));
         });
-        return {to, bytes, bytes, given.prepared};
+        return {to, bytes, bytes, from.prepared};
     }
 
     // `scratch` is written only where x is not prepared, nor multiplied as it lies.
@@ -142,11 +150,11 @@ struct Run {
         linear_kernel(kernels, stack.kind)(product, pool);
     }
 
-    void multiply_given(const Share& of, int64_t place, const Rows& out, std::optional<Activation> gate,
-                        Pool& pool) const {
-        const Given rows = gather(of, place, pool);
+    void multiply_given(const WeightStack& stack, const Given& from, const Share& of, int64_t place, const Rows& out,
+                        std::optional<Activation> gate, Pool& pool) const {
+        const Given rows = gather(from, of, place, pool);
         const ConstRows x{rows.data, rows.stride / row_bytes(1, call.x.element), call.x.element};
-        multiply(call.layer.gate_up, of, x, out, const_cast<uint8_t*>(rows.data), gate, rows.prepared, pool);
+        multiply(stack, of, x, out, const_cast<uint8_t*>(rows.data), gate, rows.prepared, pool);
     }
 
     // What an expert says to its tokens, to `place` of its area.
@@ -155,12 +163,16 @@ struct Run {
         const Element element = layer.down.kind == Kind::bf16 ? Element::bf16 : Element::f32;  // as it is multiplied
         const Rows inner{area<uint8_t>(at.inner) + place * row_bytes(layer.inner(), element), layer.inner(), element};
         if (gates_in_place(layer)) {
-            multiply_given(of, place, inner, layer.activation, pool);
+            multiply_given(layer.gate_up, given, of, place, inner, layer.activation, pool);
         } else {
-            const int64_t width = layer.gate_up.outputs;
-            const Rows wide{area<float>(at.wide) + place * width, width, Element::f32};
-            multiply_given(of, place, wide, {}, pool);
-            const ConstRows made{wide.data, width, wide.element};
+            const int64_t width = wide_width(layer);
+            float* wide = area<float>(at.wide) + place * width;
+            multiply_given(layer.gate_up, given, of, place, {wide, width, Element::f32}, {}, pool);
+            if (layer.ups) {
+                const Rows ups{wide + layer.inner(), width, Element::f32};
+                multiply_given(*layer.ups, given_to_ups, of, place, ups, {}, pool);
+            }
+            const ConstRows made{wide, width, Element::f32};
             activation_kernel(kernels, layer.activation)({of.count, layer.inner(), made, inner}, pool);
         }
         const Rows said{area<float>(at.said) + place * layer.hidden(), layer.hidden(), Element::f32};
@@ -211,13 +223,12 @@ struct Run {
 };
 
 // Rows that are not multiplied as they lie are prepared here, once: later each of their experts takes a copy.
-Given given_rows(const ExpertsCall& call, const Areas& at, const KernelTable& kernels, Pool& pool) {
-    const WeightStack& stack = call.layer.gate_up;
+Given given_rows(const ExpertsCall& call, const WeightStack& stack, uint8_t* prepared, const KernelTable& kernels,
+                 Pool& pool) {
     if (multiplied_as_it_lies(stack.kind, stack.inputs, call.x.element)) {
         return {static_cast<const uint8_t*>(call.x.data), row_bytes(call.x.stride, call.x.element),
                 row_bytes(stack.inputs, call.x.element), false};
     }
-    uint8_t* prepared = call.scratch + at.prepared;
     const int64_t stride = scratch_stride(stack.kind, stack.inputs);
     prepare_kernel(kernels, stack.kind)(
         {call.rows, stack.outputs, stack.inputs, call.x, stack.weight, {}, {}, {}, prepared, {}}, pool);
@@ -231,7 +242,9 @@ int64_t experts_scratch(const ExpertLayer& layer, int64_t rows, int threads) { r
 int64_t run_experts(const ExpertsCall& call, const KernelTable& kernels, Pool& pool) {
     if (call.rows == 0) return 0;
     const Areas at = areas(call.layer, call.rows, pool.threads());
-    const Run run{call, kernels, at, given_rows(call, at, kernels, pool)};
+    const ExpertLayer& layer = call.layer;
+    Run run{call, kernels, at, given_rows(call, layer.gate_up, call.scratch + at.prepared, kernels, pool), {}};
+    if (layer.ups) run.given_to_ups = given_rows(call, *layer.ups, call.scratch + at.prepared_ups, kernels, pool);
     run.route(pool);
     int32_t asked[kMostExperts];
     int64_t count = 0, largest = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "layout.h"
 #include "linear_call.h"
@@ -67,33 +68,34 @@ struct GateRowsCall {
     Rows out;
 };
 
-// Weights [outputs, inputs] of all experts, packed alike; expert e begins at `weight + e * stride`. Biases, where there
-// are any, lie next to each other.
+// Weights [outputs, inputs] of all experts, packed alike; expert e begins at `weight + e * stride`.
 struct WeightStack {
     Kind kind;
     int64_t outputs;
     int64_t inputs;
     const uint8_t* weight;
     int64_t stride;  // bytes
-    const float* bias = nullptr;  // [experts][outputs], or null
+    const float* bias = nullptr;  // [experts][outputs], `bias_stride` floats from one expert to the next; or null
+    int64_t bias_stride = 0;
 
     const uint8_t* of(int64_t expert) const { return weight + expert * stride; }
     ConstRows bias_of(int64_t expert) const {
-        return bias ? ConstRows{bias + expert * outputs, outputs, Element::f32} : ConstRows{};
+        return bias ? ConstRows{bias + expert * bias_stride, outputs, Element::f32} : ConstRows{};
     }
 };
 
 struct ExpertLayer {
     Router router;
     Activation activation;
-    WeightStack gate_up;  // gates, then ups; ups alone where the activation has no gates
+    WeightStack gate_up;  // gates, then ups; gates alone where there are `ups`, ups alone where nothing gates
     WeightStack down;
+    std::optional<WeightStack> ups = {};  // packed in another kind than the gates
 
     int64_t hidden() const { return down.outputs; }
     int64_t inner() const { return down.inputs; }
 };
 
-// out[t] = residual[t] + the sum over the experts that row t chose of weight * down(activation(gate_up(x[t]))), where both
+// out[t] = residual[t] + the sum over the experts that row t chose of weight * down(activation(gate_up(x[t]))), where
 // projections add their bias, if they have one.
 //
 // Sums over experts are fp32 and ascend by expert from zero; the residual is added to the finished sum, then it is

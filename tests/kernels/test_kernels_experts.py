@@ -23,7 +23,7 @@ from penstock.kernels import native
 from penstock.kernels.activation import ACTIVATIONS, silu_and_mul_reference
 from penstock.kernels.experts import ExpertStack, RouterSpec, bytes_read, experts_read
 from penstock.kernels.native_rows import rows as rows_of
-from penstock.kernels.packed_stack import pack_stack
+from penstock.kernels.packed_stack import FusedStack, pack_stack
 from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
@@ -74,6 +74,15 @@ def stack_of(form, count, hidden, inner, *, gated=True, seed=1, down_form=None):
     gate_up = random(count, (2 if gated else 1) * inner, hidden, seed=seed) * hidden**-0.5
     down = random(count, hidden, inner, seed=seed + 1) * inner**-0.5
     return ExpertStack(packed(form, gate_up), packed(down_form or form, down))
+
+
+def fused_stack_of(forms, count, hidden, inner, *, biases=False):
+    """Random experts whose gates, ups and downs have forms of their own."""
+    gates, ups = (random(count, inner, hidden, seed=seed) * hidden**-0.5 for seed in (1, 2))
+    down = random(count, hidden, inner, seed=3) * inner**-0.5
+    gate_up = FusedStack((packed(forms[0], gates), packed(forms[1], ups)))
+    added = [random(*weight.shape[:2], seed=7) for weight in (gate_up, down)] if biases else []
+    return ExpertStack(gate_up, packed(forms[2], down), *added)
 
 
 def spec_of(count, k, scoring="softmax", *, normalise=True, scale=1.0):
@@ -353,6 +362,37 @@ def test_the_two_weights_may_have_different_forms(compiled, form, down_form):
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(
+    "forms", [("Q4_0", "Q8_0", "Q4_1"), ("int8", "bf16", "f32"), ("f32", "Q4_1", "bf16"), ("bf16", "f32", "int8")]
+)
+@pytest.mark.parametrize("biases", [False, True])
+def test_gates_and_ups_of_different_forms_are_multiplied_as_they_are(compiled, forms, biases):
+    stack, spec = fused_stack_of(forms, 8, 64, 32, biases=biases), spec_of(8, 3)
+    x, logits, residual = random(70, 64), random(70, 8, seed=1), random(70, 64, seed=2)
+    run = here.NativeExperts(stack, spec, "silu_and_mul")
+    ours = run(x, logits, residual)
+    theirs = reference.experts(x, logits, stack, spec, silu_and_mul_reference, residual=residual)
+    torch.testing.assert_close(ours, theirs, rtol=3e-2, atol=3e-2)
+    wide = run(x.bfloat16().float(), logits, residual)
+    assert torch.equal(run(x.bfloat16(), logits, residual), wide)
+    alone = torch.cat([run(x[i : i + 1], logits[i : i + 1], residual[i : i + 1]) for i in range(70)])
+    for threads in (1, 2, 3):
+        here.set_threads(threads)
+        for rows in (2, 7, 70):
+            assert torch.equal(run(x[:rows], logits[:rows], residual[:rows]), alone[:rows]), (threads, rows)
+        order = torch.randperm(70, generator=torch.Generator().manual_seed(threads))
+        assert torch.equal(run(x[order], logits[order], residual[order]), alone[order])
+
+
+def test_gates_and_ups_of_one_form_have_the_same_bits_together_and_apart(compiled):
+    numbers, down = random(4, 64, 96), packed("Q8_0", random(4, 96, 32, seed=2))
+    together = ExpertStack(packed("Q4_0", numbers), down)
+    apart = ExpertStack(FusedStack((packed("Q4_0", numbers[:, :32]), packed("Q4_0", numbers[:, 32:]))), down)
+    x, logits = random(9, 96), random(9, 4, seed=1)
+    ours, theirs = (here.NativeExperts(each, spec_of(4, 2), "silu_and_mul")(x, logits) for each in (apart, together))
+    assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
 @pytest.mark.parametrize("form", ["f32", "int8"])
 def test_experts_without_gates_have_the_other_activations(compiled, activation, form):
@@ -545,6 +585,16 @@ def test_a_stack_is_of_one_form():
         pack_stack(0, lambda _, room: pack_f32(numbers[0], room))
 
 
+def test_parts_of_a_fused_stack_belong_together():
+    gates = packed("f32", random(4, 16, 32))
+    for other in (packed("f32", random(3, 16, 32)), packed("f32", random(4, 16, 31))):
+        with pytest.raises(ValueError, match="do not belong together"):
+            FusedStack((gates, other))
+    narrow = ExpertStack(FusedStack((gates, packed("bf16", random(4, 8, 32)))), packed("f32", random(4, 32, 12)))
+    with pytest.raises(ValueError, match="ups of their own must have the shape of the gates"):
+        here.NativeExperts(narrow, spec_of(4, 2), "silu_and_mul")
+
+
 def test_stacks_without_compiled_kernels_have_the_same_bytes(monkeypatch):
     numbers = random(3, 20, 32)
     wanted = {form: packed(form, numbers) for form in PACK}
@@ -622,8 +672,11 @@ def test_no_tokens_are_no_work():
 
 
 def test_scratch_of_one_thread_grows_by_the_same_for_each_token_and_more_threads_need_no_less():
-    for form in PACK:
-        layer = here.NativeExperts(stack_of(form, 8, 33, 20), spec_of(8, 3), "silu_and_mul")
+    for stack in (
+        *(stack_of(form, 8, 33, 20) for form in PACK),
+        fused_stack_of(("f32", "int8", "bf16"), 8, 33, 20),
+    ):
+        layer = here.NativeExperts(stack, spec_of(8, 3), "silu_and_mul")
         here.set_threads(1)
         sizes = [layer.scratch_bytes(rows) for rows in range(200)]
         steps = {after - before for before, after in itertools.pairwise(sizes)}
@@ -633,8 +686,11 @@ def test_scratch_of_one_thread_grows_by_the_same_for_each_token_and_more_threads
         assert all(layer.scratch_bytes(rows) >= size for rows, size in enumerate(sizes))
 
 
-def test_scratch_is_not_written_beyond_its_end():
+@pytest.mark.parametrize("apart", [False, True])
+def test_scratch_is_not_written_beyond_its_end(apart):
     stack, spec = stack_of("int8", 8, 70, 24), spec_of(8, 3)
+    if apart:
+        stack = fused_stack_of(("int8", "f32", "int8"), 8, 70, 24)
     run = here.NativeExperts(stack, spec, "silu_and_mul")
     x, logits = random(33, stack.hidden), random(33, 8, seed=1)
     wanted = run(x, logits)

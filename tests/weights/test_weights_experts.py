@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from penstock.contract.errors import ModelFileError
 from penstock.kernels.experts import StackedWeight
-from penstock.kernels.packed_stack import PackedStack
+from penstock.kernels.packed_stack import FusedStack, PackedStack
 from penstock.kernels.packed_weight import (
     PackedKind,
     PackedWeight,
@@ -210,23 +210,23 @@ def test_blocks_of_a_gguf_file_are_packed_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gate", "up", "kind"),
-    [("Q4_0", "Q8_0", "Q8_0"), ("Q5_0", "Q4_0", "Q8_0"), ("Q5_1", "Q4_1", "Q5_1"), ("Q4_K", "Q5_K", "Q5_K")],
+    ("gate", "up"), [("Q4_0", "Q8_0"), ("Q5_1", "Q4_1"), ("Q8_0", "F16"), ("Q4_K", "Q6_K"), ("Q5_K", "Q4_K")]
 )
-def test_gates_and_ups_in_different_blocks_share_one_that_says_both(tmp_path, monkeypatch, gate, up, kind):
-    if kind == "Q5_K":  # in blocks of 256, which the gguf package reads and does not write
+def test_gates_and_ups_in_different_blocks_stay_as_they_are(tmp_path, monkeypatch, gate, up):
+    if "K" in gate:  # in blocks of 256, which the gguf package reads and does not write
         monkeypatch.setattr(f"{__name__}.H", 256)
         monkeypatch.setattr(f"{__name__}.GATE", draw(E, F, 256))
         monkeypatch.setattr(f"{__name__}.UP", draw(E, F, 256, seed=8))
         monkeypatch.setattr(f"{__name__}.DOWN", draw(E, 256, F, seed=9))
         monkeypatch.setattr(gguf.quants, "quantize", by_ours)
     source = in_gguf(tmp_path, {"gate_proj": gate, "up_proj": up, "down_proj": "Q8_0"})
-    binder, gate_up, _ = bind(source, torch.bfloat16, WeightFormat.STORED)
-    assert next(iter(binder.formats)) == kind
+    binder, gate_up, _ = bind(source, torch.float32, WeightFormat.STORED)
+    assert list(binder.formats)[:2] == [gate, "float32" if up == "F16" else up]
     assert not binder.mixed
+    assert isinstance(gate_up, FusedStack)
     _, numbers, _ = bind(source, torch.float32, WeightFormat.DENSE)
     for e in range(E):
-        assert torch.equal(unpack(gate_up[e]), numbers[e])
+        assert torch.equal(torch.cat([unpack(part) for part in gate_up[e].parts]), numbers[e])
 
 
 def by_ours(numbers: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
@@ -234,11 +234,18 @@ def by_ours(numbers: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     return rows.view(*numbers.shape[:-1], -1).numpy()
 
 
-def test_gates_and_ups_that_no_kind_says_both_become_plain_numbers_and_are_reported(tmp_path):
-    source = in_gguf(tmp_path, {"gate_proj": "Q4_1", "up_proj": "Q8_0", "down_proj": "Q8_0"})
-    binder, gate_up, _ = bind(source, torch.bfloat16, WeightFormat.STORED)
-    assert gate_up.kind is PackedKind.BF16
-    assert binder.mixed == [f"{NAME}.gate_proj.weight (Q4_1, Q8_0)"]
+class OneInBlocks(Held):
+    """Gates of the first expert are said to lie in blocks."""
+
+    def stored_kind(self, name: str) -> str:
+        return "Q8_0" if name == f"{NAME}.0.gate_proj.weight" else ""
+
+
+def test_experts_in_different_kinds_become_plain_numbers_and_are_reported():
+    binder, gate_up, _ = bind(OneInBlocks(STORED["each"]), torch.bfloat16, WeightFormat.STORED)
+    assert isinstance(gate_up, FusedStack)
+    assert [part.kind for part in gate_up.parts] == [PackedKind.BF16, PackedKind.BF16]
+    assert binder.mixed == [f"{NAME}.0.gate_proj.weight (Q8_0, plain)"]
 
 
 def test_a_slice_of_another_shape_or_of_rows_in_another_order_is_refused(tmp_path):

@@ -86,11 +86,11 @@ def weight_formats(formats: Collection[str], stored: str, dtype: torch.dtype) ->
 
 
 def mixed_line(mixed: Collection[str]) -> str:
-    """That experts' weights were rounded to bfloat16: the file has gates and ups in blocks of different kinds."""
+    """That experts' weights were rounded to bfloat16: the file has them in blocks of different kinds within a layer."""
     names = ", ".join(list(mixed)[:_NAMED])
     more = f" and {len(mixed) - _NAMED} more" if len(mixed) > _NAMED else ""
     return (
-        f"rounded          experts of {len(mixed)} layers to bfloat16, gates and ups being of different kinds:"
+        f"rounded          experts of {len(mixed)} layers to bfloat16, being of different kinds from one to the next:"
         f" {names}{more}"
     )
 

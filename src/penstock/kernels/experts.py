@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from penstock.kernels.packed_linear import packed_linear_reference
-from penstock.kernels.packed_stack import PackedStack
+from penstock.kernels.fused_weight import FusedWeight
+from penstock.kernels.packed_stack import FusedStack, PackedStack
 from penstock.kernels.packed_weight import PackedWeight
 
 __all__ = [
@@ -32,11 +32,12 @@ __all__ = [
     "experts_read",
     "gate_rows",
     "route",
+    "stack_arithmetic",
 ]
 
 Scoring = Literal["softmax", "sigmoid"]
 
-StackedWeight = Tensor | PackedStack
+StackedWeight = Tensor | PackedStack | FusedStack
 """`[E, N, K]`: the weights of a layer's experts, in the activations' dtype, or packed once in a form of their own."""
 
 _LEAST_SUM = 1e-20  # as in DeepSeek-V3: sigmoids of far negative logits are all 0
@@ -142,20 +143,26 @@ class ExpertStack:
     @property
     def is_packed(self) -> bool:
         """Whether compiled kernels multiply them."""
-        return isinstance(self.gate_up, PackedStack) and isinstance(self.down, PackedStack)
+        return not isinstance(self.gate_up, Tensor) and isinstance(self.down, PackedStack)
 
     @property
-    def arithmetic(self) -> str:
-        """In what products are computed, as `Weight.arithmetic` names it."""
-        if isinstance(self.gate_up, PackedStack):
-            return self.gate_up.kind.arithmetic
-        return "fp32" if self.gate_up.dtype == torch.float32 else "bf16"
+    def weights(self) -> tuple[Tensor | PackedStack, ...]:
+        """What is multiplied by, one after the other."""
+        both = (self.gate_up, self.down)
+        return tuple(part for each in both for part in ((each,) if isinstance(each, Tensor) else each.parts))
 
     @property
     def nbytes(self) -> int:
         """Memory of all weights."""
         vectors = self.gate_up_bias, self.down_bias, self.scale
         return self.gate_up.nbytes + self.down.nbytes + sum(each.nbytes for each in vectors if each is not None)
+
+
+def stack_arithmetic(weights: StackedWeight) -> str:
+    """In what products are computed, as `Weight.arithmetic` names it."""
+    if isinstance(weights, Tensor):
+        return "fp32" if weights.dtype == torch.float32 else "bf16"
+    return weights.arithmetic
 
 
 def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -229,11 +236,11 @@ def _of(biases: Tensor | None, expert: int) -> Tensor | None:
     return None if biases is None else biases[expert]
 
 
-def _product(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, weight: Tensor | PackedWeight | FusedWeight, bias: Tensor | None) -> Tensor:
     """`x @ weight.T + bias`: in float32 by a packed weight, in the common dtype by plain numbers."""
-    if isinstance(weight, PackedWeight):
-        return packed_linear_reference(x, weight, bias, out_dtype=torch.float32)
-    return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    if isinstance(weight, Tensor):
+        return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    return weight.matmul(None, x, bias, out_dtype=torch.float32)
 
 
 def gate_rows(x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from penstock.kernels.experts import StackedWeight
 from penstock.kernels.native import Cpu
-from penstock.kernels.packed_stack import PackedStack
 
-__all__ = ["project_heads", "stack_arithmetic"]
+__all__ = ["project_heads"]
 
 
 def project_heads(cpu: Cpu | None, x: Tensor, weights: StackedWeight, passed: int) -> Tensor:
@@ -33,16 +32,9 @@ def project_heads(cpu: Cpu | None, x: Tensor, weights: StackedWeight, passed: in
     heads, _, inputs = weights.shape
     parted = x.unflatten(1, (heads, passed + inputs))  # [T, heads, passed + K]
     of_weights = parted[:, :, passed:]
-    if isinstance(weights, PackedStack):
+    if isinstance(weights, Tensor):
+        projected = torch.einsum("thk,hnk->thn", of_weights, weights)
+    else:
         made = [weights[head].matmul(cpu, of_weights[:, head].contiguous()) for head in range(heads)]
         projected = torch.stack(made, dim=1)  # [T, heads, N]
-    else:
-        projected = torch.einsum("thk,hnk->thn", of_weights, weights)
     return torch.cat((parted[:, :, :passed], projected), dim=2).flatten(1)
-
-
-def stack_arithmetic(weights: StackedWeight) -> str:
-    """In what products are computed, as `Weight.arithmetic` names it."""
-    if isinstance(weights, PackedStack):
-        return weights.kind.arithmetic
-    return "fp32" if weights.dtype == torch.float32 else "bf16"

@@ -17,7 +17,7 @@ from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
 from penstock.kernels.native import Cpu, required
 from penstock.kernels.native_attention import vector
 from penstock.kernels.native_rows import ACTIVATION_CODES, optional_rows, rows
-from penstock.kernels.packed_stack import PackedStack
+from penstock.kernels.packed_stack import FusedStack, PackedStack
 from penstock.kernels.scratch import Scratch
 
 __all__ = ["NativeExperts", "expert_layer", "gate_rows", "route", "stack_of"]
@@ -34,11 +34,16 @@ def expert_layer(stack: ExpertStack, spec: RouterSpec, activation: int, selectio
     """
     if stack.experts != spec.experts:
         raise ValueError(f"the stack has {stack.experts} experts, the router {spec.experts}")
+    gate_up, ups = stack.gate_up, None
+    if isinstance(gate_up, FusedStack):
+        gate_up, apart = gate_up.parts
+        ups = stack_of("ups", apart, stack.gate_up_bias, first=gate_up.outputs)
     return required().ExpertLayer(
         router=_router(spec, selection_bias, stack.scale),
         activation=activation,
-        gate_up=stack_of("gate_up", stack.gate_up, stack.gate_up_bias),
+        gate_up=stack_of("gate_up", gate_up, stack.gate_up_bias),
         down=stack_of("down", stack.down, stack.down_bias),
+        ups=ups,
     )
 
 
@@ -171,8 +176,14 @@ def _router(spec: RouterSpec, selection_bias: Tensor | None, scale: Tensor | Non
     )
 
 
-def stack_of(name: str, weight: StackedWeight, bias: Tensor | None = None) -> Any:
-    """The compiled `WeightStack` of packed weights and their biases `[E, N]`; has addresses only.
+def stack_of(name: str, weight: StackedWeight, bias: Tensor | None = None, first: int = 0) -> Any:
+    """The compiled `WeightStack` of packed weights and their biases; has addresses only.
+
+    Args:
+        name: of the weights, for messages.
+        weight: `[E, N, K]`.
+        bias: `[E, M]` float32, of whose columns these weights have N from `first` on; or None.
+        first: see `bias`.
 
     Raises:
         ValueError: naming the weights, which are not packed.
@@ -185,7 +196,8 @@ def stack_of(name: str, weight: StackedWeight, bias: Tensor | None = None) -> An
         inputs=weight.inputs,
         weight=weight.data.data_ptr(),
         stride=weight.stride,
-        bias=0 if bias is None else vector(f"{name}_bias", bias.view(-1), torch.float32, bias.numel()),
+        bias=0 if bias is None else vector(f"{name}_bias", bias.view(-1), torch.float32, bias.numel()) + 4 * first,
+        bias_stride=0 if bias is None else bias.shape[1],
     )
 
 

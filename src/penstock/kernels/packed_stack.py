@@ -1,4 +1,4 @@
-"""The packed weights of a layer's experts: all alike, in one piece of memory."""
+"""The packed weights of a layer's experts: all alike in one piece of memory, or parts in kinds of their own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.kernels.fused_weight import FusedWeight
 from penstock.kernels.packed_linear import PackedKind, PackedWeight
 from penstock.kernels.weight_memory import WeightMemory, whole_lines
 
-__all__ = ["PackedStack", "pack_stack"]
+__all__ = ["FusedStack", "PackedStack", "pack_stack"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,16 @@ class PackedStack:
         return self.experts, self.outputs, self.inputs
 
     @property
+    def parts(self) -> tuple[PackedStack]:
+        """Itself; see `FusedStack`."""
+        return (self,)
+
+    @property
+    def arithmetic(self) -> str:
+        """As for `Weight.arithmetic`."""
+        return self.kind.arithmetic
+
+    @property
     def nbytes(self) -> int:
         """Memory of all of them."""
         return self.data.nbytes
@@ -46,6 +57,48 @@ class PackedStack:
         """One of the weights; it shares the memory of the stack."""
         data = self.data[expert * self.stride :][: self.weight_bytes]
         return PackedWeight(self.kind, self.outputs, self.inputs, data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedStack:
+    """Weights `[E, N1, K], [E, N2, K], ...` packed in different kinds, as one `[E, N1 + N2 + ..., K]`.
+
+    It stands where gates and ups are multiplied as one weight and a file has them in blocks of different kinds, so that
+    none of them has to be rounded to the form of another.
+
+    Attributes:
+        parts: two or more, in the order of outputs.
+
+    Raises:
+        ValueError: they are not of the same experts and inputs.
+    """
+
+    parts: tuple[PackedStack, ...]
+
+    def __post_init__(self) -> None:
+        """Check the parts against each other."""
+        if len({(part.experts, part.inputs) for part in self.parts}) != 1:
+            raise ValueError(f"parts {[part.shape for part in self.parts]} do not belong together")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`[E, N, K]` of the numbers, N of all parts."""
+        experts, _, inputs = self.parts[0].shape
+        return experts, sum(part.outputs for part in self.parts), inputs
+
+    @property
+    def arithmetic(self) -> str:
+        """As for `FusedWeight.arithmetic`."""
+        return self[0].arithmetic
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def __getitem__(self, expert: int) -> FusedWeight:
+        """One of the weights; it shares the memory of the stacks."""
+        return FusedWeight(tuple(part[expert] for part in self.parts))
 
 
 def pack_stack(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from penstock.contract.model import KvCacheSpec, StepCost, StepRow
-from penstock.kernels.experts import bytes_read
+from penstock.kernels.experts import bytes_read, stack_arithmetic
 from penstock.kernels.linear import Weight
 from penstock.kernels.recurrence import RecurrenceKind
 from penstock.nn.operations import Attend, Embed, Experts, Linear, ProjectHeads, Recurrence, ShortConvolution
@@ -44,8 +44,8 @@ def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> St
             case Experts(stack=stack, spec=spec):
                 chosen = spec.top_k * tokens
                 total += StepCost(weight_bytes=bytes_read(stack, spec, tokens))
-                for weights in (stack.gate_up, stack.down):
-                    total += _operations(stack.arithmetic, 2 * weights.shape[1] * weights.shape[2] * chosen)
+                for each in stack.weights:
+                    total += _operations(stack_arithmetic(each), 2 * each.shape[1] * each.shape[2] * chosen)
             case ShortConvolution(weight=weight):
                 total += StepCost(weight_bytes=weight.nbytes, fp32_ops=2 * weight.numel() * tokens)
             case Recurrence(rule=rule):

@@ -10,8 +10,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from penstock.kernels.experts import StackedWeight
-from penstock.kernels.head_projection import stack_arithmetic
+from penstock.kernels.experts import StackedWeight, stack_arithmetic
 from penstock.nn.register import Register
 
 __all__ = ["Gate", "GateKind", "GateRows", "ProjectHeads", "Regroup", "Scale"]

@@ -6,7 +6,8 @@ ignored. Knows neither formats nor families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -16,7 +17,7 @@ from penstock.kernels.experts import StackedWeight
 from penstock.kernels.fused_weight import FusedWeight
 from penstock.kernels.linear import Weight
 from penstock.kernels.native import Cpu
-from penstock.weights.gguf_widening import common_kind
+from penstock.kernels.packed_stack import FusedStack, PackedStack
 from penstock.weights.headers_only import META
 from penstock.weights.packing import Packer, WeightFormat
 from penstock.weights.planned_packing import PlannedPacker
@@ -52,8 +53,8 @@ class Binder:
         bytes: memory of all tensors taken so far.
         formats: how the weights of projections and embeddings taken so far are kept, in order of appearance: names of
             types, and of GGUF's block kinds for blocks that stay as they are in the file.
-        mixed: of experts whose gates and ups the file has in blocks of different kinds, the first tensor and the kinds;
-            such weights become plain numbers, which in a model in bfloat16 rounds them.
+        mixed: of experts that the file has in blocks of different kinds from one expert to the next, the first tensor
+            and the kinds; such weights become plain numbers, which in a model in bfloat16 rounds them.
         left_out: parts of the checkpoint that are not computed, by the beginning of their names, and how many tensors
             they have.
     """
@@ -221,24 +222,29 @@ class Binder:
         return stack
 
     def _stack(self, stored: StoredExperts) -> StackedWeight:
-        experts, rows, inputs = stored.experts, stored.rows, stored.inputs
-        names, weight_format = list(stored.tensors), self._packer.weight_format
-        if self._stays_blocks(names, widen=True):
-            kind = common_kind(self._kinds(names))
-            return self._packer.stack(
-                experts, lambda each: self._expert_blocks(stored, each, kind), rows, inputs, names[0]
-            )
-        quantised = weight_format in (WeightFormat.INT8, WeightFormat.INT4)
-        self.formats[weight_format.value if quantised else str(self.dtype).removeprefix("torch.")] = None
-        dtype = torch.float32 if quantised else self.dtype
+        weight_format = self._packer.weight_format
         if weight_format is WeightFormat.DENSE:
-            out = torch.empty((experts, rows, inputs), dtype=dtype, device=self.device)
-            for expert in range(experts):
+            self.formats[str(self.dtype).removeprefix("torch.")] = None
+            out = torch.empty((stored.experts, stored.rows, stored.inputs), dtype=self.dtype, device=self.device)
+            for expert in range(stored.experts):
                 self._fill_expert(stored, expert, out[expert])
             return out
-        return self._packer.stack(
-            experts, lambda each: self._expert_numbers(stored, each, dtype), rows, inputs, names[0]
-        )
+        parts = stored.each_part()
+        if weight_format is WeightFormat.STORED and len({frozenset(self._kinds(part.tensors)) for part in parts}) > 1:
+            return FusedStack(tuple(self._packed_stack(part) for part in parts))
+        return self._packed_stack(stored)
+
+    def _packed_stack(self, stored: StoredExperts) -> PackedStack:
+        names, weight_format = list(stored.tensors), self._packer.weight_format
+        quantised = weight_format in (WeightFormat.INT8, WeightFormat.INT4)
+        dtype = torch.float32 if quantised else self.dtype
+        weight_of: Callable[[int], torch.Tensor | StoredBlocks]
+        if self._stays_blocks(names):
+            weight_of = partial(self._expert_blocks, stored)
+        else:
+            self.formats[weight_format.value if quantised else str(dtype).removeprefix("torch.")] = None
+            weight_of = partial(self._expert_numbers, stored, dtype=dtype)
+        return self._packer.stack(stored.experts, weight_of, stored.rows, stored.inputs, names[0])
 
     def _expert_numbers(self, stored: StoredExperts, expert: int, dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty((stored.rows, stored.inputs), dtype=dtype, device=self.device)
@@ -249,20 +255,15 @@ class Binder:
         stored.read_into(self._source, expert, out)
         self._progress(out.numel())
 
-    def _expert_blocks(self, stored: StoredExperts, expert: int, kind: str) -> StoredBlocks:
+    def _expert_blocks(self, stored: StoredExperts, expert: int) -> StoredBlocks:
         self._progress(stored.rows * stored.inputs)
-        return stored.read_blocks(self._source, expert, kind)
+        return stored.read_blocks(self._source, expert)
 
-    def _stays_blocks(self, names: Sequence[str], *, widen: bool = False) -> bool:
-        """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not.
-
-        Those in narrower blocks than others may be widened, which rounds nothing, if their reader does so.
-        """
+    def _stays_blocks(self, names: Sequence[str]) -> bool:
+        """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
         if self._packer.weight_format is not WeightFormat.STORED:
             return False
         kinds = self._kinds(names)
-        if widen and "" not in kinds and (common := common_kind(kinds)):
-            kinds = {common}
         if len(kinds) > 1:
             self.mixed.append(f"{names[0]} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
         if kinds == {""} or len(kinds) > 1:
@@ -270,7 +271,7 @@ class Binder:
         self.formats[kinds.pop()] = None
         return True
 
-    def _kinds(self, names: Sequence[str]) -> set[str]:
+    def _kinds(self, names: Iterable[str]) -> set[str]:
         """The kinds of blocks that these tensors are stored in; "" for plain numbers."""
         return {self._source.stored_kind(name) for name in names}
 

@@ -5,12 +5,11 @@ Decides the order of rows within an expert. Does not know what becomes of its nu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from penstock.weights.gguf_widening import widened
 from penstock.weights.source import StoredBlocks, TensorSource, rows_joined
 
 __all__ = ["StoredExperts"]
@@ -49,6 +48,10 @@ class StoredExperts:
                 found[name] = (self.experts, *stored)
         return found
 
+    def each_part(self) -> list[StoredExperts]:
+        """Each part by itself."""
+        return [replace(self, parts=(part,)) for part in self.parts]
+
     def read_into(self, source: TensorSource, expert: int, out: Tensor) -> None:
         """Fill `out` `[N, K]` with the numbers of one expert; raises as `TensorSource.read_into`."""
         start = 0
@@ -69,16 +72,16 @@ class StoredExperts:
             rows = stored.t() if self.transposed else stored
             out.copy_(_apart(rows) if self.alternates else rows)
 
-    def read_blocks(self, source: TensorSource, expert: int, kind: str) -> StoredBlocks:
-        """The blocks of one expert in a kind that holds those of all parts; raises as `TensorSource.read_blocks`."""
+    def read_blocks(self, source: TensorSource, expert: int) -> StoredBlocks:
+        """The blocks of one expert, whose parts are all of one kind; raises as `TensorSource.read_blocks`."""
         blocks = [
             source.read_blocks(name.replace(_EXPERT, str(expert)))
             if _EXPERT in name
             else source.read_slice_blocks(name, expert)
             for name, _ in self.parts
         ]
-        data = [widened(part, kind).data for part in blocks]
-        return StoredBlocks(kind, rows_joined([_apart(part) if self.alternates else part for part in data]))
+        data = [_apart(part.data) if self.alternates else part.data for part in blocks]
+        return StoredBlocks(blocks[0].kind, rows_joined(data))
 
 
 def _apart(rows: Tensor) -> Tensor:
