@@ -353,6 +353,10 @@ void bind_program(nb::module_& module) {
         .def("add", &Caches::add, "cache"_a);
     nb::class_<Step>(module, "Step", "The rows of a step; tensors must outlive it.")
         .def("__init__", &make_step, "rows"_a, "positions"_a, "write_slots"_a);
+    nb::class_<ProgramCost>(module, "ProgramCost", "What a step costs, by which it is shared out among threads.")
+        .def_ro("layer_bytes", &ProgramCost::layer_bytes, "Weights of the layer that has most of them.")
+        .def_ro("operations", &ProgramCost::operations, "For a token, attention apart.")
+        .def_ro("state", &ProgramCost::state, "Numbers of recurrent state that a row reads.");
     nb::class_<Program>(module, "Program", "A model's operations, and its whole forward as one call.")
         .def("__init__", &make_program, "hidden"_a)
         .def("area", &add_area, "bytes"_a, "An area of scratch with so many bytes for each token; gives its number.")
@@ -376,6 +380,7 @@ void bind_program(nb::module_& module) {
         .def("gate", &add_gate, "x"_a, "gate"_a, "out"_a, "kind"_a)
         .def("scale", &add_scale, "x"_a, "factor"_a, "The number at `factor` must outlive it.")
         .def("regroup", &add_regroup, "groups"_a, "x"_a, "out"_a)
+        .def("cost", &program_cost)
         .def("scratch_bytes", &scratch_bytes, "cpu"_a, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
         .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "states"_a.none(), "runs"_a.none(), "stream"_a,

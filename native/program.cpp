@@ -3,36 +3,75 @@
 #include <algorithm>
 
 namespace penstock {
+namespace {
 
-LayerCost costliest_layer(const Program& program) {
-    LayerCost most{0, 0, 1, 0, Kind::bf16};
+// What operations of one layer add to the cost of a program.
+struct LayerCounter {
+    ProgramCost& total;
+    int64_t bytes = 0;
+    std::optional<Kind> kind = {};
+
+    void multiply(int64_t weight_bytes, int64_t numbers) {
+        bytes += weight_bytes;
+        total.operations += 2 * numbers;
+    }
+
+    void add(const LinearOperation& by) {
+        multiply(packed_bytes(by.kind, by.outputs, by.inputs), by.outputs * by.inputs);
+        if (!kind) kind = by.kind;
+    }
+
+    void add(const ProjectHeadsOperation& by) {
+        multiply(by.heads * by.weights.stride, by.heads * by.weights.outputs * by.weights.inputs);
+    }
+
+    void add(const ExpertsOperation& by) {
+        const ExpertLayer& layer = by.layer;
+        for (const WeightStack* stack : {&layer.gate_up, layer.ups ? &*layer.ups : nullptr, &layer.down}) {
+            if (!stack) continue;
+            multiply(layer.router.experts * stack->stride, layer.router.top_k * stack->outputs * stack->inputs);
+        }
+    }
+
+    void add(const ConvolutionOperation& by) {
+        multiply(by.filter.taps * by.filter.width * int64_t(sizeof(float)), by.filter.taps * by.filter.width);
+        total.state += (by.filter.taps - 1) * by.filter.width;
+    }
+
+    // A scan decays, scales a value, multiplies, adds and reads; the delta rule also asks and subtracts.
+    void add(const RecurrenceOperation& by) {
+        total.operations += (by.rule.delta ? 8 : 5) * by.rule.state_size();
+        total.state += by.rule.state_size();
+    }
+
+    void add(const AttendOperation& by) {
+        const int64_t elements = int64_t(by.kv_heads) * by.head_dim;
+        for (Sight& sight : total.sights) {
+            if (sight.window == by.window) return void(sight.elements += elements);
+        }
+        total.sights.push_back({by.window, elements});
+    }
+
+    template <class Other>
+    void add(const Other&) {}  // a few parts in a hundred
+};
+
+}  // namespace
+
+ProgramCost program_cost(const Program& program) {
+    ProgramCost total;
     for (size_t layer = 0; layer < program.layer_starts.size(); layer++) {
         const bool last = layer + 1 == program.layer_starts.size();
         const size_t end = last ? program.operations.size() : size_t(program.layer_starts[layer + 1]);
-        LayerCost cost{0, 0, 1, 0, Kind::bf16};
-        bool first = true;
+        LayerCounter counter{total};
         for (size_t i = size_t(program.layer_starts[layer]); i < end; i++) {
-            if (const auto* linear = std::get_if<LinearOperation>(&program.operations[i])) {
-                cost.weight_bytes += packed_bytes(linear->kind, linear->outputs, linear->inputs);
-                cost.weights += linear->outputs * linear->inputs;
-                if (first) cost.kind = linear->kind;
-                first = false;
-            } else if (const auto* heads = std::get_if<ProjectHeadsOperation>(&program.operations[i])) {
-                cost.weight_bytes += heads->heads * heads->weights.stride;
-                cost.weights += heads->heads * heads->weights.outputs * heads->weights.inputs;
-            } else if (const auto* experts = std::get_if<ExpertsOperation>(&program.operations[i])) {
-                for (const WeightStack* stack : {&experts->layer.gate_up, &experts->layer.down}) {
-                    cost.weight_bytes += experts->layer.router.experts * stack->stride;
-                    cost.weights += experts->layer.router.top_k * stack->outputs * stack->inputs;
-                }
-            } else if (const AttendOperation* attend = program.attends(i)) {
-                cost.kv_width = std::max<int64_t>(1, int64_t(attend->kv_heads) * attend->head_dim);
-                cost.window = attend->window;
-            }
+            std::visit([&](const auto& by) { counter.add(by); }, program.operations[i]);
         }
-        if (layer == 0 || cost.weight_bytes > most.weight_bytes) most = cost;
+        if (counter.bytes <= total.layer_bytes) continue;
+        total.layer_bytes = counter.bytes;
+        total.kind = counter.kind.value_or(Kind::bf16);
     }
-    return most;
+    return total;
 }
 
 }  // namespace penstock

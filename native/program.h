@@ -165,15 +165,21 @@ struct Program {
     const AttendOperation* attends(size_t operation) const { return std::get_if<AttendOperation>(&operations[operation]); }
 };
 
-// What one layer costs, at the most: what decides how a step is shared out.
-struct LayerCost {
-    int64_t weight_bytes;  // of all experts
-    int64_t weights;    // numbers that are multiplied for a token
-    int64_t kv_width;   // elements of a key in its cache, 1 at least
-    int32_t window;     // of its attention; 0: all positions
-    Kind kind;          // of its first projection
+// What all attention with one window reads of a position that a token sees.
+struct Sight {
+    int32_t window;    // 0: all positions
+    int64_t elements;  // of keys
 };
-LayerCost costliest_layer(const Program& program);
+
+// What a step costs, as nn/cost.py counts it: what decides how the step is shared out.
+struct ProgramCost {
+    int64_t layer_bytes = 0;  // weights of the layer that has most of them, with all of its experts
+    Kind kind = Kind::bf16;   // of that layer's first projection
+    int64_t operations = 0;   // for a token, two for each multiplication: projections, filters and recurrences
+    int64_t state = 0;        // numbers of recurrent state that a row reads, fp32
+    std::vector<Sight> sights;
+};
+ProgramCost program_cost(const Program& program);
 
 // One step: ragged rows of tokens, laid end to end.
 struct Step {

@@ -5,30 +5,23 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t kSharedBytes = 8 << 20;   // of weights: a quarter of what a shared cache has
-constexpr int64_t kProductsAPosition = 40;  // weights are multiplied in the time in which attention reads one element
+constexpr int64_t kSharedBytes = 8 << 20;      // of weights: a quarter of what a shared cache has
+constexpr int64_t kOperationsAnElement = 80;  // in the time in which attention reads an element of a key and its value
 
 constexpr int64_t bytes_for_rows(int32_t rows) { return round_up((2 * int64_t(rows) + 1) * int64_t(sizeof(int32_t)), 64); }
 
 // Fewer tokens in a shard do not make up for reading all weights where half of them would do: 4-bit ones are read
 // soonest.
-int64_t least_tokens(const LayerCost& layer) {
-    return layer.kind == Kind::q4 || block_form(layer.kind).low_bits != 0 ? 4 : 8;
+int64_t least_tokens(Kind kind) { return kind == Kind::q4 || block_form(kind).low_bits != 0 ? 4 : 8; }
+
+// What a token costs, in elements of keys that attention reads with their values: so many bytes has a number of a
+// recurrent state, which the first token of a row reads.
+int64_t cost_of(const ProgramCost& program, const Step& step, int32_t row, int64_t token) {
+    const int32_t seen = step.kv_len[row] - int32_t(step.q_start[row + 1] - token) + 1;
+    int64_t elements = program.operations / kOperationsAnElement;
+    for (const Sight& sight : program.sights) elements += sight.elements * (seen - window_start(sight.window, seen));
+    return elements + (token == step.q_start[row] ? program.state : 0);
 }
-
-// What a token costs in a layer, in positions that attention reads.
-struct Costs {
-    int64_t products;
-    int32_t window;
-
-    explicit Costs(const LayerCost& layer)
-        : products(layer.weights / (kProductsAPosition * layer.kv_width)), window(layer.window) {}
-
-    int64_t of(const Step& step, int32_t row, int64_t token) const {
-        const int32_t seen = step.kv_len[row] - int32_t(step.q_start[row + 1] - token) + 1;
-        return products + seen - window_start(window, seen);
-    }
-};
 
 // The rows of tokens [shard.token, shard.token + shard.tokens), of which `row` has the first; told to `memory`.
 void describe_rows(const Step& step, int32_t row, int32_t* memory, Shard& shard) {
@@ -50,7 +43,7 @@ void describe_rows(const Step& step, int32_t row, int32_t* memory, Shard& shard)
 }  // namespace
 
 int64_t layers_apart(const Program& program) {
-    return std::max<int64_t>(1, kSharedBytes / std::max<int64_t>(1, costliest_layer(program).weight_bytes));
+    return std::max<int64_t>(1, kSharedBytes / std::max<int64_t>(1, program_cost(program).layer_bytes));
 }
 
 int64_t shards_scratch(int32_t rows, int count) {
@@ -60,13 +53,12 @@ int64_t shards_scratch(int32_t rows, int count) {
 bool share_out(const Program& program, const Step& step, int count, uint8_t* scratch, int64_t scratch_bytes,
                Shard* shards) {
     if (count < 2 || count > kMostShards || program.layer_starts.empty()) return false;
-    const LayerCost layer = costliest_layer(program);
-    if (step.tokens < count * least_tokens(layer) || layer.weight_bytes > kSharedBytes) return false;
+    const ProgramCost cost = program_cost(program);
+    if (step.tokens < count * least_tokens(cost.kind) || cost.layer_bytes > kSharedBytes) return false;
     if (scratch_bytes < shards_scratch(step.rows, count)) return false;
-    const Costs costs(layer);
     int64_t whole = 0;
     for (int32_t row = 0; row < step.rows; row++) {
-        for (int64_t t = step.q_start[row]; t < step.q_start[row + 1]; t++) whole += costs.of(step, row, t);
+        for (int64_t t = step.q_start[row]; t < step.q_start[row + 1]; t++) whole += cost_of(cost, step, row, t);
     }
     int64_t token = 0, spent = 0;
     int32_t row = 0;
@@ -75,7 +67,7 @@ bool share_out(const Program& program, const Step& step, int count, uint8_t* scr
         shard.token = token;
         const int32_t first_row = row;
         for (; token < step.tokens && (i == count - 1 || spent * count < whole * (i + 1)); token++) {
-            spent += costs.of(step, row, token);
+            spent += cost_of(cost, step, row, token);
             if (token + 1 == step.q_start[row + 1]) row++;
         }
         shard.tokens = token - shard.token;

@@ -8,11 +8,14 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
-from needs import ONEDNN
+from needs import COMPILED, ONEDNN
 from penstock.contract.model import StepCost, StepRow
-from penstock.kernels import onednn_linear
+from penstock.kernels import native, onednn_linear
+from penstock.kernels.cpu_backend import CpuBackend
 from penstock.models import gguf_dialect, load
+from penstock.nn.compiled import CompiledExecutor
 from penstock.nn.cost import cost
+from penstock.nn.operations import Experts, Linear, ShortConvolution
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.packing import WeightFormat
@@ -109,3 +112,36 @@ def test_recurrent_layers_count_their_states(
     assert found.fp32_ops == layers * 4 * (each * state + 2 * taps * convolved)
     states = layers * (state + (taps - 1) * convolved)
     assert found.kv_bytes - 2 * 4 * states == 14 * 2 * 2 * program.caches[0].heads * program.caches[0].head_dim
+
+
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        ("llama", "wide_heads_untied"),
+        ("granitemoehybrid", "wide_heads_untied_factors"),
+        ("qwen3_5_text", "wide_heads_every_fourth"),
+        ("lfm2", "wide_heads_tied_four_taps"),
+    ],
+)
+def test_steps_are_shared_out_by_the_same_count(tmp_path, family, variant):
+    """Of products, filters, recurrences and their states; attention is counted where a step's rows are known."""
+    program = program_of(tmp_path, family, variant)
+    shared = CompiledExecutor(program, torch.bfloat16, CpuBackend("", 1)).cost
+    first, second = (cost(program, [StepRow(computed, 1, 0)], torch.bfloat16) for computed in (0, 1))
+
+    def without_attention(count):  # which reads one position in the first step, and two in the second
+        return 2 * count(first) - count(second)
+
+    assert shared.operations == without_attention(lambda each: each.fp32_ops + each.bf16_ops + each.int8_ops)
+    assert 4 * shared.state == without_attention(lambda each: each.kv_bytes)
+    assert shared.layer_bytes == max(sum(map(weight_bytes, layer)) for layer in program.layers)
+
+
+def weight_bytes(operation):
+    match operation:
+        case Linear(weight=weight) | ShortConvolution(weight=weight):
+            return weight.nbytes
+        case Experts(stack=stack):
+            return stack.nbytes
+    return 0

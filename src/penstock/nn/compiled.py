@@ -109,6 +109,11 @@ class CompiledExecutor:
         """See `CausalLM.shape`."""
         return self.program.shape
 
+    @property
+    def cost(self) -> Any:
+        """The compiled `ProgramCost`, by which a step is shared out among threads."""
+        return self._compiled.cost()
+
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
         return head_logits(self.backend, self.program.head, hidden)
@@ -137,16 +142,14 @@ class CompiledExecutor:
         hidden_size, count, kv_len = self.program.shape.hidden_size, positions.shape[0], attend.kv_len
         if stream.shape != (count, hidden_size) or not stream.is_contiguous():
             raise ValueError(f"stream must be [T, {hidden_size}] and contiguous, not {tuple(stream.shape)}")
-        step = self._step(positions, attend.write_slots, attend.q_start, kv_len, attend.block_table)
-        caches = self._caches(attend.keys, attend.values)
         out = torch.empty(stream.shape, dtype=self._out_dtype)
         longest = max(kv_len.tolist(), default=0)  # a step's tensors are small
         native, cpu = self._native, self.backend.cpu
         size = self._compiled.scratch_bytes(cpu, count, kv_len.shape[0], longest)
         self._compiled.run(
             cpu=cpu,
-            step=step,
-            caches=caches,
+            step=self._step(positions, attend.write_slots, attend.q_start, kv_len, attend.block_table),
+            caches=self._caches(attend.keys, attend.values),
             states=self._states(attend.states),
             runs=None if attend.runs is None else runs_of(attend.runs),
             stream=stream.data_ptr(),
