@@ -52,7 +52,7 @@ from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.weight_memory import LARGE_PAGE, give_back
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.reference import ReferenceExecutor
-from penstock.nn.working_memory import step_bytes
+from penstock.nn.working_memory import step_bytes, table_bytes
 from penstock.weights.bind import Binder
 from penstock.weights.embedding_layers import EmbeddingLayer, read_embedding_layers
 from penstock.weights.files import ModelFiles, open_model
@@ -226,7 +226,10 @@ class PlannedModel:
         blocks = -(-tokens // config.block_size) if tokens else self._least_blocks(config, block)
         step = step_bytes(self.program, self.choices.dtype, config.max_num_batched_tokens, config.max_num_seqs)
         pages = 2 * len(self.program.caches) * LARGE_PAGE
-        return MemoryNeeds(self.weight_bytes, self.packing_bytes, step, block, config.block_size, blocks, pages)
+        shape, window = self.program.shape, self.program.window
+        held = blocks * config.block_size if window is None else shape.max_positions  # a window leaves blocks behind
+        angles = table_bytes(self.program, config.max_model_len or held)
+        return MemoryNeeds(self.weight_bytes, self.packing_bytes, step, block, config.block_size, blocks, pages, angles)
 
     def _least_blocks(self, config: EngineConfig, block: int) -> int:
         if config.kv_cache_memory:

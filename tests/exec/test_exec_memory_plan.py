@@ -25,6 +25,14 @@ def test_tokens_are_what_the_rest_leaves_room_for():
     assert replace(NEEDS, packing=300 * MIB).tokens_within(1200 * MIB + RESERVE) == 0
 
 
+def test_angles_of_positions_are_counted_and_said():
+    with_angles = replace(NEEDS, angles=32 * MIB)
+    assert with_angles.total == NEEDS.total + 32 * MIB
+    assert with_angles.tokens_within(NEEDS.total) == 32 * 16
+    assert "angles of positions 32.0 MiB" in with_angles.text()
+    assert "angles" not in NEEDS.text()
+
+
 def test_what_fits_to_the_byte_is_taken_and_a_byte_less_is_not():
     check_fits("model", NEEDS, NEEDS.total, [])
     with pytest.raises(ConfigError):

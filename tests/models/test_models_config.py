@@ -818,7 +818,8 @@ def test_local_layers_of_a_gemma3_are_rotated_by_a_base_of_their_own(spelling):
     tables = [each.table for each in load(config, ZeroTensors(), FILE).operations() if isinstance(each, Rotate)]
     wanted = [Rope(1e6, LinearScaling(8.0))] * 2 + [Rope(500.0)] * 2
     for table, rope in zip(tables, wanted, strict=True):
-        assert torch.equal(table.cos, RotaryTable.build(rope, 256, 128, torch.device("cpu")).cos)
+        theirs = RotaryTable.build(rope, 256, 128, torch.device("cpu"))
+        assert all(map(torch.equal, table.rows(torch.arange(128)), theirs.rows(torch.arange(128))))
 
 
 GEMMA4_REFUSED = [

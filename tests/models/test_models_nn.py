@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +105,41 @@ def test_longrope_tables_are_those_of_transformers_bit_by_bit(
         cos, sin = RotaryTable.build(rope, head_dim, max_positions, torch.device("cpu")).rows(positions)
         torch.testing.assert_close(cos, their_cos[0, :, :pairs], atol=4e-7, rtol=0)  # a unit in the last place
         torch.testing.assert_close(sin, their_sin[0, :, :pairs], atol=4e-7, rtol=0)
+
+
+@pytest.mark.parametrize("head_dim", [10, 64, 160, 512])
+def test_angles_are_the_same_bits_however_a_table_grew(head_dim):
+    rope, positions = Rope(500000.0, LinearScaling(2.0), amplitude=1.25), torch.arange(3000)
+    angles = positions.float()[:, None] * rope.inverse_frequencies(head_dim)  # all at once
+    for reached in ([3000], [1, 2, 129, 700, 2999, 3000], [2500, 3, 3000]):
+        table = RotaryTable.build(rope, head_dim, 3000, torch.device("cpu"))
+        for each in reached:
+            cos, sin = table.rows(positions[each - 1 : each])
+            assert torch.equal(cos, angles[each - 1 : each].cos() * 1.25)
+            assert torch.equal(sin, angles[each - 1 : each].sin() * 1.25)
+        assert torch.equal(table.cos, angles.cos() * 1.25)
+        assert torch.equal(table.sin, angles.sin() * 1.25)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory a process uses")
+def test_a_table_takes_the_memory_of_the_positions_that_were_asked_for():
+    before = resident_bytes()
+    table = RotaryTable.build(Rope(), 128, 1 << 18, torch.device("cpu"))  # 128 MiB in all
+    table.rows(torch.tensor([4000]))
+    assert table.known == 4096 == -(-4001 // 128) * 128
+    assert table.nbytes(4001) == 2 * 4096 * 64 * 4
+    assert resident_bytes() - before < 16 << 20
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_positions_beyond_a_table_have_no_angles():
+    table = RotaryTable.build(Rope(), 8, 200, torch.device("cpu"))
+    assert table.nbytes(10**6) == 2 * 200 * 4 * 4
+    with pytest.raises(IndexError):
+        table.rows(torch.tensor([200]))
 
 
 def test_an_odd_number_of_elements_is_rotated_as_transformers_does():

@@ -64,7 +64,11 @@ def test_the_engine_loads_a_model_for_the_context_that_it_is_told_to_serve(check
 
 
 def cosines(program):
-    return next(each.table.cos for each in program.operations() if isinstance(each, Rotate))
+    return next(
+        each.table.rows(torch.arange(len(each.table.cos)))[0]
+        for each in program.operations()
+        if isinstance(each, Rotate)
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS["phi3"])

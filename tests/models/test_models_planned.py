@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from mixed_gguf import Q4_K_M, write_mixed
 from tiny_checkpoints import VARIANTS, write_checkpoint
 
 from needs import COMPILED
-from penstock import models
+from penstock import loading, models
+from penstock.contract.config import EngineConfig
 from penstock.contract.model import StepRow
 from penstock.kernels import native
 from penstock.nn.cost import cost
+from penstock.nn.operations import Rotate
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 from penstock.weights.headers_only import META, HeadersOnly
@@ -55,6 +58,22 @@ def test_sizes_forms_and_costs_are_the_loaded_models(files, form, dtype):
     assert cost(plan, rows, dtype) == cost(real, rows, dtype)
     assert str(plan) == str(real)
     assert all(weight.is_meta for weight in _tensors(plan))
+
+
+def test_tables_of_angles_are_planned_as_far_as_the_longest_sequence_reaches(directories):
+    config = EngineConfig(model=str(directories["llama"]), threads=1, dtype="float32", max_model_len=100)
+    files = open_model(directories["llama"], models.gguf_dialect)
+    planned = loading.plan_model(config, files, loading.resolve_choices(config, files))
+    program = planned.program
+    page = 2 * 128 * program.shape.head_dim // 2 * 4  # cosines and sines of 128 positions, all layers
+    assert planned.needs(config).angles == page
+    whole = planned.needs(replace(config, max_model_len=program.shape.max_positions)).angles
+    assert whole == page * program.shape.max_positions // 128 > page
+    loaded = loading.load_model(config, files, lambda line: None).program
+    (table,) = {each.table for each in loaded.operations() if isinstance(each, Rotate)}
+    assert table.known == 0
+    table.rows(torch.tensor([99]))
+    assert table.nbytes(table.known) == page
 
 
 def _tensors(program):

@@ -34,6 +34,7 @@ class MemoryNeeds:
         block_tokens: how many tokens it holds.
         blocks: how many there must be.
         pages: what the KV cache takes as soon as it is used at all: large pages for each layer's keys and values.
+        angles: tables of rotary positions, as far as the longest sequence reaches.
     """
 
     weights: int
@@ -43,6 +44,7 @@ class MemoryNeeds:
     block_tokens: int
     blocks: int
     pages: int = 0
+    angles: int = 0
 
     @property
     def kv(self) -> int:
@@ -52,21 +54,23 @@ class MemoryNeeds:
     @property
     def total(self) -> int:
         """At its highest: while weights are packed, or in the largest step."""
-        return self.weights + max(self.packing, self.kv + self.step) + RESERVE
+        return self.weights + max(self.packing, self.kv + self.angles + self.step) + RESERVE
 
     def tokens_within(self, free: int) -> int:
         """How many tokens the KV cache can hold where `free` bytes are; 0 where the rest does not fit already."""
         left = free - self.weights - RESERVE
-        if left < max(self.packing, self.pages + self.step):
+        beside = self.angles + self.step
+        if left < max(self.packing, self.pages + beside):
             return 0
-        return (left - self.step) // self.block * self.block_tokens
+        return (left - beside) // self.block * self.block_tokens
 
     def text(self) -> str:
         """The parts, for people."""
         tokens = self.blocks * self.block_tokens
+        angles = f", angles of positions {readable_bytes(self.angles)}" if self.angles else ""
         return (
             f"weights {readable_bytes(self.weights)}, and {readable_bytes(self.packing)} while they are packed;"
-            f" KV cache {readable_bytes(self.kv)} for {tokens:,} tokens; steps {readable_bytes(self.step)};"
+            f" KV cache {readable_bytes(self.kv)} for {tokens:,} tokens; steps {readable_bytes(self.step)}{angles};"
             f" {readable_bytes(RESERVE)} for the rest"
         )
 

@@ -53,6 +53,7 @@ from penstock.nn.program import STREAM, Head, Program
 from penstock.nn.reference import head_logits
 from penstock.nn.register_places import Place, place_registers
 from penstock.nn.rope import RotaryTable
+from penstock.nn.working_memory import rotary_tables
 
 __all__ = ["CompiledExecutor", "why_not_compiled"]
 
@@ -102,6 +103,7 @@ class CompiledExecutor:
         self._seen_states: tuple[Sequence[Tensor], Any] | None = None
         self._seen_step: tuple[tuple[Tensor, ...], Any] | None = None
         self._native = required()
+        self._tables = rotary_tables(program)
         self._compiled = _compile(program, dtype)
 
     @property
@@ -142,6 +144,8 @@ class CompiledExecutor:
         hidden_size, count, kv_len = self.program.shape.hidden_size, positions.shape[0], attend.kv_len
         if stream.shape != (count, hidden_size) or not stream.is_contiguous():
             raise ValueError(f"stream must be [T, {hidden_size}] and contiguous, not {tuple(stream.shape)}")
+        for table in self._tables:
+            table.make_known(positions)
         out = torch.empty(stream.shape, dtype=self._out_dtype)
         longest = max(kv_len.tolist(), default=0)  # a step's tensors are small
         native, cpu = self._native, self.backend.cpu

@@ -57,8 +57,9 @@ def _differences(where: str, one: Any, other: Any) -> Iterator[str]:
 def _same_angles(one: RotaryTable, other: RotaryTable) -> bool:
     if one.cos.shape != other.cos.shape:
         return False
-    pairs = (one.cos, other.cos), (one.sin, other.sin)
-    return all(torch.allclose(a[:_POSITIONS], b[:_POSITIONS], rtol=0.0, atol=_ANGLE) for a, b in pairs)
+    positions = torch.arange(min(_POSITIONS, len(one.cos)))
+    pairs = zip(one.rows(positions), other.rows(positions), strict=True)
+    return all(torch.allclose(a, b, rtol=0.0, atol=_ANGLE) for a, b in pairs)
 
 
 def _said(value: Any) -> str:

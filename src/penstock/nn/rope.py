@@ -154,6 +154,9 @@ def yarn_temperature(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
+_PAGE = 128
+"""Positions that become known together: few enough that torch computes them on one thread, so in one order."""
+
 Scaling = Unscaled | LinearScaling | Llama3Scaling | FrequencyFactors | ProportionalScaling | YarnScaling
 
 
@@ -195,16 +198,31 @@ class Rope:
         return int(head_dim * self.share)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class RotaryTable:
-    """Cosines and sines of all positions: `cos` and `sin` are `[P, R/2]` float32.
+    """Cosines and sines of positions: `cos` and `sin` are `[P, R/2]` float32, known as far as somebody asked for them.
 
     A table, and not cosines computed where needed: vectorised cosines may differ in the last bit with an element's
-    place in its array, and a position's angle must not depend on its neighbours in the batch.
+    place in its array, and a position's angle must not depend on its neighbours in the batch. So positions become known
+    in whole pages, each of which is computed by itself and always alike.
+
+    Memory for all positions is reserved at once and never moves, so that compiled code may keep its address; on a CPU
+    the system finds it as pages are first written. Two threads that compute a page at once write the same bits.
+
+    Args:
+        cos: undefined from position `known` on.
+        sin: beside `cos`.
+        frequencies: `[R/2]` float32, radians per position; None where all positions are known.
+        amplitude: what cosines and sines are multiplied by.
+
+    Attributes:
+        known: how many positions have their angles.
     """
 
-    cos: Tensor
-    sin: Tensor
+    def __init__(self, cos: Tensor, sin: Tensor, frequencies: Tensor | None = None, amplitude: float = 1.0) -> None:
+        self.cos, self.sin = cos, sin
+        self.known = 0 if frequencies is not None else len(cos)
+        self._frequencies = frequencies
+        self._amplitude = amplitude
 
     @property
     def width(self) -> int:
@@ -216,13 +234,40 @@ class RotaryTable:
 
     @classmethod
     def build(cls, rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> RotaryTable:
-        """Tabulate positions `[0, max_positions)`."""
+        """A table of positions `[0, max_positions)`: none is known yet on a CPU, all are elsewhere."""
         frequencies = rope.inverse_frequencies(head_dim)
-        if device == torch.device("meta"):  # planned, not loaded: long tables take a second to compute
-            return cls(*(torch.empty(max_positions, len(frequencies), device=device) for _ in range(2)))
-        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies  # [P, R/2]
-        return cls((angles.cos() * rope.amplitude).to(device), (angles.sin() * rope.amplitude).to(device))
+        cos, sin = (torch.empty(max_positions, len(frequencies), device=device) for _ in range(2))
+        if device == torch.device("meta"):  # planned, not loaded
+            return cls(cos, sin)
+        table = cls(cos, sin, frequencies, rope.amplitude)
+        if device.type != "cpu":
+            table.reach(max_positions)
+        return table
+
+    def nbytes(self, positions: int) -> int:
+        """Memory that the table takes once so many positions are known."""
+        pages = -(-positions // _PAGE)
+        return 2 * min(pages * _PAGE, len(self.cos)) * self.cos.shape[1] * self.cos.itemsize
+
+    @torch.inference_mode()
+    def reach(self, positions: int) -> None:
+        """Make the first `positions` known, or all that there are if these are fewer."""
+        wanted = min(positions, len(self.cos))
+        while self._frequencies is not None and self.known < wanted:
+            first = self.known
+            last = min(first + _PAGE, len(self.cos))
+            page = torch.arange(first, first + _PAGE, dtype=torch.float32)  # whole, also at the end: always alike
+            angles = page[:, None] * self._frequencies  # [page, R/2]
+            self.cos[first:last] = (angles.cos() * self._amplitude)[: last - first]
+            self.sin[first:last] = (angles.sin() * self._amplitude)[: last - first]
+            self.known = last
+
+    def make_known(self, positions: Tensor) -> None:
+        """Make `positions` `[T]` known, those of them that there are."""
+        if self.known < len(self.cos) and len(positions):
+            self.reach(int(positions.max()) + 1)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of `positions` `[T]` int64, `[T, R/2]` each."""
+        self.make_known(positions)
         return self.cos[positions], self.sin[positions]

@@ -66,7 +66,7 @@ def _scaling(
             limits = {"beta_fast": 32.0, "beta_slow": 1.0}
             return keys | {f"yarn_{name}": float(section.get(name) or limits[name]) for name in limits}, {}
         case "longrope" | "su":
-            amplitude = float(table.cos[0, 0])  # of position 0, whose angles are 0
+            amplitude = float(table.rows(torch.tensor([0]))[0][0, 0])  # of position 0, whose angles are 0
             return {"original_context_length": original, "attn_factor": amplitude}, {
                 f"rope_factors_{length}.weight": torch.tensor(section[f"{length}_factor"], dtype=torch.float32)
                 for length in ("long", "short")
