@@ -20,7 +20,10 @@
 // of a multiple of 16 positions; it gives the same bits for both layouts and all sizes of blocks.
 //
 // A latent cache is natural, has one head and keys alone: a position's value is the last `value_dim` elements of its key
-// (latent_attention.h).
+// (latent_attention.h). In int8 a position has a row of bytes, with a scale for what is rotated, which lies before the
+// value, and one for each kLatentGroup elements of the value:
+//
+//     | int8 codes of what is rotated, zeros up to 16 | int8 codes of the value, zeros up to 16 | fp32 scales |
 //
 // Int8 keys and values have a scale of their own for each position and head, an fp32, in the block beside the codes:
 //
@@ -44,7 +47,7 @@ struct KvCache {
     void* keys;
     void* values;
     KvElement element;  // of both
-    bool packed;        // always with int8
+    bool packed;        // always with int8, unless it is latent
     int32_t block_size;
     int32_t kv_heads;
     int32_t head_dim;
@@ -112,8 +115,23 @@ constexpr int64_t value_bytes(const KvCache& cache) {
     return value_codes(cache) + value_groups(cache) * kGroupPositions * int64_t(sizeof(float));
 }
 
+// A key of a latent cache: where its value begins, and its end, in elements; its bytes with scales.
+constexpr int32_t kLatentGroup = 128;
+constexpr int32_t latent_first(const KvCache& cache) {
+    const int32_t rotated = cache.head_dim - cache.value_dim;
+    return cache.element == KvElement::int8 ? int32_t(round_up(rotated, 16)) : rotated;
+}
+constexpr int32_t latent_width(const KvCache& cache) {
+    return latent_first(cache) + (cache.element == KvElement::int8 ? int32_t(round_up(cache.value_dim, 16)) : cache.value_dim);
+}
+constexpr int64_t latent_key_bytes(const KvCache& cache) {
+    const int64_t scales = cache.element == KvElement::int8 ? 1 + divide_up(cache.value_dim, kLatentGroup) : 0;
+    return latent_width(cache) * element_bytes(cache.element) + scales * int64_t(sizeof(float));
+}
+
 // Bytes of a block, all heads: of its keys, and of its values.
 constexpr int64_t key_block_bytes(const KvCache& cache) {
+    if (cache.latent()) return cache.block_size * latent_key_bytes(cache);
     if (cache.packed) return cache.kv_heads * key_words(cache) * cache.block_size * int64_t(sizeof(uint32_t));
     return int64_t(cache.block_size) * cache.kv_heads * cache.head_dim * element_bytes(cache.element);
 }
@@ -126,6 +144,7 @@ constexpr int64_t value_block_bytes(const KvCache& cache) {
 
 constexpr int32_t kMostHeadDim = 512;
 constexpr int32_t kMostLatentDim = 1024;  // of keys of a latent cache
+constexpr int32_t kMostLatentWidth = kMostLatentDim + 32;  // with the zeros of int8
 constexpr int32_t kChunk = 256;  // positions; chunks begin at absolute positions 0, kChunk, 2 * kChunk, ...
 constexpr int32_t kTileRows = 24;  // a tile: this many (query, head) pairs that share their keys and values
 

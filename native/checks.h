@@ -69,7 +69,7 @@ inline void check_cache(const KvCache& cache, int64_t num_blocks) {
             "a latent cache has one head, keys as they are, and values that are a part of them");
     require(num_blocks >= 1 && num_blocks < kMostRows, "num_blocks must be between 1 and 2^31 - 1");
     require(cache.block_size >= 1, "block_size must be at least 1");
-    require(cache.element != KvElement::int8 || cache.packed, "an int8 cache must be packed");
+    require(cache.element != KvElement::int8 || cache.packed || cache.latent(), "an int8 cache must be packed");
 }
 
 inline void check_latent_heads(int kv_heads, int head_dim, int value_dim) {

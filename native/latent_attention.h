@@ -9,8 +9,11 @@
 //         top, weight[p] and sum as in attention.h
 //         mixed[d]  = sum over p ascending of weight[p] * k[p][head_dim - value_dim + d]     one accumulator an element
 //
-// and chunks are folded, and sinks added, as there. All of it is fp32; keys are read as they lie, bf16 or fp32.
+// and chunks are folded, and sinks added, as there. All of it is fp32; keys are read as they lie, bf16 or fp32, or as
+// codes of int8 times their scales, where d counts the elements of a row with its zeros (attention_call.h).
 #pragma once
+
+#include <type_traits>
 
 #include "attention.h"
 #include "attention_call.h"
@@ -32,11 +35,40 @@ constexpr int kTiledHeads = 2, kTiledPositions = 2, kTiledVectors = 2;
 
 // What one thread needs for one task; on its stack.
 struct LatentMemory {
-    alignas(64) float query[kLatentHeads * kMostLatentDim];  // scaled; rows are filled up with 0 to whole vectors
+    alignas(64) float query[kLatentHeads * kMostLatentWidth];  // scaled; as keys lie, filled up with 0 to whole vectors
     alignas(64) float mixed[kLatentHeads * kMostLatentDim];
     alignas(64) float result[kLatentHeads * kMostLatentDim];
     alignas(64) float scores[kLatentHeads * kChunk];  // then weights
     const void* key[kChunk];                          // of the positions that the token sees
+};
+
+// 16 codes as floats.
+PENSTOCK_INLINE f32x16 load_codes(const int8_t* p) {
+#if defined(PENSTOCK_AVX512)
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+#elif defined(PENSTOCK_ISA_AVX2)
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+#else
+    return each([&](int i) { return float(p[i]); });
+#endif
+}
+
+// How the keys of a call lie.
+struct LatentKeys {
+    int first, width;  // where a value begins, and the end of a key, in elements
+
+    template <typename T>
+    PENSTOCK_INLINE f32x16 load(const void* key, int d) const {
+        if constexpr (std::is_same_v<T, int8_t>) {
+            const int8_t* codes = static_cast<const int8_t*>(key);
+            const float* scales = reinterpret_cast<const float*>(codes + width);
+            return mul(load_codes(codes + d), broadcast(scales[d < first ? 0 : 1 + (d - first) / kLatentGroup]));
+        } else {
+            return load_at(static_cast<const T*>(key), d, width);
+        }
+    }
 };
 
 // What a token sees of a chunk: positions [from, until) of it.
@@ -45,22 +77,20 @@ struct Glimpse {
 };
 
 template <typename T, int kHeads, int kPositions>
-PENSTOCK_INLINE void score_latent_tile(LatentMemory& memory, int head, int position, int dim) {
+PENSTOCK_INLINE void score_latent_tile(LatentMemory& memory, int head, int position, const LatentKeys& keys) {
     f32x16 sum[kHeads][kPositions];
     PENSTOCK_UNROLL
     for (int h = 0; h < kHeads; h++) {
         PENSTOCK_UNROLL
         for (int p = 0; p < kPositions; p++) sum[h][p] = zero();
     }
-    for (int d = 0; d < dim; d += kLanes) {
+    for (int d = 0; d < keys.width; d += kLanes) {
         f32x16 key[kPositions];
         PENSTOCK_UNROLL
-        for (int p = 0; p < kPositions; p++) {
-            key[p] = load_at(static_cast<const T*>(memory.key[position + p]), d, dim);
-        }
+        for (int p = 0; p < kPositions; p++) key[p] = keys.load<T>(memory.key[position + p], d);
         PENSTOCK_UNROLL
         for (int h = 0; h < kHeads; h++) {
-            const f32x16 query = load(memory.query + (head + h) * kMostLatentDim + d);
+            const f32x16 query = load(memory.query + (head + h) * kMostLatentWidth + d);
             PENSTOCK_UNROLL
             for (int p = 0; p < kPositions; p++) sum[h][p] = fma(query, key[p], sum[h][p]);
         }
@@ -73,17 +103,17 @@ PENSTOCK_INLINE void score_latent_tile(LatentMemory& memory, int head, int posit
 }
 
 template <typename T, int kHeads>
-PENSTOCK_INLINE void score_latent_rows(LatentMemory& memory, int head, const Glimpse& seen, int dim) {
+PENSTOCK_INLINE void score_latent_rows(LatentMemory& memory, int head, const Glimpse& seen, const LatentKeys& keys) {
     int p = seen.from;
     for (; p + kTiledPositions <= seen.until; p += kTiledPositions) {
-        score_latent_tile<T, kHeads, kTiledPositions>(memory, head, p, dim);
+        score_latent_tile<T, kHeads, kTiledPositions>(memory, head, p, keys);
     }
-    for (; p < seen.until; p++) score_latent_tile<T, kHeads, 1>(memory, head, p, dim);
+    for (; p < seen.until; p++) score_latent_tile<T, kHeads, 1>(memory, head, p, keys);
 }
 
 template <typename T, int kHeads, int kVectors>
-PENSTOCK_INLINE void mix_latent_tile(LatentMemory& memory, int head, const Glimpse& seen, int first, int column,
-                                     int width) {
+PENSTOCK_INLINE void mix_latent_tile(LatentMemory& memory, int head, const Glimpse& seen, const LatentKeys& keys,
+                                     int column) {
     f32x16 sum[kHeads][kVectors];
     PENSTOCK_UNROLL
     for (int h = 0; h < kHeads; h++) {
@@ -91,10 +121,9 @@ PENSTOCK_INLINE void mix_latent_tile(LatentMemory& memory, int head, const Glimp
         for (int v = 0; v < kVectors; v++) sum[h][v] = zero();
     }
     for (int p = seen.from; p < seen.until; p++) {
-        const T* value = static_cast<const T*>(memory.key[p]) + first;
         f32x16 part[kVectors];
         PENSTOCK_UNROLL
-        for (int v = 0; v < kVectors; v++) part[v] = load_at(value, column + v * kLanes, width);
+        for (int v = 0; v < kVectors; v++) part[v] = keys.load<T>(memory.key[p], keys.first + column + v * kLanes);
         PENSTOCK_UNROLL
         for (int h = 0; h < kHeads; h++) {
             const f32x16 weight = broadcast(memory.scores[(head + h) * kChunk + p]);
@@ -112,24 +141,33 @@ PENSTOCK_INLINE void mix_latent_tile(LatentMemory& memory, int head, const Glimp
 }
 
 template <typename T, int kHeads>
-PENSTOCK_INLINE void mix_latent_rows(LatentMemory& memory, int head, const Glimpse& seen, int first, int width) {
+PENSTOCK_INLINE void mix_latent_rows(LatentMemory& memory, int head, const Glimpse& seen, const LatentKeys& keys) {
+    const int width = keys.width - keys.first;
     int column = 0;
     for (; column + kTiledVectors * kLanes <= width; column += kTiledVectors * kLanes) {
-        mix_latent_tile<T, kHeads, kTiledVectors>(memory, head, seen, first, column, width);
+        mix_latent_tile<T, kHeads, kTiledVectors>(memory, head, seen, keys, column);
     }
-    for (; column < width; column += kLanes) {
-        mix_latent_tile<T, kHeads, 1>(memory, head, seen, first, column, width);
-    }
+    for (; column < width; column += kLanes) mix_latent_tile<T, kHeads, 1>(memory, head, seen, keys, column);
 }
 
 template <typename Q>
 PENSTOCK_INLINE void load_latent_queries(const AttentionCall& call, int64_t token, int head, int count,
                                          LatentMemory& memory) {
-    const int dim = call.cache.head_dim;
+    const int dim = call.cache.head_dim, value = call.cache.value_dim, rotated = dim - value;
+    const int first = latent_first(call.cache);
     for (int h = 0; h < count; h++) {
         const Q* from = static_cast<const Q*>(call.q.data) + token * call.q.stride + int64_t(head + h) * dim;
-        for (int d = 0; d < dim; d += kLanes) {
-            store(memory.query + h * kMostLatentDim + d, mul(load_at(from, d, dim), broadcast(call.scale)));
+        float* to = memory.query + h * kMostLatentWidth;
+        const auto copy = [&](const Q* part, int width, float* place) {
+            for (int d = 0; d < width; d += kLanes) {
+                store(place + d, mul(load_at(part, d, width), broadcast(call.scale)));
+            }
+        };
+        if (first == rotated) {
+            copy(from, dim, to);
+        } else {
+            copy(from, rotated, to);
+            copy(from + rotated, value, to + first);
         }
     }
 }
@@ -149,13 +187,14 @@ template <typename T>
 PENSTOCK_INLINE void attend_latent_chunk(const AttentionCall& call, int row, int start, const Glimpse& seen, int count,
                                          LatentMemory& memory, float* top, float* sum) {
     const KvCache& cache = call.cache;
-    const int dim = cache.head_dim, width = cache.value_dim;
+    const LatentKeys keys{latent_first(cache), latent_width(cache)};
+    const int64_t bytes = latent_key_bytes(cache);
     for (int p = seen.from; p < seen.until; p++) {
-        memory.key[p] = static_cast<const T*>(cache.keys) + slot_of(call, row, start + p) * dim;
+        memory.key[p] = static_cast<const uint8_t*>(cache.keys) + slot_of(call, row, start + p) * bytes;
     }
     int h = 0;
-    for (; h + kTiledHeads <= count; h += kTiledHeads) score_latent_rows<T, kTiledHeads>(memory, h, seen, dim);
-    for (; h < count; h++) score_latent_rows<T, 1>(memory, h, seen, dim);
+    for (; h + kTiledHeads <= count; h += kTiledHeads) score_latent_rows<T, kTiledHeads>(memory, h, seen, keys);
+    for (; h < count; h++) score_latent_rows<T, 1>(memory, h, seen, keys);
     Ahead nothing;
     for (h = 0; h < count; h++) {
         float* scores = memory.scores + h * kChunk;
@@ -163,9 +202,9 @@ PENSTOCK_INLINE void attend_latent_chunk(const AttentionCall& call, int row, int
         weigh<false>(scores, nullptr, seen.from, seen.until, top[h], sum[h], nothing);
     }
     for (h = 0; h + kTiledHeads <= count; h += kTiledHeads) {
-        mix_latent_rows<T, kTiledHeads>(memory, h, seen, dim - width, width);
+        mix_latent_rows<T, kTiledHeads>(memory, h, seen, keys);
     }
-    for (; h < count; h++) mix_latent_rows<T, 1>(memory, h, seen, dim - width, width);
+    for (; h < count; h++) mix_latent_rows<T, 1>(memory, h, seen, keys);
 }
 
 template <typename Q, typename T>
@@ -214,10 +253,14 @@ void attend_latent_all(const AttentionCall& call, Pool& pool) {
 
 inline void attend_latent(const AttentionCall& call, Pool& pool) {
     const bool wide_q = call.q.element == Element::f32;
-    if (call.cache.element == KvElement::f32) {
-        return wide_q ? attend_latent_all<float, float>(call, pool) : attend_latent_all<bf16, float>(call, pool);
+    switch (call.cache.element) {
+        case KvElement::f32:
+            return wide_q ? attend_latent_all<float, float>(call, pool) : attend_latent_all<bf16, float>(call, pool);
+        case KvElement::bf16:
+            return wide_q ? attend_latent_all<float, bf16>(call, pool) : attend_latent_all<bf16, bf16>(call, pool);
+        case KvElement::int8:
+            return wide_q ? attend_latent_all<float, int8_t>(call, pool) : attend_latent_all<bf16, int8_t>(call, pool);
     }
-    return wide_q ? attend_latent_all<float, bf16>(call, pool) : attend_latent_all<bf16, bf16>(call, pool);
 }
 
 // Attention over a cache of either sort.

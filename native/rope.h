@@ -3,6 +3,8 @@
 // A token's query, key and value are read once; each head goes through fp32 and is rounded once, where it is stored.
 #pragma once
 
+#include <type_traits>
+
 #include "elements.h"
 #include "int8_lanes.h"
 #include "rows_call.h"
@@ -74,6 +76,20 @@ PENSTOCK_INLINE void store_key<int8_t>(const KvCache& cache, int64_t slot, int h
     scatter_key(cache, slot, head, key, words + 1);
 }
 
+// A key of an int8 latent cache.
+PENSTOCK_INLINE void store_latent_codes(const KvCache& cache, int64_t slot, const float* x) {
+    const int rotated = cache.head_dim - cache.value_dim, width = latent_width(cache);
+    int8_t* codes = static_cast<int8_t*>(cache.keys) + slot * latent_key_bytes(cache);
+    float* scales = reinterpret_cast<float*>(codes + width);
+    memset(codes, 0, size_t(width));
+    *scales++ = encode_head(x, rotated, 127.0f, codes);
+    for (int d = 0; d < cache.value_dim; d += kLatentGroup) {
+        const int left = cache.value_dim - d;
+        *scales++ = encode_head(x + rotated + d, left < kLatentGroup ? left : kLatentGroup, 127.0f,
+                                codes + latent_first(cache) + d);
+    }
+}
+
 template <typename T>
 PENSTOCK_INLINE void store_value(const KvCache& cache, int64_t slot, int head, const ConstRows& from, int64_t token) {
     const int dim = cache.head_dim;
@@ -118,6 +134,10 @@ PENSTOCK_INLINE void store_token(const RotaryCall& call, int64_t token) {
     alignas(64) float x[kMostLatentDim];
     for (int head = 0; head < call.cache.kv_heads; head++) {
         turn_head(call, call.k, call.k_norm, token, head, x);
+        if (std::is_same_v<T, int8_t> && call.cache.latent()) {
+            store_latent_codes(call.cache, call.write_slots[token], x);
+            continue;
+        }
         store_key<T>(call.cache, call.write_slots[token], head, x);
         if (!call.cache.latent()) store_value<T>(call.cache, call.write_slots[token], head, call.v, token);
     }
@@ -145,7 +165,8 @@ PENSTOCK_INLINE void fetch_places(const KvCache& cache, int64_t slot) {
         }
         return;
     }
-    const int64_t bytes = cache.kv_heads * cache.head_dim * element_bytes(cache.element);
+    const int64_t natural = cache.kv_heads * cache.head_dim * element_bytes(cache.element);
+    const int64_t bytes = cache.latent() ? latent_key_bytes(cache) : natural;
     for (int64_t i = 0; i < bytes; i += 64) PENSTOCK_PREFETCH_WRITE((cache.latent() ? keys : values) + slot * bytes + i);
 }
 

@@ -363,9 +363,14 @@ def test_the_two_weights_may_have_different_forms(compiled, form, down_form):
 
 
 @pytest.mark.parametrize(
-    "forms", [("Q4_0", "Q8_0", "Q4_1"), ("int8", "bf16", "f32"), ("f32", "Q4_1", "bf16"), ("bf16", "f32", "int8")]
+    ("forms", "biases"),
+    [
+        (("Q4_0", "Q8_0", "Q4_1"), True),
+        (("int8", "bf16", "f32"), False),
+        pytest.param(("f32", "Q4_1", "bf16"), True, marks=pytest.mark.deep),
+        pytest.param(("bf16", "f32", "int8"), False, marks=pytest.mark.deep),
+    ],
 )
-@pytest.mark.parametrize("biases", [False, True])
 def test_gates_and_ups_of_different_forms_are_multiplied_as_they_are(compiled, forms, biases):
     stack, spec = fused_stack_of(forms, 8, 64, 32, biases=biases), spec_of(8, 3)
     x, logits, residual = random(70, 64), random(70, 8, seed=1), random(70, 64, seed=2)

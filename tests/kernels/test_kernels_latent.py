@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from needs import COMPILED
-from penstock.contract.errors import ConfigError
 from penstock.contract.model import KvCacheSpec
 from penstock.exec.kv_store import KVStore, block_bytes
 from penstock.kernels import native
@@ -19,7 +18,7 @@ from penstock.kernels.packed_weight import pack_bf16, pack_f32, quantize_int4, q
 from penstock.kernels.torch_backend import TorchBackend
 
 CPU = torch.device("cpu")
-BF16, F32 = torch.bfloat16, torch.float32
+BF16, F32, INT8 = torch.bfloat16, torch.float32, torch.int8
 TOLERANCE = {F32: 3e-6, BF16: 1.5e-2}
 SIZES = [(1, 7, 3), (3, 40, 34), (6, 32, 20), (9, 576, 512), (16, 1024, 1000), (8, 33, 32)]
 """Heads, width of keys, width of values."""
@@ -38,7 +37,8 @@ class Case:
     def __init__(self, heads, dim, value_dim, dtype, lengths, counts, block_size=16, seed=0):
         generator = torch.Generator().manual_seed(seed + heads * dim)
         self.kv, self.dim, self.value_dim = store_of(dim, value_dim, dtype, block_size), dim, value_dim
-        self.keys = [torch.randn(length, 1, dim, generator=generator).to(dtype) for length in lengths]
+        written = BF16 if dtype == INT8 else dtype
+        self.keys = [torch.randn(length, 1, dim, generator=generator).to(written) for length in lengths]
         everything = [torch.randn(length, heads, dim, generator=generator) * 0.3 for length in lengths]
         self.q = torch.cat([q[length - count :] for q, length, count in zip(everything, lengths, counts, strict=True)])
         blocks = iter(torch.randperm(256, generator=generator).tolist())
@@ -60,6 +60,17 @@ class Case:
         q = self.q if q is None else q
         rows = self.starts, self.lengths, self.table
         return backend.paged_attention(q, self.kv.keys[0], self.kv.values[0], *rows, spec, sinks)
+
+
+def decoded(kv, dim, value_dim):
+    """What an int8 cache stands for, as a latent cache in float32: keys, and values that are a view of them."""
+    rows, rotated = kv.keys[0], dim - value_dim
+    first = -(-rotated // 16) * 16
+    scales = rows[..., first + -(-value_dim // 16) * 16 :].contiguous().view(F32)
+    groups = torch.cat((torch.zeros(rotated, dtype=torch.long), 1 + torch.arange(value_dim) // 128))
+    codes = torch.cat((rows[..., :rotated], rows[..., first : first + value_dim]), dim=-1)
+    keys = codes * scales[..., groups]
+    return keys, keys[..., rotated:]
 
 
 SPECS = [AttentionSpec(0.2), AttentionSpec(0.3, softcap=3.0), AttentionSpec(0.2, window=29)]
@@ -90,7 +101,45 @@ def test_what_is_written_is_keys_alone_and_the_same_by_torch(compiled):
     assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("spec", [SPECS[0], *(pytest.param(spec, marks=pytest.mark.deep) for spec in SPECS[1:])])
+def test_compiled_attention_in_int8_is_the_reference_over_what_was_stored(compiled, spec):
+    for heads, dim, value_dim in SIZES:
+        case = Case(heads, dim, value_dim, INT8, LENGTHS, (37, 1, 90, 1, 1, 3), block_size=5 if heads == 3 else 16)
+        case.write(here.backend())
+        sinks = torch.randn(heads) if spec.window else None
+        ours = case.attend(here.backend(), spec, sinks=sinks)
+        rows = case.starts, case.lengths, case.table
+        theirs = TorchBackend().paged_attention(case.q, *decoded(case.kv, dim, value_dim), *rows, spec, sinks)
+        torch.testing.assert_close(ours, theirs, atol=TOLERANCE[F32] * 4, rtol=1e-5)
+
+
+def test_int8_keys_are_rounded_on_a_scale_of_what_is_rotated_and_one_for_128_elements_of_the_value(compiled):
+    for _, dim, value_dim in SIZES:
+        case = Case(1, dim, value_dim, INT8, LENGTHS, LENGTHS)
+        case.keys[2][7, 0, dim - value_dim :] *= 100  # one part's size is nothing to another
+        case.keys[2][8] = 0.0
+        case.write(here.backend())
+        stored = decoded(case.kv, dim, value_dim)[0].flatten(0, 1)
+        for keys, slots in zip(case.keys, case.slots, strict=True):
+            for part in ((0, dim - value_dim), *((at, at + 128) for at in range(dim - value_dim, dim, 128))):
+                wanted = keys[..., slice(*part)].float()
+                largest = wanted.abs().amax(dim=-1, keepdim=True)
+                inverse = torch.full_like(largest, 127.0) / largest  # 127 / largest would be 127 * (1 / largest)
+                codes = (wanted * inverse).round().where(largest > 0, 0.0)
+                assert torch.equal(stored[slots][..., slice(*part)], codes * (largest / 127))
+
+
+def test_a_number_that_is_none_stays_at_its_position_in_int8(compiled):
+    case = Case(2, 40, 34, INT8, (20, 20), (20, 20))
+    case.keys[0][13, 0, 20] = float("inf")
+    case.write(here.backend())
+    out = case.attend(here.backend(), AttentionSpec(0.2))
+    assert out[:13].isfinite().all()
+    assert out[13:20].isnan().all()
+    assert out[20:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize("q_dtype", [F32, BF16])
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(compiled, dtype, q_dtype):
     spec = AttentionSpec(0.2)
@@ -121,8 +170,10 @@ def test_a_latent_cache_takes_the_memory_of_its_keys():
     with kv.borrowed_block(3):
         kv.keys[0][3] = 1.0
     assert bool(kv.keys[0].isnan().all())
-    with pytest.raises(ConfigError, match="kv_cache_dtype: int8 is not implemented for a latent cache"):
-        block_bytes([spec], 16, torch.int8)
+    assert block_bytes([spec], 16, INT8) == 16 * (576 + 4 * (1 + 4))
+    small = store_of(576, 512, INT8)
+    assert small.keys[0].nbytes == 256 * 16 * 596
+    assert is_latent(small.keys[0], small.values[0])
 
 
 @pytest.mark.skipif(not native.available(), reason=COMPILED)

@@ -24,7 +24,9 @@ from penstock.kernels.backend import Backend
 from penstock.kernels.native import MAX_HEAD_DIM
 from penstock.kernels.native_attention import (
     int8_keys_shape,
+    int8_latent_shape,
     int8_values_shape,
+    latent_values,
     packed_keys_shape,
     packed_values_shape,
 )
@@ -83,11 +85,11 @@ class KVStore:
     Attributes:
         keys: of each cache `[num_blocks, block_size, Hkv, D]` with heads of its own, undefined until written; the
             operating system finds the memory as blocks are first used, in large pages where it has them.
-        values: the same; of a latent cache `[num_blocks, block_size, 1, value_dim]`, a view of the end of its keys.
+        values: the same; of a latent cache `[num_blocks, block_size, 1, value_dim]`, a view of its keys.
 
     With `packed`, which only the compiled attention reads, both have the shapes of `packed_keys_shape` and
     `packed_values_shape` in `kernels.native_attention`; with `dtype` int8 those of `int8_keys_shape` and
-    `int8_values_shape`. A latent cache lies as without `packed`, and not in int8.
+    `int8_values_shape`. A latent cache lies as without `packed`, or with `dtype` int8 in `int8_latent_shape`.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class KVStore:
         self.keys = _tensors([keys for keys, _ in shapes], dtype, device)
         of_their_own = iter(_tensors([values for _, values in shapes if values is not None], dtype, device))
         self.values = tuple(
-            keys[..., keys.shape[-1] - spec.value_dim :] if spec.value_dim else next(of_their_own)
+            latent_values(keys, spec.head_dim, spec.value_dim) if spec.value_dim else next(of_their_own)
             for keys, spec in zip(self.keys, specs, strict=True)
         )
 
@@ -142,7 +144,7 @@ def _shapes(
     size = num_blocks, block_size, spec.heads, spec.head_dim
     if spec.value_dim:
         if dtype == torch.int8:
-            raise ConfigError("kv_cache_dtype", "int8 is not implemented for a latent cache; use auto")
+            size = int8_latent_shape(num_blocks, block_size, spec.head_dim, spec.value_dim)
         return size, None
     if dtype == torch.int8:
         return int8_keys_shape(*size), int8_values_shape(*size)

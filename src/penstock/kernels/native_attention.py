@@ -11,7 +11,9 @@ A cache may also be int8 (see `int8_keys_shape` and `int8_values_shape`): each p
 rounded when it is stored, on a scale of its own that lies in the block beside it. Attention reads what was stored, that
 of the same step too, so none of the promises above changes.
 
-A latent cache has keys alone, natural, of one head up to 1,024 wide: values are a view of their end (`is_latent`).
+A latent cache has keys alone, natural, of one head up to 1,024 wide: values are a view of their end (`is_latent`). In
+int8 a position has a row of bytes (see `int8_latent_shape`): the part of a key that is rotated is rounded on a scale of
+its own, and so are each 128 elements of the value.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from penstock.kernels.native_rows import element, rotated_width, rotation, rows,
 __all__ = [
     "cache_of",
     "int8_keys_shape",
+    "int8_latent_shape",
     "int8_values_shape",
     "is_latent",
+    "latent_values",
     "packed_keys_shape",
     "packed_values_shape",
     "paged_attention",
@@ -40,6 +44,7 @@ __all__ = [
     "write_kv",
 ]
 
+_LATENT_GROUP = 128  # elements of a value that share a scale, as in `native/attention_call.h`
 _INT8 = 2  # what the compiled functions call an int8 cache
 _LONGEST = 2**31 - 1  # positions: a window of more hides none
 
@@ -85,6 +90,29 @@ def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_
     four positions of a group stand in the order 0, 2, 1, 3. A `block_size` that is no multiple of 4 is filled up.
     """
     return num_blocks, num_kv_heads, -(-block_size // 4) * (head_dim + 4), 4
+
+
+def int8_latent_shape(num_blocks: int, block_size: int, head_dim: int, value_dim: int) -> tuple[int, int, int, int]:
+    """The shape `[num_blocks, block_size, 1, bytes]` of an int8 latent cache.
+
+    A position has the codes of what is rotated, filled up with 0 to a multiple of 16, then those of its value likewise,
+    then float32 scales: one of what is rotated, one of each 128 elements of the value. 596 bytes for 64 and 512
+    elements, which are 1,152 in bfloat16.
+    """
+    scales = 1 + -(-value_dim // _LATENT_GROUP)
+    return num_blocks, block_size, 1, _whole(head_dim - value_dim) + _whole(value_dim) + 4 * scales
+
+
+def latent_values(k_cache: Tensor, head_dim: int, value_dim: int) -> Tensor:
+    """The values `[num_blocks, block_size, 1, value_dim]` of a latent cache: a view, in int8 of their codes."""
+    rotated = head_dim - value_dim
+    first = _whole(rotated) if k_cache.dtype == torch.int8 else rotated
+    return k_cache[..., first : first + value_dim]
+
+
+def _whole(width: int) -> int:
+    """A width filled up to whole vectors."""
+    return -(-width // 16) * 16
 
 
 def write_kv(cpu: Cpu, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
@@ -181,7 +209,7 @@ def paged_attention(
     """
     count, q_heads, dim = q.shape
     value_dim = v_cache.shape[-1] if is_latent(k_cache, v_cache) else 0
-    natural = v_cache.dim() == 4 and v_cache.dtype != torch.int8
+    natural = value_dim or (v_cache.dim() == 4 and v_cache.dtype != torch.int8)
     heads, num_rows = v_cache.shape[2 if natural else 1], len(kv_len)
     described = ragged_rows(count, q_start, kv_len, block_table)
     cache = cache_of(k_cache, v_cache, heads, dim, value_dim)
@@ -247,11 +275,15 @@ def ragged_rows(count: int, q_start: Tensor, kv_len: Tensor, block_table: Tensor
 
 
 def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether values are the end of the keys, where they lie: a view of them."""
+    """Whether values are a part of the keys, where they lie: a view of them as `latent_values` makes it."""
     if k_cache.dim() != 4 or v_cache.dim() != 4 or v_cache.stride() != k_cache.stride():
         return False
-    begins = (k_cache.shape[3] - v_cache.shape[3]) * k_cache.itemsize
-    return k_cache.dtype == v_cache.dtype and begins > 0 and v_cache.data_ptr() == k_cache.data_ptr() + begins
+    begins = v_cache.data_ptr() - k_cache.data_ptr()
+    if k_cache.dtype == torch.int8:
+        fits = begins % 16 == 0 and begins + v_cache.shape[3] < k_cache.shape[3]
+    else:
+        fits = begins == (k_cache.shape[3] - v_cache.shape[3]) * k_cache.itemsize
+    return k_cache.dtype == v_cache.dtype and begins > 0 and fits
 
 
 def cache_of(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int, value_dim: int = 0) -> Any:
@@ -294,16 +326,19 @@ def cache_of(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int, value_dim: 
 
 def _latent_cache_of(k_cache: Tensor, v_cache: Tensor, sizes: tuple[int, int, int]) -> Any:
     heads, dim, value_dim = sizes
-    fits = k_cache.dim() == 4 and k_cache.shape[2:] == (heads, dim) and k_cache.is_contiguous() and k_cache.is_cpu
+    in_int8 = k_cache.dtype == torch.int8
+    width = int8_latent_shape(1, 1, dim, value_dim)[3] if in_int8 else dim
+    fits = k_cache.dim() == 4 and k_cache.shape[2:] == (heads, width) and k_cache.is_contiguous() and k_cache.is_cpu
     if not fits or not is_latent(k_cache, v_cache) or v_cache.shape[3] != value_dim:
         raise ValueError(
-            f"k_cache must be [N, B, {heads}, {dim}] on the CPU, contiguous, and v_cache its last {value_dim} columns,"
+            f"k_cache must be [N, B, {heads}, {width}] on the CPU, contiguous, and v_cache"
+            f" {'the codes of its values' if in_int8 else f'its last {value_dim} columns'},"
             f" not {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
         )
     return required().Cache(
         keys=k_cache.data_ptr(),
         values=0,
-        element=element("k_cache", k_cache),
+        element=_INT8 if in_int8 else element("k_cache", k_cache),
         packed=False,
         num_blocks=len(k_cache),
         block_size=k_cache.shape[1],

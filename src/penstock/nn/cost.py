@@ -15,6 +15,7 @@ import torch
 from penstock.contract.model import KvCacheSpec, StepCost, StepRow
 from penstock.kernels.experts import bytes_read, stack_arithmetic
 from penstock.kernels.linear import Weight
+from penstock.kernels.native_attention import int8_latent_shape
 from penstock.kernels.recurrence import RecurrenceKind
 from penstock.nn.operations import Attend, Embed, Experts, Linear, ProjectHeads, Recurrence, ShortConvolution
 from penstock.nn.program import Program
@@ -66,9 +67,7 @@ def _product(weight: Weight, tokens: int) -> StepCost:
 
 
 def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> StepCost:
-    scales = 4 if kv_dtype == torch.int8 else 0
-    kept = 1 if cache.value_dim else 2  # keys, and values of their own
-    position_bytes = kept * cache.heads * (cache.head_dim * kv_dtype.itemsize + scales)
+    position_bytes = _position_bytes(cache, kv_dtype)
     seen = pairs = 0
     for row in rows:
         first, last = attend.spec.window_start(row.computed), row.computed + row.count
@@ -79,6 +78,16 @@ def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_d
     widths = attend.heads.dim + (attend.heads.value_dim or attend.heads.dim)
     products = _operations(arithmetic, 2 * attend.heads.queries * widths * pairs)
     return StepCost(kv_bytes=seen * position_bytes) + products
+
+
+def _position_bytes(cache: KvCacheSpec, dtype: torch.dtype) -> int:
+    """Of keys and values, with the scales of int8."""
+    if cache.value_dim:  # keys alone
+        in_int8 = dtype == torch.int8
+        return (
+            int8_latent_shape(1, 1, cache.head_dim, cache.value_dim)[3] if in_int8 else cache.head_dim * dtype.itemsize
+        )
+    return 2 * cache.heads * (cache.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0))
 
 
 def _operations(arithmetic: str, count: int) -> StepCost:
