@@ -79,7 +79,7 @@ def test_a_cache_is_packed_where_the_compiled_attention_is_quicker_with_it():
 
 def test_int8_without_compiled_kernels_is_refused(monkeypatch):
     monkeypatch.setattr(native, "module", None)
-    with pytest.raises(ConfigError, match="without a C") as refused:
+    with pytest.raises(ConfigError, match="without compiled kernels") as refused:
         resolve_kv_dtype("int8", torch.bfloat16, open_backend(torch.device("cpu"), 1))
     assert refused.value.option == "kv_cache_dtype"
 
