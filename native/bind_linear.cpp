@@ -31,10 +31,7 @@ void linear(const Cpu& cpu, int64_t rows, const Weight& weight, const Rows& x, c
     check_rows(call.x, rows, inputs, "x must be given, with rows at least `inputs` apart");
     check_rows(call.out, rows, call.columns(), "out must be given, with rows at least its columns apart");
     check_optional_rows(call.residual, rows, outputs, "rows of residual must be at least `outputs` apart");
-    // Rows that are float32, or bfloat16 pairs, already are read where they lie.
-    const bool in_place = (kind == Kind::bf16 && call.x.element == Element::bf16 && inputs % 2 == 0) ||
-                          (kind == Kind::f32 && call.x.element == Element::f32);
-    require(in_place || scratch.holds(rows * scratch_stride(kind, inputs)),
+    require(multiplied_as_it_lies(kind, inputs, call.x.element) || scratch.holds(rows * scratch_stride(kind, inputs)),
             "scratch must be aligned to 64 bytes and have room for every row");
     nb::gil_scoped_release released;
     linear_kernel(cpu.kernels(), kind)(call, cpu.pool());
@@ -81,6 +78,15 @@ void pack_blocks(const Cpu& cpu, int64_t outputs, int64_t inputs, const Memory& 
     pack(blocks.data(), outputs, inputs, to.data(), cpu.pool());
 }
 
+void pack_fp8_rows(const Cpu& cpu, int64_t outputs, int64_t inputs, const Memory& blocks, const Memory& to) {
+    check_sizes(outputs, inputs);
+    require(blocks.address != 0 && blocks.bytes == outputs * f8_row_bytes(inputs),
+            "blocks must be the scales and codes of each row");
+    require(to.address != 0 && to.bytes == packed_bytes(Kind::f8, outputs, inputs), "to must have packed_bytes() bytes");
+    nb::gil_scoped_release released;
+    pack_f8(blocks.data(), outputs, inputs, to.data(), cpu.pool());
+}
+
 void pack_block_form(const Cpu& cpu, int kind, int64_t outputs, int64_t inputs, const Memory& codes,
                      const Memory& records, const Memory* table, const Memory& to) {
     const Kind of = kind_of(kind);
@@ -117,6 +123,7 @@ void bind_linear(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     blocks("pack_q4_0", &pack_blocks<Kind::q4, kQ40Block, pack_q4_0>, "Pack rows of GGUF Q4_0 blocks.");
     blocks("pack_q4_1", &pack_blocks<Kind::q4, kQ41Block, pack_q4_1>, "Pack rows of GGUF Q4_1 blocks.");
     blocks("pack_q8_0", &pack_blocks<Kind::q8, kQ80Block, pack_q8_0>, "Pack rows of GGUF Q8_0 blocks.");
+    blocks("pack_fp8", &pack_fp8_rows, "Pack rows of FP8, each its scales and then its codes.");
     cpu.def("pack_codes", &pack_block_form, "kind"_a, "outputs"_a, "inputs"_a, "codes"_a, "records"_a, "table"_a.none(),
             "to"_a, "Pack the codes and scales of a block form.");
     module.def(

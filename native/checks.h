@@ -33,7 +33,7 @@ inline KvElement kv_element_of(int element) {
 }
 
 inline Kind kind_of(int kind) {
-    require(kind >= 0 && kind < kKinds, "kind must be one of Kind's numbers, 0 to 15");
+    require(kind >= 0 && kind < kKinds, "kind must be one of Kind's numbers, 0 to 16");
     return static_cast<Kind>(kind);
 }
 

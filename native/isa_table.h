@@ -9,6 +9,7 @@
 #include "latent_attention.h"
 #include "linear_bf16.h"
 #include "linear_f32.h"
+#include "linear_f8.h"
 #include "linear_q4.h"
 #include "linear_q8.h"
 #include "lookup.h"
@@ -34,6 +35,7 @@ constexpr KernelTable table_named(const char* isa) {
     table.linears[int(Kind::q4)] = {linear_q4, prepare_q4, lookup_q4};
     table.linears[int(Kind::q8)] = {linear_q8, prepare_q8, lookup_q8};
     table.linears[int(Kind::f32)] = {linear_f32, prepare_f32, lookup_f32};
+    table.linears[int(Kind::f8)] = {linear_f8, prepare_f8, lookup_f8};
     set_block_forms<Kind::q5, Kind::q2k, Kind::q3k, Kind::q4k, Kind::q5k, Kind::q6k, Kind::nl4, Kind::mx4, Kind::nl4k,
                     Kind::nl4k16, Kind::z4, Kind::z4w>(table);
 

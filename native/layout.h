@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-// The block forms, from q5 on, hold the blocks of GGUF that q4 and q8 do not, and integers about a zero point of their own
+// The block forms, from q5 to z4w, hold the blocks of GGUF that q4 and q8 do not, and integers about a zero point of their own
 // (isa_blocks.h).
 enum class Kind : int32_t {
     bf16 = 0,
@@ -26,8 +26,9 @@ enum class Kind : int32_t {
     nl4k16 = 13,
     z4 = 14,
     z4w = 15,
+    f8 = 16,
 };
-constexpr int kKinds = 16;
+constexpr int kKinds = 17;
 
 // How a block form keeps a panel: as a line of what codes stand for where it has a table, then unit after unit of so
 // many inputs, each
@@ -77,6 +78,7 @@ constexpr int64_t kPanel = 16;   // outputs of a panel: the lanes of a vector
 constexpr int64_t kGroup = 32;   // inputs that share a scale in q4 and q8
 constexpr int64_t kQ4Group = 16 * kGroup / 2 + 2 * 16 * 2;  // bytes of one group of one panel: codes, scales, minima
 constexpr int64_t kQ8Group = 16 * kGroup + 16 * 2;          // codes, scales
+constexpr int64_t kF8Unit = 128;  // inputs that share a scale in f8
 constexpr int64_t kMostInputs = 1 << 16;                    // an int8 sum of more could leave 32 bits
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -85,12 +87,16 @@ constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 constexpr int64_t panels_of(int64_t outputs) { return divide_up(outputs, kPanel); }
 constexpr int64_t groups_of(int64_t inputs) { return divide_up(inputs, kGroup); }
 
+// Where a line of f8, four inputs of a panel, has the code of input `k` of output `lane`.
+constexpr int64_t f8_place(int64_t lane, int64_t k) { return lane / 4 * 16 + k / 2 * 8 + lane % 4 * 2 + k % 2; }
+
 constexpr int64_t panel_bytes(Kind kind, int64_t inputs) {
     switch (kind) {
         case Kind::bf16: return divide_up(inputs, 2) * kPanel * 4;
         case Kind::q4: return groups_of(inputs) * kQ4Group;
         case Kind::q8: return groups_of(inputs) * kQ8Group;
         case Kind::f32: return inputs * kPanel * 4;
+        case Kind::f8: return divide_up(inputs, kF8Unit) * kPanel * 4 + divide_up(inputs, 4) * kPanel * 4;
         default: break;
     }
     const BlockForm form = block_form(kind);
@@ -101,7 +107,8 @@ constexpr int64_t packed_bytes(Kind kind, int64_t outputs, int64_t inputs) {
     return panels_of(outputs) * panel_bytes(kind, inputs);
 }
 
-// Bytes of scratch for one row. bf16: the row rounded to bfloat16, filled up to an even number. f32: the row widened.
+// Bytes of scratch for one row. bf16: the row rounded to bfloat16, filled up to an even number; f8: to a
+// multiple of 4. f32: the row widened.
 // The others:
 //
 //     | high bytes of the inputs, zeros up to whole groups | low bytes | scales | offsets | more offsets | fine? |
@@ -109,7 +116,7 @@ constexpr int64_t packed_bytes(Kind kind, int64_t outputs, int64_t inputs) {
 // the last four of 4 bytes a group, of 4, of 4, and of one bit (quantized_rows.h).
 constexpr int64_t fine_words(int64_t inputs) { return divide_up(groups_of(inputs), 32); }
 constexpr int64_t scratch_stride(Kind kind, int64_t inputs) {
-    if (kind == Kind::bf16) return round_up(inputs * 2, 64);
+    if (kind == Kind::bf16 || kind == Kind::f8) return round_up(inputs * 2, 64);
     if (kind == Kind::f32) return round_up(inputs * 4, 64);
     return round_up(groups_of(inputs) * (2 * kGroup + 3 * 4) + fine_words(inputs) * 4, 64);
 }

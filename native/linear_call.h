@@ -71,8 +71,9 @@ struct LinearCall {
 
 // Whether rows are multiplied as they lie; others are first turned into the kind's own form, in scratch.
 constexpr bool multiplied_as_it_lies(Kind kind, int64_t inputs, Element element) {
-    return kind == Kind::bf16 ? element == Element::bf16 && inputs % 2 == 0
-                              : kind == Kind::f32 && element == Element::f32;
+    if (kind == Kind::bf16) return element == Element::bf16 && inputs % 2 == 0;
+    if (kind == Kind::f8) return element == Element::bf16 && inputs % 4 == 0;
+    return kind == Kind::f32 && element == Element::f32;
 }
 
 // out[i, :] = row ids[i] of a packed weight [outputs, inputs]

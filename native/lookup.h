@@ -5,6 +5,7 @@
 #pragma once
 
 #include "dot_lanes.h"
+#include "linear_f8.h"
 #include "linear_tiles.h"
 
 namespace penstock {
@@ -61,6 +62,15 @@ inline void lookup_q8(const LookupCall& call, Pool& pool) {
         const uint8_t* group = panel + k / kGroup * kQ8Group;
         const int code = group[k % kGroup / 4 * 64 + lane * 4 + k % 4] - 128;
         return float(code) * f16_to_float(load_u16(group + 512 + lane * 2));
+    });
+}
+
+inline void lookup_f8(const LookupCall& call, Pool& pool) {
+    look_up(call, Kind::f8, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
+        const uint8_t* unit = panel + k / kF8Unit * 16 * (kF8Unit + 4);
+        float scale;
+        memcpy(&scale, unit + lane * 4, sizeof scale);
+        return kE4m3.number[unit[64 + k % kF8Unit / 4 * 64 + f8_place(lane, k % 4)]] * scale;
     });
 }
 

@@ -152,6 +152,20 @@ void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* 
                 });
 }
 
+void pack_f8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
+    fill_panels(Kind::f8, outputs, inputs, to, pool, [&](int64_t panel, uint8_t* start) {
+        for (int64_t lane = 0; lane < lanes_of(panel, outputs); lane++) {
+            const uint8_t* scales = rows + (panel * kPanel + lane) * f8_row_bytes(inputs);
+            const uint8_t* codes = scales + divide_up(inputs, kF8Unit) * 4;
+            for (int64_t k = 0; k < inputs; k++) {
+                uint8_t* unit = start + k / kF8Unit * kPanel * (4 + kF8Unit);
+                if (k % kF8Unit == 0) std::memcpy(unit + lane * 4, scales + k / kF8Unit * 4, 4);
+                unit[kPanel * 4 + k % kF8Unit / 4 * 64 + f8_place(lane, k % 4)] = codes[k];
+            }
+        }
+    });
+}
+
 namespace {
 
 // The codes of one group of one output, from one of their bits on, as a plane of so many bits.

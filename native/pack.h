@@ -21,6 +21,10 @@ void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* 
 void pack_q4_1(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 
+// FP8: each row is its fp32 scales, one for each 128 inputs, and then its codes.
+constexpr int64_t f8_row_bytes(int64_t inputs) { return divide_up(inputs, kF8Unit) * 4 + inputs; }
+void pack_f8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
+
 // What a block form is made of (layout.h): codes [outputs][inputs]; records [outputs][units][record_bytes()], the fields of
 // each output in a unit; and the first line of panels, 64 bytes, where the form has a table.
 struct CodesCall {

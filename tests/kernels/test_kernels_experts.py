@@ -10,6 +10,7 @@ import compiled_kernels as here
 import gguf
 import pytest
 import torch
+from fp8_samples import quantize_fp8
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
@@ -57,7 +58,7 @@ def pack_gguf(kind):
     return pack
 
 
-PACK = {"f32": pack_f32, "bf16": pack_bf16, "int8": quantize_int8, "int4": quantize_int4} | {
+PACK = {"f32": pack_f32, "bf16": pack_bf16, "int8": quantize_int8, "int4": quantize_int4, "fp8": quantize_fp8} | {
     kind: pack_gguf(kind) for kind in GGUF
 }
 

@@ -13,8 +13,8 @@ from block_samples import KINDS, numbers, random_blocks, unit
 from needs import COMPILED
 from penstock.kernels import native
 from penstock.kernels.packed_linear import PackedKind, PackedWeight, packed_linear_reference, unpack
+from penstock.kernels.packed_parts import pack_parts
 from penstock.kernels.packed_stack import pack_stack
-from penstock.kernels.packed_weight import pack_parts
 from penstock.weights.gguf_blocks import block_parts
 from penstock.weights.integer_blocks import INTEGER_BLOCKS, integer_parts
 from penstock.weights.packing import pack_blocks

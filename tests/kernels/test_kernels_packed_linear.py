@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from fp8_samples import fp8_rows, quantize_fp8
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
     pack_f32,
+    pack_fp8,
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
@@ -60,6 +62,7 @@ MAKERS = {
     "bf16": pack_bf16,
     "int8": quantize_int8,
     "int4": quantize_int4,
+    "fp8": quantize_fp8,
     "Q4_0": pack_gguf("Q4_0"),
     "Q4_1": pack_gguf("Q4_1"),
     "Q8_0": pack_gguf("Q8_0"),
@@ -104,6 +107,44 @@ def test_bfloat16_weights_give_the_product_of_rounded_numbers(isa):
         weight = pack_bf16(numbers)
         assert ((linear(x, weight).double() - exact).abs() <= tolerance(x, weight)).all()
         assert torch.equal(linear(x, weight), linear(x.bfloat16(), weight, out_dtype=torch.float32))
+
+
+def every_code(scales):
+    """Rows `[len(scales), 254]` that hold each code but NaN, and what torch takes them for."""
+    codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)
+    rows = torch.cat(
+        (scales[:, None].expand(-1, 2).contiguous().view(torch.uint8), codes.expand(len(scales), -1)), dim=1
+    )
+    return rows, codes.view(torch.float8_e4m3fn).float() * scales[:, None]
+
+
+def test_every_code_of_fp8_is_the_number_that_torch_takes_it_for(isa):
+    scales = random(19, seed=4).abs() * torch.logspace(-30, 30, 19)
+    rows, numbers = every_code(scales)
+    weight = pack_fp8(rows, 19, 254)
+    assert torch.equal(unpack(weight), numbers)
+    assert torch.equal(embedding_rows(torch.arange(19), weight), numbers)
+    assert torch.equal(linear(torch.eye(254), weight), numbers.T), "each input by itself: no sum, and one rounding"
+
+
+def test_a_scale_of_fp8_is_that_of_128_inputs(isa):
+    numbers, x = random(33, 300, seed=1), random(9, 300)
+    rows = fp8_rows(numbers)
+    scales, codes = rows[:, :12].contiguous().view(torch.float32), rows[:, 12:].contiguous()
+    exact = (
+        x.bfloat16().double()
+        @ (codes.view(torch.float8_e4m3fn).double() * scales.double().repeat_interleave(128, dim=1)[:, :300]).T
+    )
+    weight = pack_fp8(rows, 33, 300)
+    assert ((linear(x, weight).double() - exact).abs() <= tolerance(x, weight)).all()
+    assert torch.equal(linear(x, weight), linear(x.bfloat16(), weight, out_dtype=torch.float32))
+
+
+def test_rows_of_fp8_that_do_not_fill_the_shape_are_refused(isa):
+    rows = fp8_rows(random(4, 200))
+    for wrong in (rows[:, :-1], rows[:3], rows.view(torch.int8), rows.repeat(2, 1)[::2]):
+        with pytest.raises(ValueError, match="4 x 200 in FP8 is 832 contiguous bytes"):
+            pack_fp8(wrong, 4, 200)
 
 
 def test_float32_weights_give_the_product_of_the_numbers_themselves(isa):
@@ -235,7 +276,7 @@ def with_outliers(rows, inputs):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("maker", [maker for maker in MAKERS if maker not in ("bf16", "f32")])
+@pytest.mark.parametrize("maker", [maker for maker in MAKERS if maker not in ("bf16", "f32", "fp8")])
 def test_groups_with_outliers_have_16_bits(isa, maker, rows):
     for outputs, inputs in ((17, 320), (40, 576), (33, 2080)):
         weight = packed(maker, outputs, inputs)

@@ -22,11 +22,11 @@ from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.native import Cpu
 from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import PackedKind, embedding_rows, packed_gated_linear, packed_linear
+from penstock.kernels.packed_parts import pack_parts
 from penstock.kernels.packed_weight import (
     PackedWeight,
     pack_bf16,
     pack_f32,
-    pack_parts,
     quantize_int4,
     quantize_int8,
 )

@@ -12,13 +12,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 __all__ = [
+    "F8_UNIT",
     "GROUP",
+    "f8_row_bytes",
     "pack_bf16",
     "pack_f32",
+    "pack_f8",
     "pack_q4",
     "pack_q8",
     "unpack_bf16",
     "unpack_f32",
+    "unpack_f8",
     "unpack_q4",
     "unpack_q8",
 ]
@@ -26,7 +30,10 @@ __all__ = [
 GROUP = 32
 """Inputs that share a scale in q4 and q8."""
 
-_PANEL = 16
+F8_UNIT = 128
+"""Inputs that share a scale in f8."""
+
+_PANEL, _LINE = 16, 64
 
 
 def _up(count: int, unit: int) -> int:
@@ -108,3 +115,28 @@ def unpack_q8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     groups = packed.view(-1, _up(inputs, GROUP) // GROUP, 544)  # [P, G, 544]
     codes = groups[:, :, :512].unflatten(2, (8, _PANEL, 4)).permute(0, 3, 1, 2, 4).flatten(3).float() - 128
     return _rows(codes * _halves(groups[:, :, 512:]), outputs, inputs)
+
+
+def f8_row_bytes(inputs: int) -> int:
+    """Of a row of FP8 before it is packed: a float32 scale for each 128 inputs, then the codes."""
+    return 4 * (_up(inputs, F8_UNIT) // F8_UNIT) + inputs
+
+
+def pack_f8(rows: Tensor, inputs: int) -> Tensor:
+    """Rows of scales and codes of E4M3, uint8 `[N, f8_row_bytes(K)]`, to bytes."""
+    units, lines = _up(inputs, F8_UNIT) // F8_UNIT, _up(inputs, 4) // 4
+    scales = _filled(rows[:, : 4 * units], 4).unflatten(2, (units, 4)).transpose(1, 2).flatten(2)  # [P, U, 64]
+    codes = _filled(rows[:, 4 * units :], F8_UNIT).unflatten(2, (-1, 2, 2)).unflatten(1, (4, 4))
+    laid = codes.permute(0, 3, 1, 4, 2, 5).reshape(len(codes), units, -1)  # from [P, 4, 4, lines, 2, 2]
+    return torch.cat((scales, laid), dim=2).flatten(1)[:, : _LINE * (units + lines)].flatten()
+
+
+def unpack_f8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The numbers as float32 `[N, K]`: each the product of scale and code, rounded once."""
+    units, lines = _up(inputs, F8_UNIT) // F8_UNIT, _up(inputs, 4) // 4
+    panels = packed.view(-1, _LINE * (units + lines))
+    whole = pad(panels, (0, _LINE * (units * F8_UNIT // 4 - lines))).view(len(panels), units, -1)  # [P, U, 33 * 64]
+    scales = whole[:, :, :_LINE].contiguous().view(torch.float32).transpose(1, 2)  # [P, 16, U]
+    codes = whole[:, :, _LINE:].reshape(len(panels), -1, 4, 2, 4, 2).permute(0, 2, 4, 1, 3, 5)
+    numbers = codes.reshape(len(panels), _PANEL, units, F8_UNIT).view(torch.float8_e4m3fn).float()
+    return _rows(numbers * scales[..., None], outputs, units * F8_UNIT)[:, :inputs].contiguous()

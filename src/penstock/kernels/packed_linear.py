@@ -6,10 +6,10 @@ other rows nor on the number of threads. Without a `cpu` the same products come 
 reference, slow and without that promise.
 
 What is computed, for every kind: sums in float32 (exact integers where weights and activations are integers), plus
-bias, plus residual, rounded once. Activations meet float32 weights as they are, bfloat16 weights as bfloat16, and
-groups as integers with one scale for each row and group of 32: of 8 bits, or of 16 where the group's largest magnitude
-is far above the row's usual ones (native/quantized_rows.h). A row with an infinite or NaN activation gives NaN where
-activations are quantised; no other row is touched.
+bias, plus residual, rounded once. Activations meet float32 weights as they are, bfloat16 weights and those in FP8 as
+bfloat16, and groups as integers with one scale for each row and group of 32: of 8 bits, or of 16 where the group's
+largest magnitude is far above the row's usual ones (native/quantized_rows.h). A row with an infinite or NaN activation
+gives NaN where activations are quantised; no other row is touched. The scale of FP8 is that of a sum of 128 products.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PackedKind(enum.IntEnum):
     """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight.
 
     The block forms, from Q5 on, hold the blocks of GGUF that Q4 and Q8 do not, and Z4 and Z4W integers of 4 bits about
-    zero points; see `packed_blocks`.
+    zero points; see `packed_blocks`. F8 holds numbers in E4M3 with a float32 scale for each 128 inputs: 8.25 bits.
     """
 
     BF16 = 0
@@ -74,11 +74,12 @@ class PackedKind(enum.IntEnum):
     NL4K16 = 13
     Z4 = 14
     Z4W = 15
+    F8 = 16
 
     @property
     def arithmetic(self) -> str:
-        """In what products are computed: quantised weights meet activations of 8 bits."""
-        return {PackedKind.F32: "fp32", PackedKind.BF16: "bf16"}.get(self, "int8")
+        """In what products are computed: quantised weights meet activations of 8 bits, all but those in FP8."""
+        return {PackedKind.F32: "fp32", PackedKind.BF16: "bf16", PackedKind.F8: "bf16"}.get(self, "int8")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,6 +151,7 @@ UNPACK = {
     PackedKind.Q4: packed_layout.unpack_q4,
     PackedKind.Q8: packed_layout.unpack_q8,
     PackedKind.F32: packed_layout.unpack_f32,
+    PackedKind.F8: packed_layout.unpack_f8,
     **{PackedKind[name]: partial(packed_blocks.unpack, form) for name, form in packed_blocks.BLOCK_FORMS.items()},
 }
 
@@ -294,7 +296,7 @@ def _as_multiplied(x: Tensor, kind: PackedKind) -> Tensor:
     """Activations as they meet weights of this kind: as they are, or rounded to bfloat16, or to codes and back."""
     if kind is PackedKind.F32:
         return x.float().contiguous()  # torch may add up strided rows in another order
-    if kind is PackedKind.BF16:
+    if kind in (PackedKind.BF16, PackedKind.F8):
         return x.bfloat16().float()
     inputs = x.shape[1]
     numbers = torch.nn.functional.pad(x.float(), (0, -inputs % GROUP)).unflatten(1, (-1, GROUP))  # [T, groups, GROUP]

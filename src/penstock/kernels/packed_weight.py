@@ -7,17 +7,15 @@ takes a `cpu`, that one's threads share the work; without one the caller does it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, packed_blocks, packed_layout
-from penstock.kernels.block_parts import BlockParts
+from penstock.kernels import native, packed_layout
 from penstock.kernels.native import Cpu
-from penstock.kernels.packed_blocks import BLOCK_FORMS, BlockForm, Fields, fields_of
 from penstock.kernels.packed_layout import GROUP
 from penstock.kernels.packed_linear import ELEMENTS, PackedKind, PackedWeight, unpack
 from penstock.kernels.weight_memory import WeightMemory
@@ -28,14 +26,16 @@ __all__ = [
     "PackedKind",
     "PackedWeight",
     "block_kind",
+    "memory_of",
     "pack_bf16",
     "pack_f32",
-    "pack_parts",
+    "pack_fp8",
     "pack_q4_0",
     "pack_q4_1",
     "pack_q8_0",
     "quantize_int4",
     "quantize_int8",
+    "room_for",
     "unpack",
 ]
 
@@ -49,12 +49,14 @@ MAX_INPUTS = 65536
 """An int8 sum over more inputs could leave 32 bits."""
 
 
-def _room(kind: PackedKind, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
+def room_for(kind: PackedKind, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
+    """Bytes to be filled by a compiled function: uint8, in `memory`, or on their own where that is None."""
     count = native.required().packed_bytes(kind, outputs, inputs)
     return torch.empty(count, dtype=torch.uint8) if memory is None else memory.take(count)
 
 
-def _memory_of(data: Tensor) -> Any:
+def memory_of(data: Tensor) -> Any:
+    """Bytes as compiled functions take them."""
     return native.required().Memory(data.data_ptr(), len(data))
 
 
@@ -101,10 +103,10 @@ def _pack_numbers(kind: PackedKind, weight: Tensor, memory: WeightMemory | None,
     """By a compiled function."""
     outputs, inputs = weight.shape
     weight = weight if weight.stride(1) == 1 and weight.stride(0) >= inputs else weight.contiguous()
-    data = _room(kind, outputs, inputs, memory)
+    data = room_for(kind, outputs, inputs, memory)
     pack = getattr(cpu or native.open_cpu(), f"pack_{kind.name.lower()}")
     rows = native.required().Rows(weight.data_ptr(), weight.stride(0), ELEMENTS[weight.dtype])
-    pack(outputs=outputs, inputs=inputs, weight=rows, to=_memory_of(data))
+    pack(outputs=outputs, inputs=inputs, weight=rows, to=memory_of(data))
     return PackedWeight(kind, outputs, inputs, data)
 
 
@@ -214,6 +216,7 @@ _BLOCK_KINDS = {
     "INT4": PackedKind.Z4,
     "INT4_128": PackedKind.Z4W,
     "INT8": PackedKind.Q8,
+    "FP8": PackedKind.F8,
 }
 
 
@@ -254,6 +257,25 @@ def pack_q8_0(
     return _pack_blocks(_FORMATS["Q8_0"], blocks, outputs, inputs, memory, cpu)
 
 
+def pack_fp8(
+    rows: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
+) -> PackedWeight:
+    """Pack numbers in E4M3, code for code and scale for scale.
+
+    Args:
+        rows: uint8, contiguous; each output's row is a float32 scale for each 128 inputs, those at the end maybe
+            fewer, and then the codes, none of which is NaN.
+        outputs: number of rows.
+        inputs: numbers in a row.
+        memory: where to put the packed bytes, or None for memory of their own.
+        cpu: whose threads pack; None for this one alone.
+
+    Raises:
+        ValueError: the rows do not fill that shape.
+    """
+    return _pack_rows("FP8", packed_layout.f8_row_bytes(inputs), rows, outputs, inputs, memory, cpu)
+
+
 def _pack_blocks(
     form: _BlockFormat,
     blocks: Tensor,
@@ -263,21 +285,33 @@ def _pack_blocks(
     cpu: Cpu | None,
 ) -> PackedWeight:
     """As `pack_q4_0`; `inputs` may end within a block."""
+    return _pack_rows(form.name, -(-inputs // GROUP) * form.bytes, blocks, outputs, inputs, memory, cpu)
+
+
+def _pack_rows(
+    name: str,
+    row_bytes: int,
+    stored: Tensor,
+    outputs: int,
+    inputs: int,
+    memory: WeightMemory | None,
+    cpu: Cpu | None,
+) -> PackedWeight:
     if outputs < 1 or not 1 <= inputs <= MAX_INPUTS:
         raise ValueError(f"a weight must have outputs, and 1 to {MAX_INPUTS} inputs; got {outputs} x {inputs}")
-    count = outputs * -(-inputs // GROUP)
-    if blocks.dtype != torch.uint8 or blocks.numel() != count * form.bytes or not blocks.is_contiguous():
+    if stored.dtype != torch.uint8 or stored.numel() != outputs * row_bytes or not stored.is_contiguous():
         raise ValueError(
-            f"{outputs} x {inputs} in {form.name} is {count * form.bytes} contiguous bytes;"
-            f" got {blocks.numel()} of {blocks.dtype}"
+            f"{outputs} x {inputs} in {name} is {outputs * row_bytes} contiguous bytes;"
+            f" got {stored.numel()} of {stored.dtype}"
         )
+    kind = _BLOCK_KINDS[name]
     if native.module is None:
-        data = _PACK_IN_TORCH[form.name](blocks.view(outputs, -1, form.bytes))
-        return PackedWeight(form.kind, outputs, inputs, _kept(data, memory))
-    data = _room(form.kind, outputs, inputs, memory)
-    pack = getattr(cpu or native.open_cpu(), f"pack_{form.name.lower()}")
-    pack(outputs=outputs, inputs=inputs, blocks=_memory_of(blocks.view(-1)), to=_memory_of(data))
-    return PackedWeight(form.kind, outputs, inputs, data)
+        data = _PACK_IN_TORCH[name](stored.view(outputs, row_bytes), inputs)
+        return PackedWeight(kind, outputs, inputs, _kept(data, memory))
+    data = room_for(kind, outputs, inputs, memory)
+    pack = getattr(cpu or native.open_cpu(), f"pack_{name.lower()}")
+    pack(outputs=outputs, inputs=inputs, blocks=memory_of(stored.view(-1)), to=memory_of(data))
+    return PackedWeight(kind, outputs, inputs, data)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -291,7 +325,8 @@ def _nibbles(blocks: Tensor, at: int) -> Tensor:
     return torch.cat((stored & 15, stored >> 4), dim=2).flatten(1)
 
 
-def _pack_q4_0_in_torch(blocks: Tensor) -> Tensor:
+def _pack_q4_0_in_torch(rows: Tensor, _: int) -> Tensor:
+    blocks = rows.unflatten(1, (-1, _FORMATS["Q4_0"].bytes))
     scales = _half(blocks, 0)
     minima = scales * -8.0
     if not torch.isfinite(minima).all():
@@ -299,83 +334,20 @@ def _pack_q4_0_in_torch(blocks: Tensor) -> Tensor:
     return packed_layout.pack_q4(_nibbles(blocks, 2), scales, minima)
 
 
-def _pack_q4_1_in_torch(blocks: Tensor) -> Tensor:
+def _pack_q4_1_in_torch(rows: Tensor, _: int) -> Tensor:
+    blocks = rows.unflatten(1, (-1, _FORMATS["Q4_1"].bytes))
     return packed_layout.pack_q4(_nibbles(blocks, 4), _half(blocks, 0), _half(blocks, 2))
 
 
-def _pack_q8_0_in_torch(blocks: Tensor) -> Tensor:
+def _pack_q8_0_in_torch(rows: Tensor, _: int) -> Tensor:
+    blocks = rows.unflatten(1, (-1, _FORMATS["Q8_0"].bytes))
     return packed_layout.pack_q8(blocks[:, :, 2:].flatten(1).view(torch.int8), _half(blocks, 0))
 
 
-_PACK_IN_TORCH = {"Q4_0": _pack_q4_0_in_torch, "Q4_1": _pack_q4_1_in_torch, "Q8_0": _pack_q8_0_in_torch}
-"""From blocks `[N, G, bytes]` to the packed bytes."""
-
-
-def pack_parts(
-    kind: PackedKind,
-    pieces: Iterable[BlockParts],
-    outputs: int,
-    inputs: int,
-    memory: WeightMemory | None = None,
-    cpu: Cpu | None = None,
-) -> PackedWeight:
-    """Pack the parts of quantised blocks into a block form, code for code and scale for scale.
-
-    Args:
-        kind: the form; its units are as long as the blocks.
-        pieces: of the rows in their order, a multiple of 16 of them each but the last.
-        outputs: number of rows.
-        inputs: numbers in a row.
-        memory: where to put the packed bytes, or None for memory of their own.
-        cpu: whose threads pack; None for this one alone.
-
-    Raises:
-        ValueError: the form cannot hold the parts, or they do not fill that shape.
-    """
-    form = BLOCK_FORMS[kind.name]
-    if outputs < 1 or not 1 <= inputs <= MAX_INPUTS or inputs % form.inputs:
-        raise ValueError(
-            f"a weight must have outputs, and inputs in units of {form.inputs} up to {MAX_INPUTS};"
-            f" got {outputs} x {inputs}"
-        )
-    data = _block_room(kind, form, outputs, inputs, memory)
-    row, place, pack = 0, 0, _pack_fields(kind, form, cpu)
-    for parts in pieces:
-        rows = parts.codes.numel() // inputs
-        size = -(-rows // 16) * (len(data) // -(-outputs // 16))
-        pack(fields_of(form, parts, rows), data[place : place + size])
-        row, place = row + rows, place + size
-    if row != outputs:
-        raise ValueError(f"there are blocks of {row} rows, not of {outputs}")
-    return PackedWeight(kind, outputs, inputs, data)
-
-
-def _block_room(kind: PackedKind, form: BlockForm, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
-    if native.module is not None:
-        return _room(kind, outputs, inputs, memory)
-    count = -(-outputs // 16) * form.panel_bytes(inputs)
-    return torch.empty(count, dtype=torch.uint8) if memory is None else memory.take(count)
-
-
-def _pack_fields(kind: PackedKind, form: BlockForm, cpu: Cpu | None) -> Callable[[Fields, Tensor], None]:
-    """What packs some rows into the bytes of their panels."""
-    if native.module is None:
-
-        def pack_in_torch(fields: Fields, to: Tensor) -> None:
-            to.copy_(packed_blocks.pack(form, fields))
-
-        return pack_in_torch
-    compiled = cpu or native.open_cpu()
-
-    def pack(fields: Fields, to: Tensor) -> None:
-        compiled.pack_codes(
-            kind=kind,
-            outputs=fields.codes.shape[0],
-            inputs=fields.codes.shape[1],
-            codes=_memory_of(fields.codes.view(-1)),
-            records=_memory_of(fields.records.view(-1)),
-            table=None if fields.table is None else _memory_of(fields.table),
-            to=_memory_of(to),
-        )
-
-    return pack
+_PACK_IN_TORCH = {
+    "Q4_0": _pack_q4_0_in_torch,
+    "Q4_1": _pack_q4_1_in_torch,
+    "Q8_0": _pack_q8_0_in_torch,
+    "FP8": packed_layout.pack_f8,
+}
+"""From rows `[N, bytes]` of so many inputs to the packed bytes."""

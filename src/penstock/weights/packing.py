@@ -16,13 +16,14 @@ from penstock.contract.errors import ConfigError, ModelFileError
 from penstock.kernels.block_parts import BlockParts
 from penstock.kernels.native import Cpu
 from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
+from penstock.kernels.packed_parts import pack_parts
 from penstock.kernels.packed_stack import PackedStack, pack_stack
 from penstock.kernels.packed_weight import (
     PackedWeight,
     block_kind,
     pack_bf16,
     pack_f32,
-    pack_parts,
+    pack_fp8,
     pack_q4_0,
     pack_q4_1,
     pack_q8_0,
@@ -34,7 +35,7 @@ from penstock.weights.gguf_blocks import block_bytes, block_parts
 from penstock.weights.integer_blocks import INTEGER_BLOCKS, integer_parts
 from penstock.weights.source import StoredBlocks
 
-__all__ = ["PIECE_BYTES", "Packer", "WeightFormat", "pack_blocks"]
+__all__ = ["BFLOAT16_KINDS", "PIECE_BYTES", "Packer", "WeightFormat", "pack_blocks"]
 
 
 class WeightFormat(StrEnum):
@@ -67,7 +68,11 @@ _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | 
     WeightFormat.INT8: quantize_int8,
     WeightFormat.INT4: quantize_int4,
 }
-_BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0, "INT8": pack_q8_0}
+_BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0, "INT8": pack_q8_0, "FP8": pack_fp8}
+BFLOAT16_KINDS = frozenset({"FP8"})
+"""Kinds of safetensors that are multiplied by activations in bfloat16, with rows in the order of the file: a model in
+float32, and one whose files have inputs first, makes numbers of them."""
+
 _PIECE_NUMBERS = 1 << 22
 """How many are taken apart at once."""
 
