@@ -69,7 +69,7 @@ FORMATS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "awq": (in_awq, {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, ["INT4"]),
     "packed": (packed, compressed_config(INT, format="pack-quantized"), ["INT4", "INT8"]),
     "bytes": (in_bytes, compressed_config({**INT, "num_bits": 8}, format="int-quantized"), ["INT8"]),
-    "fp8": (in_fp8, {"quant_method": "fp8", "weight_block_size": [64, 32]}, []),
+    "fp8_narrow": (in_fp8, {"quant_method": "fp8", "weight_block_size": [64, 32]}, []),
     "nf4": (in_nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, []),
 }
 CASES = ["packed", *(pytest.param(name, marks=pytest.mark.deep) for name in FORMATS if name != "packed")]

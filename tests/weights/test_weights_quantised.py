@@ -81,6 +81,42 @@ def test_fp8_is_read_as_the_product_in_float32(tmp_path, case):
     assert files.source.unheeded() == ("quantization_config.activation_scheme",)
 
 
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
+@pytest.mark.parametrize("case", FLOATS)
+def test_fp8_stays_as_it_is_in_a_model_in_bfloat16(tmp_path, case):
+    matrix, changes = FLOATS[case]
+    files = opened(tmp_path, fp8("a", matrix), {"quant_method": "fp8", **changes})
+    parts = [("a.weight", tuple(matrix.codes.shape))]
+    weight = binder(files).take_linear(parts)
+    assert weight.kind is PackedKind.F8
+    assert torch.equal(unpack(weight), matrix.numbers)
+    assert not files.source.rounded()
+    planned = Binder(HeadersOnly(files.source), torch.bfloat16, META, "m", weight_format=WeightFormat.STORED)
+    assert planned.take_linear(parts).nbytes == weight.nbytes
+    assert planned.formats == {"FP8": None}
+    assert binder(files, torch.float32).take_linear(parts).kind is PackedKind.F32
+
+
+@pytest.mark.skipif(not native.available(), reason=COMPILED)
+def test_fp8_becomes_numbers_where_a_scale_is_for_fewer_than_128_inputs_or_inputs_come_first(tmp_path):
+    narrow = opened(tmp_path, fp8("a", floats(64, 192, (16, 64))), {**FP8, "weight_block_size": [16, 64]})
+    assert binder(narrow).take_linear([("a.weight", (64, 192))]).kind is PackedKind.BF16
+    matrix = floats(N, K, (16, 128))
+    files = opened(tmp_path, fp8("a", matrix), {**FP8})
+    first = binder(files).take_linear([("a.weight", (K, N))], transposed=True)
+    assert torch.equal(unpack(first), matrix.numbers.T.bfloat16().float())
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_nan_in_fp8_is_an_error_that_names_the_tensor(tmp_path, code):
+    matrix = floats(N, K, (16, 128))
+    matrix.codes.view(torch.uint8)[7, 9] = code
+    files = opened(tmp_path, fp8("a", matrix), {**FP8})
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(ModelFileError, match=r"a\.weight: holds NaN"):
+            binder(files, dtype).take_linear([("a.weight", (N, K))])
+
+
 @pytest.mark.parametrize(("block", "ending"), [((16, 128), "_scale_inv"), ((1, K), "_scale"), ((N, K), "_scale")])
 def test_fp8_of_experts_that_share_a_tensor_is_read_one_at_a_time(tmp_path, block, ending):
     each = [floats(N, K, block, seed=seed) for seed in range(3)]
@@ -94,8 +130,12 @@ def test_fp8_of_experts_that_share_a_tensor_is_read_one_at_a_time(tmp_path, bloc
     out = torch.empty(N, K)
     files.source.read_slice_into("a", 2, out)
     assert torch.equal(out, numbers[2])
-    stack = binder(files).take_stack(3, [("a", (N, K))])
-    assert tuple(stack.shape) == (3, N, K)
+    for dtype, transposed in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)):
+        stack = binder(files, dtype).take_stack(3, [("a", (K, N) if transposed else (N, K))], transposed=transposed)
+        wanted = numbers.mT.bfloat16().float() if transposed else numbers
+        assert isinstance(stack, PackedStack)
+        assert (stack.kind is PackedKind.F8) == (dtype == torch.bfloat16 and not transposed)
+        assert all(torch.equal(unpack(stack[expert]), wanted[expert]) for expert in range(3))
     assert files.source.rounded() == {"FP8 to bfloat16": 1}
 
 

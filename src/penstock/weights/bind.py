@@ -19,7 +19,7 @@ from penstock.kernels.linear import Weight
 from penstock.kernels.native import Cpu
 from penstock.kernels.packed_stack import FusedStack, PackedStack
 from penstock.weights.headers_only import META
-from penstock.weights.packing import Packer, WeightFormat
+from penstock.weights.packing import BFLOAT16_KINDS, Packer, WeightFormat
 from penstock.weights.planned_packing import PlannedPacker
 from penstock.weights.row_parts import RowPart, RowParts
 from penstock.weights.source import StoredBlocks, TensorSource, rows_joined
@@ -239,7 +239,7 @@ class Binder:
         quantised = weight_format in (WeightFormat.INT8, WeightFormat.INT4)
         dtype = torch.float32 if quantised else self.dtype
         weight_of: Callable[[int], torch.Tensor | StoredBlocks]
-        if self._stays_blocks(names):
+        if self._stays_blocks(names, transposed=stored.transposed):
             weight_of = partial(self._expert_blocks, stored)
         else:
             self.formats[weight_format.value if quantised else str(dtype).removeprefix("torch.")] = None
@@ -259,11 +259,11 @@ class Binder:
         self._progress(stored.rows * stored.inputs)
         return stored.read_blocks(self._source, expert)
 
-    def _stays_blocks(self, names: Sequence[str]) -> bool:
+    def _stays_blocks(self, names: Sequence[str], *, transposed: bool) -> bool:
         """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
         if self._packer.weight_format is not WeightFormat.STORED:
             return False
-        kinds = self._kinds(names)
+        kinds = self._kinds(names, transposed=transposed)
         if len(kinds) > 1:
             self.mixed.append(f"{names[0]} ({', '.join(sorted(kind or 'plain' for kind in kinds))})")
         if kinds == {""} or len(kinds) > 1:
@@ -271,9 +271,11 @@ class Binder:
         self.formats[kinds.pop()] = None
         return True
 
-    def _kinds(self, names: Iterable[str]) -> set[str]:
-        """The kinds of blocks that these tensors are stored in; "" for plain numbers."""
-        return {self._source.stored_kind(name) for name in names}
+    def _kinds(self, names: Iterable[str], *, transposed: bool = False) -> set[str]:
+        """The kinds of blocks that these tensors may stay in; "" for plain numbers, and for what must become such."""
+        kinds = {self._source.stored_kind(name) for name in names}
+        plain = BFLOAT16_KINDS if transposed or self.dtype == torch.float32 else frozenset[str]()
+        return {"" if kind in plain else kind for kind in kinds}
 
     def _linear(
         self,
@@ -288,10 +290,11 @@ class Binder:
             return DenseWeight(self._numbers(parts, transposed, self.dtype))
         first = parts[0][0]
         rows, inputs = sum(outputs for _, (outputs, _) in parts), parts[0][1][1]
-        if weight_format is WeightFormat.STORED and len(self._kinds([name for name, _ in parts])) > 1:
+        names = [name for name, _ in parts]
+        if weight_format is WeightFormat.STORED and len(self._kinds(names, transposed=transposed)) > 1:
             return FusedWeight(tuple(self._linear([part], pack, transposed=transposed) for part in parts))
-        if self._stays_blocks([name for name, _ in parts]):
-            blocks = [self._source.read_blocks(name) for name, _ in parts]
+        if self._stays_blocks(names, transposed=transposed):
+            blocks = [self._source.read_blocks(name) for name in names]
             self._progress(rows * inputs)
             data = rows_joined([part.data for part in blocks])
             return self._packer.blocks(StoredBlocks(blocks[0].kind, data), rows, inputs, first)

@@ -4,12 +4,14 @@ Decides how the two belong together. `NAME.weight_scale_inv` (DeepSeek-V3, secti
 `NAME.weight_scale` has a number for each block of rows and inputs, the last ones cut off; for each row; or one. Experts
 of a layer may share a tensor, and one of scales: a matrix each. What a weight stands for is the product in float32.
 E4M3 has 4 bits of significand and the scale up to 24, so no narrower form holds the product: in bfloat16 it is rounded.
+Where a scale is for whole runs of 128 inputs, or for a whole row, codes and scales are kept apart: rows of bytes, as
+`packed_weight.pack_fp8` takes them. A NaN among the codes is an error: no number of a model is one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 
 from penstock.contract.errors import ModelFileError
+from penstock.kernels.packed_layout import F8_UNIT, f8_row_bytes
+from penstock.kernels.packed_weight import MAX_INPUTS
 from penstock.weights.integer_matrix import place_numbers
 from penstock.weights.quantisation_config import Quantisation
 from penstock.weights.quantised_safetensors import QuantisedMatrices, QuantisedMatrix, read_part, read_rows
@@ -26,6 +30,8 @@ from penstock.weights.source import PIECE_ELEMENTS
 __all__ = ["find_fp8"]
 
 _CODES = ("F8_E4M3",)
+_NAN = 0x7F
+"""The code of NaN, of either sign: there are no infinities."""
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 _ENDINGS = ("_scale_inv", "_scale")
 _UNHEEDED = (
@@ -44,8 +50,6 @@ class _Coded:
     block: tuple[int, int]
     dtype: str = "FP8"
     """What the file stores."""
-    kind: str = ""
-    """No blocks hold it."""
 
     @property
     def path(self) -> Path:
@@ -67,6 +71,12 @@ class _Coded:
         """Of both parts."""
         return self.codes.bytes + self.scales.bytes
 
+    @property
+    def kind(self) -> str:
+        """`FP8` where a scale is for whole units of inputs, as the packed form has them; else nothing holds it."""
+        inputs, width = self.shape[-1], self.block[1]
+        return "FP8" if inputs <= MAX_INPUTS and (width % F8_UNIT == 0 or width >= inputs) else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix(_Coded):
@@ -74,22 +84,49 @@ class Fp8Matrix(_Coded):
 
     def read_numbers(self, name: str, out: Tensor) -> bool:
         """See `QuantisedMatrix.read_numbers`."""
-        rows, inputs = self.shape
-        height, width = self.block
-        scales = read_part(name, self.scales, _SCALES).float().reshape(-(-rows // height), -(-inputs // width))
+        scales, rounded = self._scales(name), False
         if scales.shape[1] > 1:
-            scales = scales.repeat_interleave(width, dim=1)[:, :inputs]
-        step, rounded = max(1, PIECE_ELEMENTS // inputs), False
-        for start in range(0, rows, step):
-            codes = read_rows(name, self.codes, start, min(start + step, rows), _CODES)
-            numbers = _numbers_of_codes().index_select(0, codes.view(torch.uint8).view(-1).int()).view(codes.shape)
-            numbers.mul_(scales.index_select(0, torch.arange(start, start + len(codes)) // height))
-            rounded |= place_numbers(numbers, out[start : start + step], self.path, name)
+            scales = scales.repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]]
+        for start, codes in self._codes(name):
+            numbers = _numbers_of_codes().index_select(0, codes.view(-1).int()).view(codes.shape)
+            numbers.mul_(scales.index_select(0, self._scale_rows(start, len(codes))))
+            rounded |= place_numbers(numbers, out[start : start + len(codes)], self.path, name)
         return rounded
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
-        """Not called: there are none."""
-        raise ModelFileError(str(self.path), name, "is not stored in quantised blocks")
+        """See `QuantisedMatrix.read_blocks`: of each row a scale for each 128 inputs, float32, and its codes."""
+        rows, inputs = self.shape
+        data = torch.empty(rows, f8_row_bytes(inputs), dtype=torch.uint8)
+        units = torch.arange(0, inputs, F8_UNIT) // self.block[1]
+        scales = self._scales(name).index_select(1, units)
+        for start, codes in self._codes(name):
+            of_rows = scales.index_select(0, self._scale_rows(start, len(codes)))
+            data[start : start + len(codes)] = torch.cat((of_rows.view(torch.uint8), codes), dim=1)
+        return data, False
+
+    def _scales(self, name: str) -> Tensor:
+        """One for each block, float32."""
+        rows, inputs = self.shape
+        height, width = self.block
+        return read_part(name, self.scales, _SCALES).float().reshape(-(-rows // height), -(-inputs // width))
+
+    def _scale_rows(self, start: int, count: int) -> Tensor:
+        """Which row of scales is that of some rows."""
+        return torch.arange(start, start + count) // self.block[0]
+
+    def _codes(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """Some rows after others, uint8, and which is the first.
+
+        Raises:
+            ModelFileError: one is NaN.
+        """
+        rows, inputs = self.shape
+        step = max(1, PIECE_ELEMENTS // inputs)
+        for start in range(0, rows, step):
+            codes = read_rows(name, self.codes, start, min(start + step, rows), _CODES).view(torch.uint8)
+            if int((codes & _NAN).max()) == _NAN:
+                raise ModelFileError(str(self.path), name, "holds NaN (a code 0x7f or 0xff); download the file again")
+            yield start, codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +142,8 @@ class Fp8Stack(_Coded):
         return sum(self.slice(index).read_numbers(name, out[index]) for index in range(self.shape[0])) > 0
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
-        """Not called: there are none."""
-        raise ModelFileError(str(self.path), name, "is not stored in quantised blocks")
+        """Not called: each matrix has its own."""
+        raise ModelFileError(str(self.path), name, "is a stack of matrices, which are read one at a time")
 
 
 @functools.cache

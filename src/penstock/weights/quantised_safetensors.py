@@ -186,6 +186,13 @@ class QuantisedSource(TensorSource):
         else:
             super().read_slice_into(name, index, out)
 
+    def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:
+        """See `TensorSource.read_slice_blocks`."""
+        matrix = self._matrices.get(name)
+        if not isinstance(matrix, QuantisedStack) or not matrix.kind:
+            return super().read_slice_blocks(name, index)
+        return StoredBlocks(matrix.kind, matrix.slice(index).read_blocks(name)[0])
+
     def _note(self, matrix: QuantisedMatrix, rounded: bool, dtype: torch.dtype) -> None:
         if rounded:
             self._rounded[f"{matrix.dtype} to {str(dtype).removeprefix('torch.')}"] += 1
