@@ -18,7 +18,7 @@ from penstock.weights.files import open_model
 from penstock.weights.gguf_file import open_gguf
 from penstock.weights.row_parts import RowPart, RowParts
 from penstock.weights.safetensors_files import open_safetensors
-from penstock.weights.source import TensorSource
+from penstock.weights.source import StoredBlocks, TensorSource
 
 
 @pytest.fixture
@@ -216,3 +216,22 @@ def test_rows_of_quantised_blocks_stay_blocks(tmp_path: Path) -> None:
     parts.parts["halved"] = RowPart(name, order, (count * 2, source.shape(name)[1] // 2))
     with pytest.raises(ModelFileError, match="has parts that are no whole rows"):
         parts.read_blocks("halved")
+
+
+def test_blocks_of_which_each_head_has_some_rows_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = Tiny()
+    name = "model.layers.0.mlp.gate_proj.weight"
+    path = write_gguf(tmp_path / "t.gguf", tiny, weights(tiny), {"gate_proj": "Q8_0", "": "F32"})
+    source = open_gguf(path, gguf_dialect)
+    count, inputs = source.shape(name)
+    parts, blocks, reads = RowParts(source), source.read_blocks(name), []
+    parts.parts["heads"] = RowPart(name, torch.arange(count).flip(0), (4, count // 4, inputs))
+
+    def read_once(of: str) -> StoredBlocks:
+        reads.append(of)
+        return blocks
+
+    monkeypatch.setattr(source, "read_blocks", read_once)
+    slices = [parts.read_slice_blocks("heads", head).data for head in range(4)]
+    assert torch.equal(torch.cat(slices), blocks.data.flip(0))
+    assert reads == [name]

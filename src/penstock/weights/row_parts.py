@@ -7,7 +7,9 @@ one matrix, the one that it read last: parts of the same one are asked for one a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +48,7 @@ class RowParts(TensorSource):
     def __init__(self, source: TensorSource) -> None:
         self._source = source
         self.parts: dict[str, RowPart] = {}
-        self._latest: tuple[str, Tensor] | None = None
+        self._latest: tuple[tuple[str, object], Any] = ("", None), None
 
     @property
     def whole_bytes(self) -> int:
@@ -101,7 +103,7 @@ class RowParts(TensorSource):
     def _blocks(self, part: RowPart, rows: Tensor) -> StoredBlocks:
         if part.shape[-1] != self._source.shape(part.of)[-1]:
             raise ModelFileError("", part.of, "has parts that are no whole rows")
-        blocks = self._source.read_blocks(part.of)
+        blocks: StoredBlocks = self._kept((part.of, "blocks"), lambda: self._source.read_blocks(part.of))
         return blocks if blocks.data.is_meta else StoredBlocks(blocks.kind, blocks.data[rows])
 
     @staticmethod
@@ -109,7 +111,12 @@ class RowParts(TensorSource):
         return part.rows.view(part.shape[0], -1)[index]
 
     def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
-        if self._latest is None or self._latest[0] != name or self._latest[1].dtype != dtype:
-            self._latest = None  # free before the next one is read
-            self._latest = name, self._source.read(name, dtype, "cpu")
+        numbers: Tensor = self._kept((name, dtype), lambda: self._source.read(name, dtype, "cpu"))
+        return numbers
+
+    def _kept(self, what: tuple[str, object], read: Callable[[], Any]) -> Any:
+        """What was read last, or else what `read` returns."""
+        if self._latest[0] != what:
+            self._latest = ("", None), None  # free before the next one is read
+            self._latest = what, read()
         return self._latest[1]
