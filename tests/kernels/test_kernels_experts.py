@@ -63,6 +63,10 @@ PACK = {"f32": pack_f32, "bf16": pack_bf16, "int8": quantize_int8, "int4": quant
 }
 
 
+FORMS = [pytest.param(form, marks=pytest.mark.deep) if form == "fp8" else form for form in PACK]
+"""FP8 among them only in `make test-deep`: bf16 has its arithmetic, and its own tests are of products."""
+
+
 def packed(form, numbers):
     """`[E, N, K]` as a stack in this form."""
     return pack_stack(len(numbers), lambda expert, memory: PACK[form](numbers[expert], memory))
@@ -275,7 +279,7 @@ def tolerance(form):
     return 3e-5 if form == "f32" else 3e-3 if form == "bf16" else 2e-2
 
 
-@pytest.mark.parametrize("form", PACK)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("count", "k", "hidden", "inner"), [(4, 1, 33, 17), (8, 2, 64, 48), (16, 4, 96, 40), (8, 3, 130, 16)]
 )
@@ -503,7 +507,7 @@ def test_all_tokens_may_choose_the_same_experts(compiled):
 
 
 @pytest.mark.parametrize("where", ["x", "logits", "residual"])
-@pytest.mark.parametrize("form", PACK)
+@pytest.mark.parametrize("form", FORMS)
 def test_what_is_no_number_stays_in_its_row(compiled, form, where):
     stack, spec = stack_of(form, 8, 64, 32), spec_of(8, 2)
     run = here.NativeExperts(stack, spec, "silu_and_mul")
@@ -540,7 +544,7 @@ def test_weights_of_experts_that_nobody_chose_are_not_multiplied(compiled):
         assert torch.equal(out, wanted)
 
 
-@pytest.mark.parametrize("form", PACK)
+@pytest.mark.parametrize("form", FORMS)
 def test_one_stream_reads_the_bytes_of_its_experts_and_many_read_all(form):
     stack, spec = stack_of(form, 8, 64, 32), spec_of(8, 2)
     of_each = stack.gate_up.stride + stack.down.stride
@@ -563,7 +567,7 @@ def test_experts_read_is_what_evenly_popular_experts_come_to():
 # ---- stacks ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", PACK)
+@pytest.mark.parametrize("form", FORMS)
 def test_each_weight_of_a_stack_is_what_it_is_alone(form):
     numbers = random(5, 17 if not form.startswith("Q") else 33, 32)
     memory = WeightMemory()
