@@ -112,14 +112,16 @@ PENSTOCK_INLINE F8Line load_f8_line(const uint8_t* p) {
 
 struct LinearF8 {
     // Reading a line takes 13 instructions, and a row's products with it two: so as many rows as there are registers for.
-#if defined(PENSTOCK_AVX512)
-    static constexpr int kRows = 8, kChains = 2;  // 16 sums, 2 or 4 weights, 7 constants, 2 activations
+    // Where products take more, and activations must be widened too, two panels share those.
+#if defined(PENSTOCK_ISA_AVX512_BF16)
+    static constexpr int kRows = 8, kPanels = 1, kFewRows = 8, kChains = 2;  // 16 sums, 2 weights, 7 constants
+#elif defined(PENSTOCK_AVX512)
+    static constexpr int kRows = 6, kPanels = 2, kFewRows = 4, kChains = 2;
 #elif defined(PENSTOCK_ISA_AVX2)
-    static constexpr int kRows = 4, kChains = 1;
+    static constexpr int kRows = 4, kPanels = 1, kFewRows = 4, kChains = 1;
 #else
-    static constexpr int kRows = 2, kChains = 1;
+    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2, kChains = 1;
 #endif
-    static constexpr int kPanels = 1, kFewRows = kRows;
     static constexpr bool kEvenTiles = true;
     const LinearCall& call;
     const bf16* x;
