@@ -230,7 +230,8 @@ class Binder:
                 self._fill_expert(stored, expert, out[expert])
             return out
         parts = stored.each_part()
-        if weight_format is WeightFormat.STORED and len({frozenset(self._kinds(part.tensors)) for part in parts}) > 1:
+        kinds = [frozenset(self._kinds(part.tensors, transposed=part.transposed)) for part in parts]
+        if weight_format is WeightFormat.STORED and len(set(kinds)) > 1:
             return FusedStack(tuple(self._packed_stack(part) for part in parts))
         return self._packed_stack(stored)
 
