@@ -75,14 +75,21 @@ FORMATS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
 CASES = ["packed", *(pytest.param(name, marks=pytest.mark.deep) for name in FORMATS if name != "packed")]
 
 
-@pytest.fixture(params=CASES)
+LATENT = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 64, "v_head_dim": 32}
+
+
+@pytest.fixture(params=[*CASES, "transposed"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, list[str]]:
     """A checkpoint with its numbers, the quantised one, and the kinds of its blocks; heads and embeddings are plain."""
-    lay_out, section, kinds = FORMATS[request.param]
-    plain = write_checkpoint(tmp_path / "plain", "llama", "one_to_one_tied_linear", **SIZES)
+    transposed = request.param == "transposed"  # what makes keys of a latent is multiplied so
+    lay_out, section, kinds = FORMATS["packed" if transposed else request.param]
+    if transposed:
+        plain, chosen = write_checkpoint(tmp_path / "plain", "deepseek_v2", "one_head_dense_but_last", **LATENT), "kv_b"
+    else:
+        plain, chosen = write_checkpoint(tmp_path / "plain", "llama", "one_to_one_tied_linear", **SIZES), ""
     numbers, stored = load_file(plain / "model.safetensors"), {}
     for seed, (name, tensor) in enumerate(sorted(numbers.items())):
-        if "_proj.weight" in name:
+        if f"{chosen}_proj.weight" in name:
             tensors, numbers[name] = lay_out(name.removesuffix(".weight"), *tensor.shape, seed)
             stored |= tensors
         else:
@@ -94,7 +101,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, li
     save_file(stored, quantised / "model.safetensors")
     config = json.loads((plain / "config.json").read_text())
     (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": section}))
-    return plain, quantised, kinds
+    return plain, quantised, ["INT4"] if transposed else kinds
 
 
 def logits(executor: ReferenceExecutor) -> torch.Tensor:

@@ -274,8 +274,10 @@ class Binder:
 
     def _kinds(self, names: Iterable[str], *, transposed: bool = False) -> set[str]:
         """The kinds of blocks that these tensors may stay in; "" for plain numbers, and for what must become such."""
+        if transposed:  # blocks lie along the inputs that a file has
+            return {""}
         kinds = {self._source.stored_kind(name) for name in names}
-        plain = BFLOAT16_KINDS if transposed or self.dtype == torch.float32 else frozenset[str]()
+        plain = BFLOAT16_KINDS if self.dtype == torch.float32 else frozenset[str]()
         return {"" if kind in plain else kind for kind in kinds}
 
     def _linear(
