@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from grammar_harness import END, VOCABULARY, allowed, library, schema, written
+from grammar_harness import END, VOCABULARY, JudgedHere, allowed, library, schema, written
 
-from penstock.contract.errors import InvalidParameter
+from penstock.contract.errors import InvalidParameter, Overloaded, Unavailable
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar import GrammarLibrary
+from penstock.grammar.library import MOST_WAITING
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +157,111 @@ def test_what_cannot_be_compiled_is_told_without_the_librarys_own_language(lib, 
         lib.check(schema(source), 100)
     for internal in ("%llguidance", "x-guidance", "start:", "no_forcing"):
         assert internal not in str(refused.value)
+
+
+class Waiting(JudgedHere):
+    """A compiling process that judges costly grammars only when it is told to."""
+
+    def __init__(self, speller):
+        super().__init__(speller)
+        self.go_on = threading.Event()
+        self.begun = threading.Semaphore(0)
+
+    def judge(self, grammar, tight=False):
+        if grammar.source.startswith("costly"):
+            self.begun.release()
+            assert self.go_on.wait(60)
+        return super().judge(grammar, tight)
+
+
+@pytest.fixture
+def waiting():
+    lib = library()
+    lib._worker = Waiting(lib._ready())
+    yield lib
+    lib._worker.go_on.set()
+
+
+def costly(number: int) -> Grammar:
+    return Grammar(GrammarKind.REGEX, f"costly{number}")
+
+
+def test_nobody_waits_for_a_costly_grammar_who_asks_for_what_is_known(waiting):
+    known = schema('{"type": "boolean"}')
+    waiting.check(known, 50)
+    with ThreadPoolExecutor() as threads:
+        judged = threads.submit(waiting.check, costly(0), 50)
+        assert waiting._worker.begun.acquire(timeout=60)
+        waiting.check(known, 50)
+        assert allowed(waiting.matcher(known, 50).mask())
+        assert not judged.done()
+        waiting._worker.go_on.set()
+        judged.result(60)
+
+
+def test_only_so_many_grammars_wait(waiting):
+    with ThreadPoolExecutor(MOST_WAITING) as threads:
+        judged = [threads.submit(waiting.check, costly(number), 50) for number in range(MOST_WAITING)]
+        while waiting._waiting < MOST_WAITING:
+            time.sleep(0.01)
+        with pytest.raises(Overloaded) as refused:
+            waiting.check(costly(99), 50)
+        assert refused.value.retry_after > 0
+        waiting._worker.go_on.set()
+        for each in judged:
+            each.result(60)
+    waiting.check(costly(99), 50)
+
+
+def test_what_is_judged_while_another_asks_for_it_is_judged_once(waiting):
+    with ThreadPoolExecutor() as threads:
+        both = [threads.submit(waiting.check, costly(0), 50) for _ in range(2)]
+        while waiting._waiting < 2:
+            time.sleep(0.01)
+        waiting._worker.go_on.set()
+        for each in both:
+            each.result(60)
+    assert waiting._worker.begun.acquire(blocking=False)
+    assert not waiting._worker.begun.acquire(blocking=False)
+
+
+def test_a_lost_process_is_remembered_of_no_grammar(lib, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(lib._worker, "judge", lost)
+        with pytest.raises(Unavailable):
+            lib.check(schema("true"), 50)
+    lib.check(schema("true"), 50)
+
+
+def lost(*_):
+    raise Unavailable("lost")
+
+
+MANY = {"properties": {f"name{number}": {"type": "string"} for number in range(1000)}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema(json.dumps({"type": "object", **MANY})),
+        Grammar(GrammarKind.REGEX, "((a{0,100}){0,100}){0,100}"),
+        Grammar(GrammarKind.GRAMMAR, "root ::= " + " ".join(['"a"?'] * 2000)),
+    ],
+    ids=["properties", "regex", "gbnf"],
+)
+def test_a_grammar_that_could_not_be_followed_is_refused_or_followed(real, grammar):
+    """These gave answers that failed in the middle, for a reason that was not theirs."""
+    refusal = refused(real, grammar)
+    if refusal is not None:
+        assert refusal.code == "grammar_too_complex"
+        return
+    for seed in range(5):
+        written(real, grammar, 4000, seed)
+
+
+def refused(lib, grammar: Grammar) -> InvalidParameter | None:
+    try:
+        lib.check(grammar, 4000)
+    except InvalidParameter as refusal:
+        return refusal
+    return None

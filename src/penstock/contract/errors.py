@@ -7,6 +7,7 @@
     │   ├── NeverFits               more KV blocks than the whole pool has          400
     │   └── UnknownModel            asks for a model that is not served             404
     ├── Overloaded              right request, wrong moment; try again             HTTP 429 / 503
+    │   └── Unavailable             what it needs was lost just now, and comes back     503
     ├── SetupError              what the operator gave us is wrong; exit code 2
     │   ├── ConfigError             an option (names the option)
     │   ├── ModelFileError          a model's file (names the file and the key)
@@ -34,6 +35,7 @@ __all__ = [
     "RequestError",
     "RequestPoisoned",
     "SetupError",
+    "Unavailable",
     "UnknownModel",
 ]
 
@@ -121,6 +123,10 @@ class Overloaded(PenstockError):
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+
+
+class Unavailable(Overloaded):
+    """Something that the request needs was lost while it waited, by no fault of its own, and is being started anew."""
 
 
 class SetupError(PenstockError):

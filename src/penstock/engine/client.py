@@ -1,12 +1,14 @@
 """An engine in this process, behind the `EngineClient` port: what the HTTP server and `AsyncLLM` talk to.
 
-Tokenising and rendering happen in worker threads, off the event loop; closing an iterator aborts its request.
+Tokenising and rendering happen in worker threads, off the event loop; requests with a grammar, which may have to wait
+for its verdict, have threads of their own. Closing an iterator aborts its request.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Output
@@ -22,6 +24,10 @@ from penstock.engine.profile import Profile, Profiles
 __all__ = ["LocalClient"]
 
 
+GUIDED_THREADS = 24
+"""More than may wait for verdicts, so that some are left for grammars that are known."""
+
+
 def _do_nothing(_: Engine) -> None:
     """The work of a heartbeat."""
 
@@ -33,6 +39,7 @@ class LocalClient:
         self._intake = intake
         self._loop = loop
         self._profiles = profiles
+        self._guided = ThreadPoolExecutor(GUIDED_THREADS, thread_name_prefix="grammars")
         self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
         self._aborted_early: set[str] = set()  # ids among them that were aborted meanwhile
 
@@ -67,7 +74,8 @@ class LocalClient:
     async def _resolve(self, request: EngineRequest) -> ResolvedRequest:
         self._resolving.add(request.id)
         try:
-            return await asyncio.to_thread(self._intake.resolve, request)
+            threads = None if request.grammar is None else self._guided
+            return await asyncio.get_running_loop().run_in_executor(threads, self._intake.resolve, request)
         except BaseException:
             self._aborted_early.discard(request.id)
             raise
@@ -130,3 +138,4 @@ class LocalClient:
     def close(self) -> None:
         """Stop the engine; live requests fail."""
         self._loop.stop()
+        self._guided.shutdown(wait=False, cancel_futures=True)

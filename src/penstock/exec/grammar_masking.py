@@ -139,6 +139,10 @@ class GrammarMasking:
             if admit.slot in self._thinking:
                 self._think(admit.slot, token)
 
+    def is_broken(self, slot: int) -> bool:
+        """Whether the grammar of the sequence in `slot` cannot be followed any more."""
+        return slot in self._broken
+
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`."""
         self._thinking.pop(slot, None)

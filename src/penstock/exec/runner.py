@@ -37,6 +37,7 @@ from penstock.weights.embedding_layers import EmbeddingLayer
 __all__ = ["TorchRunner", "paged_attend"]
 
 _NOT_FINITE = "The model's output for this request is not finite."
+_NOT_FOLLOWED = "The grammar of this request became too complex to follow."
 
 
 def paged_attend(
@@ -145,7 +146,7 @@ class TorchRunner:
         hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
         prompts = self._prompt_scores(rows, batch, hidden) if self._slots.scores_prompts else {}
         vectors = self._pools.take(rows, batch.q_start, hidden)
-        drawn = _Drawn(defaultdict(list), set())
+        drawn = _Drawn(defaultdict(list), {})
         if sampling:
             if len(sampling) < hidden.shape[0]:
                 hidden = hidden[_sampled_places(rows, batch.q_start)]
@@ -186,7 +187,7 @@ class TorchRunner:
     def _keep(self, row: Row, drawn: _Drawn, sampled: Sampled, at: int) -> bool:
         """Take what entry `at` drew for `row`; whether it is the row's next draft."""
         if sampled.failed[at]:
-            drawn.failed.add(row.slot)
+            drawn.failures[row.slot] = _NOT_FOLLOWED if self._masking.is_broken(row.slot) else _NOT_FINITE
             return False
         token, tokens = sampled.tokens[at], drawn.tokens[row.slot]
         self._slots.append(row.slot, token)
@@ -209,10 +210,10 @@ class TorchRunner:
 
 
 class _Drawn(NamedTuple):
-    """What the rows of a step drew: slot to tokens, in order of position, and the slots whose last draw failed."""
+    """What the rows of a step drew: slot to tokens, in order of position, and slot to why its last draw failed."""
 
     tokens: defaultdict[int, list[SampledToken]]
-    failed: set[int]
+    failures: dict[int, str]
 
 
 def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
@@ -234,7 +235,7 @@ def _results(
     for row in rows:
         slot = row.slot
         if row.sample:
-            failure = _NOT_FINITE if slot in drawn.failed else ""
+            failure = drawn.failures.get(slot, "")
             results.append(RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure))
         elif slot in vectors:
             vector = vectors[slot]

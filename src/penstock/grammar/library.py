@@ -2,19 +2,21 @@
 
 A grammar is compiled first in a process of its own, which is killed when it exceeds its time or memory, and only then
 in this one, into a cache bounded in bytes. Refusals are cached too, so that a bad grammar costs its price once. Safe to
-call from several threads.
+call from several threads: one compiles at a time, so that a crowd of offenders takes one process's worth of the
+machine; but nobody waits for that who asks for what is known, and only so many may wait at all.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from penstock.contract.errors import EngineFault, InvalidParameter
+from penstock.contract.errors import EngineFault, InvalidParameter, Overloaded
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
@@ -29,6 +31,10 @@ __all__ = ["GrammarLibrary"]
 
 CACHE_BYTES = 64 * 1024 * 1024
 MAX_VERDICTS = 4096
+MOST_WAITING = 16
+"""Grammars that may wait until others have been judged, or are judged."""
+RETRY_SECONDS = 10
+"""When to come again where so many wait: a few of the costliest have been judged by then."""
 SEARCHES = 60
 """States that a search for an ending may open while a request runs."""
 
@@ -50,7 +56,10 @@ class GrammarLibrary:
     def __init__(self, vocabulary: Callable[[], Vocabulary], cache_bytes: int = CACHE_BYTES) -> None:
         self._vocabulary = vocabulary
         self._cache_bytes = cache_bytes
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of what is kept here; held for moments
+        self._building = threading.Lock()
+        self._judging = threading.Lock()  # of the process
+        self._waiting = 0
         self._speller: Speller | None = None
         self._worker: WorkerClient | None = None
         self._verdicts: OrderedDict[tuple[Grammar, bool], Verdict] = OrderedDict()
@@ -63,7 +72,7 @@ class GrammarLibrary:
         return self._size
 
     def check(self, grammar: Grammar, max_new_tokens: int) -> None:
-        """See `contract.ports.Grammars.check`."""
+        """See `contract.ports.Grammars.check`. What passes is compiled for the matchers to come."""
         verdict = self._verdict(grammar)
         if verdict.error:
             raise InvalidParameter("structured_outputs", verdict.error, code=verdict.code)
@@ -71,6 +80,7 @@ class GrammarLibrary:
         if need > max_new_tokens:
             message = f"the shortest document found takes {need} tokens, its end token included; "
             raise InvalidParameter("max_tokens", f"{message}only {max_new_tokens} may be generated")
+        self._compile(grammar, verdict.size)
 
     def matcher(self, grammar: Grammar, max_new_tokens: int) -> GuidedMatcher:
         """See `contract.ports.Grammars.matcher`."""
@@ -85,7 +95,7 @@ class GrammarLibrary:
 
     def close(self) -> None:
         """End the compiling process."""
-        with self._lock:
+        with self._judging:
             if self._worker is not None:
                 self._worker.close()
                 self._worker = None
@@ -102,32 +112,68 @@ class GrammarLibrary:
         return verdict.ending if tight.error else tight.ending  # it took too long to find
 
     def _ready(self) -> Speller:
-        with self._lock:
+        with self._building:
             if self._speller is None:
                 self._speller = Speller(self._vocabulary())
             return self._speller
 
     def _verdict(self, grammar: Grammar, tight: bool = False) -> Verdict:
+        """What is known of a grammar, or what the process says.
+
+        Raises:
+            Overloaded: too many wait for it.
+            Unavailable: it was lost.
+        """
         self._ready()
-        with self._lock:  # one compiles at a time: a crowd of offenders takes one process's worth of the machine
-            known = self._verdicts.get((grammar, tight))
+        known = self._known(grammar, tight)
+        if known is not None:
+            return known
+        with self._turn():
+            known = self._known(grammar, tight)  # others may have asked for the same
             if known is None:
                 if self._worker is None:
                     self._worker = WorkerClient(self._vocabulary())
-                known = self._verdicts[grammar, tight] = self._worker.judge(grammar, tight)
-                if len(self._verdicts) > MAX_VERDICTS:
-                    self._verdicts.popitem(last=False)
-            self._verdicts.move_to_end((grammar, tight))
+                known = self._worker.judge(grammar, tight)
+                with self._lock:
+                    self._verdicts[grammar, tight] = known
+                    if len(self._verdicts) > MAX_VERDICTS:
+                        self._verdicts.popitem(last=False)
             return known
+
+    def _known(self, grammar: Grammar, tight: bool) -> Verdict | None:
+        with self._lock:
+            known = self._verdicts.get((grammar, tight))
+            if known is not None:
+                self._verdicts.move_to_end((grammar, tight))
+            return known
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until no other grammar is judged."""
+        with self._lock:
+            if self._waiting >= MOST_WAITING:
+                message = f"{self._waiting} grammars wait to be compiled already."
+                raise Overloaded(message, retry_after=RETRY_SECONDS)
+            self._waiting += 1
+        try:
+            with self._judging:
+                yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     def _compile(self, grammar: Grammar, size: int) -> LLMatcher:
         """A fresh matcher of a grammar that is known to compile within the limits."""
         with self._lock:
-            kept = self._compiled.pop(grammar, None)
-            if kept is None:
-                kept = _Compiled(compile_grammar(grammar, self._ready()), size)
+            kept = self._compiled.get(grammar)
+            if kept is not None:
+                self._compiled.move_to_end(grammar)
+                return kept.matcher.deep_copy()
+        made = _Compiled(compile_grammar(grammar, self._ready()), size)  # takes up to seconds: nobody waits for it
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = made
                 self._size += size
-            self._compiled[grammar] = kept
             while self._size > self._cache_bytes:
                 self._size -= self._compiled.popitem(last=False)[1].size
-            return kept.matcher.deep_copy()
+        return made.matcher.deep_copy()

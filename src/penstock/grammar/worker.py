@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import resource
 import sys
 from collections.abc import Callable
@@ -41,6 +42,8 @@ TIGHT_SEARCHES = 12
 MOST_TOKENS = 1000
 """Of a document that no other search has found."""
 LEAST_SIZE = 64 * 1024
+NICENESS = 10
+"""Steps of the engine go first where processors are few."""
 
 
 def main() -> None:
@@ -49,6 +52,7 @@ def main() -> None:
     tokens = tuple(base64.b64decode(token) for token in hello["tokens"])
     speller = Speller(Vocabulary(tokens, tuple(hello["special"]), tuple(hello["eos"])))
     _limit_memory()
+    os.nice(NICENESS)
     for line in sys.stdin:
         given: dict[str, Any] = json.loads(line)
         _limit_time(CPU_SECONDS)
@@ -83,6 +87,8 @@ def judge(
         ending = _shortest(grammar, matcher, speller, ending)
     if ending is None or not _is_document(matcher, (*ending.ids, speller.eos[0])):
         return Verdict(error="no document of this grammar was found: it allows none, or only very long ones")
+    if not _can_be_followed(matcher, ending.ids):
+        return Verdict(error="this grammar is too complex to be followed token by token", code="grammar_too_complex")
     return Verdict(ending_text=ending.text.decode("latin-1"), ids=ending.ids, size=size)
 
 
@@ -111,6 +117,17 @@ def _shortest_found(grammar: Grammar, matcher: LLMatcher, speller: Speller, know
 
 def _is_document(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:
     return bool(matcher.validate_tokens(list(ids)) == len(ids))
+
+
+def _can_be_followed(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:
+    """Whether the tokens that may come next can be told at each place of a document: some grammars exceed a bound."""
+    walker = matcher.deep_copy()
+    for id_ in ids:
+        walker.compute_bitmask()
+        if walker.is_error() or not walker.consume_token(id_):
+            return False
+    walker.compute_bitmask()
+    return not walker.is_error()
 
 
 def _memory() -> int:

@@ -23,6 +23,7 @@ from penstock.contract.errors import (
     PenstockError,
     RequestError,
     RequestPoisoned,
+    Unavailable,
     UnknownModel,
 )
 
@@ -160,6 +161,8 @@ def _classify(error: Exception) -> tuple[int, str, str]:
         return 503, SERVER_ERROR, "shutting_down"
     if isinstance(error, RequestTimedOut):
         return 504, SERVER_ERROR, "request_timeout"
+    if isinstance(error, Unavailable):
+        return 503, SERVER_ERROR, "unavailable"
     if isinstance(error, Overloaded):
         return 429, "rate_limit_error", "overloaded"
     if isinstance(error, EngineDead):
