@@ -70,7 +70,7 @@ def test_a_process_that_is_stopped_says_nothing_of_the_grammar(monkeypatch):
     before = worker.pid
     worker._wall_seconds = 60.0  # of the process that is asked after it
     monkeypatch.setattr(select, "select", after_one_that_found_nothing(select.select))
-    assert worker.judge(WRONG).code == "invalid_grammar"
+    assert worker.judge(WRONG).code == "invalid_value"
     assert worker.pid != before
     worker.close()
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import random
 import resource
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,9 @@ TIGHT_SEARCHES = 12
 MOST_TOKENS = 1000
 """Of a document that no other search has found."""
 LEAST_SIZE = 64 * 1024
+WALKS, WALK_TOKENS = 4, 30
+"""Random beginnings of answers, and tokens of each, by which it is seen whether a grammar can be followed."""
+WALK_CPU_SECONDS = 0.5
 NICENESS = 10
 """Steps of the engine go first where processors are few."""
 
@@ -87,7 +92,7 @@ def judge(
         ending = _shortest(grammar, matcher, speller, ending)
     if ending is None or not _is_document(matcher, (*ending.ids, speller.eos[0])):
         return Verdict(error="no document of this grammar was found: it allows none, or only very long ones")
-    if not _can_be_followed(matcher, ending.ids):
+    if not _can_be_followed(matcher, ending.ids, len(speller.tokens)):
         return Verdict(error="this grammar is too complex to be followed token by token", code="grammar_too_complex")
     return Verdict(ending_text=ending.text.decode("latin-1"), ids=ending.ids, size=size)
 
@@ -119,15 +124,40 @@ def _is_document(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:
     return bool(matcher.validate_tokens(list(ids)) == len(ids))
 
 
-def _can_be_followed(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:
-    """Whether the tokens that may come next can be told at each place of a document: some grammars exceed a bound."""
-    walker = matcher.deep_copy()
-    for id_ in ids:
-        walker.compute_bitmask()
-        if walker.is_error() or not walker.consume_token(id_):
+def _can_be_followed(matcher: LLMatcher, ids: tuple[int, ...], tokens: int) -> bool:
+    """Whether the library follows a grammar along a document, and along some beginnings that are drawn at random.
+
+    It has bounds of its own, which large grammars exceed anywhere: what it allowed it cannot take then, or it cannot
+    say what may come next. Random beginnings find those that do so in most answers.
+    """
+    if not _follows(matcher.deep_copy(), iter(ids)):
+        return False
+    started, draw = time.process_time(), random.Random(0)  # noqa: S311 (no secret: the same verdict each time)
+    for _ in range(WALKS):
+        if time.process_time() - started > WALK_CPU_SECONDS:
+            break
+        walker = matcher.deep_copy()
+        if not _follows(walker, _random_tokens(walker, draw, tokens)):
             return False
-    walker.compute_bitmask()
-    return not walker.is_error()
+    return True
+
+
+def _follows(walker: LLMatcher, ids: Iterator[int]) -> bool:
+    return all(walker.consume_token(id_) for id_ in ids) and not walker.is_error()
+
+
+def _random_tokens(walker: LLMatcher, draw: random.Random, tokens: int) -> Iterator[int]:
+    """Each one of those that may come next where the walker stands then; ends where the document has ended."""
+    for _ in range(WALK_TOKENS):
+        if walker.is_stopped():
+            return
+        mask = walker.compute_bitmask()[: (tokens + 7) // 8]
+        start = draw.randrange(len(mask))
+        rest = (mask[start:] + mask[:start]).lstrip(b"\0")
+        if not rest:
+            return
+        byte = (start - len(rest)) % len(mask)
+        yield byte * 8 + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
 
 
 def _memory() -> int:
