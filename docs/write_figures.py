@@ -251,6 +251,8 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed": ("compare", speed_rows),
     "speed-of-1b": ("compare-llama-1b", speed_rows),
     "speed-of-1b-q6-k": ("compare-q6_k", q6_k_speed_rows),
+    "speed-of-moe": ("compare-moe", speed_rows),
+    "speed-with-avx2": ("compare-avx2", speed_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
     "cost-of-files": ("quality-of-files", file_cost_rows),

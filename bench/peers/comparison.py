@@ -125,7 +125,10 @@ def choose_flags(
 
     A trial's speed is the geometric mean of its output rates over the numbers of streams; the median of all rounds
     says which is the fastest. What does not lose every round to it is as fast, as far as trials can tell: the earliest
-    of them is taken, as what is listed first is the default.
+    of them is taken, as what is listed first is the default. Flags with which a peer fails are none for this machine.
+
+    Raises:
+        EngineFault: it failed with all of them, or is ours.
     """
     if len(contender.alternatives) == 1:
         return contender.alternatives[0]
@@ -133,8 +136,17 @@ def choose_flags(
     speeds: dict[tuple[str, ...], list[float]] = {flags: [] for flags in contender.alternatives}
     for number in range(trials):
         for flags in in_turn(contender.alternatives, number):
+            if flags not in speeds:
+                continue
             announce(f"  trial {number + 1} of {trials}: {_flags_text(flags)}")
-            runs = measure(contender, trial, flags, execute).runs
+            try:
+                runs = measure(contender, trial, flags, execute).runs
+            except EngineFault as fault:
+                del speeds[flags]
+                if contender.ours or not speeds:
+                    raise
+                announce(f"  fails with {_flags_text(flags)}: {fault}")
+                continue
             speeds[flags].append(geometric_mean(each.output_tok_s for each in runs))
     chosen = _fastest(speeds)
     medians = ", ".join(f"{median(found):.1f} with {_flags_text(flags)}" for flags, found in speeds.items())

@@ -205,6 +205,19 @@ def test_one_round_of_trials_takes_its_fastest(setting):
     assert len(stage.called) == 3 + 2
 
 
+def test_flags_with_which_a_peer_fails_are_left_out_and_not_the_peer(setting):
+    stage, said = Stage(), []
+    #         on, off fails, none; none, on; and the round
+    seconds = [4.0, "no bfloat16 here", 3.0, 3.0, 4.0, 5.0]
+    peer = stage.contender("peer", seconds, alternatives=(("-fa", "on"), ("-fa", "off"), ()))
+    comparison = compare([stage.contender("ours", [1.0]), peer], setting, 1, said.append, stage.execute, trials=2)
+    assert comparison.standings[1].chosen == ()
+    assert "  fails with -fa off: no bfloat16 here" in said
+    failing = stage.contender("peer", ["no memory"] * 2, alternatives=(("-fa", "on"), ("-fa", "off")))
+    comparison = compare([stage.contender("ours", [1.0]), failing], setting, 1, quiet, stage.execute)
+    assert [each.reason for each in comparison.absent] == ["no memory"]
+
+
 def test_one_lucky_trial_chooses_nothing(setting):
     assert chosen_of(setting, a=[2, 2, 2], b=[0.1, 3, 3]) == "a"
 
