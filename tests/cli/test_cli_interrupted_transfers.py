@@ -25,10 +25,9 @@ WEIGHTS = bytes(range(256)) * (48 * MEGABYTE // 256)
 
 def interrupted_in_time(terminal: Terminal) -> None:
     """A machine that has other things to do gets more than the two seconds that are promised."""
-    began = time.monotonic()
     terminal.interrupt()
+    terminal.ends(within=10)
     ended_well(terminal)
-    assert time.monotonic() - began < 10
 
 
 def test_a_pull_from_the_hub_keeps_what_came_and_the_next_goes_on(tmp_path):
