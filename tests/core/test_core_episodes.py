@@ -65,6 +65,11 @@ def test_random_episodes_hold_every_law():
     assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 
 
+def test_who_left_while_its_row_failed_is_not_mistaken_for_who_is_there():
+    """An aborted sequence's row makes the step fail in which a suspect has the only other row."""
+    run_episode(4430)
+
+
 WORKLOADS = max(20, EPISODES // 10)
 
 

@@ -576,8 +576,8 @@ def blame_whoever_is_alone(patch):
     suspect = Suspects.suspect
 
     def hasty(self, seqs):
-        seen = list(seqs)
-        guilty = suspect(self, seen)
+        guilty = suspect(self, seqs)
+        seen = [seq for seq, there in seqs.items() if there]
         return guilty or (seen[0] if len(seen) == 1 else None)
 
     patch(Suspects, "suspect", hasty)
@@ -589,7 +589,7 @@ def suspect_nobody(patch):
 
 def suspect_the_first_row_only(patch):
     suspect = Suspects.suspect
-    patch(Suspects, "suspect", lambda self, seqs: suspect(self, list(seqs)[:1]))
+    patch(Suspects, "suspect", lambda self, seqs: suspect(self, dict(list(seqs.items())[:1])))
 
 
 def acquit_before_it_is_computed(patch):

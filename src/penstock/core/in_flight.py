@@ -112,10 +112,10 @@ class InFlight:
         """The eldest step has its result."""
         self._steps.popleft()
 
-    def live_seqs(self) -> list[Seq]:
-        """Those who have rows in steps in flight, and have not left since."""
-        pairs = (pair for step in self._steps for pair in zip(step.seqs, step.leases, strict=True))
-        return [seq for seq, lease in pairs if seq.holds(lease)]
+    def everyone(self) -> dict[Seq, bool]:
+        """Who has rows in steps in flight, and whether they still run under the lease of each."""
+        pairs = [pair for step in self._steps for pair in zip(step.seqs, step.leases, strict=True)]
+        return {seq: all(seq.holds(lease) for other, lease in pairs if other is seq) for seq, _ in pairs}
 
     def drop(self) -> None:
         """Forget every step: none of them will have a result."""

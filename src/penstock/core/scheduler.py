@@ -238,7 +238,7 @@ class Scheduler:
         For a runner that raised, and has forgotten every slot (`Runner.reset`). Brings the end of the sequence that is
         to blame, once that is known.
         """
-        guilty = self._suspects.suspect(self._in_flight.live_seqs())
+        guilty = self._suspects.suspect(self._in_flight.everyone())
         self.drop_in_flight()
         if guilty is None:
             return ()

@@ -7,7 +7,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from penstock.core.sequence import Seq
 
@@ -32,10 +32,14 @@ class Suspects:
         """The next one to be computed alone; there must be one."""
         return min(self._seqs, key=lambda seq: seq.rank)
 
-    def suspect(self, seqs: Iterable[Seq]) -> Seq | None:
-        """Note who had rows in plans that failed; the one who is guilty, as it was a suspect and alone in them."""
-        seen = set(seqs)
-        guilty = next(iter(seen)) if len(seen) == 1 and seen <= self._seqs else None
+    def suspect(self, seqs: Mapping[Seq, bool]) -> Seq | None:
+        """Note who had rows in plans that failed; the one who is guilty, as it was a suspect and alone in them.
+
+        Args:
+            seqs: all of them, and whether they are still there: one that has left may have been the one.
+        """
+        seen = {seq for seq, there in seqs.items() if there}
+        guilty = next(iter(seen)) if len(seqs) == 1 and seen and seen <= self._seqs else None
         self._seqs |= seen
         return guilty
 
