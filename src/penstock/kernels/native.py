@@ -1,7 +1,7 @@
 """The compiled kernels: whether this installation has them, and how a processor is had to run them on.
 
-Decides nothing. A package installed without a C++ compiler has no `penstock._native`. A module that is there but cannot
-be loaded is an error, not an absence.
+Decides nothing. A package installed without a C++ compiler or Python's headers has no `penstock._native`. A module that
+is there but cannot be loaded is an error, not an absence.
 """
 
 from __future__ import annotations
