@@ -92,7 +92,7 @@ void pack_block_form(const Cpu& cpu, int kind, int64_t outputs, int64_t inputs, 
     const Kind of = kind_of(kind);
     const BlockForm form = block_form(of);
     check_weight(of, outputs, inputs);
-    require(form.inputs != 0, "kind must be a block form");
+    require(form.inputs != 0 && inputs % form.inputs == 0, "kind must be a block form, and inputs whole units of it");
     require(codes.address != 0 && codes.bytes == outputs * inputs, "codes must be a byte for each number");
     require(records.address != 0 && records.bytes == outputs * (inputs / form.inputs) * form.record_bytes(),
             "records must be the fields of each unit of each output");

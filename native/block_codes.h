@@ -4,6 +4,8 @@
 // a Sum of products, begun at an offset where there is a bias, added to pair by pair, and concluded as 32-bit integers.
 #pragma once
 
+#include <type_traits>
+
 #include "block_lanes.h"
 #include "layout.h"
 
@@ -24,26 +26,31 @@ PENSTOCK_INLINE int code_of(const uint8_t* group, int lane, int k) {
     else return low | plane(group + 64 * form.low_bits, int(form.high_bits)) << form.low_bits;
 }
 
-// Where the bits of pair i lie in planes.
+// Where the bits of pair i lie in planes, and how many lines it is the first to read.
 template <int kLow, int kHigh>
 struct PlaneLines {
     static constexpr int kLowBits = kLow, kHighBits = kHigh;
-    static constexpr bool begins_low_line(int i) { return kLow == 4 || i % 2 == 0; }
-    static constexpr int64_t low_line(int i) { return kLow == 4 ? i * 64 : i / 2 * 64; }
+    static constexpr int low_lines(int i) { return kLow == 8 ? 2 : kLow == 4 || i % 2 == 0 ? 1 : 0; }
+    static constexpr int64_t low_line(int i) { return i * kLow / 4 * 64; }
     static constexpr bool begins_high_line(int i) { return (kHigh == 1 && i == 0) || (kHigh == 2 && i % 2 == 0); }
     static constexpr int64_t high_line(int i) { return 64 * kLow + (kHigh == 2 ? i / 2 * 64 : 0); }
 };
 
 struct Unlisted {};
 
-// Codes of 2 to 6 bits.
-template <int kLow, int kHigh, int kAbove>
+// Codes of 2 to 6 bits. Where the products of a share, `kQuads` quads, add up to what fits 16 bits, the sum is short; else it
+// is widened after each pair.
+template <int kLow, int kHigh, int kAbove, int kQuads>
 struct PlaneCodes : PlaneLines<kLow, kHigh> {
     using Lines = PlaneLines<kLow, kHigh>;
-    using Sum = i32x16;
     using Panel = Unlisted;
     static constexpr bool kTable = false;
     static constexpr int kBias = kAbove;
+    // A lane has two products of a quad. Activations go from -127 to 127; with a bias, which the sum begins with, it is
+    // numbers that count, and not codes.
+    static constexpr int kLargest = kAbove ? kAbove : (1 << (kLow + kHigh)) - 1;
+    static constexpr bool kShort = kQuads * 2 * kLargest * 127 <= 32767;
+    using Sum = std::conditional_t<kShort, ShortSum, i32x16>;
     struct Pair {
         Nibbles first, second;
     };
@@ -68,47 +75,41 @@ struct PlaneCodes : PlaneLines<kLow, kHigh> {
         return pair;
     }
 
-    static PENSTOCK_INLINE Sum begin(const int32_t* offset) { return broadcast_i32(kBias ? *offset : 0); }
+    static PENSTOCK_INLINE int32_t offset(const int8_t* x, int count, int32_t sum) {
+        return kShort ? short_offset(kBias, x, count, sum) : -kBias * sum;
+    }
+    static PENSTOCK_INLINE Sum begin(int32_t offset) {
+        if constexpr (kShort) return begin_short(kBias ? offset : 0);
+        else return broadcast_i32(kBias ? offset : 0);
+    }
     template <int R, int P>
     static PENSTOCK_INLINE auto load_quad(const int8_t* p) {
         return load_nibble_quad_for<R, P>(p);
     }
     template <class Q>
     static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, Q first, Q second) {
-        return dot_pair(sum, pair.first, first, pair.second, second);
+        if constexpr (kShort) return dot(dot(sum, pair.first, first), pair.second, second);
+        else return dot_pair(sum, pair.first, first, pair.second, second);
     }
-    static PENSTOCK_INLINE i32x16 concluded(Sum sum) { return sum; }
+    static PENSTOCK_INLINE i32x16 concluded(Sum sum) {
+        if constexpr (kShort) return penstock::PENSTOCK_ISA_NAMESPACE::concluded(sum);
+        else return sum;
+    }
 };
 
-// Codes of 4 bits from 0: some machines have a shorter way (dot_lanes.h).
-struct NibbleCodes : PlaneCodes<4, 0, 0> {
-    using Sum = NibbleSum;
-    static PENSTOCK_INLINE Sum begin(const int32_t*) { return no_nibbles(); }
-    template <class Q>
-    static PENSTOCK_INLINE Sum add(Sum sum, const Pair& pair, Q first, Q second) {
-        return dot(dot(sum, pair.first, first), pair.second, second);
-    }
-    static PENSTOCK_INLINE i32x16 concluded(Sum sum) { return penstock::PENSTOCK_ISA_NAMESPACE::concluded(sum); }
-};
+// Codes of 4 bits from 0.
+using NibbleCodes = PlaneCodes<4, 0, 0, 8>;
 
-// Codes of 4 bits that the panel's first line says the numbers of.
-struct TableCodes : PlaneLines<4, 0> {
+// Codes of a byte each, 128 above their numbers.
+struct WholeCodes {
     using Sum = i32x16;
-    using Panel = Steps;
-    static constexpr bool kTable = true;
     static constexpr int kBias = 128;
     struct Pair {
         Codes first, second;
     };
 
-    static PENSTOCK_INLINE Panel load_panel(const uint8_t* panel) { return load_steps(panel); }
-    static PENSTOCK_INLINE int value(const uint8_t* panel, int code) { return int8_t(panel[code]); }
-    static PENSTOCK_INLINE Pair load(const Panel& steps, const uint8_t* group, int i) {
-        Nibbles first, second;
-        load_nibbles(group + low_line(i), first, second);
-        return {penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, first), penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, second)};
-    }
-    static PENSTOCK_INLINE Sum begin(const int32_t* offset) { return broadcast_i32(*offset); }
+    static PENSTOCK_INLINE int32_t offset(const int8_t*, int, int32_t sum) { return -kBias * sum; }
+    static PENSTOCK_INLINE Sum begin(int32_t offset) { return broadcast_i32(offset); }
     template <int R, int P>
     static PENSTOCK_INLINE auto load_quad(const int8_t* p) {
         return load_quad_for<R, P>(p);
@@ -118,6 +119,29 @@ struct TableCodes : PlaneLines<4, 0> {
         return dot(dot(sum, pair.first, first), pair.second, second);
     }
     static PENSTOCK_INLINE i32x16 concluded(Sum sum) { return sum; }
+};
+
+struct ByteCodes : PlaneLines<8, 0>, WholeCodes {
+    using Panel = Unlisted;
+    static constexpr bool kTable = false;
+    static PENSTOCK_INLINE Panel load_panel(const uint8_t*) { return {}; }
+    static PENSTOCK_INLINE int value(const uint8_t*, int code) { return code - kBias; }
+    static PENSTOCK_INLINE Pair load(Panel, const uint8_t* group, int i) {
+        return {load_codes(group + low_line(i)), load_codes(group + low_line(i) + 64)};
+    }
+};
+
+// Codes of 4 bits that the panel's first line says the numbers of.
+struct TableCodes : PlaneLines<4, 0>, WholeCodes {
+    using Panel = Steps;
+    static constexpr bool kTable = true;
+    static PENSTOCK_INLINE Panel load_panel(const uint8_t* panel) { return load_steps(panel); }
+    static PENSTOCK_INLINE int value(const uint8_t* panel, int code) { return int8_t(panel[code]); }
+    static PENSTOCK_INLINE Pair load(const Panel& steps, const uint8_t* group, int i) {
+        Nibbles first, second;
+        load_nibbles(group + low_line(i), first, second);
+        return {penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, first), penstock::PENSTOCK_ISA_NAMESPACE::look_up(steps, second)};
+    }
 };
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

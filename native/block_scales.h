@@ -24,8 +24,17 @@ struct WidenedHalves {
     PENSTOCK_INLINE f32x16 operator[](int field) const { return load(numbers + field * kLanes); }
 };
 
-// One for each 32 inputs, and a minimum that is added.
+// One for each 32 inputs.
 struct HalfScales {
+    static constexpr int kShares = 1;
+    static constexpr bool kMinima = false;
+    static constexpr float kSign = 0.0f;
+    template <class H>
+    static PENSTOCK_INLINE f32x16 scale(const H& halves, const uint8_t*, const uint8_t*, int, int) { return halves[0]; }
+};
+
+// And a minimum that is added.
+struct HalfScalesAndMinima {
     static constexpr int kShares = 1;
     static constexpr bool kMinima = true;
     static constexpr float kSign = 1.0f;

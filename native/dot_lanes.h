@@ -9,7 +9,8 @@
 //
 // Codes are unsigned and activations signed, which is what VNNI multiplies; signed weights are stored 128 too high and
 // the kernels take 128 times the row's sum off again. All integer sums are exact, so every instruction set agrees on
-// them. Nibbles are Codes of 4 bits, for which some machines have a shorter way; a NibbleSum holds one group of 32.
+// them. Nibbles are Codes of few bits, for which some machines have a shorter way: products of bytes, added in pairs and
+// kept in 16 bits (a ShortSum) for as many quads as fit.
 #pragma once
 
 #include "simd.h"
@@ -52,9 +53,8 @@ struct Quad {
 };
 PENSTOCK_INLINE Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 using Nibbles = Codes;
-using NibbleSum = i32x16;
-PENSTOCK_INLINE NibbleSum no_nibbles() { return broadcast_i32(0); }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) { return sum; }
+using ShortSum = i32x16;
+PENSTOCK_INLINE i32x16 concluded(ShortSum sum) { return sum; }
 PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const __m512i both = _mm512_loadu_si512(p);
     low.v = _mm512_and_si512(both, _mm512_set1_epi8(15));
@@ -123,18 +123,18 @@ struct Nibbles {
 struct NibbleQuad {
     __m512i v;
 };
-struct NibbleSum {
+struct ShortSum {
     __m512i v;
 };
-PENSTOCK_INLINE NibbleSum no_nibbles() { return {_mm512_setzero_si512()}; }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) { return {_mm512_madd_epi16(sum.v, _mm512_set1_epi16(1))}; }
+PENSTOCK_INLINE ShortSum begin_short(int32_t offset) { return {_mm512_set1_epi32(offset)}; }
+PENSTOCK_INLINE i32x16 concluded(ShortSum sum) { return {_mm512_madd_epi16(sum.v, _mm512_set1_epi16(1))}; }
 PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const __m512i both = _mm512_loadu_si512(p);
     low.v = _mm512_and_si512(both, _mm512_set1_epi8(15));
     high.v = _mm512_and_si512(_mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
 }
 PENSTOCK_INLINE NibbleQuad load_nibble_quad(const int8_t* p) { return {_mm512_set1_epi32(load_i32(p))}; }
-PENSTOCK_INLINE NibbleSum dot(NibbleSum sum, Nibbles w, NibbleQuad x) {
+PENSTOCK_INLINE ShortSum dot(ShortSum sum, Nibbles w, NibbleQuad x) {
     return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v))};
 }
 
@@ -188,11 +188,11 @@ struct Nibbles {
 struct NibbleQuad {
     __m256i v;
 };
-struct NibbleSum {
+struct ShortSum {
     __m256i low, high;
 };
-PENSTOCK_INLINE NibbleSum no_nibbles() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) {
+PENSTOCK_INLINE ShortSum begin_short(int32_t offset) { return {_mm256_set1_epi32(offset), _mm256_set1_epi32(offset)}; }
+PENSTOCK_INLINE i32x16 concluded(ShortSum sum) {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(sum.low, one), _mm256_madd_epi16(sum.high, one)};
 }
@@ -205,7 +205,7 @@ PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high)
             _mm256_and_si256(_mm256_srli_epi16(second, 4), nibble)};
 }
 PENSTOCK_INLINE NibbleQuad load_nibble_quad(const int8_t* p) { return {_mm256_set1_epi32(load_i32(p))}; }
-PENSTOCK_INLINE NibbleSum dot(NibbleSum sum, Nibbles w, NibbleQuad x) {
+PENSTOCK_INLINE ShortSum dot(ShortSum sum, Nibbles w, NibbleQuad x) {
     return {_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(w.low, x.v)),
             _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(w.high, x.v))};
 }
@@ -218,6 +218,10 @@ PENSTOCK_INLINE i32x16 broadcast_i32(int32_t x) {
     i32x16 result;
     for (int i = 0; i < kLanes; i++) result.lane[i] = x;
     return result;
+}
+PENSTOCK_INLINE i32x16 add(i32x16 a, i32x16 b) {
+    for (int i = 0; i < kLanes; i++) a.lane[i] += b.lane[i];
+    return a;
 }
 PENSTOCK_INLINE f32x16 to_f32(i32x16 a) {
     return each([&](int i) { return float(a.lane[i]); });
@@ -238,9 +242,8 @@ PENSTOCK_INLINE Codes load_codes(const uint8_t* p) {
     return codes;
 }
 using Nibbles = Codes;
-using NibbleSum = i32x16;
-PENSTOCK_INLINE NibbleSum no_nibbles() { return broadcast_i32(0); }
-PENSTOCK_INLINE i32x16 concluded(NibbleSum sum) { return sum; }
+using ShortSum = i32x16;
+PENSTOCK_INLINE i32x16 concluded(ShortSum sum) { return sum; }
 PENSTOCK_INLINE void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     for (int i = 0; i < 64; i++) {
         low.byte[i] = p[i] & 15;
@@ -256,6 +259,34 @@ PENSTOCK_INLINE i32x16 dot(i32x16 sum, const Codes& w, Quad x) {
     }
     return sum;
 }
+#endif
+
+// Ends the products of a row: the compiler may not begin with the next row's before it. GCC else loads the quads of all rows
+// first, has no registers left for them, and sends every product by the stack: half the speed where registers are 16.
+#if defined(PENSTOCK_ISA_AVX2) && (defined(__GNUC__) || defined(__clang__))
+template <class Sum>
+PENSTOCK_INLINE void end_row(Sum& sum) {
+    asm volatile("" : "+x"(sum.low), "+x"(sum.high) : : "memory");
+}
+#else
+template <class Sum>
+PENSTOCK_INLINE void end_row(Sum&) {}
+#endif
+
+// What a ShortSum begins at so that it ends `bias` times the sum of its activations lower. In 16 bits each lane has the
+// share of its own bytes; sums may leave 16 bits on the way, for they come back in the end.
+#if defined(PENSTOCK_ISA_AVX2) || (defined(PENSTOCK_AVX512) && !defined(PENSTOCK_ISA_AVX512_BF16))
+PENSTOCK_INLINE int32_t short_offset(int bias, const int8_t* x, int count, int32_t) {
+    int32_t lower = 0, upper = 0;
+    for (int i = 0; i < count; i += 4) {
+        lower += x[i] + x[i + 1];
+        upper += x[i + 2] + x[i + 3];
+    }
+    return int32_t(uint32_t(-bias * lower & 0xffff) | uint32_t(-bias * upper) << 16);
+}
+#else
+PENSTOCK_INLINE ShortSum begin_short(int32_t offset) { return broadcast_i32(offset); }
+PENSTOCK_INLINE int32_t short_offset(int bias, const int8_t*, int, int32_t sum) { return -bias * sum; }
 #endif
 
 // Quads of one of R rows, to be multiplied by the codes of P panels. With few rows, memory sets the pace, and then quads that

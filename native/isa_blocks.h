@@ -1,6 +1,8 @@
 // The kernels of the block forms; each blocks_*.cpp includes this under its own macro and flags.
 //
 //     form      codes             scales                                      of GGUF's                   bits a weight
+//     q4        4 bits            fp16 and minimum for 32                     Q4_0, Q4_1                          5
+//     q8        8 bits, about 128 fp16 for 32                                 Q8_0                              8.5
 //     q5        5 bits            fp16 and minimum for 32                     Q5_0, Q5_1                          6
 //     q2k       2 bits            u8 and minimum for 16, fp16 for 256         Q2_K                            3.125
 //     q3k       3 bits, about 4   i8 for 16, fp16 for 256                     Q3_K                            3.625
@@ -28,17 +30,21 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 template <Kind kind>
 struct FormOf;
 template <>
-struct FormOf<Kind::q5> : LinearBlocks<Kind::q5, PlaneCodes<4, 1, 0>, HalfScales> {};
+struct FormOf<Kind::q4> : LinearBlocks<Kind::q4, NibbleCodes, HalfScalesAndMinima> {};
 template <>
-struct FormOf<Kind::q2k> : LinearBlocks<Kind::q2k, PlaneCodes<2, 0, 0>, SuperScales<2>> {};
+struct FormOf<Kind::q8> : LinearBlocks<Kind::q8, ByteCodes, HalfScales> {};
 template <>
-struct FormOf<Kind::q3k> : LinearBlocks<Kind::q3k, PlaneCodes<2, 1, 4>, SignedSuperScales<2, false>> {};
+struct FormOf<Kind::q5> : LinearBlocks<Kind::q5, PlaneCodes<4, 1, 0, 8>, HalfScalesAndMinima> {};
+template <>
+struct FormOf<Kind::q2k> : LinearBlocks<Kind::q2k, PlaneCodes<2, 0, 0, 4>, SuperScales<2>> {};
+template <>
+struct FormOf<Kind::q3k> : LinearBlocks<Kind::q3k, PlaneCodes<2, 1, 4, 4>, SignedSuperScales<2, false>> {};
 template <>
 struct FormOf<Kind::q4k> : LinearBlocks<Kind::q4k, NibbleCodes, SuperScales<1>> {};
 template <>
-struct FormOf<Kind::q5k> : LinearBlocks<Kind::q5k, PlaneCodes<4, 1, 0>, SuperScales<1>> {};
+struct FormOf<Kind::q5k> : LinearBlocks<Kind::q5k, PlaneCodes<4, 1, 0, 8>, SuperScales<1>> {};
 template <>
-struct FormOf<Kind::q6k> : LinearBlocks<Kind::q6k, PlaneCodes<4, 2, 32>, SignedSuperScales<2, false>> {};
+struct FormOf<Kind::q6k> : LinearBlocks<Kind::q6k, PlaneCodes<4, 2, 32, 4>, SignedSuperScales<2, false>> {};
 template <>
 struct FormOf<Kind::nl4> : LinearBlocks<Kind::nl4, TableCodes, TableHalfScales> {};
 template <>
@@ -65,6 +71,8 @@ void BlockKernels<kind>::lookup(const LookupCall& call, Pool& pool) {
     FormOf<kind>::look_up_rows(call, pool);
 }
 
+template struct BlockKernels<Kind::q4>;
+template struct BlockKernels<Kind::q8>;
 template struct BlockKernels<Kind::q5>;
 template struct BlockKernels<Kind::q2k>;
 template struct BlockKernels<Kind::q3k>;

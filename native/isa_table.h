@@ -10,8 +10,6 @@
 #include "linear_bf16.h"
 #include "linear_f32.h"
 #include "linear_f8.h"
-#include "linear_q4.h"
-#include "linear_q8.h"
 #include "lookup.h"
 #include "norm.h"
 #include "recurrent.h"
@@ -32,12 +30,10 @@ constexpr KernelTable table_named(const char* isa) {
     KernelTable table{};
     table.isa = isa;
     table.linears[int(Kind::bf16)] = {linear_bf16, prepare_bf16, lookup_bf16};
-    table.linears[int(Kind::q4)] = {linear_q4, prepare_q4, lookup_q4};
-    table.linears[int(Kind::q8)] = {linear_q8, prepare_q8, lookup_q8};
     table.linears[int(Kind::f32)] = {linear_f32, prepare_f32, lookup_f32};
     table.linears[int(Kind::f8)] = {linear_f8, prepare_f8, lookup_f8};
-    set_block_forms<Kind::q5, Kind::q2k, Kind::q3k, Kind::q4k, Kind::q5k, Kind::q6k, Kind::nl4, Kind::mx4, Kind::nl4k,
-                    Kind::nl4k16, Kind::z4, Kind::z4w>(table);
+    set_block_forms<Kind::q4, Kind::q8, Kind::q5, Kind::q2k, Kind::q3k, Kind::q4k, Kind::q5k, Kind::q6k, Kind::nl4,
+                    Kind::mx4, Kind::nl4k, Kind::nl4k16, Kind::z4, Kind::z4w>(table);
 
     table.attention = attention_of_any;
     table.rotate_and_store = rotate_and_store;

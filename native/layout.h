@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-// The block forms, from q5 to z4w, hold the blocks of GGUF that q4 and q8 do not, and integers about a zero point of their own
+// The block forms, q4, q8 and those from q5 to z4w, hold the blocks of GGUF, and integers about a zero point of their own
 // (isa_blocks.h).
 enum class Kind : int32_t {
     bf16 = 0,
@@ -36,9 +36,10 @@ constexpr int kKinds = 17;
 //     | fp16 fields of o0..o15, one field after the other | fields of a byte likewise | up to a whole line, in units of
 //     | 128 and 256 inputs | groups of 32 inputs, each as its low bits and then its high bits |
 //
-// Low bits: 64 bytes after 64 bytes of, for o0 to o15, four bytes; with 4 bits byte t of part c has the code of
-// k = 8c + t in its low half and that of k = 8c + 4 + t in its high half; with 2 bits part c has k = 16c + t, + 4, + 8
-// and + 12 from the lowest bits on. High bits: one bit each, bit c of byte t for k = 4c + t; or two bits as low ones.
+// Low bits: 64 bytes after 64 bytes of, for o0 to o15, four bytes; with 8 bits byte t of part c has the code of k = 4c + t;
+// with 4 bits that of k = 8c + t in its low half and that of k = 8c + 4 + t in its high half; with 2 bits part c has
+// k = 16c + t, + 4, + 8 and + 12 from the lowest bits on. High bits: one bit each, bit c of byte t for k = 4c + t; or
+// two bits as low ones.
 struct BlockForm {
     int64_t inputs;  // of a unit, 32, 128 or 256; 0: the kind is no block form
     int64_t halves;  // fp16 fields of each output
@@ -58,6 +59,8 @@ struct BlockForm {
 
 constexpr BlockForm block_form(Kind kind) {
     switch (kind) {
+        case Kind::q4: return {32, 2, 0, 4, 0, false};
+        case Kind::q8: return {32, 1, 0, 8, 0, false};
         case Kind::q5: return {32, 2, 0, 4, 1, false};
         case Kind::q2k: return {256, 2, 32, 2, 0, false};
         case Kind::q3k: return {256, 1, 16, 2, 1, false};
@@ -75,9 +78,7 @@ constexpr BlockForm block_form(Kind kind) {
 }
 
 constexpr int64_t kPanel = 16;   // outputs of a panel: the lanes of a vector
-constexpr int64_t kGroup = 32;   // inputs that share a scale in q4 and q8
-constexpr int64_t kQ4Group = 16 * kGroup / 2 + 2 * 16 * 2;  // bytes of one group of one panel: codes, scales, minima
-constexpr int64_t kQ8Group = 16 * kGroup + 16 * 2;          // codes, scales
+constexpr int64_t kGroup = 32;   // activations that share a scale where they are quantised, and a unit's smallest part
 constexpr int64_t kF8Unit = 128;  // inputs that share a scale in f8
 constexpr int64_t kMostInputs = 1 << 16;                    // an int8 sum of more could leave 32 bits
 
@@ -93,8 +94,6 @@ constexpr int64_t f8_place(int64_t lane, int64_t k) { return lane / 4 * 16 + k /
 constexpr int64_t panel_bytes(Kind kind, int64_t inputs) {
     switch (kind) {
         case Kind::bf16: return divide_up(inputs, 2) * kPanel * 4;
-        case Kind::q4: return groups_of(inputs) * kQ4Group;
-        case Kind::q8: return groups_of(inputs) * kQ8Group;
         case Kind::f32: return inputs * kPanel * 4;
         case Kind::f8: return divide_up(inputs, kF8Unit) * kPanel * 4 + divide_up(inputs, 4) * kPanel * 4;
         default: break;

@@ -26,6 +26,7 @@ struct LinearBf16 {
     static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
 #endif
     static constexpr bool kEvenTiles = true;  // 32 rows as 6, 6, 5, 5, 5, 5 take 4 % less time than as 6 * 5 + 2
+    static constexpr bool kPanelsInTurn = false;
     const LinearCall& call;
     const bf16* x;
     int64_t x_stride;

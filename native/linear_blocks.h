@@ -1,6 +1,6 @@
 // Linear with weights in the block forms of layout.h, and activations quantised in groups of 32, to 8 bits or, where
-// they are outliers, to 16. One tile for all of them: a form is how codes are read (block_codes.h) and how the scales of
-// its shares are (block_scales.h).
+// they are outliers, to 16 (ADR 10). One tile for all of them: a form is how codes are read (block_codes.h) and how the
+// scales of its shares are (block_scales.h).
 //
 // A weight is code * scale - minimum, or (code - bias) * scale. Order of a sum: groups ascending; in each, share after
 // share of 32 or 16 inputs, first scale times the exact integer sum of high bytes, then the minimum's share. Then
@@ -15,7 +15,7 @@ namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
 template <Kind kKind, class C, class S>
-struct LinearBlocks : CodeTiles<4> {
+struct LinearBlocks : CodeTiles {
     static constexpr BlockForm kForm = block_form(kKind);
     static constexpr int64_t kHeader = kForm.unit_header(), kGroupBytes = kForm.group_bytes();
     static constexpr int kGroups = int(kForm.inputs / kGroup);  // of a unit
@@ -30,8 +30,9 @@ struct LinearBlocks : CodeTiles<4> {
 
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
+        constexpr int T = kTogether<P>;
         const int64_t bytes = panel_bytes(kKind, call.inputs);
-        WeightsAhead<R, P, 1> ahead(call, bytes, turn);
+        WeightsAhead<R, P, kGroups == 1 ? 3 : 1> ahead(call, bytes, turn);
         const uint8_t* start[P];
         typename C::Panel table[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
@@ -61,43 +62,48 @@ struct LinearBlocks : CodeTiles<4> {
                 const int64_t early = ahead.next_early();
                 const RowAddresses<R, int8_t> quads(codes + g * kGroup, stride);
                 const uint8_t* next_lines = take_prefetch(call, 4, codes);
-                PENSTOCK_UNROLL for (int h = 0; h < kShares; h++) {
-                    const int64_t share = g * kShares + h;
-                    typename C::Sum sum[R][P];
-                    PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                        const auto first = C::begin(whole_offsets + r * words + share);
-                        PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = first;
-                    }
-                    PENSTOCK_UNROLL for (int i = h * kPairs; i < (h + 1) * kPairs; i++) {
-                        PENSTOCK_PREFETCH_FAR(next_lines + i * 64);
-                        typename C::Pair pair[P];
-                        PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                            const uint8_t* at = start[p] + group;
-                            pair[p] = C::load(table[p], at, i);
-                            if (C::begins_low_line(i)) ahead.ask(at + C::low_line(i), early);
-                            if (C::begins_high_line(i)) ahead.ask(at + C::high_line(i), early);
-                        }
+                PENSTOCK_UNROLL for (int from = 0; from < P; from += T) {
+                    PENSTOCK_UNROLL for (int h = 0; h < kShares; h++) {
+                        const int64_t share = g * kShares + h;
+                        typename C::Sum sum[R][T];
                         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                            const int8_t* eight = quads[r] + i * 8;
-                            const auto first = C::template load_quad<R, P>(eight), second = C::template load_quad<R, P>(eight + 4);
-                            PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                                sum[r][p] = C::add(sum[r][p], pair[p], first, second);
+                            const auto first = C::begin(whole_offsets[r * words + share]);
+                            PENSTOCK_UNROLL for (int t = 0; t < T; t++) sum[r][t] = first;
+                        }
+                        PENSTOCK_UNROLL for (int i = h * kPairs; i < (h + 1) * kPairs; i++) {
+                            if (from == 0) PENSTOCK_PREFETCH_FAR(next_lines + i * 64);
+                            typename C::Pair pair[T];
+                            PENSTOCK_UNROLL for (int t = 0; t < T; t++) {
+                                const uint8_t* at = start[from + t] + group;
+                                pair[t] = C::load(table[from + t], at, i);
+                                for (int n = 0; n < C::low_lines(i); n++) ahead.ask(at + C::low_line(i) + n * 64, early);
+                                if (C::begins_high_line(i)) ahead.ask(at + C::high_line(i), early);
+                            }
+                            PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                                const int8_t* eight = quads[r] + i * 8;
+                                const auto first = C::template load_quad<R, P>(eight);
+                                const auto second = C::template load_quad<R, P>(eight + 4);
+                                PENSTOCK_UNROLL for (int t = 0; t < T; t++) {
+                                    sum[r][t] = C::add(sum[r][t], pair[t], first, second);
+                                    end_row(sum[r][t]);
+                                }
                             }
                         }
-                    }
-                    const RowAddresses<R, float> row_scales(scales + g, stride), row_offsets(offsets + share, stride);
-                    PENSTOCK_UNROLL for (int p = 0; p < P; p++) {
-                        if constexpr (P == 1) halves[p].open(start[p] + unit);
-                        const f32x16 scale = S::scale(halves[p], start[p], start[p] + unit, j, h);
-                        PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                            const f32x16 both = mul(scale, broadcast(*row_scales[r]));
-                            total[r][p] = fma(to_f32(C::concluded(sum[r][p])), both, total[r][p]);
-                        }
-                        if constexpr (S::kMinima) {
-                            const f32x16 minimum = S::minimum(halves[p], start[p] + unit, j, h);
+                        const RowAddresses<R, float> row_scales(scales + g, stride), row_offsets(offsets + share, stride);
+                        PENSTOCK_UNROLL for (int t = 0; t < T; t++) {
+                            const int p = from + t;
+                            if constexpr (P == 1) halves[p].open(start[p] + unit);
+                            const f32x16 scale = S::scale(halves[p], start[p], start[p] + unit, j, h);
                             PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                                const f32x16 offset = broadcast(*row_offsets[r]);
-                                total[r][p] = fma(minimum, offset, total[r][p]);
+                                const f32x16 both = mul(scale, broadcast(*row_scales[r]));
+                                total[r][p] = fma(to_f32(C::concluded(sum[r][t])), both, total[r][p]);
+                            }
+                            if constexpr (S::kMinima) {
+                                const f32x16 minimum = S::minimum(halves[p], start[p] + unit, j, h);
+                                PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
+                                    const f32x16 offset = broadcast(*row_offsets[r]);
+                                    total[r][p] = fma(minimum, offset, total[r][p]);
+                                }
                             }
                         }
                     }
@@ -119,18 +125,21 @@ struct LinearBlocks : CodeTiles<4> {
                 const int64_t unit = kForm.panel_header() + g / kGroups * kForm.unit_bytes();
                 const int j = int(g % kGroups);
                 for (int h = 0; h < kShares; h++) {
-                    const int32_t offset = -C::kBias * sum_of(codes + h * (kGroup / kShares), kGroup / kShares);
                     for (int p = 0; p < P; p++) {
                         const auto table = C::load_panel(start[p]);
-                        typename C::Sum sum = C::begin(&offset);
+                        i32x16 whole = broadcast_i32(0);  // low bytes go to -128: no more than a pair for a short sum
                         PENSTOCK_UNROLL for (int i = 0; i < 4; i++) {
                             if (i / kPairs != h) continue;
                             const auto pair = C::load(table, start[p] + unit + kHeader + j * kGroupBytes, i);
                             const int8_t* eight = codes + i * 8;
-                            sum = C::add(sum, pair, C::template load_quad<1, 1>(eight), C::template load_quad<1, 1>(eight + 4));
+                            const auto first = C::template load_quad<1, 1>(eight);
+                            const auto second = C::template load_quad<1, 1>(eight + 4);
+                            typename C::Sum sum = C::begin(C::offset(eight, 8, sum_of(eight, 8)));
+                            sum = C::add(sum, pair, first, second);
+                            whole = penstock::PENSTOCK_ISA_NAMESPACE::add(whole, C::concluded(sum));
                         }
                         const f32x16 scale = mul(S::scale(StoredHalves{start[p] + unit}, start[p], start[p] + unit, j, h), step);
-                        store(sums.at(r, p), fma(to_f32(C::concluded(sum)), scale, load(sums.at(r, p))));
+                        store(sums.at(r, p), fma(to_f32(whole), scale, load(sums.at(r, p))));
                     }
                 }
             });
@@ -153,7 +162,8 @@ struct LinearBlocks : CodeTiles<4> {
             if constexpr (S::kMinima) {
                 x.offsets(row)[at] = S::kSign * (scale * (float(share.high) + float(share.low) * (1.0f / 256)));
             } else {
-                x.whole_offsets(row)[at] = -C::kBias * share.high;
+                constexpr int kWidth = kGroup / kShares;
+                x.whole_offsets(row)[at] = C::offset(x.high(row) + g * kGroup + h * kWidth, kWidth, share.high);
             }
         }
     }

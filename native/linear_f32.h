@@ -21,7 +21,7 @@ struct LinearF32 {
 #else
     static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
 #endif
-    static constexpr bool kEvenTiles = true;
+    static constexpr bool kEvenTiles = true, kPanelsInTurn = false;
     const LinearCall& call;
     const float* x;
     int64_t x_stride;

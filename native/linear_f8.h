@@ -122,7 +122,7 @@ struct LinearF8 {
 #else
     static constexpr int kRows = 2, kPanels = 1, kFewRows = 2, kChains = 1;
 #endif
-    static constexpr bool kEvenTiles = true;
+    static constexpr bool kEvenTiles = true, kPanelsInTurn = false;
     const LinearCall& call;
     const bf16* x;
     int64_t x_stride;

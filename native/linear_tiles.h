@@ -7,6 +7,8 @@
 // A kernel is a value with
 //     kRows, kPanels                                  its register tile for many rows: rows x panels of 16 outputs
 //     kFewRows                                        its tile for few rows has one panel and up to so many rows
+//     kPanelsInTurn                                   whether a tile of two panels, of a gated call, needs no more
+//                                                     registers than one of one panel
 //     kEvenTiles                                      whether rows are shared out evenly among tiles, or are left over
 //                                                     for a low one
 //     template <int R, int P> tile(row, panel, turn)  computes and writes R rows x P panels from there on; in a gated
@@ -204,7 +206,7 @@ void walk_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t pan
 template <class Kernel>
 void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
     constexpr int P = Kernel::kPanels < 2 ? 2 : Kernel::kPanels;
-    constexpr int R = Kernel::kPanels < 2 ? (Kernel::kRows + 1) / 2 : Kernel::kRows;
+    constexpr int R = Kernel::kPanels > 1 || Kernel::kPanelsInTurn ? Kernel::kRows : (Kernel::kRows + 1) / 2;
     constexpr int Few = Kernel::kFewRows < R ? Kernel::kFewRows : R;
     if (last_row - row <= Few) {
         for (; panel < last_panel; panel++) walk_rows<Few, 2>(kernel, row, last_row, panel);

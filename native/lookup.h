@@ -48,23 +48,6 @@ inline void lookup_f32(const LookupCall& call, Pool& pool) {
     });
 }
 
-inline void lookup_q4(const LookupCall& call, Pool& pool) {
-    look_up(call, Kind::q4, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
-        const uint8_t* group = panel + k / kGroup * kQ4Group;
-        const int both = group[k % kGroup / 8 * 64 + lane * 4 + k % 4], code = k % 8 < 4 ? both & 15 : both >> 4;
-        const float scale = f16_to_float(load_u16(group + 256 + lane * 2));
-        return float(code) * scale + f16_to_float(load_u16(group + 288 + lane * 2));
-    });
-}
-
-inline void lookup_q8(const LookupCall& call, Pool& pool) {
-    look_up(call, Kind::q8, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
-        const uint8_t* group = panel + k / kGroup * kQ8Group;
-        const int code = group[k % kGroup / 4 * 64 + lane * 4 + k % 4] - 128;
-        return float(code) * f16_to_float(load_u16(group + 512 + lane * 2));
-    });
-}
-
 inline void lookup_f8(const LookupCall& call, Pool& pool) {
     look_up(call, Kind::f8, pool, [](const uint8_t* panel, int64_t lane, int64_t k) {
         const uint8_t* unit = panel + k / kF8Unit * 16 * (kF8Unit + 4);

@@ -127,28 +127,28 @@ void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* 
                 [](const uint8_t* block, uint8_t* group, int64_t lane) {
                     uint16_t minimum = 0;
                     minus_eight_times(load_u16(block), minimum);
-                    repack_nibbles(block + 2, group, lane);
-                    store_u16(group + 256 + lane * 2, load_u16(block));
-                    store_u16(group + 288 + lane * 2, minimum);
+                    store_u16(group + lane * 2, load_u16(block));
+                    store_u16(group + 32 + lane * 2, minimum);
+                    repack_nibbles(block + 2, group + 64, lane);
                 });
 }
 
 void pack_q4_1(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
     fill_groups(Kind::q4, blocks, kQ41Block, outputs, inputs, to, pool,
                 [](const uint8_t* block, uint8_t* group, int64_t lane) {
-                    repack_nibbles(block + 4, group, lane);
-                    store_u16(group + 256 + lane * 2, load_u16(block));
-                    store_u16(group + 288 + lane * 2, load_u16(block + 2));
+                    store_u16(group + lane * 2, load_u16(block));
+                    store_u16(group + 32 + lane * 2, load_u16(block + 2));
+                    repack_nibbles(block + 4, group + 64, lane);
                 });
 }
 
 void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool) {
     fill_groups(Kind::q8, blocks, kQ80Block, outputs, inputs, to, pool,
                 [](const uint8_t* block, uint8_t* group, int64_t lane) {
+                    store_u16(group + lane * 2, load_u16(block));
                     for (int64_t k = 0; k < kGroup; k++) {
-                        group[k / 4 * 64 + lane * 4 + k % 4] = static_cast<uint8_t>(block[2 + k] ^ 0x80);
+                        group[32 + k / 4 * 64 + lane * 4 + k % 4] = static_cast<uint8_t>(block[2 + k] ^ 0x80);
                     }
-                    store_u16(group + 512 + lane * 2, load_u16(block));
                 });
 }
 
@@ -184,6 +184,7 @@ void pack_plane(const uint8_t* codes, int from, uint8_t* lines, int64_t lane) {
 }
 
 void pack_plane(int64_t bits, const uint8_t* codes, int from, uint8_t* lines, int64_t lane) {
+    if (bits == 8) return pack_plane<8>(codes, from, lines, lane);
     if (bits == 4) return pack_plane<4>(codes, from, lines, lane);
     if (bits == 2) return pack_plane<2>(codes, from, lines, lane);
     if (bits == 1) pack_plane<1>(codes, from, lines, lane);

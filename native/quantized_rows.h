@@ -70,20 +70,22 @@ private:
     int64_t stride_;
 };
 
-// The register tiles (linear_tiles.h) of kernels that multiply codes; `Avx512` rows where a product of codes takes several
-// instructions of AVX-512.
-template <int Avx512>
+// The register tiles (linear_tiles.h) of the kernel that multiplies codes.
 struct CodeTiles {
 #if defined(PENSTOCK_ISA_AVX512_BF16)
     static constexpr int kRows = 6, kPanels = 2, kFewRows = 8;
 #elif defined(PENSTOCK_AVX512)
-    static constexpr int kRows = Avx512, kPanels = 1, kFewRows = Avx512;
+    static constexpr int kRows = 4, kPanels = 1, kFewRows = 4;
 #elif defined(PENSTOCK_ISA_AVX2)
-    static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
+    static constexpr int kRows = 6, kPanels = 1, kFewRows = 6;  // 12 sums, 2 weights, 1 activation, 1 product: 16 registers
 #else
     static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
 #endif
-    static constexpr bool kEvenTiles = false;
+    static constexpr bool kEvenTiles = false, kPanelsInTurn = kPanels == 1;
+    // How many of a tile's P panels are multiplied by a group together; the others follow when those sums have left the
+    // registers.
+    template <int P>
+    static constexpr int kTogether = kPanelsInTurn ? 1 : P;
 };
 
 inline QuantizedRows quantized_rows(const LinearCall& call, Kind kind) {

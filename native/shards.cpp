@@ -12,7 +12,7 @@ constexpr int64_t bytes_for_rows(int32_t rows) { return round_up((2 * int64_t(ro
 
 // Fewer tokens in a shard do not make up for reading all weights where half of them would do: 4-bit ones are read
 // soonest.
-int64_t least_tokens(Kind kind) { return kind == Kind::q4 || block_form(kind).low_bits != 0 ? 4 : 8; }
+int64_t least_tokens(Kind kind) { return block_form(kind).inputs != 0 && kind != Kind::q8 ? 4 : 8; }
 
 // What a token costs, in elements of keys that attention reads with their values: so many bytes has a number of a
 // recurrent state, which the first token of a row reads.

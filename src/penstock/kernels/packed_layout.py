@@ -2,7 +2,7 @@
 
 Decides the order of bytes, and nothing about products. A packed weight is a row of panels of 16 outputs, the last one
 filled up; in a panel, inputs come in runs that the 16 outputs take turns in: the compiled kernels read it from front to
-back. The layouts are drawn at the top of `native/linear_*.h`.
+back. The layouts are drawn in `native/layout.h` and at the top of `native/linear_*.h`.
 """
 
 from __future__ import annotations
@@ -93,28 +93,28 @@ def pack_q4(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
     """Codes from 0 to 15, uint8 `[N, G * 32]`, and float16 `[N, G]` twice, to bytes."""
     runs = _filled(codes, GROUP).unflatten(2, (-1, 4, 2, 4))  # [P, 16, G, 4, 2, 4]: runs of 8, as two halves of 4
     both = (runs[..., 0, :] | runs[..., 1, :] << 4).permute(0, 2, 3, 1, 4)  # [P, G, 4, 16, 4]
-    return torch.cat((both.flatten(2), _lanes_last(scales), _lanes_last(minima)), dim=2).flatten()
+    return torch.cat((_lanes_last(scales), _lanes_last(minima), both.flatten(2)), dim=2).flatten()
 
 
 def unpack_q4(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     """The numbers as float32 `[N, K]`."""
     groups = packed.view(-1, _up(inputs, GROUP) // GROUP, 320)  # [P, G, 320]
-    both = groups[:, :, :256].unflatten(2, (4, _PANEL, 4)).permute(0, 3, 1, 2, 4)  # [P, 16, G, 4, 4]
+    both = groups[:, :, 64:].unflatten(2, (4, _PANEL, 4)).permute(0, 3, 1, 2, 4)  # [P, 16, G, 4, 4]
     codes = torch.stack((both & 15, both >> 4), dim=4).flatten(3).float()  # [P, 16, G, 32]
-    return _rows(codes * _halves(groups[:, :, 256:288]) + _halves(groups[:, :, 288:]), outputs, inputs)
+    return _rows(codes * _halves(groups[:, :, :32]) + _halves(groups[:, :, 32:64]), outputs, inputs)
 
 
 def pack_q8(codes: Tensor, scales: Tensor) -> Tensor:
     """Int8 `[N, G * 32]` and float16 `[N, G]` to bytes."""
     raised = _filled(codes.view(torch.uint8) ^ 128, GROUP).unflatten(2, (-1, 8, 4))  # [P, 16, G, 8, 4]
-    return torch.cat((raised.permute(0, 2, 3, 1, 4).flatten(2), _lanes_last(scales)), dim=2).flatten()
+    return torch.cat((_lanes_last(scales), raised.permute(0, 2, 3, 1, 4).flatten(2)), dim=2).flatten()
 
 
 def unpack_q8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     """The numbers as float32 `[N, K]`."""
     groups = packed.view(-1, _up(inputs, GROUP) // GROUP, 544)  # [P, G, 544]
-    codes = groups[:, :, :512].unflatten(2, (8, _PANEL, 4)).permute(0, 3, 1, 2, 4).flatten(3).float() - 128
-    return _rows(codes * _halves(groups[:, :, 512:]), outputs, inputs)
+    codes = groups[:, :, 32:].unflatten(2, (8, _PANEL, 4)).permute(0, 3, 1, 2, 4).flatten(3).float() - 128
+    return _rows(codes * _halves(groups[:, :, :32]), outputs, inputs)
 
 
 def f8_row_bytes(inputs: int) -> int:

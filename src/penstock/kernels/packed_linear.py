@@ -54,7 +54,7 @@ SMALLEST = 2.0**-80
 class PackedKind(enum.IntEnum):
     """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight.
 
-    The block forms, from Q5 on, hold the blocks of GGUF that Q4 and Q8 do not, and Z4 and Z4W integers of 4 bits about
+    The block forms from Q5 on hold the blocks of GGUF that Q4 and Q8 do not, and Z4 and Z4W integers of 4 bits about
     zero points; see `packed_blocks`. F8 holds numbers in E4M3 with a float32 scale for each 128 inputs: 8.25 bits.
     """
 
