@@ -67,8 +67,8 @@ struct LinearBlocks : CodeTiles {
                         const int64_t share = g * kShares + h;
                         typename C::Sum sum[R][T];
                         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                            const auto first = C::begin(whole_offsets[r * words + share]);
-                            PENSTOCK_UNROLL for (int t = 0; t < T; t++) sum[r][t] = first;
+                            // Made anew each time: GCC copies a sum of two registers by the stack, in four parts.
+                            PENSTOCK_UNROLL for (int t = 0; t < T; t++) sum[r][t] = C::begin(whole_offsets[r * words + share]);
                         }
                         PENSTOCK_UNROLL for (int i = h * kPairs; i < (h + 1) * kPairs; i++) {
                             if (from == 0) PENSTOCK_PREFETCH_FAR(next_lines + i * 64);
