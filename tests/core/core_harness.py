@@ -116,6 +116,7 @@ class Harness:
         self.drops = 0  # times that plans in flight were taken back
         self.poisoned: set[str] = set()
         self.failed_steps = 0
+        self.kills = 0
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
 
     @property
@@ -162,19 +163,29 @@ class Harness:
         self.poisoned.add(seq_id)
         self.runner.poison(seq_id)
 
-    def fail_step(self) -> tuple[SeqEvent, ...]:
+    def fail_step(self, *, killed: bool = False) -> tuple[SeqEvent, ...]:
         """What an engine does whose runner raised, for whatever reason."""
         self.flights.clear()
-        self.runner.reset()
-        self.trace.append(trace.encode_fail())
-        events = self.scheduler.fail_step()
+        lost = self.runner.reset()
+        self.trace.append(trace.encode_fail(killed))
+        events = self.scheduler.fail_step(killed=killed)
         require(not self.scheduler.stats.running, "whoever ran waits again")
         ended = {event.seq_id for event in events}
         require(ended <= self.poisoned, f"nobody ends but those who are to blame: {ended}")
         self.failed_steps += 1
         self.note(events)
         self.check()
+        if lost:
+            self.reset()
         return events
+
+    def kill(self) -> None:
+        """What an engine does whose runner's process was killed from outside."""
+        suspected = self.finds_out
+        self.runner.lose()
+        self.fail_step(killed=True)
+        self.kills += 1
+        require(suspected or self.kills > 2 or not self.finds_out, "nobody is suspected when a process is killed twice")
 
     @property
     def finds_out(self) -> bool:
@@ -410,6 +421,7 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
     """One random life of an engine, checked after every call, drained at the end."""
     rng, ahead = random.Random(seed), random.Random(f"{seed} ahead")
     broken, failing = random.Random(f"{seed} broken"), random.Random(f"{seed} failing")
+    killing = random.Random(f"{seed} killing")
     troubled = failing.random() < 0.3
     cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]))
     drafter = random_drafter(ahead)
@@ -419,6 +431,8 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
             harness.drop()
         if troubled and harness.flights and failing.random() < 0.08 and not harness.finds_out:  # else it would convict
             harness.fail_step()
+        if troubled and harness.flights and killing.random() < 0.06 and not harness.finds_out:
+            harness.kill()
         if troubled and harness.live and failing.random() < 0.05:
             harness.poison(failing.choice(harness.live))
         move = rng.random()

@@ -33,7 +33,7 @@ seeds = st.integers(0, 2**32)
 
 def test_random_episodes_hold_every_law():
     preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
-    failed = poisoned = tried = 0
+    failed = poisoned = tried = killed = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -48,6 +48,7 @@ def test_random_episodes_hold_every_law():
         left += harness.left
         drops += harness.drops
         failed += harness.failed_steps
+        killed += harness.kills
         poisoned += sum(harness.finished[each].reason is FinishReason.ERROR for each in harness.poisoned)
         tried += sum(stall.reason == "suspects" for plan in harness.plans for stall in plan.stalls)
         resumed += harness.resumed
@@ -62,12 +63,13 @@ def test_random_episodes_hold_every_law():
     assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
     assert drops > 0, "they reach steps that are broken off"
     assert min(failed, poisoned, tried) > 0, "they reach steps that fail, who is to blame, and those who wait for that"
+    assert killed > 0, "they lose all keys and values"
     assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 
 
 def test_who_left_while_its_row_failed_is_not_mistaken_for_who_is_there():
     """An aborted sequence's row makes the step fail in which a suspect has the only other row."""
-    run_episode(4430)
+    run_episode(15035)
 
 
 WORKLOADS = max(20, EPISODES // 10)
@@ -157,6 +159,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def fail_step(self):
         self.harness.fail_step()
+
+    @precondition(lambda self: self.harness.flights and not self.harness.finds_out)
+    @rule()
+    def kill(self):
+        self.harness.kill()
 
     @precondition(lambda self: self.harness.live)
     @rule(data=st.data())

@@ -575,8 +575,8 @@ def keep_a_state_one_position_late(patch):
 def blame_whoever_is_alone(patch):
     suspect = Suspects.suspect
 
-    def hasty(self, seqs):
-        guilty = suspect(self, seqs)
+    def hasty(self, seqs, *, killed=False):
+        guilty = suspect(self, seqs, killed=killed)
         seen = [seq for seq, there in seqs.items() if there]
         return guilty or (seen[0] if len(seen) == 1 else None)
 
@@ -584,12 +584,21 @@ def blame_whoever_is_alone(patch):
 
 
 def suspect_nobody(patch):
-    patch(Suspects, "suspect", lambda self, seqs: None)
+    patch(Suspects, "suspect", lambda self, seqs, *, killed=False: None)
 
 
 def suspect_the_first_row_only(patch):
     suspect = Suspects.suspect
-    patch(Suspects, "suspect", lambda self, seqs: suspect(self, dict(list(seqs.items())[:1])))
+    patch(
+        Suspects,
+        "suspect",
+        lambda self, seqs, *, killed=False: suspect(self, dict(list(seqs.items())[:1]), killed=killed),
+    )
+
+
+def blame_those_who_were_there_when_it_was_killed(patch):
+    suspect = Suspects.suspect
+    patch(Suspects, "suspect", lambda self, seqs, *, killed=False: suspect(self, seqs))
 
 
 def acquit_before_it_is_computed(patch):
@@ -643,6 +652,7 @@ MUTANTS = [
     blame_whoever_is_alone,
     suspect_nobody,
     suspect_the_first_row_only,
+    blame_those_who_were_there_when_it_was_killed,
     acquit_before_it_is_computed,
     compute_others_beside_a_suspect,
     let_a_state_be_found_before_it_is_written,

@@ -114,8 +114,8 @@ class Unhurried:
         time.sleep(self._pause)
         return self._runner.run(plan)
 
-    def reset(self) -> None:
-        self._runner.reset()
+    def reset(self) -> bool:
+        return self._runner.reset()
 
 
 class Scoring:

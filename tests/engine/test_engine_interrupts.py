@@ -36,7 +36,7 @@ class Interrupted:
         return result
 
     def reset(self):
-        self._runner.reset()
+        return self._runner.reset()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -7,9 +7,10 @@ import torch
 
 from needs import COMPILED
 from penstock.contract.errors import ConfigError
+from penstock.contract.memory import MemoryReport
 from penstock.contract.model import KvCacheSpec
 from penstock.exec.device import open_backend
-from penstock.exec.kv_store import KVStore, MemoryReport, block_bytes, blocks_for, resolve_kv_dtype
+from penstock.exec.kv_store import KVStore, block_bytes, blocks_for, resolve_kv_dtype
 from penstock.kernels import native
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.torch_backend import TorchBackend

@@ -144,7 +144,7 @@ def _rates(planned: PlannedModel) -> Iterator[str]:
 
 def _memory(planned: PlannedModel, config: EngineConfig, free: int) -> Iterator[str]:
     """What a context takes, up to the model's own, and whether it fits beside the weights."""
-    from penstock.exec.kv_store import readable_bytes
+    from penstock.contract.memory import readable_bytes
 
     context = planned.program.shape.max_positions
     yield f"memory           {readable_bytes(free)} free; for one request of so many tokens:"

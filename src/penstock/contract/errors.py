@@ -34,6 +34,7 @@ __all__ = [
     "PromptTooLong",
     "RequestError",
     "RequestPoisoned",
+    "RunnerLost",
     "SetupError",
     "Unavailable",
     "UnknownModel",
@@ -162,6 +163,18 @@ class ModelUnavailable(SetupError):
 
 class EngineFault(PenstockError):
     """A failure of ours. The message is safe to show to a client."""
+
+
+class RunnerLost(EngineFault):
+    """The process that computes is gone, or hung and was ended.
+
+    Attributes:
+        killed: by a signal that no computation brings about: somebody's, or the system's for want of memory.
+    """
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
 
 
 class RequestPoisoned(EngineFault):

@@ -44,8 +44,12 @@ class Runner(Protocol):
         """
         ...
 
-    def reset(self) -> None:
-        """Forget every slot, and a step that was broken off in the middle, by Ctrl-C say; keys and values stay."""
+    def reset(self) -> bool:
+        """Forget every slot, and a step that was broken off in the middle, by Ctrl-C say.
+
+        Returns:
+            Whether keys and values are lost too, as where the process that had them is gone.
+        """
         ...
 
 
@@ -66,10 +70,13 @@ class OverlappingRunner(Protocol):
         """Wait for the eldest plan that was started and not finished, and return what came of it.
 
         A row of a sequence that failed in an earlier plan fails again. Raises as `Runner.run` does.
+
+        Raises:
+            RunnerLost: what computes is gone; `reset` brings another.
         """
         ...
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """As `Runner.reset`; plans that were started are forgotten too."""
         ...
 

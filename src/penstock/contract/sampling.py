@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 __all__ = ["NEUTRAL", "SamplingScalar", "SamplingSpec", "SamplingValue"]
 
 SamplingScalar = bool | int | float | str
-SamplingValue = SamplingScalar | tuple[SamplingScalar, ...] | tuple[tuple[SamplingScalar, ...], ...]
+SamplingValue = SamplingScalar | tuple[SamplingScalar | tuple[SamplingScalar, ...], ...]
 """A number, a word, a list of them (token ids, texts), or a list of such lists (token id and bias, words in ids)."""
 
 _Value = TypeVar("_Value")

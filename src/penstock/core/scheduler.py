@@ -212,7 +212,7 @@ class Scheduler:
         for row, seq, lease, of_row in zip(plan.rows, step.seqs, step.leases, results, strict=True):
             if seq.holds(lease):  # else it left while the step was being computed
                 self._take_in(row, seq, of_row, events)
-        if self._suspects:
+        if self._suspects.remembers:
             self._acquit(step)
         for each in self._in_flight.let_go():
             self._give_back(each.lease, each.slot)
@@ -232,13 +232,16 @@ class Scheduler:
             self._give_back(each.lease, each.slot)
         self._releases.clear()
 
-    def fail_step(self) -> tuple[SeqEvent, ...]:
+    def fail_step(self, *, killed: bool = False) -> tuple[SeqEvent, ...]:
         """A plan in flight failed as a whole: take all of them back, and find out who makes steps fail.
 
         For a runner that raised, and has forgotten every slot (`Runner.reset`). Brings the end of the sequence that is
         to blame, once that is known.
+
+        Args:
+            killed: something outside ended what computed: most likely nobody is to blame.
         """
-        guilty = self._suspects.suspect(self._in_flight.everyone())
+        guilty = self._suspects.suspect(self._in_flight.everyone(), killed=killed)
         self.drop_in_flight()
         if guilty is None:
             return ()

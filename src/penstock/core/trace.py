@@ -45,7 +45,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 8
+TRACE_VERSION = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Drop:
 
 @dataclass(frozen=True, slots=True)
 class _Fail:
-    pass
+    killed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def encode_drop() -> str:
     return _encode("drop", _Drop())
 
 
-def encode_fail() -> str:
+def encode_fail(killed: bool) -> str:
     """A call of `Scheduler.fail_step`."""
-    return _encode("fail", _Fail())
+    return _encode("fail", _Fail(killed))
 
 
 def encode_drafts(drafts: tuple[Draft, ...]) -> str:
@@ -222,8 +222,8 @@ class _Replay:
             case _Drop():
                 self._scheduler.drop_in_flight()
                 self._in_flight.clear()
-            case _Fail():
-                self._scheduler.fail_step()
+            case _Fail(killed):
+                self._scheduler.fail_step(killed=killed)
                 self._in_flight.clear()
             case _Drafts(drafts):
                 self._drafts = drafts

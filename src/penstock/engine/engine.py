@@ -14,7 +14,7 @@ import logging
 import traceback
 from collections import deque
 
-from penstock.contract.errors import ConfigError, EngineDead, RequestError
+from penstock.contract.errors import ConfigError, EngineDead, RequestError, RunnerLost
 from penstock.contract.events import (
     Admitted,
     ChoiceFinished,
@@ -243,17 +243,19 @@ class Engine:
             self._in_flight.append(self._plan())
             try:
                 self._runner.start(self._in_flight[-1])
-            except Exception:
-                return self._fail_step(self._in_flight[-1])
+            except Exception as error:
+                return self._fail_step(self._in_flight[-1], error)
         plan = self._in_flight[0]
         try:
             result = interruptible(self._finish_run)
-        except Exception:
-            return self._fail_step(plan)
+        except Exception as error:
+            return self._fail_step(plan, error)
         except BaseException:
-            self._forget_in_flight()
+            lost = self._forget_in_flight()
             self.scheduler.drop_in_flight()
             self._recorder.dropped()
+            if lost:
+                self.reset_prefix_cache()
             raise
         self._in_flight.popleft()
         self._steps += 1
@@ -287,26 +289,32 @@ class Engine:
         self.metrics.planned(plan)
         return plan
 
-    def _forget_in_flight(self) -> None:
-        """Nobody knows how far the runner came with the plans in flight."""
+    def _forget_in_flight(self) -> bool:
+        """Nobody knows how far the runner came with the plans in flight; whether all keys and values are lost."""
         self._in_flight.clear()
-        self._runner.reset()
+        return self._runner.reset()
 
-    def _fail_step(self, plan: StepPlan) -> StepOutputs:
+    def _fail_step(self, plan: StepPlan, error: Exception) -> StepOutputs:
         """Take back what is in flight because of the exception that is being handled, and find out who is to blame."""
+        killed = isinstance(error, RunnerLost) and error.killed
         self.metrics.step_failed()
         self._failed_in_a_row += 1
         if self._failed_in_a_row > _MOST_FAILURES_A_SLOT * self.scheduler.config.max_num_seqs:
             log.exception("step %d failed, as did all before it; the engine stops", plan.step)
             return self.die(f"{self._failed_in_a_row} steps in a row failed, the last one was step {plan.step}")
-        log.exception("step %d failed; its rows are computed again one by one", plan.step)
+        if isinstance(error, RunnerLost):
+            log.error("step %d was lost and is computed again: %s", plan.step, error)
+        else:
+            log.exception("step %d failed; its rows are computed again one by one", plan.step)
         try:
-            self._forget_in_flight()
+            lost = self._forget_in_flight()
         except Exception:
             log.exception("the runner could not be reset after step %d failed; the engine stops", plan.step)
             return self.die(f"the engine failed in step {plan.step}, and again when it was to go on")
-        events = self.scheduler.fail_step()
-        self._recorder.failed()
+        events = self.scheduler.fail_step(killed=killed)
+        self._recorder.failed(killed)
+        if lost:
+            self.reset_prefix_cache()
         return self._filter_outputs([output for event in events for output in self._translate(event)])
 
     def die(self, reason: str) -> StepOutputs:

@@ -64,9 +64,9 @@ class Recorder:
         """The plans in flight were taken back."""
         self._write(encode_drop())
 
-    def failed(self) -> None:
-        """A plan in flight failed as a whole, and all of them were taken back."""
-        self._write(encode_fail())
+    def failed(self, killed: bool) -> None:
+        """A plan in flight failed as a whole, and all of them were taken back; see `Scheduler.fail_step`."""
+        self._write(encode_fail(killed))
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
         """These are given to the next plan."""
@@ -118,7 +118,7 @@ class NoRecorder:
     def dropped(self) -> None:
         """See `Recorder`."""
 
-    def failed(self) -> None:
+    def failed(self, killed: bool) -> None:
         """See `Recorder`."""
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:

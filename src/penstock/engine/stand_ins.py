@@ -16,8 +16,9 @@ class NoRunner:
         """Refuse to; see `Runner`."""
         raise EngineDead(f"step {plan.step} came after the engine was closed")
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """See `Runner`."""
+        return False
 
 
 class OneAtATime:
@@ -38,10 +39,10 @@ class OneAtATime:
         assert self._started is not None, "finish() without a started plan"
         return self._runner.run(self._started)
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """See `OverlappingRunner`."""
         self._started = None
-        self._runner.reset()
+        return self._runner.reset()
 
 
 class NoClock:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from penstock.contract.errors import ConfigError
+from penstock.contract.memory import readable_bytes
 from penstock.contract.model import KvCacheSpec
 from penstock.kernels.backend import Backend
 from penstock.kernels.native import MAX_HEAD_DIM
@@ -32,7 +32,7 @@ from penstock.kernels.native_attention import (
 )
 from penstock.kernels.weight_memory import large_block
 
-__all__ = ["KVStore", "MemoryReport", "block_bytes", "blocks_for", "readable_bytes", "resolve_kv_dtype"]
+__all__ = ["KVStore", "block_bytes", "blocks_for", "resolve_kv_dtype"]
 
 _CACHE_LINE = 64  # bytes
 _HOST = torch.device("cpu")
@@ -170,63 +170,3 @@ def _tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch
         memory[start : start + length].view(dtype).view(size)
         for start, length, size in zip(starts, lengths, sizes, strict=False)  # starts has an end more
     )
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """Where the memory goes, for the operator to read at start.
-
-    Attributes:
-        weight_bytes: what the model's parameters take.
-        weight_formats: how they are kept, in words.
-        kv_bytes: what the KV cache takes once all of it is used.
-        kv_dtype: what it is kept in, as its name in torch.
-        max_model_len: most tokens of one request.
-        max_num_seqs: sequences that run at once.
-        state_bytes: of recurrent state, that of running sequences and checkpoints together; 0 for none.
-        checkpoints: of recurrent state; None for a model that carries none.
-        generates: whether output is counted in a request's tokens; a model that only embeds has none.
-    """
-
-    weight_bytes: int
-    kv_bytes: int
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    kv_dtype: str
-    weight_formats: str = ""
-    max_num_seqs: int = 0
-    state_bytes: int = 0
-    checkpoints: int | None = None
-    generates: bool = True
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds, of all sequences together."""
-        return self.num_blocks * self.block_size
-
-    def lines(self) -> tuple[str, ...]:
-        """The report, a line each."""
-        holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
-        forms = f": {self.weight_formats}" if self.weight_formats else ""
-        state = () if self.checkpoints is None else (self._state_line(self.checkpoints),)
-        return (
-            f"weights          {readable_bytes(self.weight_bytes)}{forms}",
-            f"KV cache         {readable_bytes(self.kv_bytes)}: {holds}",
-            *state,
-            f"longest request  {self.max_model_len} tokens{', prompt and output together' if self.generates else ''}",
-        )
-
-    def _state_line(self, checkpoints: int) -> str:
-        holds = f"{self.max_num_seqs} running sequences, {checkpoints} checkpoints"
-        return f"recurrent state  {readable_bytes(self.state_bytes)}: {holds}"
-
-
-def readable_bytes(count: int) -> str:
-    """A number of bytes, in the largest binary unit of which there is one."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

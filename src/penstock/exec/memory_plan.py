@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.contract.errors import ConfigError
-from penstock.exec.kv_store import readable_bytes
+from penstock.contract.memory import readable_bytes
 
 __all__ = ["Alternative", "MemoryNeeds", "check_fits"]
 

@@ -108,13 +108,14 @@ class TorchRunner:
                 results = self._compute(plan.rows)
         return StepResult(plan.step, results, self._clock.now() - began)
 
-    def reset(self) -> None:
-        """See `contract.ports.Runner`."""
+    def reset(self) -> bool:
+        """See `contract.ports.Runner`; keys and values stay."""
         self._slots = SlotTables(self._max_num_seqs, self._max_model_len, self._kv.block_size)
         self._masking.reset()
         if self._states is not None:
             self._states.reset()
         self._pools = Pools(self._embedding_layers)
+        return False
 
     def warm_up(self) -> None:
         """Run the paths of a first request once, so that it is not slower than the tenth.

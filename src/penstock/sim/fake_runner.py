@@ -109,6 +109,7 @@ class FakeRunner:
         self._failing: dict[str, str] = {}
         self._crashes: set[int] = set()
         self._poisonous: set[str] = set()
+        self._lost = False
         self.crashes = 0
 
     @property
@@ -190,7 +191,11 @@ class FakeRunner:
             self._clock.advance(seconds)
         return StepResult(plan.step, tuple(result for result in results if result is not None), seconds)
 
-    def reset(self) -> None:
+    def lose(self) -> None:
+        """Let the next reset find keys, values and state lost, as where another process computes from now on."""
+        self._lost = True
+
+    def reset(self) -> bool:
         """Forget every slot and plan; what rows in flight would have written is unwritten, whatever was there."""
         for started in self._in_flight:
             for row, slot in zip(started.plan.rows, started.slots, strict=True):
@@ -201,6 +206,11 @@ class FakeRunner:
                     self._checkpoints[kept.slot] = None
         self._in_flight.clear()
         self._slots.clear()
+        lost, self._lost = self._lost, False
+        if lost:
+            self._memory = [[None] * self._config.block_size for _ in self._memory]
+            self._checkpoints = [None] * len(self._checkpoints)
+        return lost
 
     def _admit(self, admit: Admit) -> None:
         size = self._config.block_size

@@ -59,8 +59,9 @@ class _NoModel:
         )
         return StepResult(plan.step, tuple(rows))
 
-    def reset(self) -> None:
-        """It remembers nothing."""
+    def reset(self) -> bool:
+        """It remembers nothing, and has nothing to lose."""
+        return False
 
 
 def _keep_threads(threads: int) -> None:

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from penstock.app import vocabulary_of
+from penstock.building import grammars_of
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
-from penstock.grammar import GrammarLibrary
 from penstock.loading import LoadedModel, find_model, load_model
 from penstock.text import open_text
 from penstock.verify.budget import SMALL, Budget
@@ -113,7 +112,7 @@ def open_target(loaded: LoadedModel, served: EngineConfig) -> Iterator[Target]:
         SetupError: its tokenizer or chat template cannot be used.
     """
     text = open_text(loaded.files.text)
-    grammars = GrammarLibrary(partial(vocabulary_of, text, loaded.shape.vocab_size))
+    grammars = grammars_of(text, loaded.shape.vocab_size)
     try:
         yield Target.of(loaded, served.threads, text, grammars)
     finally:

@@ -1,0 +1,175 @@
+"""From a model in memory to a runner that is ready: its KV cache sized from what is left, its first steps behind it.
+
+Between `loading`, which places weights, and `app`, which joins a runner with everything else: what is the same in a
+process that serves and in one that only computes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from penstock.contract.config import EngineConfig, most_blocks
+from penstock.contract.errors import ConfigError
+from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.contract.model import HuggingFaceText, TextFiles
+from penstock.contract.ports import Grammars
+from penstock.exec.device import kv_budget
+from penstock.exec.kv_store import block_bytes, blocks_for
+from penstock.exec.runner import TorchRunner
+from penstock.exec.state_store import share_memory, state_bytes
+from penstock.grammar import GrammarLibrary, Vocabulary
+from penstock.loading import LoadedModel, load_model
+from penstock.text import ReasoningBudgets, TextModel, open_text
+from penstock.weights.files import ModelFiles
+from penstock.weights.locate import default_cache_dir
+from penstock.weights.pull import pull
+
+__all__ = ["build_runner", "checkpoint_interval", "grammars_of", "load_runner", "open_model_text"]
+
+
+def open_model_text(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> TextModel:
+    """A model's tokenizer, chat template and formats of answers; `cache_dir` as for `app.assemble`.
+
+    Raises:
+        SetupError: they cannot be read.
+    """
+    return open_text(
+        _text_files(config, files, cache_dir),
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        chat_template=config.chat_template,
+    )
+
+
+def _text_files(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> TextFiles:
+    """Where the tokenizer is read from: the model's own files, unless the operator names others."""
+    if not config.tokenizer:
+        return files.text
+    path = pull(config.tokenizer, cache_dir or default_cache_dir(os.environ), show_progress=True)
+    if not path.is_dir():
+        raise ConfigError("tokenizer", f"{path} is no directory with a tokenizer.json")
+    return HuggingFaceText(str(path))
+
+
+def grammars_of(text: TextModel, vocab_size: int) -> GrammarLibrary:
+    """Grammars over a model's vocabulary, which is read when the first one is wanted."""
+    return GrammarLibrary(partial(_vocabulary_of, text, vocab_size))
+
+
+def _vocabulary_of(text: TextModel, width: int) -> Vocabulary:
+    """A model's vocabulary as grammars see it, `width` tokens wide."""
+    tokenizer = text.tokenizer
+    special = tuple(id_ for id_ in range(width) if tokenizer.is_special(id_) or id_ in text.eos_token_ids)
+    hidden = frozenset(special)
+    tokens = tuple(b"" if id_ in hidden else tokenizer.token_bytes(id_) for id_ in range(width))
+    return Vocabulary(tokens, special, tuple(sorted(text.eos_token_ids)))
+
+
+def load_runner(
+    config: EngineConfig,
+    files: ModelFiles,
+    text: TextModel,
+    announce: Callable[[str], None],
+    like: MemoryReport | None = None,
+) -> tuple[TorchRunner, RunnerFacts, LoadedModel, GrammarLibrary]:
+    """Load a model, and make a runner of it.
+
+    Args:
+        config: what the operator chose.
+        files: the model's.
+        text: its tokenizer and formats.
+        announce: called with each line of the start report.
+        like: sizes of a runner that was made before, whose plans this one is to take; None sizes it from the memory
+            that is free.
+
+    Raises:
+        SetupError: as `loading.load_model`, or the KV cache does not fit.
+    """
+    loaded = load_model(config, files, announce)
+    grammars = grammars_of(text, loaded.shape.vocab_size)
+    runner, facts = build_runner(loaded.config, loaded, grammars, text, like)
+    return runner, facts, loaded, grammars
+
+
+def build_runner(
+    config: EngineConfig, loaded: LoadedModel, grammars: Grammars, text: TextModel, like: MemoryReport | None = None
+) -> tuple[TorchRunner, RunnerFacts]:
+    """Size the KV cache, from what memory is left now or like one before, and warm up; see `load_runner`."""
+    memory = like or _sizes(config, loaded)
+    kv = loaded.kv_store(memory.num_blocks, memory.block_size)
+    states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0)
+    budgets = ReasoningBudgets(text)
+    runner = loaded.runner(kv, memory.max_num_seqs, memory.max_model_len, grammars, budgets, states)
+    runner.warm_up()
+    facts = RunnerFacts(
+        config=config,
+        memory=memory,
+        vocab_size=loaded.shape.vocab_size,
+        embedding_size=loaded.embedding_size,
+        window=loaded.program.window,
+        looks_ahead=loaded.program.looks_ahead,
+        model_digest=loaded.files.digest,
+    )
+    return runner, facts
+
+
+def _sizes(config: EngineConfig, loaded: LoadedModel) -> MemoryReport:
+    caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
+    least = most_blocks(config.max_model_len, block_size, config.max_num_batched_tokens, loaded.program.window)
+    each = block_bytes(caches, block_size, dtype)
+    if loaded.program.looks_ahead:  # nothing is kept from step to step
+        budget = config.kv_cache_memory or each * _step_blocks(config)
+    else:
+        budget = kv_budget(config.kv_cache_memory, loaded.device, least * each)
+    num_seqs, checkpoints = config.max_num_seqs, None
+    carried = state_bytes(loaded.program.states)
+    if carried:
+        interval = checkpoint_interval(config)
+        num_seqs, checkpoints, budget = share_memory(budget, carried, each // block_size, num_seqs, interval)
+    num_blocks = blocks_for(budget, caches, block_size, dtype)
+    return MemoryReport(
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes=num_blocks * each,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=_max_model_len(config, loaded, num_blocks),
+        kv_dtype=str(dtype).removeprefix("torch."),
+        weight_formats=loaded.weight_formats,
+        max_num_seqs=num_seqs,
+        state_bytes=carried * (num_seqs + (checkpoints or 0)),
+        checkpoints=checkpoints,
+        generates=not loaded.program.looks_ahead,
+    )
+
+
+def _step_blocks(config: EngineConfig) -> int:
+    """Blocks that one step may fill, of which each sequence's last may be filled in part."""
+    return -(-config.max_num_batched_tokens // config.block_size) + config.max_num_seqs
+
+
+def checkpoint_interval(config: EngineConfig) -> int:
+    """Positions between checkpoints of recurrent state, in whole blocks."""
+    size = config.block_size
+    return -(-config.state_checkpoint_interval // size) * size
+
+
+def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> int:
+    """Most tokens of one request: what the model was made for and the cache holds, or less if the operator says so.
+
+    Where every layer has a window, a request gives back what it leaves behind, and may be longer than the cache.
+    """
+    context, kv_tokens = loaded.shape.max_positions, num_blocks * config.block_size
+    if config.max_model_len > context:
+        raise ConfigError("max_model_len", f"{config.max_model_len} is above the model's context, {context}")
+    window = loaded.program.window
+    if most_blocks(context, config.block_size, config.max_num_batched_tokens, window) <= num_blocks:
+        kv_tokens = context
+    if config.max_model_len > kv_tokens:
+        raise ConfigError(
+            "max_model_len",
+            f"{config.max_model_len} tokens do not fit the KV cache of {kv_tokens}; raise kv_cache_memory",
+        )
+    return config.max_model_len or min(context, kv_tokens)

@@ -1,0 +1,113 @@
+"""The process that computes: it takes orders, one after the other, until nobody is there to give any.
+
+Knows neither models nor kernels: what it runs is made by the function that it is given. A step that raises is reported,
+and the process goes on; when the engine's process ends, it ends at once, in the middle of a step too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import msgspec
+
+from penstock.contract.errors import ConfigError, SetupError
+from penstock.contract.memory import RunnerFacts
+from penstock.contract.ports import Profiler, Runner
+from penstock.remote.connection import Closed, Connection
+from penstock.remote.messages import (
+    Answer,
+    Done,
+    Failed,
+    Load,
+    Order,
+    Ran,
+    Ready,
+    Refused,
+    Reset,
+    Run,
+    Said,
+    StartProfile,
+    StopProfile,
+)
+
+__all__ = ["Build", "serve_orders"]
+
+Build = Callable[[Load, Callable[[str], None]], tuple[Runner, RunnerFacts]]
+"""Loads what is ordered, saying each line of the start report; raises SetupError."""
+
+
+def serve_orders(connection: Connection[Order], build: Build, profiler: Profiler) -> None:
+    """Load what the first order says, then carry out orders until the connection ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process by the connection
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(connection.fileno(),), name="penstock-parent", daemon=True).start()
+    try:
+        runner = _load(connection, build)
+        if runner is not None:
+            child = _Child(runner, profiler)
+            while True:
+                connection.send(child.carry_out(connection.receive()))
+    except Closed:
+        return
+
+
+def _load(connection: Connection[Order], build: Build) -> Runner | None:
+    order = connection.receive()
+    if not isinstance(order, Load):
+        raise Closed("the first order was not to load a model")
+    try:
+        runner, facts = build(order, lambda line: connection.send(Said(line)))
+    except SetupError as error:
+        option = error.option if isinstance(error, ConfigError) else ""
+        connection.send(Refused(option, str(error).removeprefix(f"{option}: ")))
+        return None
+    connection.send(Ready(facts))
+    return runner
+
+
+class _Child:
+    """Carries out orders to one runner. Owned by `serve_orders`."""
+
+    def __init__(self, runner: Runner, profiler: Profiler) -> None:
+        self._runner = runner
+        self._profiler = profiler
+        self._profiling = False
+
+    def carry_out(self, order: Order) -> msgspec.Struct:
+        """The answer; what an order raises is one."""
+        try:
+            return self._answer(order)
+        except Exception:
+            return Failed(traceback.format_exc())
+
+    def _answer(self, order: Order) -> Answer:
+        match order:
+            case Run(plan):
+                with self._profiler.span("run") if self._profiling else nullcontext():
+                    return Ran(self._runner.run(plan))
+            case Reset():
+                self._runner.reset()
+            case StartProfile():
+                self._profiler.start()
+                self._profiling = True
+            case StopProfile(path):
+                self._profiling = False
+                self._profiler.stop()(Path(path))
+            case Load():
+                raise ValueError("a model is loaded already")
+        return Done()
+
+
+def _end_with(descriptor: int) -> None:
+    """End this process when the other end of its connection is closed: a kernel may be at work for long."""
+    poller = select.poll()
+    poller.register(descriptor, 0)  # errors and hang-ups are always told
+    poller.poll()
+    os._exit(0)

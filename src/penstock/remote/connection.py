@@ -1,0 +1,105 @@
+"""One end of the connection between an engine and its runner's process: values out, values in.
+
+A message is its length in four bytes, little-endian, and then a value as MessagePack. What arrives is held to its type;
+anything else closes the connection, for nobody can say what would follow it.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+__all__ = ["Closed", "Connection"]
+
+_LENGTH_BYTES = 4
+_MOST_BYTES = 1 << 30
+_READ_BYTES = 1 << 16
+
+_Received = TypeVar("_Received")
+
+
+class Closed(Exception):
+    """The other end is gone, or sent what is no message."""
+
+
+class Connection(Generic[_Received]):
+    """Sends values, and receives those of one type. Used by one thread at a time.
+
+    Args:
+        stream: a connected stream socket; it is this value's from now on.
+        received: the type of what comes, a union of tagged structs.
+    """
+
+    def __init__(self, stream: socket.socket, received: Any) -> None:
+        self._stream = stream
+        self._decoder: msgspec.msgpack.Decoder[_Received] = msgspec.msgpack.Decoder(received)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._held = bytearray()  # of a message that has not come whole: a wait that is broken off loses nothing
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._stream.fileno()
+
+    def send(self, value: msgspec.Struct) -> None:
+        """Send one value.
+
+        Raises:
+            Closed: nobody is there.
+        """
+        body = self._encoder.encode(value)
+        try:
+            self._stream.settimeout(None)
+            self._stream.sendall(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def receive(self, seconds: float | None = None) -> _Received:
+        """The next value.
+
+        Args:
+            seconds: how long to wait for more bytes; None for ever.
+
+        Raises:
+            TimeoutError: nothing came for so long; what comes later is not lost.
+            Closed: nobody is there, or what came is no message.
+        """
+        while True:
+            body = self._take_body()
+            if body is not None:
+                try:
+                    return self._decoder.decode(body)
+                except (msgspec.MsgspecError, ValueError) as error:
+                    raise Closed(f"not a message: {error}") from error
+            self._read(seconds)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._stream.close()
+
+    def _take_body(self) -> bytes | None:
+        held = self._held
+        if len(held) < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(held[:_LENGTH_BYTES], "little")
+        if length > _MOST_BYTES:
+            raise Closed(f"not a message: it would have {length} bytes")
+        end = _LENGTH_BYTES + length
+        if len(held) < end:
+            return None
+        body = bytes(held[_LENGTH_BYTES:end])
+        del held[:end]
+        return body
+
+    def _read(self, seconds: float | None) -> None:
+        try:
+            self._stream.settimeout(seconds)
+            more = self._stream.recv(_READ_BYTES)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not more:
+            raise Closed("the other end is gone")
+        self._held += more

@@ -1,0 +1,98 @@
+"""`penstock serve --runner process`: its runner is killed while streams run, and no stream is any different for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from served import PATIENCE, serve
+
+from penstock.core.trace import replay
+
+GREEDY = {"temperature": 0}
+SEEDED = {"temperature": 1.2, "top_p": 0.9, "seed": 11}
+ASKED = [
+    {"prompt": "Once upon a time", "max_tokens": 40, **GREEDY},
+    {"prompt": "The sea", "max_tokens": 40, **SEEDED},
+    {"prompt": "Three names:", "max_tokens": 30, **SEEDED, "n": 2, "presence_penalty": 0.7},
+    {"prompt": "In the beginning", "max_tokens": 30, **SEEDED, "stop": [" the"], "frequency_penalty": 0.4},
+    {"prompt": "A list of", "max_tokens": 30, **GREEDY, "logprobs": 3},
+    {"prompt": "Yes or no?", "max_tokens": 30, **SEEDED, "structured_outputs": {"regex": "(yes|no)(, (yes|no)){9}"}},
+]
+
+
+def runner_of(pid: int) -> int:
+    """The process that computes for the server `pid`."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if b"penstock.runner_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    raise AssertionError("there is none")
+
+
+def streamed(url: str, body: dict) -> list[tuple[int, str, object]]:
+    """What came: index, text and log probabilities of each event with text, put together by choice."""
+    texts: dict[int, str] = {}
+    scores: dict[int, list] = {}
+    with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=PATIENCE) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                index = choice["index"]
+                texts[index] = texts.get(index, "") + choice["text"]
+                scores.setdefault(index, []).extend((choice.get("logprobs") or {}).get("token_logprobs") or [])
+    return [(index, texts[index], scores[index]) for index in sorted(texts)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the runner's process is found through /proc")
+def test_streams_go_on_to_the_bit_while_the_runner_is_killed(tmp_path):
+    trace = tmp_path / "trace"
+    with (
+        serve(trace, "--runner", "process", "--kv-cache-memory", "256MiB") as served,
+        ThreadPoolExecutor(len(ASKED)) as pool,
+    ):
+        model = httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"]
+        bodies = [{"model": model, **body} for body in ASKED]
+        want = [streamed(served.url, body) for body in bodies]
+        httpx.post(f"{served.url}/reset_prefix_cache")
+        streams = [pool.submit(streamed, served.url, body) for body in bodies]
+        killed = []
+        for _ in range(3):
+            served.wait_running(1)
+            killed.append(runner_of(served.process.pid))
+            time.sleep(0.05)
+            os.kill(killed[-1], signal.SIGKILL)
+            wait_for_another(served, killed[-1])
+        assert [stream.result(PATIENCE) for stream in streams] == want
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        assert "penstock:engine_steps_failed_total" in httpx.get(f"{served.url}/metrics").text
+        last = runner_of(served.process.pid)
+        assert last not in killed
+    assert not Path(f"/proc/{last}").exists(), "it ends with the server"
+    report = replay(trace.read_text(encoding="utf-8").splitlines(keepends=True))
+    assert report.same, report.explain()
+
+
+def wait_for_another(served, before: int) -> None:
+    """Until another process computes, or everybody has been answered."""
+    last = time.monotonic() + PATIENCE
+    while time.monotonic() < last:
+        try:
+            if runner_of(served.process.pid) != before:
+                return
+        except (AssertionError, FileNotFoundError):
+            pass
+        if not served.health()["running"] + served.health()["waiting"]:
+            return
+        time.sleep(0.02)
+    raise AssertionError("no other process was started")

@@ -1,0 +1,73 @@
+"""A runner's process with the paged-memory fake runner in it: `fake_program.py MODEL DESCRIPTOR`.
+
+MODEL says what goes wrong: `refuses`, `dies` while it is loaded, `hangs` in step 3, `raises` in step 3, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from penstock.contract.config import SchedulerConfig
+from penstock.contract.errors import ConfigError
+from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.remote import Connection, serve_orders
+from penstock.remote.messages import Order
+from penstock.sim import FakeRunner
+
+VOCABULARY = 32
+
+
+class Troubled:
+    """A fake runner, and what goes wrong."""
+
+    def __init__(self, runner, trouble):
+        self._runner = runner
+        self._trouble = trouble
+
+    def run(self, plan):
+        if plan.step == 3 and self._trouble == "hangs":
+            time.sleep(1000)
+        if plan.step == 3 and self._trouble == "raises":
+            self._trouble = ""
+            raise MemoryError("planted")
+        self._runner._step = plan.step  # this process may begin in the middle
+        self._runner.start(plan)
+        return self._runner.finish()
+
+    def reset(self):
+        return self._runner.reset()
+
+
+class NoProfiler:
+    def start(self):
+        raise RuntimeError("there is none")
+
+
+def scheduler_config(config):
+    return SchedulerConfig(
+        num_blocks=64,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=512,
+    )
+
+
+def build(order, announce):
+    trouble = order.config.model
+    if trouble == "refuses":
+        raise ConfigError("kv_cache_memory", "is not enough")
+    announce(f"sizes as {'before' if order.like else 'they come'}")
+    if trouble == "dies" or (trouble == "dies later" and order.like):
+        os.abort()
+    config = scheduler_config(order.config)
+    memory = order.like or MemoryReport(0, 0, config.num_blocks, config.block_size, config.max_model_len, "float32")
+    runner = Troubled(FakeRunner(config, VOCABULARY), "" if order.like else trouble)
+    return runner, RunnerFacts(order.config, memory, VOCABULARY, 8, None, False, b"")
+
+
+if __name__ == "__main__":
+    serve_orders(Connection(socket.socket(fileno=int(sys.argv[1])), Order), build, NoProfiler())

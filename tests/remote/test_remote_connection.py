@@ -1,0 +1,148 @@
+"""The connection: what is sent arrives as it was, whole, or not at all."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+import pytest
+
+from penstock.contract.config import EngineConfig
+from penstock.contract.embedding import EmbeddingSpec, Pooling
+from penstock.contract.grammar import JSON_OBJECT
+from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.contract.plan import (
+    Admit,
+    Checkpoint,
+    PromptScores,
+    Row,
+    RowResult,
+    SampledToken,
+    Stall,
+    StallReason,
+    StepPlan,
+    StepResult,
+)
+from penstock.contract.sampling import SamplingSpec
+from penstock.contract.thinking import ThinkingBudget
+from penstock.remote.connection import Closed, Connection
+from penstock.remote.messages import (
+    Answer,
+    Done,
+    Failed,
+    Load,
+    Order,
+    Ran,
+    Ready,
+    Refused,
+    Reset,
+    Run,
+    Said,
+    StartProfile,
+    StopProfile,
+)
+
+SPEC = SamplingSpec(
+    (
+        ("bad_words", (("a", "b"), ("c",))),
+        ("logit_bias", ((5, -1.5), (7, 100.0))),
+        ("min_p", 1.0),
+        ("seed", 2**62 - 1),
+        ("stop", ("é", "")),
+        ("top_k", 0),
+        ("x", True),
+    )
+)
+ADMIT = Admit(
+    slot=3, seq_id="cmpl-1", tokens=(1, 2, 3), blocks=(0, 9), computed=1, sampling=SPEC, choice=2, prompt_tokens=2,
+    max_new_tokens=5, grammar=JSON_OBJECT, embedding=EmbeddingSpec(Pooling.CLS, normalize=False, dimensions=64),
+    thinking=ThinkingBudget(9, opened=True, spelled=(4,)), checkpoint=1,
+)  # fmt: skip
+PLAN = StepPlan(
+    7, (1, 2), (ADMIT,), (Row(3, 1, 2, (4,), sample=True, drafts=(8,), checkpoints=(Checkpoint(2, 0),)),),
+    (Stall("other", StallReason.NO_BLOCKS, 3, 2),), 4,
+)  # fmt: skip
+NAN = float("nan")
+RESULT = StepResult(
+    7,
+    (
+        RowResult(
+            3, (SampledToken(5, -0.1, 1, ((5, -0.1), (6, -float("inf")))),), PromptScores(1, (-1e-300,), ((),), (9,))
+        ),
+        RowResult(4, embedding=bytes(range(256)), failure="not finite"),
+    ),
+    0.1 + 0.2,
+)
+MEMORY = MemoryReport(1, 2, 3, 4, 5, "int8", "file", 6, 7, 8, generates=False)
+ORDERS = [
+    Load(EngineConfig(served_model_name=("a", "*")), "cache", MEMORY),
+    Run(PLAN),
+    Reset(),
+    StartProfile(),
+    StopProfile("p"),
+]
+ANSWERS = [
+    Said("line"), Ready(RunnerFacts(EngineConfig(), MEMORY, 9, 8, 7, True, b"\xff\x00")), Refused("", "no"),
+    Ran(RESULT), Failed("why"), Done(),
+]  # fmt: skip
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize(("kind", "values"), [(Order, ORDERS), (Answer, ANSWERS)], ids=["orders", "answers"])
+def test_every_message_arrives_as_it_was(pair, kind, values):
+    sender, receiver = Connection(pair[0], Order), Connection(pair[1], kind)
+    for value in values:
+        sender.send(value)
+    for value in values:
+        assert receiver.receive(1) == value
+
+
+def test_a_float_stays_one_and_a_bool_too(pair):
+    sender, receiver = Connection(pair[0], Order), Connection(pair[1], Order)
+    sender.send(Run(PLAN))
+    entries = receiver.receive(1).plan.admits[0].sampling.entries
+    assert [type(value) for _, value in entries] == [tuple, tuple, float, int, tuple, int, bool]
+    assert [type(part) for pair_ in entries[1][1] for part in pair_] == [int, float, int, float]
+
+
+def test_a_message_in_pieces_waits_for_the_last(pair):
+    receiver = Connection(pair[1], Answer)
+    body = msgspec.msgpack.encode(Said("in pieces"))
+    whole = len(body).to_bytes(4, "little") + body
+    for byte in whole[:-1]:
+        pair[0].sendall(bytes((byte,)))
+        with pytest.raises(TimeoutError):
+            receiver.receive(0.001)
+    pair[0].sendall(whole[-1:])
+    assert receiver.receive(1) == Said("in pieces")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x01\x00\x00\x00\xc1",
+        (5).to_bytes(4, "little") + b"\x81\xa1a\xa1b",
+        (1).to_bytes(4, "little") + b"\x80",
+    ],
+    ids=["too long", "no MessagePack", "no tag", "an empty map"],
+)
+def test_what_is_no_message_closes_the_connection(pair, sent):
+    pair[0].sendall(sent)
+    with pytest.raises(Closed, match="not a message"):
+        Connection(pair[1], Answer).receive(1)
+
+
+def test_an_end_is_told(pair):
+    receiver = Connection(pair[1], Answer)
+    pair[0].close()
+    with pytest.raises(Closed):
+        receiver.receive(1)
+    with pytest.raises(Closed):
+        receiver.send(Done())

@@ -1,0 +1,204 @@
+"""A runner in a process of its own that is killed, crashes, hangs and raises: the engine goes on, to the token."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import engine_harness
+import fake_program
+import pytest
+
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError, EngineFault, RunnerLost, SetupError
+from penstock.contract.events import RequestFailed
+from penstock.contract.plan import Admit, Row, StepPlan
+from penstock.contract.sampling import NEUTRAL
+from penstock.core import Scheduler
+from penstock.engine import Engine
+from penstock.remote import ProcessRunner, step_times
+from penstock.remote import runner as module
+
+PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_program.py"))
+CONFIG = EngineConfig(model="fake", block_size=4, max_num_seqs=4, max_num_batched_tokens=32)
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def open_runner():
+    """Start runners; they are ended with the test."""
+    opened = []
+
+    def start(trouble="", announce=lambda _line: None):
+        opened.append(ProcessRunner(replace(CONFIG, model=trouble or "fake"), "", PROGRAM, announce))
+        return opened[-1]
+
+    yield start
+    for runner in opened:
+        runner.close()
+
+
+def first_plan():
+    admit = Admit(slot=0, seq_id="s", tokens=(1, 2, 3), blocks=(0,), computed=0, sampling=NEUTRAL, choice=0)
+    return StepPlan(0, (), (admit,), (Row(0, 0, 3, (), True),))
+
+
+def next_plan(step):
+    return StepPlan(step, (), (), (Row(0, 2 + step, 1, (), True),))
+
+
+def run(runner, plan):
+    runner.start(plan)
+    return runner.finish()
+
+
+def gone(pid):
+    """Whether a process has ended, or only waits to be asked for how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(condition, seconds=PATIENCE):
+    last = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.01)
+
+
+def test_it_computes_and_says_what_it_is(open_runner):
+    said = []
+    runner = open_runner(announce=said.append)
+    assert said == ["sizes as they come"]
+    assert (runner.facts.vocab_size, runner.facts.memory.num_blocks) == (fake_program.VOCABULARY, 64)
+    assert len(run(runner, first_plan()).rows[0].tokens) == 1
+    assert runner.reset() is False
+    assert len(run(runner, first_plan()).rows[0].tokens) == 1
+
+
+def test_a_killed_process_is_told_and_another_takes_the_same_plans(open_runner):
+    runner = open_runner()
+    want = run(runner, first_plan()).rows
+    before = runner.pid
+    os.kill(before, signal.SIGKILL)
+    with pytest.raises(RunnerLost, match="SIGKILL") as lost:
+        run(runner, next_plan(1))
+    assert lost.value.killed
+    assert runner.reset() is True
+    assert runner.pid != before
+    assert run(runner, first_plan()).rows == want
+
+
+def test_a_crash_is_nobody_elses_doing(open_runner):
+    runner = open_runner()
+    run(runner, first_plan())
+    os.kill(runner.pid, signal.SIGSEGV)
+    with pytest.raises(RunnerLost, match="SIGSEGV") as lost:
+        run(runner, next_plan(1))
+    assert not lost.value.killed
+
+
+def test_a_step_that_raises_is_told_and_the_process_goes_on(open_runner):
+    runner = open_runner("raises")
+    run(runner, first_plan())
+    before = runner.pid
+    with pytest.raises(EngineFault, match="MemoryError: planted"):
+        run(runner, StepPlan(3, (), (), ()))
+    assert runner.reset() is False
+    assert runner.pid == before
+    assert run(runner, first_plan()).rows
+
+
+def test_a_process_that_hangs_is_ended(open_runner, monkeypatch):
+    monkeypatch.setattr(step_times, "_LEAST", 2.0)
+    runner = open_runner("hangs")
+    run(runner, first_plan())
+    began = time.monotonic()
+    with pytest.raises(RunnerLost, match="said nothing for 2 s") as lost:
+        run(runner, StepPlan(3, (), (), ()))
+    assert not lost.value.killed
+    assert time.monotonic() - began < PATIENCE
+    assert runner.reset() is True
+    assert run(runner, first_plan()).rows
+
+
+def test_a_wait_that_is_broken_off_leaves_nothing_behind(open_runner):
+    runner = open_runner()
+    run(runner, first_plan())
+    runner.start(next_plan(1))  # whose answer nobody takes
+    assert runner.reset() is False
+    again = run(runner, first_plan())
+    assert again.step == 0
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "words"),
+    [
+        ("refuses", ConfigError, "kv_cache_memory: is not enough"),
+        ("dies", SetupError, "SIGABRT, while it loaded the model"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_refused_and_no_process_is_left(trouble, error, words):
+    with pytest.raises(error, match=words):
+        ProcessRunner(replace(CONFIG, model=trouble), "", PROGRAM, lambda _line: None)
+
+
+def test_processes_that_end_again_and_again_are_given_up(open_runner, monkeypatch):
+    monkeypatch.setattr(module, "_PAUSE", 0.001)
+    runner = open_runner("dies later")
+    run(runner, first_plan())
+    os.kill(runner.pid, signal.SIGKILL)
+    with pytest.raises(RunnerLost):
+        run(runner, next_plan(1))
+    with pytest.raises(EngineFault, match="5 times in a row"):
+        runner.reset()
+
+
+def test_the_process_ends_with_the_one_that_started_it(tmp_path):
+    script = tmp_path / "engine.py"
+    script.write_text(
+        "import os, signal\n"
+        "from penstock.contract.config import EngineConfig\n"
+        "from penstock.remote import ProcessRunner\n"
+        "config = EngineConfig(model='fake', block_size=4, max_num_seqs=4)\n"
+        f"print(ProcessRunner(config, '', {PROGRAM!r}, lambda line: None).pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: gone(int(done.stdout)), seconds=10)
+
+
+def test_answers_are_what_they_would_have_been_whatever_is_killed(open_runner):
+    bench = engine_harness.build(max_num_seqs=4)
+    options = {"block_size": bench.config.block_size, "max_num_seqs": bench.config.max_num_seqs}
+    options["max_num_batched_tokens"] = bench.config.max_num_batched_tokens
+    runner = ProcessRunner(
+        EngineConfig(model="fake", **options), str(bench.config.num_blocks), PROGRAM, lambda _line: None
+    )
+    try:
+        bench.engine = Engine(Scheduler(bench.config), runner, bench.text)
+        requests = {f"prompt {i}": bench.submit(f"prompt {i}", max_tokens=20) for i in range(6)}
+        chance, kills, step = random.Random(0), 0, 0
+        while bench.engine.has_work:
+            if step % 5 == 3 and kills < 8:
+                threading.Timer(chance.random() * 0.002, os.kill, (runner.pid, signal.SIGKILL)).start()
+                kills += 1
+                time.sleep(chance.random() * 0.004)
+            bench.step()
+            step += 1
+        for prompt, one in requests.items():
+            assert not isinstance(engine_harness.terminal_of(bench.outputs[one]), RequestFailed)
+            assert engine_harness.tokens_of(bench.outputs[one]) == bench.expected(prompt, 20)
+        assert bench.engine.measurements().failed_steps > 0
+        assert bench.engine.health().free_blocks == bench.config.num_blocks
+    finally:
+        runner.close()
