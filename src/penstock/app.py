@@ -27,7 +27,7 @@ from penstock.contract.config import (
     read_bytes,
 )
 from penstock.contract.embedding import EmbeddingSpec
-from penstock.contract.errors import ConfigError
+from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelCard, StepCost, StepRow
@@ -95,13 +95,15 @@ class Assembly:
         """What a step of these rows takes."""
         return self.computing.cost(rows)
 
-    def start_client(self, profiles: Profiles | None = None) -> LocalClient:
+    def start_client(
+        self, profiles: Profiles | None = None, on_death: Callable[[], None] = lambda: None
+    ) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then.
 
-        Without `profiles` it cannot be profiled.
+        Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more.
         """
         config = self.config
-        loop = EngineLoop(self.engine, SystemClock(), config.max_queued_requests, config.max_queued_tokens)
+        loop = EngineLoop(self.engine, SystemClock(), config.max_queued_requests, config.max_queued_tokens, on_death)
         loop.start()
         return LocalClient(self.intake, loop, profiles)
 
@@ -258,9 +260,13 @@ def serve(
     announce: Callable[[str], None],
     on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
 ) -> None:
-    """Assemble an engine and serve it over HTTP until the process is asked to end.
+    """Assemble an engine and serve it over HTTP until the process is asked to end, or can serve nothing any more.
 
     `on_ready` is told the URL and the model's name once connections are accepted.
+
+    Raises:
+        SetupError: the model, an option or the address cannot be used.
+        EngineDead: the engine died; whoever started this process should see that it ended, and start another.
     """
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
@@ -274,7 +280,8 @@ def serve(
     if spans is not None:
         observers.append(spans)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
-    client = assembly.start_client(profiles)
+    end = server.End()
+    client = assembly.start_client(profiles, end.now)
 
     def ready(url: str) -> None:
         announce(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
@@ -287,7 +294,11 @@ def serve(
             server_options,
             on_ready=ready,
             drain_seconds=server_options.drain_timeout,
+            end=end,
         )
+        health = client.health()
+        if not health.alive:
+            raise EngineDead(f"the server ends, for {health.reason}")
     finally:
         client.close()
         assembly.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,3 +99,39 @@ def wait_for_another(served, before: int) -> None:
             return
         time.sleep(0.02)
     raise AssertionError("no other process was started")
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the runner's process is found through /proc")
+def test_a_server_whose_runners_all_die_ends_with_1_and_says_why(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "serve",
+        "--port",
+        "0",
+        "--runner",
+        "process",
+        "--kv-cache-memory",
+        "64MiB",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
+        with ThreadPoolExecutor(1) as pool:
+            body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
+            answer = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=PATIENCE)
+            killed = set()
+            while process.poll() is None:
+                try:
+                    runner = runner_of(process.pid)
+                except (AssertionError, FileNotFoundError):
+                    time.sleep(0.01)
+                    continue
+                if runner not in killed:
+                    killed.add(runner)
+                    os.kill(runner, signal.SIGKILL)
+            assert answer.result(PATIENCE).status_code == 500
+        assert process.returncode == 1
+        assert "ended 5 times in a row" in process.stderr.read()
+    assert len(killed) == 6

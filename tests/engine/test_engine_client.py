@@ -28,9 +28,9 @@ from penstock.engine.retry_after import RetryAfterEstimator
 
 
 @asynccontextmanager
-async def serving(max_queued=1000, pause=0.002, **config):
+async def serving(max_queued=1000, pause=0.002, on_death=lambda: None, **config):
     bench = harness.build(pause=pause, **config)
-    loop = EngineLoop(bench.engine, bench.clock, max_queued)
+    loop = EngineLoop(bench.engine, bench.clock, max_queued, on_death=on_death)
     loop.start()
     client = LocalClient(bench.intake, loop)
     try:
@@ -189,6 +189,21 @@ async def test_a_step_that_raises_is_noticed_by_no_reader():
         assert bench.runner.crashes == 1
         for prompt, answer in zip(prompts, answers, strict=True):
             assert tokens_of(answer) == bench.expected(prompt, 50)
+
+
+async def test_a_death_is_told_once_and_an_end_is_none():
+    deaths = []
+    async with serving(on_death=lambda: deaths.append("dead")) as (bench, client):
+        await collect(client, harness.request_of("good", bench.text, "prompt", max_tokens=3))
+    assert not deaths
+    async with serving(on_death=lambda: deaths.append("dead"), max_num_seqs=1) as (bench, client):
+        for step in range(20):
+            bench.runner.crash_at(step)
+        await asyncio.gather(*[
+            collect(client, harness.request_of(f"r{i}", bench.text, "prompt", max_tokens=3)) for i in range(4)
+        ])  # fmt: skip
+        await eventually(lambda: deaths)
+    assert deaths == ["dead"]
 
 
 async def test_an_engine_that_dies_tells_every_reader_and_later_ones():

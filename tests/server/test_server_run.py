@@ -22,7 +22,7 @@ from sse_reader import read_events
 
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
-from penstock.server import run
+from penstock.server import End, run
 from penstock.server.http.run import listen
 
 PROGRAM = """
@@ -128,3 +128,20 @@ def test_the_default_address_is_this_machine_only():
     assert url.startswith("http://127.0.0.1:")
     server.stop()
     thread.join(10)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_server_ends_by_itself_when_it_is_told_to(early):
+    end = End()
+    ready = threading.Event()
+    running = threading.Thread(
+        target=lambda: run(lambda scope, receive, send: None, ServerConfig(port=0), lambda url: ready.set(), end=end)
+    )
+    if early:
+        end.now()
+    running.start()
+    if not early:
+        assert ready.wait(10)
+        end.now()
+    running.join(10)
+    assert not running.is_alive()

@@ -79,10 +79,20 @@ class EngineLoop:
     Args:
         max_queued: sequences that may wait for admission; requests beyond are refused as `Overloaded`.
         max_queued_tokens: the same for their tokens in all; an empty queue takes a request of any length.
+        on_death: called once, by the engine's thread, when nothing can be served any more; not when it was stopped.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, max_queued: int, max_queued_tokens: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        max_queued: int,
+        max_queued_tokens: int = sys.maxsize,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
+        self._on_death = on_death
+        self._told_death = False
         self._max_queued = max_queued
         self._max_queued_tokens = max_queued_tokens
         self._retry_after = RetryAfterEstimator(clock)
@@ -140,12 +150,15 @@ class EngineLoop:
                 if self._engine.has_work:
                     self._publish(self._engine.step())
                     self._show()
+                    self._tell_death()
         except Exception:
             log.exception("the engine's thread failed")
             self._publish(self._engine.die("the engine failed"))
+            self._show()
+            self._tell_death()
         else:
             self._publish(self._engine.die("the engine was stopped"))
-        self._show()
+            self._show()
         self._close_inbox()
         self._keep_profile()
 
@@ -157,6 +170,11 @@ class EngineLoop:
             log.info("the profile was written to %s", ", ".join(self._engine.stop_profile().write()))
         except EngineFault as error:
             log.error("the profile was lost: %s", error)
+
+    def _tell_death(self) -> None:
+        if not self._health.alive and not self._told_death:
+            self._told_death = True
+            self._on_death()
 
     def _show(self) -> None:
         """Replace what other threads see by new values: readers need no lock, and hold up nobody."""

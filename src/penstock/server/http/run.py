@@ -23,12 +23,32 @@ from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
 from penstock.server.http.bounded_protocol import bounded_protocol
 from penstock.server.http.stopping import announce_stop
 
-__all__ = ["DRAIN_SECONDS", "Server", "listen", "run"]
+__all__ = ["DRAIN_SECONDS", "End", "Server", "listen", "run"]
 
 DRAIN_SECONDS = DEFAULT_SERVER_LIMITS.drain_seconds
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class End:
+    """A server's end, to be brought about by somebody else than the server: before it runs, or while it does."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+        self._come = False
+
+    def now(self) -> None:
+        """End the server as after the first signal. May be called from any thread."""
+        self._come = True
+        if self._server is not None:
+            self._server.stop()
+
+    def of(self, server: Server) -> None:
+        """This is the server that it is the end of."""
+        self._server = server
+        if self._come:
+            server.stop()
 
 
 class Server(uvicorn.Server):
@@ -107,7 +127,11 @@ class Server(uvicorn.Server):
 
 
 def run(
-    app: ASGIApp, config: ServerConfig, on_ready: Callable[[str], None], drain_seconds: int = DRAIN_SECONDS
+    app: ASGIApp,
+    config: ServerConfig,
+    on_ready: Callable[[str], None],
+    drain_seconds: int = DRAIN_SECONDS,
+    end: End | None = None,
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM; returns when every answer is finished or `drain_seconds` are over.
 
@@ -116,11 +140,15 @@ def run(
         config: where to listen; port 0 takes a free one.
         on_ready: called once with the URL, when connections are accepted.
         drain_seconds: how long running answers may go on after the signal; the rest is then answered with an error.
+        end: what else may end it.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    asyncio.run(Server(app, config, on_ready, drain_seconds).listen())
+    server = Server(app, config, on_ready, drain_seconds)
+    if end is not None:
+        end.of(server)
+    asyncio.run(server.listen())
 
 
 def listen(host: str, port: int) -> socket.socket:
