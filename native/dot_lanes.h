@@ -325,7 +325,22 @@ PENSTOCK_INLINE Pairs load_weight_pairs(const uint8_t* p) {
     load_pairs(reinterpret_cast<const bf16*>(p), pairs.even, pairs.odd);
     return pairs;
 }
+#if defined(PENSTOCK_AVX512)
+PENSTOCK_INLINE Pair load_pair(const bf16* p) {
+    const __m512i both = _mm512_set1_epi32(load_i32(p));
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))))}};
+}
+#elif defined(PENSTOCK_ISA_AVX2)
+PENSTOCK_INLINE Pair load_pair(const bf16* p) {
+    const __m256i both = _mm256_set1_epi32(load_i32(p));
+    const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+    const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int(0xffff0000))));
+    return {{even, even}, {odd, odd}};
+}
+#else
 PENSTOCK_INLINE Pair load_pair(const bf16* p) { return {broadcast(to_float(p[0])), broadcast(to_float(p[1]))}; }
+#endif
 PENSTOCK_INLINE f32x16 dot(f32x16 sum, const Pairs& w, const Pair& x) {
     return fma(w.odd, x.odd, fma(w.even, x.even, sum));
 }

@@ -26,22 +26,47 @@ struct LinearBf16 {
     static constexpr int kRows = 2, kPanels = 1, kFewRows = 2;
 #endif
     static constexpr bool kEvenTiles = true;  // 32 rows as 6, 6, 5, 5, 5, 5 take 4 % less time than as 6 * 5 + 2
-    static constexpr bool kPanelsInTurn = false;
+    static constexpr bool kPanelsInTurn = kPanels == 1;
     const LinearCall& call;
     const bf16* x;
     int64_t x_stride;
 
+    // Whether a tile's panels are added up one after the other, all inputs of each: where two have no registers together,
+    // and it is not memory that sets the pace.
+    template <int R, int P>
+    static constexpr bool in_turn() {
+        return P > 1 && kPanelsInTurn && 2 * R > kRows;
+    }
+
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
-        const int64_t pairs = divide_up(call.inputs, 2), bytes = panel_bytes(Kind::bf16, call.inputs);
+        const int64_t bytes = panel_bytes(Kind::bf16, call.inputs);
         WeightsAhead<R, P> ahead(call, bytes, turn);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
+        if constexpr (in_turn<R, P>()) {
+            TileSums<R, P> sums;
+            for (int p = 0; p < P; p++) {
+                f32x16 sum[R][1];
+                add_up(row, {weight[p]}, ahead, sum);
+                sums.put(p, sum);
+            }
+            sums.finish_tile(call, row, panel);
+        } else {
+            f32x16 sum[R][P];
+            add_up(row, weight, ahead, sum);
+            TileSums<R, P>(sum).finish_tile(call, row, panel);
+        }
+    }
+
+    // The sums of R rows and P panels, over all inputs.
+    template <int R, int P, class Ahead>
+    PENSTOCK_INLINE void add_up(int64_t row, const uint8_t* const (&weight)[P], Ahead& ahead, f32x16 (&sum)[R][P]) const {
         const bf16* rows = x + row * x_stride;
-        f32x16 sum[R][P];
         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = zero();
         }
+        const int64_t pairs = divide_up(call.inputs, 2);
         for (int64_t k = 0; k < pairs; k++) {
             const int64_t early = ahead.next_early();
             if (k % 2 == 0) PENSTOCK_PREFETCH_FAR(take_prefetch(call, 1, rows));
@@ -56,7 +81,6 @@ struct LinearBf16 {
                 PENSTOCK_UNROLL for (int p = 0; p < P; p++) sum[r][p] = dot(sum[r][p], w[p], pair);
             }
         }
-        TileSums<R, P>(sum).finish_tile(call, row, panel);
     }
 };
 

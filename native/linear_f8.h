@@ -122,19 +122,43 @@ struct LinearF8 {
 #else
     static constexpr int kRows = 2, kPanels = 1, kFewRows = 2, kChains = 1;
 #endif
-    static constexpr bool kEvenTiles = true, kPanelsInTurn = false;
+    static constexpr bool kEvenTiles = true, kPanelsInTurn = kPanels == 1;
     const LinearCall& call;
     const bf16* x;
     int64_t x_stride;
 
+    // As in linear_bf16.h.
+    template <int R, int P>
+    static constexpr bool in_turn() {
+        return P > 1 && kPanelsInTurn && 2 * R > kRows;
+    }
+
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
-        const int64_t lines = divide_up(call.inputs, 4), bytes = panel_bytes(Kind::f8, call.inputs);
+        const int64_t bytes = panel_bytes(Kind::f8, call.inputs);
         WeightsAhead<R, P> ahead(call, bytes, turn);
         const uint8_t* weight[P];
         PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
+        if constexpr (in_turn<R, P>()) {
+            TileSums<R, P> sums;
+            for (int p = 0; p < P; p++) {
+                f32x16 total[R][1];
+                add_up(row, {weight[p]}, ahead, total);
+                sums.put(p, total);
+            }
+            sums.finish_tile(call, row, panel);
+        } else {
+            f32x16 total[R][P];
+            add_up(row, weight, ahead, total);
+            TileSums<R, P>(total).finish_tile(call, row, panel);
+        }
+    }
+
+    // The sums of R rows and P panels, over all inputs.
+    template <int R, int P, class Ahead>
+    PENSTOCK_INLINE void add_up(int64_t row, const uint8_t* const (&weight)[P], Ahead& ahead, f32x16 (&total)[R][P]) const {
+        const int64_t lines = divide_up(call.inputs, 4);
         const bf16* rows = x + row * x_stride;
-        f32x16 total[R][P];
         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) total[r][p] = zero();
         }
@@ -173,7 +197,6 @@ struct LinearF8 {
                 }
             }
         }
-        TileSums<R, P>(total).finish_tile(call, row, panel);
     }
 };
 

@@ -156,10 +156,16 @@ template <int R, int P>
 struct alignas(64) TileSums {
     float sums[R * P * kLanes];
 
+    PENSTOCK_INLINE TileSums() {}
     PENSTOCK_INLINE explicit TileSums(const f32x16 (&sum)[R][P]) {
         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
             PENSTOCK_UNROLL for (int p = 0; p < P; p++) store(at(r, p), sum[r][p]);
         }
+    }
+
+    // Those of one panel.
+    PENSTOCK_INLINE void put(int p, const f32x16 (&sum)[R][1]) {
+        PENSTOCK_UNROLL for (int r = 0; r < R; r++) store(at(r, p), sum[r][0]);
     }
 
     PENSTOCK_INLINE float* at(int r, int p) { return sums + (r * P + p) * kLanes; }
