@@ -1,7 +1,7 @@
 // Compiled once for each instruction set, with the flags of its kernels and PENSTOCK_PEAK naming the table.
 #include "peak.h"
 
-#include "dot_lanes.h"
+#include "block_lanes.h"
 
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
@@ -10,12 +10,16 @@ namespace {
 // A tile of sums as the linear kernels have: each row meets each panel of sixteen outputs. Enough of them for a latency
 // of 4 cycles at 2 products a cycle, and few enough for 16 registers where a sum takes two.
 #if defined(PENSTOCK_AVX512)
-constexpr int kRows = 6;
+constexpr int kRows = 6, kPanels = 2;
 #else
-constexpr int kRows = 2;
+constexpr int kRows = 4, kPanels = 1;
 #endif
-constexpr int kPanels = 2;
-constexpr int64_t kProducts = int64_t{kRows} * kPanels * kLanes;
+#if defined(PENSTOCK_ISA_AVX2)
+constexpr int kCodeRows = 3;  // of products of codes, which need a register more each; their sums are ready at once
+#else
+constexpr int kCodeRows = kRows;
+#endif
+constexpr int64_t kProducts = kPanels * kLanes;  // of a row
 constexpr int kLine = 64 / sizeof(float);
 constexpr int kAhead = 64;  // lines: what one thread must have under way to keep memory busy
 
@@ -35,6 +39,7 @@ PENSTOCK_INLINE const Operands& anew(const Operands& operands) {
 
 struct Fp32 {
     using Sum = f32x16;
+    static constexpr int rows = kRows;
     static constexpr int64_t ops = kProducts * 2;
     PENSTOCK_INLINE static Sum nothing() { return zero(); }
     PENSTOCK_INLINE static f32x16 weights(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
@@ -43,45 +48,56 @@ struct Fp32 {
     PENSTOCK_INLINE static f32x16 whole(Sum sum) { return sum; }
 };
 
+#if defined(PENSTOCK_ISA_AVX512_BF16)
 struct Bf16 : Fp32 {
     static constexpr int64_t ops = kProducts * 4;
     PENSTOCK_INLINE static Pairs weights(const uint8_t* p) { return load_weight_pairs(p); }
     PENSTOCK_INLINE static Pair row(const uint8_t* p) { return load_pair(reinterpret_cast<const bf16*>(p)); }
     PENSTOCK_INLINE static Sum product(Sum sum, const Pairs& w, const Pair& x) { return dot(sum, w, x); }
 };
+#else
+using Bf16 = Fp32;  // what is widened may be widened once for many products
+#endif
 
+// Of codes of few bits, whose products are the shortest where there are no instructions for whole bytes.
 struct Int8 {
-    using Sum = i32x16;
+    using Sum = ShortSum;
+    static constexpr int rows = kCodeRows;
     static constexpr int64_t ops = kProducts * 8;
-    PENSTOCK_INLINE static Sum nothing() { return broadcast_i32(0); }
-    PENSTOCK_INLINE static Codes weights(const uint8_t* p) { return load_codes(p); }
-    PENSTOCK_INLINE static Quad row(const uint8_t* p) { return load_quad(reinterpret_cast<const int8_t*>(p)); }
-    PENSTOCK_INLINE static Sum product(Sum sum, const Codes& w, const Quad& x) { return dot(sum, w, x); }
-    PENSTOCK_INLINE static f32x16 whole(Sum sum) { return to_f32(sum); }
+    PENSTOCK_INLINE static Sum nothing() { return begin_short(0); }
+    PENSTOCK_INLINE static Nibbles weights(const uint8_t* p) { return load_bytes(p); }
+    PENSTOCK_INLINE static auto row(const uint8_t* p) { return load_nibble_quad(reinterpret_cast<const int8_t*>(p)); }
+    template <class Q>
+    PENSTOCK_INLINE static Sum product(Sum sum, const Nibbles& w, const Q& x) { return dot(sum, w, x); }
+    PENSTOCK_INLINE static f32x16 whole(Sum sum) { return to_f32(concluded(sum)); }
 };
 
 template <class Form>
 int64_t products(int64_t rounds) {
     const Operands operands;
-    typename Form::Sum sums[kRows][kPanels];
+    typename Form::Sum sums[Form::rows][kPanels];
     PENSTOCK_UNROLL
-    for (int k = 0; k < kRows; k++) sums[k][0] = sums[k][1] = Form::nothing();
+    for (int k = 0; k < Form::rows; k++) {
+        PENSTOCK_UNROLL for (int p = 0; p < kPanels; p++) sums[k][p] = Form::nothing();
+    }
     for (int64_t i = 0; i < rounds; i++) {
         const Operands& now = anew(operands);
-        const auto first = Form::weights(now.weights[0]), second = Form::weights(now.weights[1]);
+        decltype(Form::weights(nullptr)) weights[kPanels];
+        PENSTOCK_UNROLL for (int p = 0; p < kPanels; p++) weights[p] = Form::weights(now.weights[p]);
         PENSTOCK_UNROLL
-        for (int k = 0; k < kRows; k++) {
+        for (int k = 0; k < Form::rows; k++) {
             const auto row = Form::row(now.rows[k]);
-            sums[k][0] = Form::product(sums[k][0], first, row);
-            sums[k][1] = Form::product(sums[k][1], second, row);
+            PENSTOCK_UNROLL for (int p = 0; p < kPanels; p++) sums[k][p] = Form::product(sums[k][p], weights[p], row);
         }
     }
     f32x16 total = zero();
     PENSTOCK_UNROLL
-    for (int k = 0; k < kRows; k++) total = add(total, add(Form::whole(sums[k][0]), Form::whole(sums[k][1])));
+    for (int k = 0; k < Form::rows; k++) {
+        PENSTOCK_UNROLL for (int p = 0; p < kPanels; p++) total = add(total, Form::whole(sums[k][p]));
+    }
     volatile float kept = reduce_add(total);
     (void)kept;
-    return rounds * Form::ops;
+    return rounds * Form::rows * Form::ops;
 }
 
 float read(const float* numbers, int64_t lines) {
