@@ -32,6 +32,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelCard, StepCost, StepRow
 from penstock.contract.ports import OverlappingRunner, Profiler, Runner
+from penstock.contract.sampling import SamplingScalar
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
 from penstock.exec.profiler import TorchProfiler
@@ -161,15 +162,32 @@ def assemble(
     sampling_defaults = read_model_defaults(recommended.values, recommended.origin)
     text = open_model_text(config, files, cache_dir)
     computing = (_compute_apart if config.runner == "process" else _compute_here)(config, files, text, cache_dir, say)
-    facts = computing.facts
-    config, memory = facts.config, facts.memory
-    names = tuple(dict.fromkeys(name for name in config.served_model_name if name != ANY_NAME)) or (files.name,)
+    try:
+        card = _model_card(computing.facts, files, text, sampling_defaults)
+        if text.plain and card.generates:
+            say(plain_text_line())
+        if sampling_defaults and card.generates:
+            say(sampling_line(sampling_defaults, recommended.origin))
+        for line in computing.facts.memory.lines():
+            say(line)
+        engine, intake = _join(computing, text, card)
+    except BaseException:
+        computing.close()
+        raise
+    return Assembly(engine, intake, card, computing.facts.config, tuple(report), computing)
+
+
+def _model_card(
+    facts: RunnerFacts, files: ModelFiles, text: TextModel, sampling_defaults: tuple[tuple[str, SamplingScalar], ...]
+) -> ModelCard:
+    """What callers may know of the model."""
+    asked = facts.config.served_model_name
+    names = tuple(dict.fromkeys(name for name in asked if name != ANY_NAME)) or (files.name,)
     header = files.source.header if isinstance(files.source, GgufSource) else None
-    embedding = read_embedding(files.path, header) or EmbeddingSpec()
-    card = ModelCard(
+    return ModelCard(
         name=names[0],
         created=int(time.time()),
-        max_model_len=memory.max_model_len,
+        max_model_len=facts.memory.max_model_len,
         vocab_size=facts.vocab_size,
         has_chat_template=text.chat_template is not None,
         template_variables=text.template_variables,
@@ -178,18 +196,10 @@ def assemble(
         sampling_defaults=sampling_defaults,
         named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
         aliases=names[1:],
-        any_name=ANY_NAME in config.served_model_name,
-        embedding=embedding,
+        any_name=ANY_NAME in asked,
+        embedding=read_embedding(files.path, header) or EmbeddingSpec(),
         generates=not facts.looks_ahead,
     )
-    if text.plain and card.generates:
-        say(plain_text_line())
-    if sampling_defaults and card.generates:
-        say(sampling_line(sampling_defaults, recommended.origin))
-    for line in memory.lines():
-        say(line)
-    engine, intake = _join(computing, text, card)
-    return Assembly(engine, intake, card, config, tuple(report), computing)
 
 
 def _compute_here(

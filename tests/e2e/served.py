@@ -96,3 +96,12 @@ def _listening_url(process: subprocess.Popen[str], began: float) -> str:
             return found[0]
         assert time.monotonic() - began < START_LIMIT, said
     raise AssertionError(f"the server ended before it listened: {said}")
+
+
+def runner_of(pid: int) -> int:
+    """The process that computes for the server `pid`."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if b"penstock.runner_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    raise AssertionError("there is none")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import PATIENCE, serve
+from served import PATIENCE, runner_of, serve
 
 from penstock.core.trace import replay
 
@@ -28,15 +28,6 @@ ASKED = [
     {"prompt": "A list of", "max_tokens": 30, **GREEDY, "logprobs": 3},
     {"prompt": "Yes or no?", "max_tokens": 30, **SEEDED, "structured_outputs": {"regex": "(yes|no)(, (yes|no)){9}"}},
 ]
-
-
-def runner_of(pid: int) -> int:
-    """The process that computes for the server `pid`."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if b"penstock.runner_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-    raise AssertionError("there is none")
 
 
 def streamed(url: str, body: dict) -> list[tuple[int, str, object]]:

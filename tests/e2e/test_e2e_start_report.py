@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from served import runner_of
 from tiny_checkpoints import write_checkpoint, write_letters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from needs import COMPILED
 from penstock import LLM, SamplingParams
 from penstock.app import assemble, engine_config
-from penstock.contract.config import EngineConfig
+from penstock.contract.config import EngineConfig, Front
 from penstock.contract.errors import ConfigError
+from penstock.contract.model import StepRow
 from penstock.kernels import native
 from penstock.verify import Budget, profile
 
@@ -98,6 +101,22 @@ def test_each_line_is_announced_as_it_is_known_and_kept(tiny):
     assembly = assemble(engine_config(model=tiny, **OPTIONS), announce=said.append)
     assembly.close()
     assert assembly.report == tuple(said)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the runner's process is found through /proc")
+def test_a_runner_in_a_process_reports_the_same_and_a_start_that_fails_late_leaves_none(tiny, tmp_path):
+    reports = []
+    for runner in ("in-process", "process"):
+        assembly = assemble(engine_config(Front.QUEUE, model=tiny, runner=runner, **OPTIONS))
+        reports.append(assembly.report)
+        assert assembly.cost([StepRow(0, 3)]).weight_bytes > 0
+        assembly.close()
+    assert reports[0] == reports[1]
+    lost = str(tmp_path / "no folder" / "trace")
+    with pytest.raises(ConfigError, match="record"):
+        assemble(engine_config(Front.QUEUE, model=tiny, runner="process", record=lost, **OPTIONS))
+    with pytest.raises(AssertionError, match="there is none"):
+        runner_of(os.getpid())
 
 
 @pytest.mark.model
