@@ -31,32 +31,9 @@ struct LinearBf16 {
     const bf16* x;
     int64_t x_stride;
 
-    // Whether a tile's panels are added up one after the other, all inputs of each: where two have no registers together,
-    // and it is not memory that sets the pace.
-    template <int R, int P>
-    static constexpr bool in_turn() {
-        return P > 1 && kPanelsInTurn && 2 * R > kRows;
-    }
-
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
-        const int64_t bytes = panel_bytes(Kind::bf16, call.inputs);
-        WeightsAhead<R, P> ahead(call, bytes, turn);
-        const uint8_t* weight[P];
-        PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
-        if constexpr (in_turn<R, P>()) {
-            TileSums<R, P> sums;
-            for (int p = 0; p < P; p++) {
-                f32x16 sum[R][1];
-                add_up(row, {weight[p]}, ahead, sum);
-                sums.put(p, sum);
-            }
-            sums.finish_tile(call, row, panel);
-        } else {
-            f32x16 sum[R][P];
-            add_up(row, weight, ahead, sum);
-            TileSums<R, P>(sum).finish_tile(call, row, panel);
-        }
+        add_up_tile<R, P>(*this, Kind::bf16, row, panel, turn);
     }
 
     // The sums of R rows and P panels, over all inputs.

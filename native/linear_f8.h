@@ -127,31 +127,9 @@ struct LinearF8 {
     const bf16* x;
     int64_t x_stride;
 
-    // As in linear_bf16.h.
-    template <int R, int P>
-    static constexpr bool in_turn() {
-        return P > 1 && kPanelsInTurn && 2 * R > kRows;
-    }
-
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
-        const int64_t bytes = panel_bytes(Kind::f8, call.inputs);
-        WeightsAhead<R, P> ahead(call, bytes, turn);
-        const uint8_t* weight[P];
-        PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
-        if constexpr (in_turn<R, P>()) {
-            TileSums<R, P> sums;
-            for (int p = 0; p < P; p++) {
-                f32x16 total[R][1];
-                add_up(row, {weight[p]}, ahead, total);
-                sums.put(p, total);
-            }
-            sums.finish_tile(call, row, panel);
-        } else {
-            f32x16 total[R][P];
-            add_up(row, weight, ahead, total);
-            TileSums<R, P>(total).finish_tile(call, row, panel);
-        }
+        add_up_tile<R, P>(*this, Kind::f8, row, panel, turn);
     }
 
     // The sums of R rows and P panels, over all inputs.

@@ -175,6 +175,29 @@ struct alignas(64) TileSums {
     }
 };
 
+// A tile of a kernel that adds up panels over all inputs at once, `add_up(row, weight, ahead, sum)`: all of them together; or
+// one after the other, where two have no registers beside so many rows. (With few rows memory sets the pace.)
+template <int R, int P, class Kernel>
+PENSTOCK_INLINE void add_up_tile(const Kernel& kernel, Kind kind, int64_t row, int64_t panel, const Turn& turn) {
+    const int64_t bytes = panel_bytes(kind, kernel.call.inputs);
+    WeightsAhead<R, P> ahead(kernel.call, bytes, turn);
+    const uint8_t* weight[P];
+    PENSTOCK_UNROLL for (int p = 0; p < P; p++) weight[p] = panel_at<P>(kernel.call, panel, p, bytes);
+    if constexpr (P > 1 && Kernel::kPanelsInTurn && 2 * R > Kernel::kRows) {
+        TileSums<R, P> sums;
+        for (int p = 0; p < P; p++) {
+            f32x16 sum[R][1];
+            kernel.add_up(row, {weight[p]}, ahead, sum);
+            sums.put(p, sum);
+        }
+        sums.finish_tile(kernel.call, row, panel);
+    } else {
+        f32x16 sum[R][P];
+        kernel.add_up(row, weight, ahead, sum);
+        TileSums<R, P>(sum).finish_tile(kernel.call, row, panel);
+    }
+}
+
 // One tile of `rows` rows, at most R.
 template <int R, int P, class Kernel>
 PENSTOCK_INLINE void walk_tile(const Kernel& kernel, int64_t row, int64_t rows, int64_t panel, const Turn& turn) {

@@ -25,22 +25,8 @@ from penstock.contract.plan import (
 )
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
+from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
-from penstock.remote.messages import (
-    Answer,
-    Done,
-    Failed,
-    Load,
-    Order,
-    Ran,
-    Ready,
-    Refused,
-    Reset,
-    Run,
-    Said,
-    StartProfile,
-    StopProfile,
-)
 
 SPEC = SamplingSpec(
     (
@@ -75,16 +61,20 @@ RESULT = StepResult(
 )
 MEMORY = MemoryReport(1, 2, 3, 4, 5, "int8", "file", 6, 7, 8, generates=False)
 ORDERS = [
-    Load(EngineConfig(served_model_name=("a", "*")), "cache", MEMORY),
-    Run(PLAN),
-    Reset(),
-    StartProfile(),
-    StopProfile("p"),
+    messages.Load(EngineConfig(served_model_name=("a", "*")), "cache", MEMORY),
+    messages.Run(PLAN),
+    messages.Reset(),
+    messages.StartProfile(),
+    messages.StopProfile("p"),
 ]
 ANSWERS = [
-    Said("line"), Ready(RunnerFacts(EngineConfig(), MEMORY, 9, 8, 7, True, b"\xff\x00")), Refused("", "no"),
-    Ran(RESULT), Failed("why"), Done(),
-]  # fmt: skip
+    messages.Said("line"),
+    messages.Ready(RunnerFacts(EngineConfig(), MEMORY, 9, 8, 7, True, b"\xff\x00")),
+    messages.Refused("", "no"),
+    messages.Ran(RESULT),
+    messages.Failed("why"),
+    messages.Done(),
+]
 
 
 @pytest.fixture
@@ -94,9 +84,11 @@ def pair():
         yield ours, theirs
 
 
-@pytest.mark.parametrize(("kind", "values"), [(Order, ORDERS), (Answer, ANSWERS)], ids=["orders", "answers"])
+@pytest.mark.parametrize(
+    ("kind", "values"), [(messages.Order, ORDERS), (messages.Answer, ANSWERS)], ids=["orders", "answers"]
+)
 def test_every_message_arrives_as_it_was(pair, kind, values):
-    sender, receiver = Connection(pair[0], Order), Connection(pair[1], kind)
+    sender, receiver = Connection(pair[0], messages.Order), Connection(pair[1], kind)
     for value in values:
         sender.send(value)
     for value in values:
@@ -104,23 +96,23 @@ def test_every_message_arrives_as_it_was(pair, kind, values):
 
 
 def test_a_float_stays_one_and_a_bool_too(pair):
-    sender, receiver = Connection(pair[0], Order), Connection(pair[1], Order)
-    sender.send(Run(PLAN))
+    sender, receiver = Connection(pair[0], messages.Order), Connection(pair[1], messages.Order)
+    sender.send(messages.Run(PLAN))
     entries = receiver.receive(1).plan.admits[0].sampling.entries
     assert [type(value) for _, value in entries] == [tuple, tuple, float, int, tuple, int, bool]
     assert [type(part) for pair_ in entries[1][1] for part in pair_] == [int, float, int, float]
 
 
 def test_a_message_in_pieces_waits_for_the_last(pair):
-    receiver = Connection(pair[1], Answer)
-    body = msgspec.msgpack.encode(Said("in pieces"))
+    receiver = Connection(pair[1], messages.Answer)
+    body = msgspec.msgpack.encode(messages.Said("in pieces"))
     whole = len(body).to_bytes(4, "little") + body
     for byte in whole[:-1]:
         pair[0].sendall(bytes((byte,)))
         with pytest.raises(TimeoutError):
             receiver.receive(0.001)
     pair[0].sendall(whole[-1:])
-    assert receiver.receive(1) == Said("in pieces")
+    assert receiver.receive(1) == messages.Said("in pieces")
 
 
 @pytest.mark.parametrize(
@@ -136,13 +128,13 @@ def test_a_message_in_pieces_waits_for_the_last(pair):
 def test_what_is_no_message_closes_the_connection(pair, sent):
     pair[0].sendall(sent)
     with pytest.raises(Closed, match="not a message"):
-        Connection(pair[1], Answer).receive(1)
+        Connection(pair[1], messages.Answer).receive(1)
 
 
 def test_an_end_is_told(pair):
-    receiver = Connection(pair[1], Answer)
+    receiver = Connection(pair[1], messages.Answer)
     pair[0].close()
     with pytest.raises(Closed):
         receiver.receive(1)
     with pytest.raises(Closed):
-        receiver.send(Done())
+        receiver.send(messages.Done())

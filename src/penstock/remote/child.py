@@ -20,30 +20,16 @@ import msgspec
 from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.ports import Profiler, Runner
+from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
-from penstock.remote.messages import (
-    Answer,
-    Done,
-    Failed,
-    Load,
-    Order,
-    Ran,
-    Ready,
-    Refused,
-    Reset,
-    Run,
-    Said,
-    StartProfile,
-    StopProfile,
-)
 
 __all__ = ["Build", "serve_orders"]
 
-Build = Callable[[Load, Callable[[str], None]], tuple[Runner, RunnerFacts]]
+Build = Callable[[messages.Load, Callable[[str], None]], tuple[Runner, RunnerFacts]]
 """Loads what is ordered, saying each line of the start report; raises SetupError."""
 
 
-def serve_orders(connection: Connection[Order], build: Build, profiler: Profiler) -> None:
+def serve_orders(connection: Connection[messages.Order], build: Build, profiler: Profiler) -> None:
     """Load what the first order says, then carry out orders until the connection ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process by the connection
         signal.signal(number, signal.SIG_IGN)
@@ -58,17 +44,17 @@ def serve_orders(connection: Connection[Order], build: Build, profiler: Profiler
         return
 
 
-def _load(connection: Connection[Order], build: Build) -> Runner | None:
+def _load(connection: Connection[messages.Order], build: Build) -> Runner | None:
     order = connection.receive()
-    if not isinstance(order, Load):
+    if not isinstance(order, messages.Load):
         raise Closed("the first order was not to load a model")
     try:
-        runner, facts = build(order, lambda line: connection.send(Said(line)))
+        runner, facts = build(order, lambda line: connection.send(messages.Said(line)))
     except SetupError as error:
         option = error.option if isinstance(error, ConfigError) else ""
-        connection.send(Refused(option, str(error).removeprefix(f"{option}: ")))
+        connection.send(messages.Refused(option, str(error).removeprefix(f"{option}: ")))
         return None
-    connection.send(Ready(facts))
+    connection.send(messages.Ready(facts))
     return runner
 
 
@@ -80,29 +66,29 @@ class _Child:
         self._profiler = profiler
         self._profiling = False
 
-    def carry_out(self, order: Order) -> msgspec.Struct:
+    def carry_out(self, order: messages.Order) -> msgspec.Struct:
         """The answer; what an order raises is one."""
         try:
             return self._answer(order)
         except Exception:
-            return Failed(traceback.format_exc())
+            return messages.Failed(traceback.format_exc())
 
-    def _answer(self, order: Order) -> Answer:
+    def _answer(self, order: messages.Order) -> messages.Answer:
         match order:
-            case Run(plan):
+            case messages.Run(plan):
                 with self._profiler.span("run") if self._profiling else nullcontext():
-                    return Ran(self._runner.run(plan))
-            case Reset():
+                    return messages.Ran(self._runner.run(plan))
+            case messages.Reset():
                 self._runner.reset()
-            case StartProfile():
+            case messages.StartProfile():
                 self._profiler.start()
                 self._profiling = True
-            case StopProfile(path):
+            case messages.StopProfile(path):
                 self._profiling = False
                 self._profiler.stop()(Path(path))
-            case Load():
+            case messages.Load():
                 raise ValueError("a model is loaded already")
-        return Done()
+        return messages.Done()
 
 
 def _end_with(descriptor: int) -> None:

@@ -17,20 +17,8 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault, RunnerLost, SetupError
 from penstock.contract.memory import MemoryReport, RunnerFacts
 from penstock.contract.plan import StepPlan, StepResult
+from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
-from penstock.remote.messages import (
-    Answer,
-    Done,
-    Failed,
-    Load,
-    Order,
-    Ran,
-    Ready,
-    Refused,
-    Reset,
-    Run,
-    Said,
-)
 from penstock.remote.step_times import StepTimes
 
 __all__ = ["ProcessRunner"]
@@ -89,7 +77,7 @@ class ProcessRunner:
     def start(self, plan: StepPlan) -> None:
         """See `OverlappingRunner`."""
         self._started = plan
-        self._send(Run(plan))
+        self._send(messages.Run(plan))
 
     def finish(self) -> StepResult:
         """See `OverlappingRunner`.
@@ -102,9 +90,9 @@ class ProcessRunner:
         assert plan is not None, "finish() without a started plan"
         answer = self._receive(self._times.limit(plan))
         self._started = None
-        if isinstance(answer, Failed):
+        if isinstance(answer, messages.Failed):
             raise EngineFault(f"the step failed in the runner's process:\n{answer.report}")
-        if not isinstance(answer, Ran) or answer.result.step != plan.step:
+        if not isinstance(answer, messages.Ran) or answer.result.step != plan.step:
             raise self._lose(f"answered step {plan.step} with something else")
         self._starts = 0
         self._times.ran(plan, answer.result.seconds)
@@ -119,8 +107,8 @@ class ProcessRunner:
         plan, self._started = self._started, None
         if not self._lost:
             try:
-                self._send(Reset())
-                while not isinstance(self._receive(self._times.limit(plan)), Done):
+                self._send(messages.Reset())
+                while not isinstance(self._receive(self._times.limit(plan)), messages.Done):
                     continue  # what was computed for nobody
             except RunnerLost as error:
                 log.error("%s", error)
@@ -129,7 +117,7 @@ class ProcessRunner:
         self._start_again()
         return True
 
-    def order(self, order: Order) -> Answer | None:
+    def order(self, order: messages.Order) -> messages.Answer | None:
         """Have something done between two steps; None where the process is lost."""
         try:
             self._send(order)
@@ -171,25 +159,25 @@ class ProcessRunner:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is meant for us
             )
-        self._connection: Connection[Answer] = Connection(ours, Answer)
+        self._connection: Connection[messages.Answer] = Connection(ours, messages.Answer)
         self._lost = False
         try:
-            self._send(Load(self._config if like is None else self.facts.config, self._cache_dir, like))
-            while isinstance(answer := self._receive(None), Said):
+            self._send(messages.Load(self._config if like is None else self.facts.config, self._cache_dir, like))
+            while isinstance(answer := self._receive(None), messages.Said):
                 announce(answer.line)
         except RunnerLost as error:
             raise SetupError(f"{error}, while it loaded the model; is there enough memory?") from error
         except BaseException:
             self.close()
             raise
-        if isinstance(answer, Refused):
+        if isinstance(answer, messages.Refused):
             self.close()
             raise ConfigError(answer.option, answer.message) if answer.option else SetupError(answer.message)
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, messages.Ready):
             raise SetupError(str(self._lose("did not say that it was ready")))
         return answer.facts
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: messages.Order) -> None:
         if self._lost:
             raise RunnerLost("the runner's process is gone")
         try:
@@ -197,7 +185,7 @@ class ProcessRunner:
         except Closed as error:
             raise self._lose("is gone") from error
 
-    def _receive(self, limit: float | None) -> Answer:
+    def _receive(self, limit: float | None) -> messages.Answer:
         """The next answer.
 
         Args:
