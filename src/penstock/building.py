@@ -27,7 +27,7 @@ from penstock.weights.files import ModelFiles
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.pull import pull
 
-__all__ = ["build_runner", "checkpoint_interval", "grammars_of", "load_runner", "open_model_text"]
+__all__ = ["build_runner", "checkpoint_interval", "grammars_of", "load_runner", "open_model_text", "vocabulary_of"]
 
 
 def open_model_text(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> TextModel:
@@ -56,10 +56,10 @@ def _text_files(config: EngineConfig, files: ModelFiles, cache_dir: Path | None)
 
 def grammars_of(text: TextModel, vocab_size: int) -> GrammarLibrary:
     """Grammars over a model's vocabulary, which is read when the first one is wanted."""
-    return GrammarLibrary(partial(_vocabulary_of, text, vocab_size))
+    return GrammarLibrary(partial(vocabulary_of, text, vocab_size))
 
 
-def _vocabulary_of(text: TextModel, width: int) -> Vocabulary:
+def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
     """A model's vocabulary as grammars see it, `width` tokens wide."""
     tokenizer = text.tokenizer
     special = tuple(id_ for id_ in range(width) if tokenizer.is_special(id_) or id_ in text.eos_token_ids)
