@@ -1,7 +1,7 @@
 """From a model's files to a model in memory: what options mean here, whether it fits, and its weights in their places.
 
-Beside `app` the only file that names concrete classes of several rooms. A model can be planned first: its program is
-built from headers alone, with sizes and costs but without a number.
+Names concrete classes of several rooms, as `app`, `building` and `runner_process` do, and no other file. A model can be
+planned first: its program is built from headers alone, with sizes and costs but without a number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The program of a runner's process: `python -m penstock.runner_process DESCRIPTOR`, started by `remote.ProcessRunner`.
 
-Beside `app` and `loading` the only file that names concrete classes of several rooms.
+Names concrete classes of several rooms, as `app`, `building` and `loading` do, and no other file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.ports import Runner
+from penstock.remote import Connection, serve_orders
 from penstock.remote.messages import Load, Order
 
 __all__ = ["RUNNER_PROGRAM", "main"]
@@ -22,12 +23,12 @@ RUNNER_PROGRAM = (sys.executable, "-m", "penstock.runner_process")
 
 def main() -> None:
     """Take orders from the engine at the other end of a socket."""
-    from penstock.remote import Connection, serve_orders
-
     faulthandler.enable()  # where it was when it crashed, or when it was ended because it hung
-    connection: Connection[Order] = Connection(socket.socket(fileno=int(sys.argv[1])), Order)
-    from penstock.exec.profiler import TorchProfiler  # torch: seconds
+    from penstock.exec.profiler import (
+        TorchProfiler,
+    )  # not above: the engine's process reads this file for its name alone
 
+    connection: Connection[Order] = Connection(socket.socket(fileno=int(sys.argv[1])), Order)
     serve_orders(connection, _build, TorchProfiler())
 
 

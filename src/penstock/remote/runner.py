@@ -216,4 +216,4 @@ class ProcessRunner:
             return RunnerLost(f"the runner's process {self._process.pid} {what}")
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         message = f"the runner's process {self._process.pid} {what}: {how}"
-        return RunnerLost(message, killed=not hung and status in (-signal.SIGKILL, -signal.SIGTERM))
+        return RunnerLost(message, killed=not hung and status == -signal.SIGKILL)
