@@ -1,6 +1,7 @@
-"""The composition root: the only file that names concrete classes of several rooms, and puts them together.
+"""The composition root: puts concrete classes of several rooms together, as an engine and as a server.
 
-Reads top to bottom as the start of an engine: find the model, read it, place it, size the KV cache, join the parts.
+Reads top to bottom as the start of an engine: find the model, make what computes, here or in a process of its own, and
+join the parts. How a model is placed is in `loading`, how a runner is made of it in `building`.
 """
 
 from __future__ import annotations
