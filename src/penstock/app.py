@@ -1,7 +1,7 @@
 """The composition root: puts concrete classes of several rooms together, as an engine and as a server.
 
-Reads top to bottom as the start of an engine: find the model, make what computes, here or in a process of its own, and
-join the parts. How a model is placed is in `loading`, how a runner is made of it in `building`.
+Reads top to bottom as the start of an engine: have the model loaded, open its text meanwhile, and join the parts. Where
+it is loaded is in `computing`, how a runner is made of it in `building`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.building import checkpoint_interval, grammars_of, load_runner, open_model_text
+from penstock.computing import Computing, Starting, start_computing
+from penstock.contract.clock import SystemClock
 from penstock.contract.config import (
     ANY_NAME,
     BYTE_FIELDS,
@@ -27,29 +27,14 @@ from penstock.contract.config import (
     options_behind,
     read_bytes,
 )
-from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory import RunnerFacts
-from penstock.contract.model import ModelCard, StepCost, StepRow
-from penstock.contract.ports import OverlappingRunner, Profiler, Runner
-from penstock.contract.sampling import SamplingScalar
+from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
-from penstock.exec.profiler import TorchProfiler
-from penstock.exec.start_report import plain_text_line, sampling_line
-from penstock.grammar import GrammarLibrary
-from penstock.loading import SystemClock, find_model, plan_model, resolve_choices
-from penstock.nn.cost import cost
-from penstock.remote import ProcessProfiler, ProcessRunner
-from penstock.runner_process import RUNNER_PROGRAM
-from penstock.sampling import read_model_defaults
+from penstock.model_text import open_model_text
 from penstock.text import TextModel
-from penstock.weights.embedding_config import read_embedding
-from penstock.weights.files import ModelFiles
-from penstock.weights.generation_config import read_generation_config
-from penstock.weights.gguf_file import GgufSource
-from penstock.weights.locate import default_cache_dir
 
 __all__ = [
     "Assembly",
@@ -58,24 +43,6 @@ __all__ = [
     "local_application",
     "serve",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Computing:
-    """What computes, wherever it does: a runner and what belongs to it.
-
-    Attributes:
-        grammars: those that requests are checked with.
-        cost: what a step of given rows takes.
-        close: ends what is not this process's own.
-    """
-
-    runner: Runner | OverlappingRunner
-    facts: RunnerFacts
-    grammars: GrammarLibrary
-    profiler: Profiler
-    cost: Callable[[Sequence[StepRow]], StepCost]
-    close: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +106,10 @@ def _read_size(name: str, value: Any) -> Any:
 
 
 def assemble(
-    config: EngineConfig, cache_dir: Path | None = None, announce: Callable[[str], None] | None = None
+    config: EngineConfig,
+    cache_dir: Path | None = None,
+    announce: Callable[[str], None] | None = None,
+    starting: Starting | None = None,
 ) -> Assembly:
     """Find, load and join everything that an engine needs.
 
@@ -147,6 +117,7 @@ def assemble(
         config: what the operator chose.
         cache_dir: where fetched models are kept; None takes the user's cache directory.
         announce: called with each line of the start report.
+        starting: what was begun already with the same options; this function's from now on.
 
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
@@ -158,33 +129,37 @@ def assemble(
         if announce is not None:
             announce(line)
 
-    files = find_model(config, cache_dir)
-    recommended = read_generation_config(config.generation_config, files.path)
-    sampling_defaults = read_model_defaults(recommended.values, recommended.origin)
-    text = open_model_text(config, files, cache_dir)
-    computing = (_compute_apart if config.runner == "process" else _compute_here)(config, files, text, cache_dir, say)
+    starting = starting or start_computing(config, cache_dir, say)
     try:
-        card = _model_card(computing.facts, files, text, sampling_defaults)
-        if text.plain and card.generates:
-            say(plain_text_line())
-        if sampling_defaults and card.generates:
-            say(sampling_line(sampling_defaults, recommended.origin))
-        for line in computing.facts.memory.lines():
+        model = starting.model
+        text = open_model_text(config, model.text)
+        computing = starting.ready(text)
+        card = _model_card(computing.facts, model, text)
+        for line in (*_text_lines(card, model, text), *computing.facts.memory.lines()):
             say(line)
         engine, intake = _join(computing, text, card)
     except BaseException:
-        computing.close()
+        starting.close()
         raise
     return Assembly(engine, intake, card, computing.facts.config, tuple(report), computing)
 
 
-def _model_card(
-    facts: RunnerFacts, files: ModelFiles, text: TextModel, sampling_defaults: tuple[tuple[str, SamplingScalar], ...]
-) -> ModelCard:
+def _text_lines(card: ModelCard, model: ModelFacts, text: TextModel) -> Iterator[str]:
+    """What the start report says of prompts and sampling."""
+    if not card.generates:
+        return
+    if text.plain:
+        yield "conversations    as plain text: the model has no chat template (--chat-template FILE takes yours)"
+    if model.sampling_defaults:
+        values = ", ".join(f"{name} {value:g}" for name, value in model.sampling_defaults)
+        unless = f"unless a request says otherwise, from {model.sampling_origin} (--generation-config none: without)"
+        yield f"sampling         {values} {unless}"
+
+
+def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> ModelCard:
     """What callers may know of the model."""
     asked = facts.config.served_model_name
-    names = tuple(dict.fromkeys(name for name in asked if name != ANY_NAME)) or (files.name,)
-    header = files.source.header if isinstance(files.source, GgufSource) else None
+    names = tuple(dict.fromkeys(name for name in asked if name != ANY_NAME)) or (model.name,)
     return ModelCard(
         name=names[0],
         created=int(time.time()),
@@ -194,43 +169,13 @@ def _model_card(
         template_variables=text.template_variables,
         thinks=text.reply_format.thinks,
         hidden_size=facts.embedding_size,
-        sampling_defaults=sampling_defaults,
+        sampling_defaults=model.sampling_defaults,
         named_roles=text.chat_template.named_roles if text.chat_template is not None else frozenset(),
         aliases=names[1:],
         any_name=ANY_NAME in asked,
-        embedding=read_embedding(files.path, header) or EmbeddingSpec(),
+        embedding=model.embedding,
         generates=not facts.looks_ahead,
     )
-
-
-def _compute_here(
-    config: EngineConfig, files: ModelFiles, text: TextModel, _cache_dir: Path | None, say: Callable[[str], None]
-) -> Computing:
-    """A runner in this process."""
-    runner, facts, loaded, grammars = load_runner(config, files, text, say)
-    return Computing(
-        runner, facts, grammars, TorchProfiler(), partial(cost, loaded.program, kv_dtype=loaded.kv_dtype), _nothing
-    )
-
-
-def _compute_apart(
-    config: EngineConfig, files: ModelFiles, text: TextModel, cache_dir: Path | None, say: Callable[[str], None]
-) -> Computing:
-    """A runner in a process of its own."""
-    runner = ProcessRunner(config, str(cache_dir or default_cache_dir(os.environ)), RUNNER_PROGRAM, say)
-    facts = runner.facts
-
-    def planned_cost(rows: Sequence[StepRow]) -> StepCost:
-        choices = resolve_choices(facts.config, files)
-        program = plan_model(facts.config, files, choices).program
-        return cost(program, rows, kv_dtype=choices.kv_dtype)
-
-    grammars = grammars_of(text, facts.vocab_size)
-    return Computing(runner, facts, grammars, ProcessProfiler(runner), planned_cost, runner.close)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _join(computing: Computing, text: TextModel, card: ModelCard) -> tuple[Engine, Intake]:
@@ -247,7 +192,7 @@ def _join(computing: Computing, text: TextModel, card: ModelCard) -> tuple[Engin
         model_digest=facts.model_digest,
         window=facts.window,
         checkpoints=memory.checkpoints,
-        checkpoint_interval=checkpoint_interval(config),
+        checkpoint_interval=config.checkpoint_interval,
         looks_ahead=facts.looks_ahead,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
@@ -270,10 +215,11 @@ def serve(
     cache_dir: Path,
     announce: Callable[[str], None],
     on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
+    starting: Starting | None = None,
 ) -> None:
     """Assemble an engine and serve it over HTTP until the process is asked to end, or can serve nothing any more.
 
-    `on_ready` is told the URL and the model's name once connections are accepted.
+    `on_ready` is told the URL and the model's name once connections are accepted. `starting` as in `assemble`.
 
     Raises:
         SetupError: the model, an option or the address cannot be used.
@@ -284,7 +230,7 @@ def serve(
     access = server.open_access(server_options, os.environ)
     server.configure_logging(server_options.log_format)
     directory = _profile_directory(server_options.profile_dir) if server_options.profile_dir else None
-    assembly = assemble(engine_options, cache_dir, announce)
+    assembly = assemble(engine_options, cache_dir, announce, starting)
     observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
     endpoint = server_options.otlp_traces_endpoint
     spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None

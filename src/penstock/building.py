@@ -1,46 +1,59 @@
-"""From a model in memory to a runner that is ready: its KV cache sized from what is left, its first steps behind it.
+"""From a model's files to a runner that is ready: its KV cache sized from what is left, its first steps behind it.
 
-Between `loading`, which places weights, and `app`, which joins a runner with everything else: what is the same in a
-process that serves and in one that only computes.
+Between `loading`, which places weights, and `computing`, which decides in which process: what is the same in one that
+serves and in one that only computes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
+import torch
+
 from penstock.contract.config import EngineConfig, most_blocks
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
 from penstock.contract.memory import MemoryReport, RunnerFacts
-from penstock.contract.model import HuggingFaceText, TextFiles
+from penstock.contract.model import HuggingFaceText, ModelFacts, TextFiles
 from penstock.contract.ports import Grammars
 from penstock.exec.device import kv_budget
+from penstock.exec.free_memory import free_memory
 from penstock.exec.kv_store import block_bytes, blocks_for
 from penstock.exec.runner import TorchRunner
 from penstock.exec.state_store import share_memory, state_bytes
-from penstock.grammar import GrammarLibrary, Vocabulary
+from penstock.grammar import GrammarLibrary
 from penstock.loading import LoadedModel, load_model
-from penstock.text import ReasoningBudgets, TextModel, open_text
+from penstock.model_text import grammars_of
+from penstock.sampling import read_model_defaults
+from penstock.text import ReasoningBudgets, TextModel
+from penstock.weights.embedding_config import read_embedding
 from penstock.weights.files import ModelFiles
+from penstock.weights.generation_config import read_generation_config
+from penstock.weights.gguf_file import GgufSource
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.pull import pull
 
-__all__ = ["build_runner", "checkpoint_interval", "grammars_of", "load_runner", "open_model_text", "vocabulary_of"]
+__all__ = ["build_runner", "load_runner", "read_facts"]
+
+_HOST = torch.device("cpu")
 
 
-def open_model_text(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> TextModel:
-    """A model's tokenizer, chat template and formats of answers; `cache_dir` as for `app.assemble`.
+def read_facts(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> ModelFacts:
+    """What a model's files say, but for its weights; `cache_dir` as for `app.assemble`.
 
     Raises:
-        SetupError: they cannot be read.
+        SetupError: a file cannot be used.
     """
-    return open_text(
+    recommended = read_generation_config(config.generation_config, files.path)
+    header = files.source.header if isinstance(files.source, GgufSource) else None
+    return ModelFacts(
+        files.name,
         _text_files(config, files, cache_dir),
-        tool_call_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser,
-        chat_template=config.chat_template,
+        read_embedding(files.path, header) or EmbeddingSpec(),
+        read_model_defaults(recommended.values, recommended.origin),
+        recommended.origin,
     )
 
 
@@ -52,20 +65,6 @@ def _text_files(config: EngineConfig, files: ModelFiles, cache_dir: Path | None)
     if not path.is_dir():
         raise ConfigError("tokenizer", f"{path} is no directory with a tokenizer.json")
     return HuggingFaceText(str(path))
-
-
-def grammars_of(text: TextModel, vocab_size: int) -> GrammarLibrary:
-    """Grammars over a model's vocabulary, which is read when the first one is wanted."""
-    return GrammarLibrary(partial(vocabulary_of, text, vocab_size))
-
-
-def vocabulary_of(text: TextModel, width: int) -> Vocabulary:
-    """A model's vocabulary as grammars see it, `width` tokens wide."""
-    tokenizer = text.tokenizer
-    special = tuple(id_ for id_ in range(width) if tokenizer.is_special(id_) or id_ in text.eos_token_ids)
-    hidden = frozenset(special)
-    tokens = tuple(b"" if id_ in hidden else tokenizer.token_bytes(id_) for id_ in range(width))
-    return Vocabulary(tokens, special, tuple(sorted(text.eos_token_ids)))
 
 
 def load_runner(
@@ -127,7 +126,7 @@ def _sizes(config: EngineConfig, loaded: LoadedModel) -> MemoryReport:
     num_seqs, checkpoints = config.max_num_seqs, None
     carried = state_bytes(loaded.program.states)
     if carried:
-        interval = checkpoint_interval(config)
+        interval = config.checkpoint_interval
         num_seqs, checkpoints, budget = share_memory(budget, carried, each // block_size, num_seqs, interval)
     num_blocks = blocks_for(budget, caches, block_size, dtype)
     return MemoryReport(
@@ -142,18 +141,13 @@ def _sizes(config: EngineConfig, loaded: LoadedModel) -> MemoryReport:
         state_bytes=carried * (num_seqs + (checkpoints or 0)),
         checkpoints=checkpoints,
         generates=not loaded.program.looks_ahead,
+        spare_bytes=max(0, free_memory(_HOST) - num_blocks * each),
     )
 
 
 def _step_blocks(config: EngineConfig) -> int:
     """Blocks that one step may fill, of which each sequence's last may be filled in part."""
     return -(-config.max_num_batched_tokens // config.block_size) + config.max_num_seqs
-
-
-def checkpoint_interval(config: EngineConfig) -> int:
-    """Positions between checkpoints of recurrent state, in whole blocks."""
-    size = config.block_size
-    return -(-config.state_checkpoint_interval // size) * size
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> int:

@@ -7,7 +7,6 @@ planned first: its program is built from headers alone, with sizes and costs but
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from penstock import models
+from penstock.contract.clock import SystemClock
 from penstock.contract.config import EngineConfig, most_blocks
 from penstock.contract.model import ModelShape
 from penstock.contract.ports import Grammars, ThinkingBudgets
@@ -70,7 +70,6 @@ __all__ = [
     "Choices",
     "LoadedModel",
     "PlannedModel",
-    "SystemClock",
     "executor",
     "find_model",
     "load_model",
@@ -86,12 +85,6 @@ _STEP_SHARE = 4
 """Of the memory, what a step that holds a whole prompt may take: one part in so many."""
 
 _SMALLER = ("auto", "int8", "int4")
-
-
-class SystemClock:
-    """The real, monotone clock: seconds since an arbitrary start."""
-
-    now = staticmethod(time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)

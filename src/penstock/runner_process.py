@@ -1,4 +1,4 @@
-"""The program of a runner's process: `python -m penstock.runner_process DESCRIPTOR`, started by `remote.ProcessRunner`.
+"""The program of a runner's process: `python -m penstock.runner_process DESCRIPTOR`, started by `remote.RunnerProcess`.
 
 Names concrete classes of several rooms, as `app`, `building` and `loading` do, and no other file.
 """
@@ -6,41 +6,44 @@ Names concrete classes of several rooms, as `app`, `building` and `loading` do, 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.building import load_runner, read_facts
 from penstock.contract.memory import RunnerFacts
+from penstock.contract.model import ModelFacts
 from penstock.contract.ports import Runner
+from penstock.exec.profiler import TorchProfiler
+from penstock.loading import find_model
+from penstock.model_text import open_model_text
 from penstock.remote import Connection, serve_orders
 from penstock.remote.messages import Load, Order
 
-__all__ = ["RUNNER_PROGRAM", "main"]
-
-RUNNER_PROGRAM = (sys.executable, "-m", "penstock.runner_process")
+__all__ = ["main"]
 
 
 def main() -> None:
     """Take orders from the engine at the other end of a socket."""
     faulthandler.enable()  # where it was when it crashed, or when it was ended because it hung
-    from penstock.exec.profiler import (
-        TorchProfiler,
-    )  # not above: the engine's process reads this file for its name alone
-
+    gc.freeze()  # what was imported stays as long as the process: nothing to be gone through again and again
     connection: Connection[Order] = Connection(socket.socket(fileno=int(sys.argv[1])), Order)
     serve_orders(connection, _build, TorchProfiler())
 
 
-def _build(order: Load, announce: Callable[[str], None]) -> tuple[Runner, RunnerFacts]:
-    from penstock.building import load_runner, open_model_text
-    from penstock.loading import find_model
-
+def _build(
+    order: Load, announce: Callable[[str], None], found: Callable[[ModelFacts], None]
+) -> tuple[Runner, RunnerFacts]:
     cache_dir = Path(order.cache_dir)
     files = find_model(order.config, cache_dir)
-    text = open_model_text(order.config, files, cache_dir)
-    runner, facts, _, _ = load_runner(order.config, files, text, announce, order.like)
-    return runner, facts
+    facts = read_facts(order.config, files, cache_dir)
+    found(facts)
+    runner, runner_facts, _, _ = load_runner(
+        order.config, files, open_model_text(order.config, facts.text), announce, order.like
+    )
+    return runner, runner_facts
 
 
 if __name__ == "__main__":

@@ -98,10 +98,23 @@ def _listening_url(process: subprocess.Popen[str], began: float) -> str:
     raise AssertionError(f"the server ended before it listened: {said}")
 
 
+def runners_of(pid: int) -> list[int]:
+    """The processes that compute for the server `pid`, or wait to: the one that has been there longest computes."""
+    children = {
+        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    }
+    return sorted(int(child) for child in children if _is_runner(child))
+
+
 def runner_of(pid: int) -> int:
     """The process that computes for the server `pid`."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if b"penstock.runner_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-    raise AssertionError("there is none")
+    runners = runners_of(pid)
+    assert runners, "there is none"
+    return runners[0]
+
+
+def _is_runner(pid: str) -> bool:
+    try:
+        return b"penstock.runner_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:  # it has ended since it was listed
+        return False

@@ -14,6 +14,7 @@ import torch
 from tiny_checkpoints import VARIANTS, load_model, reference_greedy, write_checkpoint, write_letters
 
 from penstock import LLM, SamplingParams
+from penstock.contract.clock import SystemClock
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Admitted, Generated
 from penstock.contract.plan import Admit
@@ -23,7 +24,6 @@ from penstock.core import Scheduler
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
 from penstock.exec.state_store import StateStore
-from penstock.loading import SystemClock
 
 COUNT = 64
 GREEDY = SamplingSpec((("temperature", 0.0),))

@@ -13,10 +13,10 @@ from test_grammar_oracle import assert_the_fewest_tokens_are_found
 from test_grammar_schemas import CHECKED, FORMATS
 
 from penstock import LLM, SamplingParams
-from penstock.building import vocabulary_of
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import InvalidParameter
 from penstock.loading import find_model
+from penstock.model_text import vocabulary_of
 from penstock.text import open_text
 
 pytestmark = pytest.mark.model

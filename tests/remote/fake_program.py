@@ -1,6 +1,7 @@
 """A runner's process with the paged-memory fake runner in it: `fake_program.py MODEL DESCRIPTOR`.
 
-MODEL says what goes wrong: `refuses`, `dies` while it is loaded, `hangs` in step 3, `raises` in step 3, or nothing.
+MODEL says what goes wrong: `refuses`, `dies` while it is loaded, `hangs` in step 3, `raises` in step 3, or nothing;
+with `roomy` there is memory to spare.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.contract.model import HuggingFaceText, ModelFacts
 from penstock.remote import Connection, serve_orders
 from penstock.remote.messages import Order
 from penstock.sim import FakeRunner
@@ -56,15 +58,19 @@ def scheduler_config(config):
     )
 
 
-def build(order, announce):
+def build(order, announce, found):
     trouble = order.config.model
     if trouble == "refuses":
         raise ConfigError("kv_cache_memory", "is not enough")
     announce(f"sizes as {'before' if order.like else 'they come'}")
     if trouble == "dies" or (trouble == "dies later" and order.like):
         os.abort()
+    found(ModelFacts("fake", HuggingFaceText("nowhere"), sampling_defaults=(("top_k", 5),), sampling_origin="a file"))
     config = scheduler_config(order.config)
-    memory = order.like or MemoryReport(0, 0, config.num_blocks, config.block_size, config.max_model_len, "float32")
+    spare = 1 << 40 if trouble == "roomy" else 0
+    memory = order.like or MemoryReport(
+        0, 0, config.num_blocks, config.block_size, config.max_model_len, "float32", spare_bytes=spare
+    )
     runner = Troubled(FakeRunner(config, VOCABULARY), "" if order.like else trouble)
     return runner, RunnerFacts(order.config, memory, VOCABULARY, 8, None, False, b"")
 

@@ -11,6 +11,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.grammar import JSON_OBJECT
 from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.contract.model import GgufVocabulary, HuggingFaceText, ModelFacts
 from penstock.contract.plan import (
     Admit,
     Checkpoint,
@@ -59,6 +60,21 @@ RESULT = StepResult(
     ),
     0.1 + 0.2,
 )
+VOCABULARY = GgufVocabulary(
+    "f",
+    "gpt2",
+    "",
+    ("a", "é"),
+    (1, 3),
+    ("a b",),
+    (0.5, -1.0),
+    0,
+    1,
+    -1,
+    add_bos=True,
+    add_space_prefix=False,
+    chat_template="{{ x }}",
+)
 MEMORY = MemoryReport(1, 2, 3, 4, 5, "int8", "file", 6, 7, 8, generates=False)
 ORDERS = [
     messages.Load(EngineConfig(served_model_name=("a", "*")), "cache", MEMORY),
@@ -69,6 +85,8 @@ ORDERS = [
 ]
 ANSWERS = [
     messages.Said("line"),
+    messages.Found.of(ModelFacts("m", HuggingFaceText("d"), EmbeddingSpec(Pooling.LAST), (("min_p", 1.0),), "f")),
+    messages.Found.of(ModelFacts("g", VOCABULARY)),
     messages.Ready(RunnerFacts(EngineConfig(), MEMORY, 9, 8, 7, True, b"\xff\x00")),
     messages.Refused("", "no"),
     messages.Ran(RESULT),
@@ -93,6 +111,14 @@ def test_every_message_arrives_as_it_was(pair, kind, values):
         sender.send(value)
     for value in values:
         assert receiver.receive(1) == value
+
+
+def test_what_was_found_is_what_the_files_say(pair):
+    sender, receiver = Connection(pair[0], messages.Answer), Connection(pair[1], messages.Answer)
+    for text in (HuggingFaceText("a directory"), VOCABULARY):
+        facts = ModelFacts("m", text, EmbeddingSpec(Pooling.LAST), (("min_p", 1.0), ("top_k", 5)), "a file")
+        sender.send(messages.Found.of(facts))
+        assert receiver.receive(1).facts == facts
 
 
 def test_a_float_stays_one_and_a_bool_too(pair):

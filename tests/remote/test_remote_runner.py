@@ -17,8 +17,10 @@ import fake_program
 import pytest
 
 from penstock.contract.config import EngineConfig
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError, EngineFault, RunnerLost, SetupError
 from penstock.contract.events import RequestFailed
+from penstock.contract.model import HuggingFaceText, ModelFacts
 from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.contract.sampling import NEUTRAL
 from penstock.core import Scheduler
@@ -36,13 +38,21 @@ def open_runner():
     """Start runners; they are ended with the test."""
     opened = []
 
-    def start(trouble="", announce=lambda _line: None):
-        opened.append(ProcessRunner(replace(CONFIG, model=trouble or "fake"), "", PROGRAM, announce))
-        return opened[-1]
+    def start(trouble="", config=CONFIG, cache_dir=""):
+        runner = ProcessRunner(PROGRAM)
+        opened.append(runner)
+        runner.load(replace(config, model=trouble or "fake"), cache_dir)
+        runner.await_found(silent)
+        runner.await_ready(silent)
+        return runner
 
     yield start
     for runner in opened:
         runner.close()
+
+
+def silent(_line):
+    pass
 
 
 def first_plan():
@@ -75,10 +85,22 @@ def wait_until(condition, seconds=PATIENCE):
 
 
 def test_it_computes_and_says_what_it_is(open_runner):
-    said = []
-    runner = open_runner(announce=said.append)
-    assert said == ["sizes as they come"]
-    assert (runner.facts.vocab_size, runner.facts.memory.num_blocks) == (fake_program.VOCABULARY, 64)
+    said, runner = [], ProcessRunner(PROGRAM)
+    try:
+        runner.load(CONFIG, "")
+        found = runner.await_found(said.append)
+        facts = runner.await_ready(said.append)
+        assert said == ["sizes as they come"]
+        assert found == ModelFacts("fake", HuggingFaceText("nowhere"), EmbeddingSpec(), (("top_k", 5),), "a file")
+        assert (facts.vocab_size, facts.memory.num_blocks) == (fake_program.VOCABULARY, 64)
+        assert len(run(runner, first_plan()).rows[0].tokens) == 1
+    finally:
+        runner.close()
+    assert gone(runner.pid)
+
+
+def test_a_reset_forgets_and_keeps_the_process(open_runner):
+    runner = open_runner()
     assert len(run(runner, first_plan()).rows[0].tokens) == 1
     assert runner.reset() is False
     assert len(run(runner, first_plan()).rows[0].tokens) == 1
@@ -147,8 +169,39 @@ def test_a_wait_that_is_broken_off_leaves_nothing_behind(open_runner):
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_refused_and_no_process_is_left(trouble, error, words):
+    runner = ProcessRunner(PROGRAM)
+    runner.load(replace(CONFIG, model=trouble), "")
     with pytest.raises(error, match=words):
-        ProcessRunner(replace(CONFIG, model=trouble), "", PROGRAM, lambda _line: None)
+        runner.await_found(silent)
+    assert gone(runner.pid)
+
+
+def test_a_process_that_waits_follows_the_one_that_is_gone(open_runner):
+    runner = open_runner("roomy")
+    want = run(runner, first_plan()).rows
+    waits = runner.standby_pid
+    os.kill(runner.pid, signal.SIGKILL)
+    with pytest.raises(RunnerLost):
+        run(runner, next_plan(1))
+    assert runner.reset() is True
+    assert runner.pid == waits != runner.standby_pid
+    assert run(runner, first_plan()).rows == want
+
+
+def test_a_process_that_ended_while_it_waited_is_followed_by_a_new_one(open_runner, monkeypatch):
+    monkeypatch.setattr(module, "_PAUSE", 0.001)
+    runner = open_runner("roomy")
+    run(runner, first_plan())
+    for pid in (runner.standby_pid, runner.pid):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RunnerLost):
+        run(runner, next_plan(1))
+    assert runner.reset() is True
+    assert run(runner, first_plan()).rows
+
+
+def test_no_process_waits_where_memory_is_short(open_runner):
+    assert open_runner().standby_pid is None
 
 
 def test_processes_that_end_again_and_again_are_given_up(open_runner, monkeypatch):
@@ -168,37 +221,36 @@ def test_the_process_ends_with_the_one_that_started_it(tmp_path):
         "import os, signal\n"
         "from penstock.contract.config import EngineConfig\n"
         "from penstock.remote import ProcessRunner\n"
-        "config = EngineConfig(model='fake', block_size=4, max_num_seqs=4)\n"
-        f"print(ProcessRunner(config, '', {PROGRAM!r}, lambda line: None).pid, flush=True)\n"
+        f"runner = ProcessRunner({PROGRAM!r})\n"
+        "runner.load(EngineConfig(model='roomy', block_size=4, max_num_seqs=4), '')\n"
+        "runner.await_found(lambda line: None)\n"
+        "runner.await_ready(lambda line: None)\n"
+        "print(runner.pid, runner.standby_pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == -signal.SIGKILL
-    wait_until(lambda: gone(int(done.stdout)), seconds=10)
+    for pid in map(int, done.stdout.split()):
+        wait_until(lambda pid=pid: gone(pid), seconds=10)
 
 
 def test_answers_are_what_they_would_have_been_whatever_is_killed(open_runner):
     bench = engine_harness.build(max_num_seqs=4)
     options = {"block_size": bench.config.block_size, "max_num_seqs": bench.config.max_num_seqs}
     options["max_num_batched_tokens"] = bench.config.max_num_batched_tokens
-    runner = ProcessRunner(
-        EngineConfig(model="fake", **options), str(bench.config.num_blocks), PROGRAM, lambda _line: None
-    )
-    try:
-        bench.engine = Engine(Scheduler(bench.config), runner, bench.text)
-        requests = {f"prompt {i}": bench.submit(f"prompt {i}", max_tokens=20) for i in range(6)}
-        chance, kills, step = random.Random(0), 0, 0
-        while bench.engine.has_work:
-            if step % 5 == 3 and kills < 8:
-                threading.Timer(chance.random() * 0.002, os.kill, (runner.pid, signal.SIGKILL)).start()
-                kills += 1
-                time.sleep(chance.random() * 0.004)
-            bench.step()
-            step += 1
-        for prompt, one in requests.items():
-            assert not isinstance(engine_harness.terminal_of(bench.outputs[one]), RequestFailed)
-            assert engine_harness.tokens_of(bench.outputs[one]) == bench.expected(prompt, 20)
-        assert bench.engine.measurements().failed_steps > 0
-        assert bench.engine.health().free_blocks == bench.config.num_blocks
-    finally:
-        runner.close()
+    runner = open_runner(config=EngineConfig(**options))
+    bench.engine = Engine(Scheduler(bench.config), runner, bench.text)
+    requests = {f"prompt {i}": bench.submit(f"prompt {i}", max_tokens=20) for i in range(6)}
+    chance, kills, step = random.Random(0), 0, 0
+    while bench.engine.has_work:
+        if step % 5 == 3 and kills < 8:
+            threading.Timer(chance.random() * 0.002, os.kill, (runner.pid, signal.SIGKILL)).start()
+            kills += 1
+            time.sleep(chance.random() * 0.004)
+        bench.step()
+        step += 1
+    for prompt, one in requests.items():
+        assert not isinstance(engine_harness.terminal_of(bench.outputs[one]), RequestFailed)
+        assert engine_harness.tokens_of(bench.outputs[one]) == bench.expected(prompt, 20)
+    assert bench.engine.measurements().failed_steps > 0
+    assert bench.engine.health().free_blocks == bench.config.num_blocks

@@ -31,11 +31,14 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
         context.params["model"] = checkpoint_path
     engine_config, server_config = build_configs(context, EngineConfig, ServerConfig)
     with lasting_imports():
-        import penstock.server  # noqa: F401 - which `serve` imports when it is called
         from penstock.app import serve
+        from penstock.computing import start_computing
         from penstock.weights.locate import default_cache_dir, locate_local
 
-    cache_dir = default_cache_dir(os.environ)
+        cache_dir = default_cache_dir(os.environ)
+        starting = start_computing(engine_config, cache_dir, click.echo)  # another process imports meanwhile
+        import penstock.server  # noqa: F401 - which `serve` imports when it is called
+
     with ExitStack() as while_serving:
 
         def ready(url: str, model: str) -> None:
@@ -43,4 +46,4 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
             while_serving.enter_context(listed(cache_dir, url, model, path))
             while_serving.enter_context(interrupts_taken())  # from now on the server ends in order
 
-        serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready)
+        serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready, starting=starting)

@@ -333,6 +333,11 @@ class EngineConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
 
+    @property
+    def checkpoint_interval(self) -> int:
+        """Positions between checkpoints of recurrent state, in whole blocks."""
+        return -(-self.state_checkpoint_interval // self.block_size) * self.block_size
+
 
 def options_behind(front: Front) -> frozenset[str]:
     """The names of `EngineConfig`'s options that something reads behind this front."""

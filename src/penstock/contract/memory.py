@@ -23,6 +23,7 @@ class MemoryReport:
         state_bytes: of recurrent state, that of running sequences and checkpoints together; 0 for none.
         checkpoints: of recurrent state; None for a model that carries none.
         generates: whether output is counted in a request's tokens; a model that only embeds has none.
+        spare_bytes: of the machine's memory, what is left once all of the KV cache is used.
     """
 
     weight_bytes: int
@@ -36,6 +37,7 @@ class MemoryReport:
     state_bytes: int = 0
     checkpoints: int | None = None
     generates: bool = True
+    spare_bytes: int = 0
 
     @property
     def kv_tokens(self) -> int:

@@ -12,6 +12,7 @@ __all__ = [
     "HuggingFaceText",
     "KvCacheSpec",
     "ModelCard",
+    "ModelFacts",
     "ModelShape",
     "StateSpec",
     "StepCost",
@@ -153,6 +154,25 @@ class GgufVocabulary:
 
 
 TextFiles = HuggingFaceText | GgufVocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's files say, but for its weights, to whoever knows no tensors.
+
+    Attributes:
+        name: what clients call it unless the operator says otherwise.
+        text: where its tokenizer and chat template come from; those that the operator named, if any.
+        embedding: what an embedding is where a request does not say.
+        sampling_defaults: as in `ModelCard`.
+        sampling_origin: where these are written; "" if nowhere.
+    """
+
+    name: str
+    text: TextFiles
+    embedding: EmbeddingSpec = field(default_factory=EmbeddingSpec)
+    sampling_defaults: tuple[tuple[str, SamplingScalar], ...] = ()
+    sampling_origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

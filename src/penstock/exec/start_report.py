@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from penstock.contract.sampling import SamplingScalar
 from penstock.kernels.backend import Backend
 from penstock.kernels.native import MAX_HEAD_DIM
 
@@ -19,9 +18,7 @@ __all__ = [
     "left_out_line",
     "mixed_line",
     "onednn_line",
-    "plain_text_line",
     "rounded_line",
-    "sampling_line",
     "unheeded_line",
     "weight_formats",
     "wide_heads_line",
@@ -110,19 +107,6 @@ def left_out_line(parts: Mapping[str, int]) -> str:
     """Which parts of the checkpoint are not computed: the beginning of their names, and how many tensors they have."""
     named = ", ".join(f"{part}* ({count} tensors)" for part, count in parts.items())
     return f"not computed     {named}: text alone is read and written"
-
-
-def plain_text_line() -> str:
-    """That conversations are written as plain text."""
-    return "conversations    as plain text: the model has no chat template (--chat-template FILE takes yours)"
-
-
-def sampling_line(defaults: Sequence[tuple[str, SamplingScalar]], origin: str) -> str:
-    """The sampling parameters that the model has its own defaults of, and where they are from."""
-    values = ", ".join(f"{name} {value:g}" for name, value in defaults)
-    return (
-        f"sampling         {values} unless a request says otherwise, from {origin} (--generation-config none: without)"
-    )
 
 
 def _name(dtype: torch.dtype) -> str:

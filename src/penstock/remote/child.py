@@ -19,14 +19,15 @@ import msgspec
 
 from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.memory import RunnerFacts
+from penstock.contract.model import ModelFacts
 from penstock.contract.ports import Profiler, Runner
 from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
 
 __all__ = ["Build", "serve_orders"]
 
-Build = Callable[[messages.Load, Callable[[str], None]], tuple[Runner, RunnerFacts]]
-"""Loads what is ordered, saying each line of the start report; raises SetupError."""
+Build = Callable[[messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[Runner, RunnerFacts]]
+"""Loads what is ordered; says each line of the start report, and once what the model's files say. Raises SetupError."""
 
 
 def serve_orders(connection: Connection[messages.Order], build: Build, profiler: Profiler) -> None:
@@ -49,7 +50,11 @@ def _load(connection: Connection[messages.Order], build: Build) -> Runner | None
     if not isinstance(order, messages.Load):
         raise Closed("the first order was not to load a model")
     try:
-        runner, facts = build(order, lambda line: connection.send(messages.Said(line)))
+        runner, facts = build(
+            order,
+            lambda line: connection.send(messages.Said(line)),
+            lambda found: connection.send(messages.Found.of(found)),
+        )
     except SetupError as error:
         option = error.option if isinstance(error, ConfigError) else ""
         connection.send(messages.Refused(option, str(error).removeprefix(f"{option}: ")))

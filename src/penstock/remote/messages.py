@@ -1,6 +1,7 @@
 """What an engine and its runner's process say to each other. Plain values: no message can make anybody run anything.
 
-The engine gives orders; each has one answer, but for lines of the start report, which come before `Ready`.
+The engine gives orders; each has one answer, but for `Load`, whose lines of the start report and `Found` come before
+`Ready`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import msgspec
 
 from penstock.contract.config import EngineConfig
+from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.contract.model import GgufVocabulary, HuggingFaceText, ModelFacts
 from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.sampling import SamplingScalar
 
 __all__ = [
     "Answer",
     "Done",
     "Failed",
+    "Found",
     "Load",
     "Order",
     "Ran",
@@ -29,7 +34,7 @@ __all__ = [
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first order: load a model. Answered by `Ready` or `Refused`.
+    """The first order: load a model. Answered by `Found` and then `Ready`, or by `Refused`.
 
     Attributes:
         cache_dir: where fetched models are kept.
@@ -65,6 +70,33 @@ class Said(msgspec.Struct, frozen=True, tag=True):
     """A line of the start report."""
 
     line: str
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """What the model's files say; its weights are still to be loaded. The fields of `ModelFacts`.
+
+    Attributes:
+        text: a directory in Hugging Face layout, or the vocabulary of a GGUF file: a union of two dataclasses is none
+            that MessagePack could tell apart.
+    """
+
+    name: str
+    text: str | GgufVocabulary
+    embedding: EmbeddingSpec
+    sampling_defaults: tuple[tuple[str, SamplingScalar], ...]
+    sampling_origin: str
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> Found:
+        """The message that says so."""
+        text = facts.text.directory if isinstance(facts.text, HuggingFaceText) else facts.text
+        return cls(facts.name, text, facts.embedding, facts.sampling_defaults, facts.sampling_origin)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What it says."""
+        text = HuggingFaceText(self.text) if isinstance(self.text, str) else self.text
+        return ModelFacts(self.name, text, self.embedding, self.sampling_defaults, self.sampling_origin)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -106,4 +138,4 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Load | Run | Reset | StartProfile | StopProfile
-Answer = Said | Ready | Refused | Ran | Failed | Done
+Answer = Said | Found | Ready | Refused | Ran | Failed | Done

@@ -1,30 +1,27 @@
 """The runner's port, over a process that can be lost: killed, crashed, or hung.
 
-Decides when a step takes too long, and that a process that is gone is started anew, with the same sizes, when the
-engine resets its runner: then the engine computes again what it still knows. Does not decide whose fault it was.
+Decides when a step takes too long, and that a process that is gone is followed by another, with the same sizes, when
+the engine resets its runner: then the engine computes again what it still knows. Does not decide whose fault it was.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault, RunnerLost, SetupError
-from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.contract.memory import RunnerFacts
+from penstock.contract.model import ModelFacts
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.remote import messages
-from penstock.remote.connection import Closed, Connection
+from penstock.remote.process import RunnerProcess
 from penstock.remote.step_times import StepTimes
 
 __all__ = ["ProcessRunner"]
-
-_TURN = 1.0
-"""Seconds of a wait: where one took longer, this process stood still too, and it counts as one."""
 
 _MOST_STARTS = 5
 """Processes in a row that end before they have computed a step."""
@@ -32,52 +29,91 @@ _MOST_STARTS = 5
 _PAUSE = 0.2
 """Seconds before the second of these; doubled before each further one."""
 
-_DUMP_SECONDS = 1.0
-"""For a process that hung to say where."""
+_STANDBY_BYTES = 1 << 30
+"""Memory that must be left, once the KV cache is full, for another process to wait; it takes a third of this."""
 
 log = logging.getLogger(__name__)
+
+Announce = Callable[[str], None]
 
 
 class ProcessRunner:
     """Runs plans in a process of its own; see `contract.ports.OverlappingRunner`. Used by one thread at a time.
 
-    Args:
-        config: what the operator chose.
-        cache_dir: where fetched models are kept.
-        program: the command line of the process, to which the descriptor of its connection is added.
-        announce: called with each line of the start report.
+    The process is there at once and imports what it needs, while its owner does something else: `load`, `await_found`
+    and `await_ready` come one after the other, and then plans. Where memory allows, another process waits without a
+    model, to follow this one.
 
-    Raises:
-        SetupError: the model or an option cannot be used, or the process ended while it loaded it.
+    Args:
+        program: the command line of the process, to which the descriptor of its connection is added.
 
     Attributes:
-        facts: what the runner is.
         depth: plans that may be started and not finished.
     """
 
     depth = 1
 
-    def __init__(
-        self, config: EngineConfig, cache_dir: str, program: Sequence[str], announce: Callable[[str], None]
-    ) -> None:
-        self._config = config
-        self._cache_dir = cache_dir
+    def __init__(self, program: Sequence[str]) -> None:
         self._program = tuple(program)
         self._times = StepTimes()
         self._started: StepPlan | None = None
         self._starts = 0  # since a step was computed
-        self._lost = False
-        self.facts = self._launch(announce, None)
+        self._load: messages.Load  # what a process is told first
+        self._process = RunnerProcess(self._program)
+        self._standby: RunnerProcess | None = None
 
     @property
     def pid(self) -> int:
         """The process that computes now."""
         return self._process.pid
 
+    @property
+    def standby_pid(self) -> int | None:
+        """The process that waits to follow it, if there is one."""
+        return None if self._standby is None else self._standby.pid
+
+    def load(self, config: EngineConfig, cache_dir: str) -> None:
+        """Have a model loaded.
+
+        Args:
+            config: what the operator chose.
+            cache_dir: where fetched models are kept.
+
+        Raises:
+            SetupError: the process ended.
+        """
+        self._load = messages.Load(config, cache_dir)
+        self._ask_to_load()
+
+    def await_found(self, announce: Announce) -> ModelFacts:
+        """Wait until the model's files are read, and its weights are not yet.
+
+        Args:
+            announce: called with each line of the start report.
+
+        Raises:
+            SetupError: the model or an option cannot be used, or the process ended.
+        """
+        answer = self._next_answer(announce)
+        if not isinstance(answer, messages.Found):
+            raise SetupError(str(self._process.lose("did not say what model it found")))
+        return answer.facts
+
+    def await_ready(self, announce: Announce) -> RunnerFacts:
+        """Wait until the weights are loaded too; as `await_found`."""
+        answer = self._next_answer(announce)
+        if not isinstance(answer, messages.Ready):
+            raise SetupError(str(self._process.lose("did not say that it was ready")))
+        facts = answer.facts
+        self._load = replace(self._load, config=facts.config, like=facts.memory)
+        if facts.memory.spare_bytes >= _STANDBY_BYTES:
+            self._standby = RunnerProcess(self._program)
+        return facts
+
     def start(self, plan: StepPlan) -> None:
         """See `OverlappingRunner`."""
         self._started = plan
-        self._send(messages.Run(plan))
+        self._process.send(messages.Run(plan))
 
     def finish(self) -> StepResult:
         """See `OverlappingRunner`.
@@ -88,27 +124,27 @@ class ProcessRunner:
         """
         plan = self._started
         assert plan is not None, "finish() without a started plan"
-        answer = self._receive(self._times.limit(plan))
+        answer = self._process.receive(self._times.limit(plan))
         self._started = None
         if isinstance(answer, messages.Failed):
             raise EngineFault(f"the step failed in the runner's process:\n{answer.report}")
         if not isinstance(answer, messages.Ran) or answer.result.step != plan.step:
-            raise self._lose(f"answered step {plan.step} with something else")
+            raise self._process.lose(f"answered step {plan.step} with something else")
         self._starts = 0
         self._times.ran(plan, answer.result.seconds)
         return answer.result
 
     def reset(self) -> bool:
-        """See `OverlappingRunner`; starts a new process if the one that there was is gone.
+        """See `OverlappingRunner`; another process follows the one that there was if that is gone.
 
         Raises:
             EngineFault: processes end again and again before they compute anything, or none can be started.
         """
         plan, self._started = self._started, None
-        if not self._lost:
+        if not self._process.lost:
             try:
-                self._send(messages.Reset())
-                while not isinstance(self._receive(self._times.limit(plan)), messages.Done):
+                self._process.send(messages.Reset())
+                while not isinstance(self._process.receive(self._times.limit(plan)), messages.Done):
                     continue  # what was computed for nobody
             except RunnerLost as error:
                 log.error("%s", error)
@@ -120,20 +156,17 @@ class ProcessRunner:
     def order(self, order: messages.Order) -> messages.Answer | None:
         """Have something done between two steps; None where the process is lost."""
         try:
-            self._send(order)
-            return self._receive(None)
+            self._process.send(order)
+            return self._process.receive()
         except RunnerLost as error:
             log.error("%s", error)
             return None
 
     def close(self) -> None:
-        """End the process."""
-        self._connection.close()
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process, and the one that waits."""
+        if self._standby is not None:
+            self._standby.close()
+        self._process.close()
 
     def _start_again(self) -> None:
         while self._starts < _MOST_STARTS:
@@ -141,8 +174,11 @@ class ProcessRunner:
                 time.sleep(_PAUSE * 2 ** (self._starts - 1))
             self._starts += 1
             began = time.monotonic()
+            self._process, self._standby = self._standby or RunnerProcess(self._program), None
             try:
-                self._launch(lambda line: log.debug("%s", line), self.facts.memory)
+                self._ask_to_load()
+                self.await_found(_log)
+                self.await_ready(_log)
             except SetupError as error:
                 log.error("the runner's process could not be started anew: %s", error)
                 continue
@@ -150,70 +186,31 @@ class ProcessRunner:
             return
         raise EngineFault(f"the runner's process ended {self._starts} times in a row before it had computed a step")
 
-    def _launch(self, announce: Callable[[str], None], like: MemoryReport | None) -> RunnerFacts:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 (a program of ours)
-                [*self._program, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is meant for us
-            )
-        self._connection: Connection[messages.Answer] = Connection(ours, messages.Answer)
-        self._lost = False
+    def _ask_to_load(self) -> None:
         try:
-            self._send(messages.Load(self._config if like is None else self.facts.config, self._cache_dir, like))
-            while isinstance(answer := self._receive(None), messages.Said):
+            self._process.send(self._load)
+        except RunnerLost as error:
+            raise _lost_early(error) from error
+
+    def _next_answer(self, announce: Announce) -> messages.Answer:
+        """What is said while the model is loaded, but for lines of the report; what is refused is raised."""
+        try:
+            while isinstance(answer := self._process.receive(), messages.Said):
                 announce(answer.line)
         except RunnerLost as error:
-            raise SetupError(f"{error}, while it loaded the model; is there enough memory?") from error
+            raise _lost_early(error) from error
         except BaseException:
-            self.close()
+            self._process.close()
             raise
         if isinstance(answer, messages.Refused):
-            self.close()
+            self._process.close()
             raise ConfigError(answer.option, answer.message) if answer.option else SetupError(answer.message)
-        if not isinstance(answer, messages.Ready):
-            raise SetupError(str(self._lose("did not say that it was ready")))
-        return answer.facts
+        return answer
 
-    def _send(self, order: messages.Order) -> None:
-        if self._lost:
-            raise RunnerLost("the runner's process is gone")
-        try:
-            self._connection.send(order)
-        except Closed as error:
-            raise self._lose("is gone") from error
 
-    def _receive(self, limit: float | None) -> messages.Answer:
-        """The next answer.
+def _lost_early(error: RunnerLost) -> SetupError:
+    return SetupError(f"{error}, while it loaded the model; is there enough memory?")
 
-        Args:
-            limit: seconds after which a process that says nothing has hung; None: it may take as long as it likes.
-        """
-        turns = 0
-        while True:
-            try:
-                return self._connection.receive(_TURN)
-            except TimeoutError:
-                turns += 1
-                if limit is not None and turns * _TURN >= limit:
-                    raise self._lose(f"has said nothing for {turns * _TURN:.0f} s and was ended", hung=True) from None
-            except Closed as error:
-                raise self._lose("is gone") from error
 
-    def _lose(self, what: str, *, hung: bool = False) -> RunnerLost:
-        """The process serves no more: see to it that it ends, and say how it did."""
-        self._lost = True
-        self._connection.close()
-        if hung:
-            self._process.send_signal(signal.SIGABRT)  # faulthandler writes where each of its threads is
-        try:
-            status = self._process.wait(timeout=_DUMP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            return RunnerLost(f"the runner's process {self._process.pid} {what}")
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        message = f"the runner's process {self._process.pid} {what}: {how}"
-        return RunnerLost(message, killed=not hung and status == -signal.SIGKILL)
+def _log(line: str) -> None:
+    log.debug("%s", line)

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from penstock.building import grammars_of
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
 from penstock.loading import LoadedModel, find_model, load_model
+from penstock.model_text import grammars_of
 from penstock.text import open_text
 from penstock.verify.budget import SMALL, Budget
 from penstock.verify.compare import Mismatch, compare, total
