@@ -129,11 +129,11 @@ def assemble(
         if announce is not None:
             announce(line)
 
-    starting = starting or start_computing(config, cache_dir, say)
+    starting = starting or start_computing(config, cache_dir)
     try:
-        model = starting.model
+        model = starting.found(say)
         text = open_model_text(config, model.text)
-        computing = starting.ready(text)
+        computing = starting.ready(text, say)
         card = _model_card(computing.facts, model, text)
         for line in (*_text_lines(card, model, text), *computing.facts.memory.lines()):
             say(line)

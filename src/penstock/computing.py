@@ -48,19 +48,23 @@ class Computing:
     close: Callable[[], None]
 
 
-class Starting(Protocol):
-    """What will compute. Its owner closes it, or what `ready` returned."""
+Announce = Callable[[str], None]
+"""Takes a line of the start report."""
 
-    @property
-    def model(self) -> ModelFacts:
-        """What the model's files say. May wait until they are read, and raises as `ready` does."""
+
+class Starting(Protocol):
+    """What will compute: `found` and `ready` are called once each. Its owner closes it, or what `ready` returned."""
+
+    def found(self, announce: Announce) -> ModelFacts:
+        """Wait until the model's files are read, and its weights perhaps are not yet; raises as `ready` does."""
         ...
 
-    def ready(self, text: TextModel) -> Computing:
+    def ready(self, text: TextModel, announce: Announce) -> Computing:
         """Wait until it can compute.
 
         Args:
-            text: the model's, which may be opened meanwhile.
+            text: the model's, which may be opened while weights are loaded.
+            announce: called with each line of the start report.
 
         Raises:
             SetupError: the model or an option cannot be used.
@@ -72,40 +76,40 @@ class Starting(Protocol):
         ...
 
 
-def start_computing(config: EngineConfig, cache_dir: Path | None, announce: Callable[[str], None]) -> Starting:
+def start_computing(config: EngineConfig, cache_dir: Path | None) -> Starting:
     """Find a model, and begin to load it where the operator wants it computed.
 
     Args:
         config: what the operator chose.
         cache_dir: where fetched models are kept; None takes the user's cache directory.
-        announce: called with each line of the start report.
 
     Raises:
-        SetupError: the model or an option cannot be used.
+        SetupError: there is no such model, or its files cannot be used.
     """
-    cache = cache_dir or default_cache_dir(os.environ)
-    return (_Apart if config.runner == "process" else _Here)(config, cache, announce)
+    return (_Apart if config.runner == "process" else _Here)(config, cache_dir or default_cache_dir(os.environ))
 
 
 class _Here:
     """A runner in this process."""
 
-    def __init__(self, config: EngineConfig, cache_dir: Path, announce: Callable[[str], None]) -> None:
-        from penstock.building import read_facts  # brings torch in
-        from penstock.loading import find_model
+    def __init__(self, config: EngineConfig, cache_dir: Path) -> None:
+        from penstock import building, loading  # which bring torch in
 
+        self._building = building
         self._config = config
-        self._announce = announce
-        self._files = find_model(config, cache_dir)
-        self.model = read_facts(config, self._files, cache_dir)
+        self._cache_dir = cache_dir
+        self._files = loading.find_model(config, cache_dir)
 
-    def ready(self, text: TextModel) -> Computing:
+    def found(self, announce: Announce) -> ModelFacts:  # noqa: ARG002 - there is nothing to say yet
         """See `Starting`."""
-        from penstock.building import load_runner
+        return self._building.read_facts(self._config, self._files, self._cache_dir)
+
+    def ready(self, text: TextModel, announce: Announce) -> Computing:
+        """See `Starting`."""
         from penstock.exec.profiler import TorchProfiler
         from penstock.nn.cost import cost
 
-        runner, facts, loaded, grammars = load_runner(self._config, self._files, text, self._announce)
+        runner, facts, loaded, grammars = self._building.load_runner(self._config, self._files, text, announce)
         planned_cost = partial(cost, loaded.program, kv_dtype=loaded.kv_dtype)
         return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close)
 
@@ -116,11 +120,9 @@ class _Here:
 class _Apart:
     """A runner in a process of its own, which imports and loads while this one does something else."""
 
-    def __init__(self, config: EngineConfig, cache_dir: Path, announce: Callable[[str], None]) -> None:
+    def __init__(self, config: EngineConfig, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
-        self._announce = announce
         pull(config.model, cache_dir, show_progress=True)  # here, where Ctrl-C is heard
-        self._model: ModelFacts | None = None
         self._runner = ProcessRunner(_RUNNER_PROGRAM)
         try:
             self._runner.load(config, str(cache_dir))
@@ -128,16 +130,13 @@ class _Apart:
             self._runner.close()
             raise
 
-    @property
-    def model(self) -> ModelFacts:
+    def found(self, announce: Announce) -> ModelFacts:
         """See `Starting`."""
-        if self._model is None:
-            self._model = self._runner.await_found(self._announce)
-        return self._model
+        return self._runner.await_found(announce)
 
-    def ready(self, text: TextModel) -> Computing:
+    def ready(self, text: TextModel, announce: Announce) -> Computing:
         """See `Starting`."""
-        facts = self._runner.await_ready(self._announce)
+        facts = self._runner.await_ready(announce)
         planned_cost = partial(_cost_of, facts.config, self._cache_dir)
         grammars = grammars_of(text, facts.vocab_size)
         return Computing(self._runner, facts, grammars, ProcessProfiler(self._runner), planned_cost, self.close)

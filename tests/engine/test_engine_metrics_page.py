@@ -81,6 +81,7 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         "penstock:cancelled_tokens_wasted_total": 2,
         "penstock:engine_steps_total": 4 + 2 + 2,
         "penstock:engine_steps_failed_total": 0,
+        "penstock:runners_lost_total": 0,
     }
     labelled = {key: value for key, value in found.items() if key[1] and "le" not in dict(key[1])}
     config = (("block_size", "4"), ("enable_prefix_caching", "True"), ("num_gpu_blocks", "64"))

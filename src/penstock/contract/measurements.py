@@ -90,6 +90,7 @@ class Measurements(SchedulerStats):
         wasted_tokens: how many of these belong to a sequence that was aborted later.
         rejections: requests refused because the queue was full.
         failed_steps: steps that failed as a whole, and whose rows were computed again.
+        lost_runners: processes that computed and are gone, and were followed by another.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
@@ -117,6 +118,7 @@ class Measurements(SchedulerStats):
     wasted_tokens: int
     rejections: int
     failed_steps: int
+    lost_runners: int
     finished: tuple[tuple[str, int], ...]
     time_to_first_token: Histogram
     inter_token_latency: Histogram

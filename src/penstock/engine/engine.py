@@ -292,7 +292,10 @@ class Engine:
     def _forget_in_flight(self) -> bool:
         """Nobody knows how far the runner came with the plans in flight; whether all keys and values are lost."""
         self._in_flight.clear()
-        return self._runner.reset()
+        lost = self._runner.reset()
+        if lost:
+            self.metrics.runner_lost()
+        return lost
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> StepOutputs:
         """Take back what is in flight because of the exception that is being handled, and find out who is to blame."""

@@ -110,6 +110,7 @@ class MetricsCollector:
         self._wasted_tokens = 0
         self._rejections = 0
         self._failed_steps = 0
+        self._lost_runners = 0
 
     # ---- what happens, in the order in which it can
 
@@ -120,6 +121,10 @@ class MetricsCollector:
     def step_failed(self) -> None:
         """The runner raised."""
         self._failed_steps += 1
+
+    def runner_lost(self) -> None:
+        """What computed is gone, and another computes."""
+        self._lost_runners += 1
 
     def submitted(self, sequences: tuple[SequenceRequest, ...]) -> None:
         """A request was queued, one sequence for each choice."""
@@ -237,6 +242,7 @@ class MetricsCollector:
             wasted_tokens=self._wasted_tokens,
             rejections=self._rejections,
             failed_steps=self._failed_steps,
+            lost_runners=self._lost_runners,
             finished=tuple((reason.value, count) for reason, count in self._finished.items()),
             time_to_first_token=histograms.time_to_first_token.histogram(),
             inter_token_latency=histograms.inter_token_latency.histogram(),

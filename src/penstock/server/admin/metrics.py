@@ -44,6 +44,7 @@ COUNTERS = {
     "penstock:cancelled_tokens_wasted": ("wasted_tokens", "Tokens generated for sequences that were aborted."),
     "penstock:engine_steps": ("steps", "Steps planned."),
     "penstock:engine_steps_failed": ("failed_steps", "Steps that failed as a whole and were computed again."),
+    "penstock:runners_lost": ("lost_runners", "Processes that computed and are gone, each followed by another."),
 }
 
 HISTOGRAMS = {
