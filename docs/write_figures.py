@@ -237,6 +237,18 @@ def form_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
         yield title, _rates(rates(by_name[name], "decode")), _rates(rates(by_name[name], "prefill"))
 
 
+def one_stream_rows(record: Record) -> Iterator[tuple[str, ...]]:
+    """Several files and instruction sets with one stream: ours by the best peer, and how far rounds lay apart."""
+    yield "one stream", "decode: ours / best peer", "prompt: ours / best peer", "decode, share of the limit"
+    yield "---", "---", "---", "---"
+    for each in record["records"]:
+        cells = {best["rate"]: _spread(best["ours_over_theirs"]) + f", {best['peer']}" for best in each["best"]}
+        row = next(contender for contender in each["contenders"] if contender["ours"])["rows"][0]
+        name = each["model"].removesuffix(".gguf")
+        share = _shares([row["decode_share_of_limit"]])
+        yield f"{name}, {each['limits']['isa']}, {each['repeats']} rounds", cells["decode"], cells["prefill"], share
+
+
 def form_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str]]:
     """Bytes and cost of each form of the weights."""
     rows = {each["name"]: each for each in record["rows"]}
@@ -253,6 +265,9 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed-of-1b-q6-k": ("compare-q6_k", q6_k_speed_rows),
     "speed-of-moe": ("compare-moe", speed_rows),
     "speed-with-avx2": ("compare-avx2", speed_rows),
+    "speed-with-avx2-q6-k": ("compare-avx2-q6_k", q6_k_speed_rows),
+    "speed-with-avx2-moe": ("compare-avx2-moe", speed_rows),
+    "one-stream": ("one-stream", one_stream_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
     "cost-of-files": ("quality-of-files", file_cost_rows),
@@ -285,6 +300,12 @@ def _rates(values: list[float]) -> str:
 def _ratios(values: list[float]) -> str:
     """Two decimals below 2, one from there on."""
     return _joined([f"{value:.2f}" if round(value, 2) < 2 else f"{value:.1f}" for value in values])
+
+
+def _spread(of: tuple[float, float, float]) -> str:
+    """Median and extremes of ratios."""
+    median, lowest, highest = of
+    return f"{median:.2f} ({lowest:.2f} to {highest:.2f})"
 
 
 def _shares(values: list[float]) -> str:
