@@ -76,17 +76,19 @@ class Starting(Protocol):
         ...
 
 
-def start_computing(config: EngineConfig, cache_dir: Path | None) -> Starting:
+def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: bool = False) -> Starting:
     """Find a model, and begin to load it where the operator wants it computed.
 
     Args:
         config: what the operator chose.
         cache_dir: where fetched models are kept; None takes the user's cache directory.
+        serves: whether many depend on this process, so that `auto` means another one, where sockets can be handed on.
 
     Raises:
         SetupError: there is no such model, or its files cannot be used.
     """
-    return (_Apart if config.runner == "process" else _Here)(config, cache_dir or default_cache_dir(os.environ))
+    apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
+    return (_Apart if apart else _Here)(config, cache_dir or default_cache_dir(os.environ))
 
 
 class _Here:

@@ -1,4 +1,4 @@
-"""`penstock serve --runner process`: its runner is killed while streams run, and no stream is any different for it."""
+"""`penstock serve`: its runner is killed while streams run, and no stream is any different for it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def streamed(url: str, body: dict) -> list[tuple[int, str, object]]:
 def test_streams_go_on_to_the_bit_while_the_runner_is_killed(tmp_path):
     trace = tmp_path / "trace"
     with (
-        serve(trace, "--runner", "process", "--kv-cache-memory", "256MiB") as served,
+        serve(trace, "--kv-cache-memory", "256MiB") as served,
         ThreadPoolExecutor(len(ASKED)) as pool,
     ):
         model = httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"]
@@ -103,8 +103,6 @@ def test_a_server_whose_runners_all_die_ends_with_1_and_says_why(tmp_path):
         "serve",
         "--port",
         "0",
-        "--runner",
-        "process",
         "--kv-cache-memory",
         "64MiB",
     ]

@@ -36,7 +36,7 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
         from penstock.weights.locate import default_cache_dir, locate_local
 
         cache_dir = default_cache_dir(os.environ)
-        starting = start_computing(engine_config, cache_dir)  # another process imports meanwhile
+        starting = start_computing(engine_config, cache_dir, serves=True)  # another process imports meanwhile
         import penstock.server  # noqa: F401 - which `serve` imports when it is called
 
     with ExitStack() as while_serving:

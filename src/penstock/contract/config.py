@@ -36,7 +36,7 @@ LINEAR_KERNELS = ("auto", "native", "onednn")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fcfs", "priority")
-RUNNERS = ("in-process", "process")
+RUNNERS = ("auto", "in-process", "process")
 TOOL_CALL_PARSERS = (
     *("auto", "hermes", "llama3_json", "mistral", "granite", "phi4", "gemma", "deepseek_v3", "deepseek_v31", "json"),
     *("harmony", "qwen3_xml", "gemma4", "none"),
@@ -302,9 +302,10 @@ class EngineConfig:
         " generation_config.json, or what the catalogue says of it; none takes none; else a directory or file.",
     )
     runner: str = _option(
-        "in-process",
-        "Where steps are computed: in-process, in the one that serves; or in a process of its own, which is started"
-        " anew if it is killed, crashes or hangs, and whose requests then go on where they were.",
+        "auto",
+        "Where steps are computed: in-process, in the one that asks; or in a process of its own, which is started"
+        " anew if it is killed, crashes or hangs, and whose requests then go on where they were. auto takes in-process,"
+        " but for penstock serve.",
         RUNNERS,
         Front.QUEUE,
     )
