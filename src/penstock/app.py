@@ -6,8 +6,10 @@ join the parts. How a model is placed is in `loading`, how a runner is made of i
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +47,7 @@ from penstock.remote import ProcessProfiler, ProcessRunner
 from penstock.runner_process import RUNNER_PROGRAM
 from penstock.sampling import read_model_defaults
 from penstock.text import TextModel
+from penstock.watchdog import Watchdog
 from penstock.weights.embedding_config import read_embedding
 from penstock.weights.files import ModelFiles
 from penstock.weights.generation_config import read_generation_config
@@ -58,6 +61,13 @@ __all__ = [
     "local_application",
     "serve",
 ]
+
+
+FORCED_SECONDS = 1.5
+"""How long a server may take to end after the second signal."""
+
+CLOSE_SECONDS = 10.0
+"""The same when every answer is finished: a step that hangs keeps the engine from ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +149,10 @@ def _read_size(name: str, value: Any) -> Any:
 
 
 def assemble(
-    config: EngineConfig, cache_dir: Path | None = None, announce: Callable[[str], None] | None = None
+    config: EngineConfig,
+    cache_dir: Path | None = None,
+    announce: Callable[[str], None] | None = None,
+    watchdog: Watchdog | None = None,
 ) -> Assembly:
     """Find, load and join everything that an engine needs.
 
@@ -147,6 +160,7 @@ def assemble(
         config: what the operator chose.
         cache_dir: where fetched models are kept; None takes the user's cache directory.
         announce: called with each line of the start report.
+        watchdog: watches every step, if it is given.
 
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
@@ -171,7 +185,7 @@ def assemble(
             say(sampling_line(sampling_defaults, recommended.origin))
         for line in computing.facts.memory.lines():
             say(line)
-        engine, intake = _join(computing, text, card)
+        engine, intake = _join(computing, text, card, watchdog)
     except BaseException:
         computing.close()
         raise
@@ -233,7 +247,7 @@ def _nothing() -> None:
     pass
 
 
-def _join(computing: Computing, text: TextModel, card: ModelCard) -> tuple[Engine, Intake]:
+def _join(computing: Computing, text: TextModel, card: ModelCard, watchdog: Watchdog | None) -> tuple[Engine, Intake]:
     """The engine around a runner, and what hands it requests."""
     facts, memory, config = computing.facts, computing.facts.memory, computing.facts.config
     scheduler_config = SchedulerConfig(
@@ -251,7 +265,10 @@ def _join(computing: Computing, text: TextModel, card: ModelCard) -> tuple[Engin
         looks_ahead=facts.looks_ahead,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
-    engine = Engine(Scheduler(scheduler_config), computing.runner, text, recorder, SystemClock())
+    runner = computing.runner
+    if watchdog is not None:
+        runner = watchdog.watch(runner, recovers=isinstance(runner, ProcessRunner))
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())
     intake = Intake(
         text,
         card,
@@ -281,40 +298,57 @@ def serve(
     """
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable()  # where it was when it crashed, or when systemd's watchdog ended it
     access = server.open_access(server_options, os.environ)
     server.configure_logging(server_options.log_format)
+    notifier = server.open_notifier(os.environ)
     directory = _profile_directory(server_options.profile_dir) if server_options.profile_dir else None
-    assembly = assemble(engine_options, cache_dir, announce)
+
+    def say(line: str) -> None:
+        with server.unread_is_fine(sys.stdout):
+            announce(line)
+        notifier.status(line)
+
+    watchdog = Watchdog()
+    assembly = assemble(engine_options, cache_dir, say, watchdog)
     observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
     endpoint = server_options.otlp_traces_endpoint
     spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
     if spans is not None:
         observers.append(spans)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
-    end = server.End()
+    end, last_resort = server.End(), server.LastResort()
     client = assembly.start_client(profiles, end.now)
 
     def ready(url: str) -> None:
-        announce(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
+        say(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
+        if server_options.probe_port:
+            say(f"probes    {server_options.probe_host}, port {server_options.probe_port} (GET /health/ready)")
         on_ready(url, assembly.card.name)
 
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers)
-        server.run(
-            app,
-            server_options,
-            on_ready=ready,
-            drain_seconds=server_options.drain_timeout,
-            end=end,
-        )
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog)
+        with watchdog.looking():
+            server.run(
+                app,
+                server_options,
+                on_ready=ready,
+                drain_seconds=server_options.drain_timeout,
+                end=end,
+                on_force=partial(last_resort.within, FORCED_SECONDS),
+                notifier=notifier,
+            )
         health = client.health()
         if not health.alive:
             raise EngineDead(f"the server ends, for {health.reason}")
     finally:
+        last_resort.within(CLOSE_SECONDS)
         client.close()
         assembly.close()
         if spans is not None:
             spans.close()
+        last_resort.cancel()
 
 
 def _profile_directory(directory: str) -> Path:
