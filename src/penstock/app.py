@@ -6,12 +6,15 @@ it is loaded is in `computing`, how a runner is made of it in `building`.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
 from penstock.model_text import open_model_text
 from penstock.text import TextModel
+from penstock.watchdog import Watchdog
 
 __all__ = [
     "Assembly",
@@ -43,6 +47,13 @@ __all__ = [
     "local_application",
     "serve",
 ]
+
+
+FORCED_SECONDS = 1.5
+"""How long a server may take to end after the second signal."""
+
+CLOSE_SECONDS = 10.0
+"""The same when every answer is finished: a step that hangs keeps the engine from ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ def assemble(
     cache_dir: Path | None = None,
     announce: Callable[[str], None] | None = None,
     starting: Starting | None = None,
+    watchdog: Watchdog | None = None,
 ) -> Assembly:
     """Find, load and join everything that an engine needs.
 
@@ -118,6 +130,7 @@ def assemble(
         cache_dir: where fetched models are kept; None takes the user's cache directory.
         announce: called with each line of the start report.
         starting: what was begun already with the same options; this function's from now on.
+        watchdog: watches every step, if it is given.
 
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
@@ -137,7 +150,7 @@ def assemble(
         card = _model_card(computing.facts, model, text)
         for line in (*_text_lines(card, model, text), *computing.facts.memory.lines()):
             say(line)
-        engine, intake = _join(computing, text, card)
+        engine, intake = _join(computing, text, card, watchdog)
     except BaseException:
         starting.close()
         raise
@@ -178,7 +191,7 @@ def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> Model
     )
 
 
-def _join(computing: Computing, text: TextModel, card: ModelCard) -> tuple[Engine, Intake]:
+def _join(computing: Computing, text: TextModel, card: ModelCard, watchdog: Watchdog | None) -> tuple[Engine, Intake]:
     """The engine around a runner, and what hands it requests."""
     facts, memory, config = computing.facts, computing.facts.memory, computing.facts.config
     scheduler_config = SchedulerConfig(
@@ -196,7 +209,10 @@ def _join(computing: Computing, text: TextModel, card: ModelCard) -> tuple[Engin
         looks_ahead=facts.looks_ahead,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
-    engine = Engine(Scheduler(scheduler_config), computing.runner, text, recorder, SystemClock())
+    runner = computing.runner
+    if watchdog is not None:
+        runner = watchdog.watch(runner, recovers=computing.recovers)
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())
     intake = Intake(
         text,
         card,
@@ -227,40 +243,57 @@ def serve(
     """
     from penstock import server  # the HTTP stack is not needed by those who use the library
 
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable()  # where it was when it crashed, or when systemd's watchdog ended it
     access = server.open_access(server_options, os.environ)
     server.configure_logging(server_options.log_format)
+    notifier = server.open_notifier(os.environ)
     directory = _profile_directory(server_options.profile_dir) if server_options.profile_dir else None
-    assembly = assemble(engine_options, cache_dir, announce, starting)
+
+    def say(line: str) -> None:
+        with server.unread_is_fine(sys.stdout):
+            announce(line)
+        notifier.status(line)
+
+    watchdog = Watchdog()
+    assembly = assemble(engine_options, cache_dir, say, starting, watchdog)
     observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
     endpoint = server_options.otlp_traces_endpoint
     spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
     if spans is not None:
         observers.append(spans)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
-    end = server.End()
+    end, last_resort = server.End(), server.LastResort()
     client = assembly.start_client(profiles, end.now)
 
     def ready(url: str) -> None:
-        announce(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
+        say(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
+        if server_options.probe_port:
+            say(f"probes    {server_options.probe_host}, port {server_options.probe_port} (GET /health/ready)")
         on_ready(url, assembly.card.name)
 
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers)
-        server.run(
-            app,
-            server_options,
-            on_ready=ready,
-            drain_seconds=server_options.drain_timeout,
-            end=end,
-        )
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog)
+        with watchdog.looking():
+            server.run(
+                app,
+                server_options,
+                on_ready=ready,
+                drain_seconds=server_options.drain_timeout,
+                end=end,
+                on_force=partial(last_resort.within, FORCED_SECONDS),
+                notifier=notifier,
+            )
         health = client.health()
         if not health.alive:
             raise EngineDead(f"the server ends, for {health.reason}")
     finally:
+        last_resort.within(CLOSE_SECONDS)
         client.close()
         assembly.close()
         if spans is not None:
             spans.close()
+        last_resort.cancel()
 
 
 def _profile_directory(directory: str) -> Path:

@@ -38,6 +38,7 @@ class Computing:
         grammars: those that requests are checked with.
         cost: what a step of given rows takes.
         close: ends what is not this process's own.
+        recovers: whether it can be lost, and is followed by another.
     """
 
     runner: Runner | OverlappingRunner
@@ -46,6 +47,7 @@ class Computing:
     profiler: Profiler
     cost: Callable[[Sequence[StepRow]], StepCost]
     close: Callable[[], None]
+    recovers: bool
 
 
 Announce = Callable[[str], None]
@@ -113,7 +115,7 @@ class _Here:
 
         runner, facts, loaded, grammars = self._building.load_runner(self._config, self._files, text, announce)
         planned_cost = partial(cost, loaded.program, kv_dtype=loaded.kv_dtype)
-        return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close)
+        return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close, recovers=False)
 
     def close(self) -> None:
         """Nothing is left behind."""
@@ -141,7 +143,9 @@ class _Apart:
         facts = self._runner.await_ready(announce)
         planned_cost = partial(_cost_of, facts.config, self._cache_dir)
         grammars = grammars_of(text, facts.vocab_size)
-        return Computing(self._runner, facts, grammars, ProcessProfiler(self._runner), planned_cost, self.close)
+        return Computing(
+            self._runner, facts, grammars, ProcessProfiler(self._runner), planned_cost, self.close, recovers=True
+        )
 
     def close(self) -> None:
         """End the process."""

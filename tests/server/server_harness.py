@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from scripted_engine import ScriptedEngine
 from penstock.contract.config import ServerConfig
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
 from penstock.contract.model import ModelCard
+from penstock.contract.ports import StepWatch
 from penstock.server import create_app
 from penstock.server.http.access import Access
 from penstock.server.http.run import Server
+from penstock.server.http.systemd import NOBODY, Notifier
 
 CARD = ModelCard("acme/tiny-1", 1_700_000_000, max_model_len=64, vocab_size=100, has_chat_template=True, hidden_size=2)
 LIMITS = RequestLimits(max_body_bytes=64 * 1024, max_prompts=8, max_sequences=12, max_embedding_inputs=40)
@@ -56,6 +59,8 @@ def start(
     access: Access | None = None,
     server_limits: ServerLimits = DEFAULT_SERVER_LIMITS,
     config: ServerConfig | None = None,
+    watch: StepWatch | None = None,
+    notifier: Notifier = NOBODY,
 ) -> tuple[str, Server, threading.Thread]:
     """Serve in a thread; returns when connections are accepted."""
     ready = threading.Event()
@@ -65,12 +70,19 @@ def start(
         urls.append(url)
         ready.set()
 
-    app = create_app(engine, card, LIMITS, access)
-    server = Server(app, config or ServerConfig(port=0), on_ready, drain_seconds, server_limits)
+    app = create_app(engine, card, LIMITS, access, watch=watch)
+    server = Server(app, config or ServerConfig(port=0), on_ready, drain_seconds, server_limits, notifier=notifier)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
     assert ready.wait(10)
     return urls[0], server, thread
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
 
 
 @contextmanager

@@ -1,18 +1,11 @@
-"""The process: ready, draining, gone."""
+"""Listening, draining, ending."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -23,43 +16,7 @@ from sse_reader import read_events
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.server import End, run
-from penstock.server.http.run import listen
-
-PROGRAM = """
-from scripted_engine import ScriptedEngine, Wait, always, delta, finished, stop
-from server_harness import CARD, LIMITS
-from penstock.contract.config import ServerConfig
-from penstock.server import create_app, run
-
-engine = ScriptedEngine(script=always(delta("a"), Wait(0.5), delta("b"), stop(), finished()))
-run(create_app(engine, CARD, LIMITS), ServerConfig(port=0), lambda url: print(url, flush=True))
-print("left", engine.left, flush=True)
-"""
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
-    ) as process:
-        yield process
-        process.kill()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_running_answer_finish_and_the_process_ends_with_0(process, number):
-    url = process.stdout.readline().strip()
-    with httpx.stream("POST", f"{url}/generate", json={"prompt": "x", "stream": True}, timeout=10) as response:
-        pieces = response.iter_text()
-        assert next(pieces) == "a"
-        process.send_signal(number)
-        time.sleep(0.2)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health")
-        assert "".join(pieces) == "b"
-    assert process.stdout.read() == "left []\n"
-    assert process.wait(10) == 0
+from penstock.server.http.listening import listen
 
 
 def test_what_outlasts_the_drain_gets_an_error_and_is_aborted():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import httpx
 import pytest
-from scripted_engine import HEALTHY, Wait, always, delta
+from scripted_engine import Wait, always, delta
 from server_harness import running
 
-from penstock.contract.limits import ServerLimits
 from penstock.server.http.access import Access
 from penstock.version import __version__
 
@@ -95,24 +93,6 @@ def test_a_profile_is_started_and_stopped_and_names_its_files(served):
     again = served.http.post("/stop_profile")
     assert (again.status_code, again.json()["error"]["code"]) == (400, "profile_not_running")
     assert served.http.get("/start_profile").status_code == 405
-
-
-def test_ready_is_said_by_the_engine_and_live_by_the_process(served):
-    assert served.http.get("/health/ready").json() == {"status": "ready", "reason": ""}
-    served.engine.state = replace(HEALTHY, alive=False, reason="it broke")
-    answer = served.http.get("/health/ready")
-    assert answer.status_code == 503
-    assert answer.json()["reason"] == "it broke"
-    assert answer.json()["error"]["code"] == "engine_dead"
-    assert served.http.get("/health/live").status_code == 200
-
-
-def test_an_engine_that_takes_no_messages_is_not_ready(served):
-    served.engine.stuck = True
-    with running(served.engine, access=Access(limits=ServerLimits(heartbeat_seconds=0.05))) as url:
-        answer = httpx.get(url + "/health/ready")
-    assert answer.status_code == 503
-    assert "no message for 0.05 seconds" in answer.json()["reason"]
 
 
 def test_a_request_whose_time_is_up_ends_with_an_error(served):

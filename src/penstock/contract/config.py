@@ -351,6 +351,11 @@ class ServerConfig:
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8000, "Port to listen on; 0 takes a free one and prints it.")
+    probe_host: str = _option("127.0.0.1", "Address that --probe-port is on; 0.0.0.0 for probes from other machines.")
+    probe_port: int = _option(
+        0,
+        "A port of its own for /health, /health/live, /health/ready and /metrics, which need no key there; 0 for none.",
+    )
     api_key_file: str = _option(
         "",
         "File of API keys, one per line; `admin KEY` marks one that may use the admin routes. PENSTOCK_API_KEY and"
@@ -391,8 +396,11 @@ class ServerConfig:
         if self.log_format not in LOG_FORMATS:
             raise ConfigError("log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
         _check_numbers(self)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError("port", f"must lie in 0..65535, got {self.port}")
+        for name in ("port", "probe_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(name, f"must lie in 0..65535, got {getattr(self, name)}")
+        if self.probe_port and (self.probe_host, self.probe_port) == (self.host, self.port):
+            raise ConfigError("probe_port", f"must be another one than --port, got {self.probe_port}")
         for name in ("request_timeout", "drain_timeout"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(name, f"must be a number of seconds from 0 up, got {getattr(self, name)}")

@@ -26,6 +26,7 @@ __all__ = [
     "OverlappingRunner",
     "Profiler",
     "Runner",
+    "StepWatch",
     "Thinking",
     "ThinkingBudgets",
     "Tokenized",
@@ -229,6 +230,22 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds, monotone, from an arbitrary origin."""
+        ...
+
+
+class StepWatch(Protocol):
+    """Knows how long the step that is being computed has taken. Usable from any thread; waits for nothing."""
+
+    def overdue(self) -> str:
+        """What takes longer than it should; "" if nothing does."""
+        ...
+
+    def lost(self) -> str:
+        """Why nothing but a new process would help; "" as long as something else may."""
+        ...
+
+    def began(self) -> float:
+        """When the step that is being computed began, in seconds of `time.monotonic`; infinity when none is."""
         ...
 
 

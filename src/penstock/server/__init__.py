@@ -15,6 +15,20 @@ from penstock.server.admin.request_log import configure_logging, log_request
 from penstock.server.admin.spans import open_spans
 from penstock.server.application import create_app
 from penstock.server.http.access import open_access
-from penstock.server.http.run import End, run
+from penstock.server.http.end import End, LastResort
+from penstock.server.http.run import run
+from penstock.server.http.systemd import open_notifier
+from penstock.server.http.unread import unread_is_fine
 
-__all__ = ["End", "configure_logging", "create_app", "log_request", "open_access", "open_spans", "run"]
+__all__ = [
+    "End",
+    "LastResort",
+    "configure_logging",
+    "create_app",
+    "log_request",
+    "open_access",
+    "open_notifier",
+    "open_spans",
+    "run",
+    "unread_is_fine",
+]

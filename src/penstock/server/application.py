@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -15,20 +16,22 @@ from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import PenstockError
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.contract.ports import EngineClient
+from penstock.contract.ports import EngineClient, StepWatch
 from penstock.server import admin, anthropic, openai, page, tokens
 from penstock.server.admin.metrics import RequestCounter
+from penstock.server.admin.readiness import NoWatch, Readiness
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.observation import Observe, Observer
 from penstock.server.delivery.serving import Serving
-from penstock.server.http.access import Access
+from penstock.server.http.access import Access, ApiKeys
+from penstock.server.http.drain import RefuseNewWork
 from penstock.server.http.envelope import Envelope
 from penstock.server.http.failures import error_response, http_error_response
 from penstock.server.http.guard import Guard
+from penstock.server.http.lifecycle import Lifecycle, set_lifecycle
 from penstock.server.http.openapi import SHARED_SCHEMAS
 from penstock.server.http.route import Route, add_route
-from penstock.server.http.stopping import set_stopping_event
 from penstock.server.page.files import is_page_path
 
 __all__ = ["create_app"]
@@ -45,6 +48,7 @@ def create_app(
     limits: RequestLimits,
     access: Access | None = None,
     observers: Sequence[Observer] = (),
+    watch: StepWatch | None = None,
 ) -> FastAPI:
     """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
 
@@ -54,31 +58,48 @@ def create_app(
         limits: on requests.
         access: who may call; by default anybody on this machine.
         observers: called when a request is over: the log and spans, where wanted.
+        watch: knows how long steps take, if anybody does.
     """
     access = access or Access()
     serving = Serving(client, LiveRequests(client, access.request_seconds), card, limits, access, asyncio.Event())
     counter = RequestCounter()
+    readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, serving.stopping)
+    probes = admin.probe_routes(serving, counter, readiness)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     # The middleware that is added last is outermost.
+    app.add_middleware(RefuseNewWork, stopping=serving.stopping, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(Guard, access=access, is_public=is_page_path)
     app.add_middleware(Envelope)
     app.add_middleware(AnthropicErrors)  # outside the guard, so that its refusals are rewritten too
     app.add_middleware(Observe, observers=(counter, *observers))  # sees every answer
-    app.add_exception_handler(PenstockError, _penstock_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    for route in _routes(serving, counter):
-        add_route(app, route)
-    set_stopping_event(app, serving.stopping)
+    _add_routes(app, (*_routes(serving), *probes))
+    set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck))
     app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     return app
 
 
-def _routes(serving: Serving, counter: RequestCounter) -> Iterator[Route]:
+def _probe_app(probes: Iterable[Route], access: Access) -> FastAPI:
+    """The application on the port for probes: those routes alone, without a key, whatever happens on the other port."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.add_middleware(Guard, access=replace(access, keys=ApiKeys(), hosts=access.probe_hosts), is_public=is_page_path)
+    app.add_middleware(Envelope)
+    _add_routes(app, probes)
+    return app
+
+
+def _routes(serving: Serving) -> Iterator[Route]:
     yield from openai.routes(serving)
     yield from anthropic.routes(serving)
     yield from tokens.routes(serving)
-    yield from admin.routes(serving, counter)
+    yield from admin.routes(serving)
     yield from page.routes(serving)
+
+
+def _add_routes(app: FastAPI, routes: Iterable[Route]) -> None:
+    app.add_exception_handler(PenstockError, _penstock_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    for route in routes:
+        add_route(app, route)
 
 
 def _openapi(original: Callable[[], JsonObject]) -> JsonObject:

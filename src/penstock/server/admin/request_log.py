@@ -9,16 +9,18 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-from typing import Any
+import sys
+from typing import Any, TextIO
 
 from penstock.api_fields.strict_json import JsonObject
 from penstock.server.delivery.observation import RequestRecord
+from penstock.server.http.unread import silence
 
 __all__ = ["FORMATS", "JsonLines", "TextLines", "configure_logging", "log_request", "request_fields"]
 
 logger = logging.getLogger("penstock.request")
 
-LEVELS = {"penstock": logging.INFO, "uvicorn": logging.WARNING}
+LEVELS = {"penstock": logging.INFO, "uvicorn": logging.WARNING, "asyncio": logging.WARNING}
 """Loggers that are written -> the least level. uvicorn's own chatter at INFO is said by the start report."""
 
 QUIET = ("/health", "/metrics")
@@ -104,9 +106,20 @@ class TextLines(logging.Formatter):
 FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLines}
 
 
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes to standard error, for as long as somebody reads it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """A line could not be written."""
+        if isinstance(sys.exception(), BrokenPipeError):
+            silence(self.stream)
+        else:
+            super().handleError(record)
+
+
 def configure_logging(log_format: str) -> logging.Handler:
     """Send the log to standard error in one of `FORMATS`, instead of where an earlier call sent it."""
-    handler = logging.StreamHandler()
+    handler = _Lines()
     handler.setFormatter(FORMATS[log_format]())
     for name, level in LEVELS.items():
         root = logging.getLogger(name)

@@ -26,7 +26,10 @@ SCHEMAS: JsonObject = {
         optional=("error",),
     ),
     "Version": object_of({"version": STRING}),
-    "Live": object_of({"status": {"type": "string", "enum": ["live"]}}),
+    "Live": object_of(
+        {"status": {"type": "string", "enum": ["live", "dead"]}, "reason": STRING, "error": ERROR},
+        optional=("error",),
+    ),
     "Ready": object_of(
         {"status": {"type": "string", "enum": ["ready", "not ready"]}, "reason": STRING, "error": ERROR},
         optional=("error",),

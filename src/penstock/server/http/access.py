@@ -53,6 +53,7 @@ class Access:
 
     Attributes:
         hosts: names that the Host header may hold, without port; empty for any.
+        probe_hosts: the same on the port for probes.
         origins: origins of web pages that may call; `*` for any.
         compat: whether unsupported fields are taken out and listed rather than refused.
         request_seconds: how long a request may take; 0 for any time.
@@ -60,6 +61,7 @@ class Access:
 
     keys: ApiKeys = ApiKeys()
     hosts: frozenset[str] = LOOPBACK_NAMES
+    probe_hosts: frozenset[str] = LOOPBACK_NAMES
     origins: frozenset[str] = frozenset()
     compat: bool = False
     request_seconds: float = DEFAULT_SERVER_LIMITS.request_seconds
@@ -74,22 +76,28 @@ def open_access(config: ServerConfig, environ: Mapping[str, str]) -> Access:
         key.
     """
     keys = read_keys(config.api_key_file, environ)
-    loopback = is_loopback(config.host)
-    if not keys and not loopback:
+    if not keys and not is_loopback(config.host):
         raise ConfigError(
             "host",
             f"{config.host} can be reached from other machines, which needs an API key: give --api-key-file or set"
             " PENSTOCK_API_KEY",
         )
     asked = frozenset(_items(config.allowed_hosts))
-    hosts = frozenset() if ANY in asked or not (loopback or asked) else LOOPBACK_NAMES | asked | {config.host.lower()}
     return Access(
         keys=keys,
-        hosts=hosts,
+        hosts=_hosts(config.host, asked),
+        probe_hosts=_hosts(config.probe_host, asked if is_loopback(config.probe_host) else frozenset()),
         origins=frozenset(_items(config.cors_origins)),
         compat=config.compat,
         request_seconds=config.request_timeout,
     )
+
+
+def _hosts(listening: str, asked: frozenset[str]) -> frozenset[str]:
+    """The names of a server that listens on `listening`, of which the operator wants `asked` beside its own."""
+    if ANY in asked or not (is_loopback(listening) or asked):
+        return frozenset()
+    return LOOPBACK_NAMES | asked | {listening.lower()}
 
 
 def is_loopback(host: str) -> bool:

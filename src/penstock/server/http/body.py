@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.types import Receive
@@ -15,7 +16,7 @@ from penstock.api_fields.strict_json import JsonObject, decode
 from penstock.server.http.connection import ClientLeft
 from penstock.server.http.failures import BodyTooLarge, BodyTooSlow, UnsupportedMediaType
 
-__all__ = ["read_json"]
+__all__ = ["discard_body", "read_json"]
 
 DEADLINE_SECONDS = 30.0
 """For the whole body."""
@@ -47,6 +48,15 @@ async def read_json(http_request: Request, limit: int) -> JsonObject:
     if len(body) <= INLINE_BYTES:
         return decode(body)
     return await asyncio.to_thread(decode, body)
+
+
+async def discard_body(receive: Receive, limit: int) -> None:
+    """Read the body of a request that is refused, for a moment and not much more than `limit` bytes; keep nothing.
+
+    Whoever is still writing when the connection is closed sees a reset, and may never read why.
+    """
+    with suppress(ClientLeft):
+        await _discard(_pieces(receive), limit)
 
 
 def _check_media_type(content_type: str) -> None:

@@ -19,7 +19,7 @@ from penstock.contract.errors import Overloaded
 from penstock.contract.limits import ServerLimits
 from penstock.server.http.failures import HttpRefusal, error_response
 
-__all__ = ["BoundedProtocol", "bounded_protocol"]
+__all__ = ["SURPLUS", "BoundedProtocol", "bounded_protocol"]
 
 SURPLUS = 2
 """From so many times the limit on, connections are closed without an answer."""
@@ -129,6 +129,22 @@ class BoundedProtocol(H11Protocol):
         self._headers_came()
         self._reader_came()
         super().connection_lost(exc)
+
+    def finish(self) -> None:
+        """Take no more requests but one that may be on its way: a client that has just connected, or begun to write."""
+        if self.cycle is None or not self.cycle.response_complete:
+            self.end_after_answer()
+        elif not self.conn.trailing_data[0]:
+            self.shutdown()
+
+    def end_after_answer(self) -> None:
+        """Close the connection after the answer that is being written, if one is."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def abort(self) -> None:
+        """Close the connection now, whatever was still to be written."""
+        self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's text says no more than this)
         """Answer bytes that are not HTTP."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 
@@ -10,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.server.http.compat import EXTRA_HEADERS
 from penstock.server.http.connection import ClientLeft
-from penstock.server.http.failures import error_response, log_failure
+from penstock.server.http.failures import ShuttingDown, error_response, log_failure
 
 __all__ = ["Envelope"]
 
@@ -43,6 +44,10 @@ class Envelope:
             await self._app(scope, receive, send_with_id)
         except ClientLeft:
             return
+        except asyncio.CancelledError:  # the server ends before this was answered
+            if not started:
+                await error_response(ShuttingDown())(scope, receive, send_with_id)
+            raise
         except Exception as error:
             log_failure(error, request_id)
             if started:

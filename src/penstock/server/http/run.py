@@ -1,58 +1,62 @@
 """Running the application: a listening socket, uvicorn, and an orderly end.
 
-On the first SIGINT or SIGTERM the server takes no more connections and lets running answers finish within a time limit;
-on the second it stops at once.
+On the first SIGINT or SIGTERM the application hears at once that the server stops: it is not ready any more and refuses
+new work. Connections are still taken, so that whoever asks is told. Running answers finish within a time limit; what
+outlasts it ends with an error. On the second signal everything ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.contract.config import ServerConfig
-from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
-from penstock.server.http.bounded_protocol import bounded_protocol
-from penstock.server.http.stopping import announce_stop
+from penstock.server.http.bounded_protocol import BoundedProtocol, bounded_protocol
+from penstock.server.http.end import End
+from penstock.server.http.lifecycle import lifecycle_of
+from penstock.server.http.listening import ACCEPTED_AT_ONCE, BACKLOG, connections_that_wait, listen
+from penstock.server.http.open_files import connections_within_limits
+from penstock.server.http.probe_port import probes_served
+from penstock.server.http.systemd import NOBODY, Notifier
 
-__all__ = ["DRAIN_SECONDS", "End", "Server", "listen", "run"]
+__all__ = ["DRAIN_SECONDS", "Server", "run"]
 
 DRAIN_SECONDS = DEFAULT_SERVER_LIMITS.drain_seconds
-BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+TICK_SECONDS = 0.05
+"""How soon a second signal is noticed."""
 
-class End:
-    """A server's end, to be brought about by somebody else than the server: before it runs, or while it does."""
+GOODBYE_SECONDS = 1.0
+"""For requests that are on their way when all others are answered, and for the last bytes of an answer."""
 
-    def __init__(self) -> None:
-        self._server: Server | None = None
-        self._come = False
-
-    def now(self) -> None:
-        """End the server as after the first signal. May be called from any thread."""
-        self._come = True
-        if self._server is not None:
-            self._server.stop()
-
-    def of(self, server: Server) -> None:
-        """This is the server that it is the end of."""
-        self._server = server
-        if self._come:
-            server.stop()
+log = logging.getLogger("penstock.server")
 
 
 class Server(uvicorn.Server):
-    """uvicorn with its own socket, a callback when it is ready, and signals that end it with exit code 0."""
+    """uvicorn with its own socket, a callback when it is ready, and signals that end it with exit code 0.
+
+    Args:
+        app: the application; it hears of the end through its `Lifecycle`, if it has one.
+        config: where to listen.
+        on_ready: called with the URL when connections are accepted.
+        drain_seconds: how long running answers may go on after `stop` or a signal.
+        limits: on connections.
+        on_force: called when everything is to end at once.
+        notifier: tells the service manager.
+    """
 
     def __init__(
         self,
@@ -61,10 +65,13 @@ class Server(uvicorn.Server):
         on_ready: Callable[[str], None],
         drain_seconds: int = DRAIN_SECONDS,
         limits: ServerLimits = DEFAULT_SERVER_LIMITS,
+        on_force: Callable[[], None] = lambda: None,
+        notifier: Notifier = NOBODY,
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                self._answer,
+                interface="asgi3",
                 http=bounded_protocol(limits, config.max_connections),
                 loop="asyncio",
                 ws="none",
@@ -72,16 +79,26 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=drain_seconds,
+                backlog=ACCEPTED_AT_ONCE,  # asyncio has one number for this and for the system's queue
             )
         )
         self._app = app
-        self._address = (config.host, config.port)
+        self._lifecycle = lifecycle_of(app)
+        self._config = config
+        self._limits = limits
+        self._notifier = notifier
         self._on_ready = on_ready
+        self._on_force = on_force
+        self._drain_seconds = drain_seconds
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._taking: set[asyncio.Task[object]] = set()
 
     def stop(self) -> None:
-        """End as after the first signal. May be called from any thread."""
+        """End as after the first signal. May be called from any thread, and by a signal handler."""
         self.should_exit = True
+        if self._event_loop is not None and self._lifecycle is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                self._event_loop.call_soon_threadsafe(self._lifecycle.stopping.set)
 
     async def listen(self) -> None:
         """Serve until stopped.
@@ -89,23 +106,109 @@ class Server(uvicorn.Server):
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        listening = listen(*self._address)
-        try:
+        self._event_loop = asyncio.get_running_loop()
+        config = self._config
+        async with contextlib.AsyncExitStack() as around:
+            listening = around.enter_context(contextlib.closing(listen(config.host, config.port)))
+            if self._lifecycle is not None and config.probe_port:
+                probing = listen(config.probe_host, config.probe_port, "probe_")
+                await around.enter_async_context(probes_served(self._lifecycle.probes, probing, self._limits))
+            if self._lifecycle is not None:
+                await around.enter_async_context(self._notifier.watched(self._lifecycle.stuck))
             await self.serve(sockets=[listening])
-        finally:
-            listening.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; then says the URL."""
         await super().startup(sockets)
+        for listening in sockets or []:
+            listening.listen(BACKLOG)
         if sockets and not self.should_exit:
             host, port = sockets[0].getsockname()[:2]
-            self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            self._on_ready(url)
+            self._notifier.ready(f"serving at {url}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; first ends the streams that would never end by themselves."""
-        announce_stop(self._app)
-        await super().shutdown(sockets)
+        """Let running answers finish, then close every connection; in place of uvicorn's, which listens no more first.
+
+        A client that connects meanwhile would be reset, and could not tell a server that ends from one that crashed.
+        """
+        if self._lifecycle is not None:
+            self._lifecycle.stopping.set()
+        self._notifier.stopping(f"finishing {len(self.server_state.tasks)} answers")
+        end = asyncio.get_running_loop().time() + self._drain_seconds
+        await self._finish_answers(end)
+        self._listen_no_more(sockets or [])
+        await self._finish_connections(end)
+        await self.lifespan.shutdown()
+
+    async def _finish_answers(self, end: float) -> None:
+        """Wait for the answers that are running now; cancel those that take longer."""
+        running = set(self.server_state.tasks)
+        if running:
+            log.info("stopping: running answers, %d of them, have %g seconds", len(running), self._drain_seconds)
+        for connection in self._connections():
+            connection.end_after_answer()
+        running = await self._wait(running, end)
+        if running:
+            log.warning("stopping: %d answers are not finished and end with an error", len(running))
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=GOODBYE_SECONDS)
+
+    async def _wait(self, tasks: set[asyncio.Task[None]], end: float) -> set[asyncio.Task[None]]:
+        """Wait for tasks until `end`, in seconds of the event loop, or a second signal; the ones that are left."""
+        time = asyncio.get_running_loop().time
+        while tasks and not self.force_exit and (left := end - time()) > 0:
+            _, tasks = await asyncio.wait(tasks, timeout=min(left, TICK_SECONDS))
+        return tasks
+
+    def _listen_no_more(self, sockets: list[socket.socket]) -> None:
+        """Close the listening sockets, but take the connections that the system has accepted for them."""
+        event_loop = asyncio.get_running_loop()
+        for server, listening in zip(self.servers, sockets, strict=True):
+            with listening.dup() as last:
+                server.close()
+                listening.close()
+                waiting = list(connections_that_wait(last))
+            for connection in waiting:
+                task = event_loop.create_task(event_loop.connect_accepted_socket(self._protocol, connection))
+                self._taking.add(task)
+                task.add_done_callback(self._taking.discard)
+
+    async def _finish_connections(self, end: float) -> None:
+        """Answer what is on its way, and see to it that clients can read what was written to them."""
+        time = asyncio.get_running_loop().time
+        soon = time() + GOODBYE_SECONDS
+        while not self.force_exit:
+            for connection in self._connections():
+                connection.finish()
+            unread = any(connection.transport.get_write_buffer_size() for connection in self._connections())
+            if not (self.server_state.connections or self._taking) or time() > (max(soon, end) if unread else soon):
+                break
+            await asyncio.sleep(TICK_SECONDS)
+        for connection in self._connections():
+            connection.abort()
+        await asyncio.sleep(0)
+
+    def _connections(self) -> list[BoundedProtocol]:
+        return [each for each in self.server_state.connections if isinstance(each, BoundedProtocol)]
+
+    def _protocol(self) -> asyncio.Protocol:
+        """What uvicorn would make for a connection that it had accepted itself."""
+        make = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application. A request that is cancelled because the server ends is no failure to report."""
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self.should_exit:
+                raise
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -122,8 +225,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 (a signal handler's signature)
         """First signal: end in order. Second: now."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        if self.should_exit:
+            self.force_exit = True
+            self._on_force()
+        self.stop()
 
 
 def run(
@@ -132,6 +237,8 @@ def run(
     on_ready: Callable[[str], None],
     drain_seconds: int = DRAIN_SECONDS,
     end: End | None = None,
+    on_force: Callable[[], None] = lambda: None,
+    notifier: Notifier = NOBODY,
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM; returns when every answer is finished or `drain_seconds` are over.
 
@@ -141,34 +248,14 @@ def run(
         on_ready: called once with the URL, when connections are accepted.
         drain_seconds: how long running answers may go on after the signal; the rest is then answered with an error.
         end: what else may end it.
+        on_force: called at the second signal; whatever takes time afterwards should be cut short.
+        notifier: tells the service manager.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or no connection could be taken.
     """
-    server = Server(app, config, on_ready, drain_seconds)
+    config = replace(config, max_connections=connections_within_limits(config.max_connections))
+    server = Server(app, config, on_ready, drain_seconds, on_force=on_force, notifier=notifier)
     if end is not None:
-        end.of(server)
+        end.of(server.stop)
     asyncio.run(server.listen())
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A TCP socket that listens on an address; the caller closes it.
-
-    Raises:
-        ConfigError: the address cannot be listened on.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP, and with
-    # it on, every answer of two writes waits for the client's delayed acknowledgement, 40 ms on Linux.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(BACKLOG)
-    except socket.gaierror as error:
-        listening.close()
-        raise ConfigError("host", f"{host!r} is no address of this machine: {error.strerror}") from None
-    except OSError as error:
-        listening.close()
-        raise ConfigError("port", f"cannot listen on {host}, port {port}: {error.strerror}") from None
-    return listening

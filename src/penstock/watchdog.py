@@ -1,0 +1,192 @@
+"""Watching the steps that are computed: one that takes far longer than its like is reported, once, with where it is.
+
+Decides when a step is overdue (`StepTimes`, as for a runner in a process of its own) and when nothing but a new process
+would help. Ends nothing itself: a thread that computes cannot be ended, and a process that hung is ended by its runner.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from traceback import walk_stack
+from typing import NamedTuple
+
+from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.ports import OverlappingRunner, Runner
+from penstock.engine.stand_ins import OneAtATime
+from penstock.remote.step_times import StepTimes
+
+__all__ = ["WatchedRunner", "Watchdog"]
+
+TURN_SECONDS = 1.0
+"""How often it looks. Time is counted in turns: while the whole process stands still, no step is late."""
+
+LOST_TIMES = 4.0
+LOST_SECONDS = 60.0
+"""A step that takes so many times what makes it overdue, and so many seconds, is not expected to end."""
+
+LAST_PLANS = 4
+MOST_FRAMES = 40
+MOST_ROWS = 16
+
+log = logging.getLogger(__name__)
+
+
+class _Work(NamedTuple):
+    """What is being done: a step, or (without a plan) a new start of what computes."""
+
+    what: str
+    plan: StepPlan | None
+    limit: float
+    turn: int
+    began: float
+
+
+class Watchdog:
+    """Watches one runner; see `StepWatch`.
+
+    Args:
+        turn_seconds: how often it looks.
+    """
+
+    def __init__(self, turn_seconds: float = TURN_SECONDS) -> None:
+        self._recovers = False
+        self._turn_seconds = turn_seconds
+        self._turn = 0
+        self._work: _Work | None = None  # a new value for each step, so that any thread may look at it
+        self._reported: _Work | None = None
+        self._last_plans: deque[StepPlan] = deque(maxlen=LAST_PLANS)
+        self._times = StepTimes()
+
+    def watch(self, runner: Runner | OverlappingRunner, *, recovers: bool) -> OverlappingRunner:
+        """The same runner, watched. It must not have computed anything.
+
+        Args:
+            runner: the one whose steps these are.
+            recovers: whether it ends by itself what hangs, and starts it anew.
+        """
+        self._recovers = recovers
+        return WatchedRunner(runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner), self)
+
+    def overdue(self) -> str:
+        """See `StepWatch`."""
+        work = self._work
+        if work is None or self._seconds(work) < work.limit:
+            return ""
+        return f"{work.what} has taken {self._seconds(work):.0f} s" if work.plan is not None else work.what
+
+    def lost(self) -> str:
+        """See `StepWatch`."""
+        work = self._work
+        if self._recovers or work is None or self._seconds(work) < max(LOST_SECONDS, LOST_TIMES * work.limit):
+            return ""
+        return f"{self.overdue()} and is not expected to end"
+
+    def began(self) -> float:
+        """See `StepWatch`."""
+        work = self._work
+        return float("inf") if work is None else work.began
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside, look from a thread; without it no time passes for this watchdog."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._look, args=(ended,), name="penstock-watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """The runner computes this plan from now on."""
+        limit = self._times.limit(plan)
+        self._work = _Work(f"step {plan.step}", plan, limit, self._turn, time.monotonic())
+
+    def begin_reset(self) -> None:
+        """What computes is being set up again: until that is done, nothing is computed."""
+        self._work = _Work("what computes is being started anew", None, 0.0, self._turn, time.monotonic())
+
+    def end(self) -> None:
+        """Nothing is being computed."""
+        work, self._work = self._work, None
+        if work is None or work.plan is None:
+            return
+        self._last_plans.append(work.plan)
+        # Counted in turns too: a step during which the process stood still says nothing of those that will follow.
+        seconds = min(time.monotonic() - work.began, (self._turn - work.turn + 1) * self._turn_seconds)
+        self._times.ran(work.plan, seconds)
+        if work is self._reported:
+            log.warning("%s ended, after %.1f s", work.what, seconds)
+
+    def _seconds(self, work: _Work) -> float:
+        """How long it has taken, at least."""
+        return max(0, self._turn - work.turn - 1) * self._turn_seconds
+
+    def _look(self, ended: threading.Event) -> None:
+        while not ended.wait(self._turn_seconds):
+            self._turn += 1
+            work, overdue = self._work, self.overdue()
+            if overdue and work is not None and work.plan is not None and work is not self._reported:
+                self._reported = work
+                self._report(work.plan, overdue, work.limit)
+
+    def _report(self, plan: StepPlan, overdue: str, limit: float) -> None:
+        log.error("%s, where %.1f s would be long: %s", overdue, limit, _described(plan))
+        for earlier in reversed(self._last_plans.copy()):
+            log.error("before it: %s", _described(earlier))
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():
+            frames = (f"{each.f_code.co_name} ({each.f_code.co_filename}:{line})" for each, line in walk_stack(frame))
+            log.error("thread %s is in %s", names.get(ident, ident), " < ".join(islice(frames, MOST_FRAMES)))
+
+
+class WatchedRunner:
+    """A runner whose steps a watchdog knows of; see `OverlappingRunner`."""
+
+    def __init__(self, runner: OverlappingRunner, watchdog: Watchdog) -> None:
+        self._runner = runner
+        self._watchdog = watchdog
+        self._started: deque[StepPlan] = deque()
+
+    @property
+    def depth(self) -> int:
+        """See `OverlappingRunner`."""
+        return self._runner.depth
+
+    def start(self, plan: StepPlan) -> None:
+        """See `OverlappingRunner`."""
+        self._started.append(plan)
+        if len(self._started) == 1:
+            self._watchdog.begin_step(plan)
+        self._runner.start(plan)
+
+    def finish(self) -> StepResult:
+        """See `OverlappingRunner`."""
+        result = self._runner.finish()
+        self._started.popleft()
+        self._watchdog.end()
+        if self._started:
+            self._watchdog.begin_step(self._started[0])
+        return result
+
+    def reset(self) -> bool:
+        """See `OverlappingRunner`."""
+        self._started.clear()
+        self._watchdog.begin_reset()
+        try:
+            return self._runner.reset()
+        finally:
+            self._watchdog.end()
+
+
+def _described(plan: StepPlan) -> str:
+    rows = ", ".join(f"slot {row.slot} from {row.start} on: {row.count}" for row in plan.rows[:MOST_ROWS])
+    return f"{plan.explain()}; positions: {rows}{', ...' if len(plan.rows) > MOST_ROWS else ''}"
