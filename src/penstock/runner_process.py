@@ -12,14 +12,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.building import load_runner, read_facts
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts
-from penstock.contract.ports import Runner
-from penstock.exec.profiler import TorchProfiler
-from penstock.loading import find_model
-from penstock.model_text import open_model_text
-from penstock.remote import Connection, serve_orders
+from penstock.contract.ports import Profiler, Runner
+from penstock.remote import Build, Connection, serve_orders
 from penstock.remote.messages import Load, Order
 
 __all__ = ["main"]
@@ -28,14 +24,26 @@ __all__ = ["main"]
 def main() -> None:
     """Take orders from the engine at the other end of a socket."""
     faulthandler.enable()  # where it was when it crashed, or when it was ended because it hung
-    gc.freeze()  # what was imported stays as long as the process: nothing to be gone through again and again
     connection: Connection[Order] = Connection(socket.socket(fileno=int(sys.argv[1])), Order)
-    serve_orders(connection, _build, TorchProfiler())
+    serve_orders(connection, _prepare)
+
+
+def _prepare() -> tuple[Build, Profiler]:
+    """Import torch, here and not above: meanwhile this process ends already if the engine's does."""
+    import penstock.building  # noqa: F401 - which `_build` imports when it is called
+    from penstock.exec.profiler import TorchProfiler
+
+    gc.freeze()  # what was imported stays as long as the process: nothing to be gone through again and again
+    return _build, TorchProfiler()
 
 
 def _build(
     order: Load, announce: Callable[[str], None], found: Callable[[ModelFacts], None]
 ) -> tuple[Runner, RunnerFacts]:
+    from penstock.building import load_runner, read_facts
+    from penstock.loading import find_model
+    from penstock.model_text import open_model_text
+
     cache_dir = Path(order.cache_dir)
     files = find_model(order.config, cache_dir)
     facts = read_facts(order.config, files, cache_dir)

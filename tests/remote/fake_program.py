@@ -76,4 +76,4 @@ def build(order, announce, found):
 
 
 if __name__ == "__main__":
-    serve_orders(Connection(socket.socket(fileno=int(sys.argv[1])), Order), build, NoProfiler())
+    serve_orders(Connection(socket.socket(fileno=int(sys.argv[1])), Order), lambda: (build, NoProfiler()))

@@ -24,17 +24,22 @@ from penstock.contract.ports import Profiler, Runner
 from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
 
-__all__ = ["Build", "serve_orders"]
+__all__ = ["Build", "Prepare", "serve_orders"]
 
 Build = Callable[[messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[Runner, RunnerFacts]]
 """Loads what is ordered; says each line of the start report, and once what the model's files say. Raises SetupError."""
 
 
-def serve_orders(connection: Connection[messages.Order], build: Build, profiler: Profiler) -> None:
+Prepare = Callable[[], tuple[Build, Profiler]]
+"""Imports what computing needs, which takes seconds."""
+
+
+def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> None:
     """Load what the first order says, then carry out orders until the connection ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process by the connection
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(connection.fileno(),), name="penstock-parent", daemon=True).start()
+    build, profiler = prepare()
     try:
         runner = _load(connection, build)
         if runner is not None:
