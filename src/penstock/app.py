@@ -36,6 +36,7 @@ from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
+from penstock.freed_memory import give_back
 from penstock.model_text import open_model_text
 from penstock.text import TextModel
 from penstock.watchdog import Watchdog
@@ -82,8 +83,8 @@ class Assembly:
 
         Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more.
         """
-        config = self.config
-        loop = EngineLoop(self.engine, SystemClock(), config.max_queued_requests, config.max_queued_tokens, on_death)
+        requests, tokens = self.config.max_queued_requests, self.config.max_queued_tokens
+        loop = EngineLoop(self.engine, SystemClock(), requests, tokens, on_death, on_rest=give_back)
         loop.start()
         return LocalClient(self.intake, loop, profiles)
 

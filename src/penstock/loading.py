@@ -47,9 +47,10 @@ from penstock.exec.start_report import (
     wide_heads_line,
 )
 from penstock.exec.state_store import StateStore
+from penstock.freed_memory import give_back
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
-from penstock.kernels.weight_memory import LARGE_PAGE, give_back
+from penstock.kernels.weight_memory import LARGE_PAGE
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.reference import ReferenceExecutor
 from penstock.nn.working_memory import step_bytes, table_bytes
@@ -329,7 +330,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
         binder = Binder(files.source, dtype, backend.device, str(files.path), seen, weight_format, cpu)
         program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
     layers = read_embedding_layers(files.path, program.shape.hidden_size, backend.device, cpu)
-    give_back()
+    give_back()  # room of tensors that were read, widened and packed, which no KV cache would be sized from
     model = executor(program, dtype, backend)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))

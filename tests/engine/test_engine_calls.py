@@ -12,14 +12,17 @@ from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
 from penstock.core.trace import replay
 from penstock.engine import EngineLoop, LocalClient
+from penstock.engine import loop as loop_module
 
 
 class Running:
     """A harness whose engine runs in its thread."""
 
-    def __init__(self, max_queued: int = 1000, max_queued_tokens: int = 10_000, **options) -> None:
+    def __init__(
+        self, max_queued: int = 1000, max_queued_tokens: int = 10_000, on_rest=lambda: None, **options
+    ) -> None:
         self.harness = build(**options)
-        self.loop = EngineLoop(self.harness.engine, self.harness.clock, max_queued, max_queued_tokens)
+        self.loop = EngineLoop(self.harness.engine, self.harness.clock, max_queued, max_queued_tokens, on_rest=on_rest)
         self.loop.start()
         self.client = LocalClient(self.harness.intake, self.loop)
 
@@ -113,3 +116,24 @@ async def test_ids_outside_the_vocabulary_are_refused():
                 await running.client.detokenize(ids)
             with pytest.raises(InvalidParameter):
                 await running.client.tokenize(TokenPrompt(ids))
+
+
+async def test_an_engine_that_has_done_its_work_rests_once_however_often_it_is_asked_for_its_health(monkeypatch):
+    monkeypatch.setattr(loop_module, "_REST_SECONDS", 0.05)
+    rests, rested = [], threading.Event()
+
+    def rest() -> None:
+        rests.append(threading.current_thread().name)
+        rested.set()
+
+    with Running(on_rest=rest) as running:
+        await asyncio.wait_for(running.client.heartbeat(), 5)
+        assert rests == [], "nothing was done yet"
+        for number in range(2):
+            rested.clear()
+            await running.answer(f"r{number}", "a prompt")
+            while not rested.is_set():
+                await asyncio.wait_for(running.client.heartbeat(), 5)
+                running.harness.clock.advance(0.01)
+            await asyncio.wait_for(running.client.heartbeat(), 5)
+        assert rests == ["penstock-engine"] * 2

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import save_file
 from weights_samples import Tiny, weights, write_gguf
 
-from penstock import loading
+from penstock import freed_memory, loading
 from penstock.contract.config import EngineConfig
-from penstock.kernels import weight_memory
 from penstock.models import gguf_dialect
 from penstock.weights.files import open_model
 from penstock.weights.headers_only import META
@@ -82,7 +81,7 @@ HOLES = """
 import ctypes
 import pathlib, sys
 import torch
-from penstock.kernels.weight_memory import give_back
+from penstock.freed_memory import give_back
 
 
 def resident():
@@ -106,11 +105,11 @@ def test_what_was_freed_between_what_lives_on_goes_back_to_the_system() -> None:
 
 
 def test_a_c_library_that_cannot_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_memory.ctypes, "CDLL", lambda name: object())
-    weight_memory.give_back()
-    monkeypatch.setattr(weight_memory.sys, "platform", "win32")
-    monkeypatch.delattr(weight_memory.ctypes, "CDLL")
-    weight_memory.give_back()
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: object())
+    freed_memory.give_back()
+    monkeypatch.setattr(freed_memory.sys, "platform", "win32")
+    monkeypatch.delattr(freed_memory.ctypes, "CDLL")
+    freed_memory.give_back()
 
 
 def test_a_model_is_loaded_before_memory_is_given_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

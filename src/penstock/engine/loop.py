@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError
@@ -27,6 +29,8 @@ from penstock.engine.retry_after import RetryAfterEstimator
 __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
+
+_REST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class EngineLoop:
         max_queued: sequences that may wait for admission; requests beyond are refused as `Overloaded`.
         max_queued_tokens: the same for their tokens in all; an empty queue takes a request of any length.
         on_death: called once, by the engine's thread, when nothing can be served any more; not when it was stopped.
+        on_rest: called by the engine's thread when it has had nothing to do for seconds, once until it works again.
     """
 
     def __init__(
@@ -89,9 +94,13 @@ class EngineLoop:
         max_queued: int,
         max_queued_tokens: int = sys.maxsize,
         on_death: Callable[[], None] = lambda: None,
+        on_rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._on_death = on_death
+        self._on_rest = on_rest
+        self._clock = clock
+        self._rest_at = math.inf  # when nothing was to be done for long enough
         self._told_death = False
         self._max_queued = max_queued
         self._max_queued_tokens = max_queued_tokens
@@ -149,6 +158,7 @@ class EngineLoop:
                 self._drain()
                 if self._engine.has_work:
                     self._publish(self._engine.step())
+                    self._rest_at = self._clock.now() + _REST_SECONDS
                     self._show()
                     self._tell_death()
         except Exception:
@@ -186,9 +196,17 @@ class EngineLoop:
         if not self._engine.has_work:
             self._engine.scheduler.check()  # idle anyway: the cheapest moment to find a leak
             self._show()
-            self._receive(self._inbox.get())
+            self._receive(self._await_message())
         while not self._inbox.empty():
             self._receive(self._inbox.get_nowait())
+
+    def _await_message(self) -> _Message:
+        if self._rest_at < math.inf:
+            with suppress(queue.Empty):
+                return self._inbox.get(timeout=max(0.0, self._rest_at - self._clock.now()))
+            self._rest_at = math.inf
+            self._on_rest()
+        return self._inbox.get()
 
     def _receive(self, message: _Message) -> None:
         match message:

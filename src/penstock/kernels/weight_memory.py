@@ -6,14 +6,12 @@ the speed of memory, and with large pages that is a fifth faster than with small
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import sys
 
 import torch
 from torch import Tensor
 
-__all__ = ["LARGE_PAGE", "WeightMemory", "give_back", "large_block", "whole_lines"]
+__all__ = ["LARGE_PAGE", "WeightMemory", "large_block", "whole_lines"]
 
 _BLOCK = 64 << 20
 LARGE_PAGE = 2 << 20
@@ -37,17 +35,6 @@ def large_block(size: int) -> Tensor:
 def whole_lines(count: int) -> int:
     """`count` bytes filled up to whole cache lines."""
     return -(-count // _ALIGNMENT) * _ALIGNMENT
-
-
-def give_back() -> None:
-    """Return what was freed to the system; to be called once weights are loaded.
-
-    glibc keeps the room of tensors that were read, widened and packed, between others that live on: tens of MiB that
-    nobody uses again, and that no KV cache is sized from (malloc_trim(3)). Other C libraries cannot be asked.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 class WeightMemory:

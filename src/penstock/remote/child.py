@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,10 +21,13 @@ from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts
 from penstock.contract.ports import Profiler, Runner
+from penstock.freed_memory import give_back
 from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
 
 __all__ = ["Build", "Prepare", "serve_orders"]
+
+_REST_SECONDS = 2.0
 
 Build = Callable[[messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[Runner, RunnerFacts]]
 """Loads what is ordered; says each line of the start report, and once what the model's files say. Raises SetupError."""
@@ -45,7 +48,7 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
         if runner is not None:
             child = _Child(runner, profiler)
             while True:
-                connection.send(child.carry_out(connection.receive()))
+                connection.send(child.carry_out(_next_order(connection)))
     except Closed:
         return
 
@@ -66,6 +69,14 @@ def _load(connection: Connection[messages.Order], build: Build) -> Runner | None
         return None
     connection.send(messages.Ready(facts))
     return runner
+
+
+def _next_order(connection: Connection[messages.Order]) -> messages.Order:
+    """Wait for it, and use the time if it is long."""
+    with suppress(TimeoutError):
+        return connection.receive(_REST_SECONDS)
+    give_back()
+    return connection.receive()
 
 
 class _Child:
