@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,8 @@ def assemble(
     announce: Callable[[str], None] | None = None,
     starting: Starting | None = None,
     watchdog: Watchdog | None = None,
+    *,
+    tenants: bool = False,
 ) -> Assembly:
     """Find, load and join everything that an engine needs.
 
@@ -132,6 +134,7 @@ def assemble(
         announce: called with each line of the start report.
         starting: what was begun already with the same options; this function's from now on.
         watchdog: watches every step, if it is given.
+        tenants: whether requests come from several, who can be told apart: `auto` is then a fair order.
 
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
@@ -151,11 +154,14 @@ def assemble(
         card = _model_card(computing.facts, model, text)
         for line in (*_text_lines(card, model, text), *computing.facts.memory.lines()):
             say(line)
-        engine, intake = _join(computing, text, card, watchdog)
+        config = computing.facts.config
+        if config.scheduling_policy == "auto":
+            config = replace(config, scheduling_policy="fair" if tenants else "fcfs")
+        engine, intake = _join(config, computing, text, card, watchdog)
     except BaseException:
         starting.close()
         raise
-    return Assembly(engine, intake, card, computing.facts.config, tuple(report), computing)
+    return Assembly(engine, intake, card, config, tuple(report), computing)
 
 
 def _text_lines(card: ModelCard, model: ModelFacts, text: TextModel) -> Iterator[str]:
@@ -192,9 +198,11 @@ def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> Model
     )
 
 
-def _join(computing: Computing, text: TextModel, card: ModelCard, watchdog: Watchdog | None) -> tuple[Engine, Intake]:
+def _join(
+    config: EngineConfig, computing: Computing, text: TextModel, card: ModelCard, watchdog: Watchdog | None
+) -> tuple[Engine, Intake]:
     """The engine around a runner, and what hands it requests."""
-    facts, memory, config = computing.facts, computing.facts.memory, computing.facts.config
+    facts, memory = computing.facts, computing.facts.memory
     scheduler_config = SchedulerConfig(
         num_blocks=memory.num_blocks,
         block_size=config.block_size,
@@ -257,7 +265,7 @@ def serve(
         notifier.status(line)
 
     watchdog = Watchdog()
-    assembly = assemble(engine_options, cache_dir, say, starting, watchdog)
+    assembly = assemble(engine_options, cache_dir, say, starting, watchdog, tenants=bool(access.keys))
     observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
     endpoint = server_options.otlp_traces_endpoint
     spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None

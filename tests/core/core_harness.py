@@ -29,6 +29,7 @@ VOCAB = 11
 
 
 WINDOWS = [None, None, 1, 2, 5, 9]
+SHARES = {"": 1.0, "a": 2.0, "b": 0.5}
 
 
 class Violation(AssertionError):
@@ -369,7 +370,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 3, 8, 40]),
         max_model_len=rng.choice([10, 20, 40]),
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(["fcfs", "priority", "fair"]),
         prefix_caching=rng.random() < 0.9,
         max_bypasses=rng.choice([0, 1, 3, 16]),
         model_digest=b"model",
@@ -395,6 +396,7 @@ def random_request(rng: random.Random, number: int, policy: str) -> SequenceRequ
 
 
 def _random_generation(rng: random.Random, number: int, policy: str) -> SequenceRequest:
+    tenant = list(SHARES)[number % 7 % len(SHARES)]
     return SequenceRequest(
         id=f"s{number}",
         prompt=random_prompt(rng),
@@ -407,6 +409,8 @@ def _random_generation(rng: random.Random, number: int, policy: str) -> Sequence
             repetition=rng.choice([(), (), (1, 3, 2)]),
         ),
         priority=rng.randrange(3) if policy == "priority" else 0,
+        tenant=tenant,
+        share=SHARES[tenant],
         cache_salt=rng.choice(["", "", "other"]),
         arrival=float(number // 3),
     )

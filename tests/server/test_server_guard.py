@@ -14,6 +14,7 @@ from server_harness import CARD, LIMITS, running
 
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
+from penstock.contract.request import EngineRequest, TextPrompt
 from penstock.server import create_app, open_access
 from penstock.server.http.access import Access, is_loopback, read_keys
 
@@ -255,6 +256,9 @@ def test_a_star_turns_the_host_check_off():
         ("short\n", "at least 16"),
         ("with spaces in it all\n", "line 1: must be"),
         ("schlüssel-0123456789\n", "ASCII"),
+        ("a-key-of-0123456789 share=0\n", "line 1: share=0 must be a number in 0.01..100"),
+        ("a-key-of-0123456789 share=much\n", "share=much must be a number"),
+        ("share=2\n", "line 1: must be `KEY`"),
     ],
 )
 def test_a_key_file_that_cannot_be_used_is_refused(tmp_path, text, why):
@@ -263,6 +267,16 @@ def test_a_key_file_that_cannot_be_used_is_refused(tmp_path, text, why):
     path.chmod(0o600)
     with pytest.raises(ConfigError, match=why):
         read_keys(str(path), {})
+
+
+def test_a_key_file_says_whose_share_is_larger(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY} share=2.5\nadmin {ADMIN}  share=0.5\nanother-key-of-somebody\n")
+    path.chmod(0o600)
+    keys = read_keys(str(path), {})
+    found = [keys.find(key) for key in (KEY, ADMIN, "another-key-of-somebody")]
+    assert [(caller.admin, caller.share) for caller in found] == [(False, 2.5), (True, 0.5), (False, 1.0)]
+    assert found[0].bind(EngineRequest("r", TextPrompt("x"))).share == 2.5
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")

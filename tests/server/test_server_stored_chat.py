@@ -12,6 +12,7 @@ from server_harness import CARD, running
 
 from penstock.contract.limits import ServerLimits
 from penstock.server.http.access import Access, ApiKeys
+from penstock.server.http.caller import Caller
 
 HI = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 MODEL = CARD.name
@@ -101,7 +102,7 @@ def test_labels_must_be_given_and_be_labels(client):
 def test_another_key_finds_nothing(engine):
     import hashlib
 
-    keys = ApiKeys(tuple((hashlib.sha256(key.encode()).digest(), False) for key in ("a" * 16, "b" * 16)))
+    keys = ApiKeys(tuple(Caller(hashlib.sha256(key.encode()).digest(), admin=False) for key in ("a" * 16, "b" * 16)))
     with running(engine, access=Access(keys=keys)) as url:
         mine, other = (openai.OpenAI(base_url=url + "/v1", api_key=key * 16, max_retries=0) for key in "ab")
         with mine, other:

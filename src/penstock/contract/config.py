@@ -35,7 +35,7 @@ QUANTIZATIONS = ("auto", "none", "file", "int8", "int4")
 LINEAR_KERNELS = ("auto", "native", "onednn")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "fair")
 RUNNERS = ("auto", "in-process", "process")
 TOOL_CALL_PARSERS = (
     *("auto", "hermes", "llama3_json", "mistral", "granite", "phi4", "gemma", "deepseek_v3", "deepseek_v31", "json"),
@@ -115,7 +115,8 @@ class SchedulerConfig:
         max_num_seqs: sequences that run at once; also the number of slots.
         max_num_batched_tokens: most positions that one step computes; at least `max_num_seqs`.
         max_model_len: most tokens of one sequence, prompt and output together.
-        policy: `fcfs` (arrival order) or `priority` (lower number first, then arrival).
+        policy: `fcfs` (arrival order), `priority` (lower number first, then arrival), or `fair` (the tenant first that
+            got least, by its share).
         prefix_caching: whether full blocks are kept and found again.
         max_bypasses: admissions that may pass a waiting head which does not fit, before all wait for it.
         model_digest: names the model in block keys, so that models never share KV blocks.
@@ -262,7 +263,11 @@ class EngineConfig:
         256, "Most tokens computed in one step: the chunk size of long prompts. Smaller keeps running streams smoother."
     )
     scheduling_policy: str = _option(
-        "fcfs", "Order of admission: first come first served, or by priority.", POLICIES, Front.HTTP
+        "auto",
+        "Order of admission: fcfs, first come first served; by priority; or fair, where API keys get shares of what is"
+        " computed (of one unless the key file says, behind the key, share=2). auto takes fair where there are keys.",
+        ("auto", *POLICIES),
+        Front.HTTP,
     )
     prefix_caching: bool = _option(True, "Reuse the KV of prompts that begin alike.")
     max_queued_requests: int = _option(

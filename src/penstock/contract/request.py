@@ -124,6 +124,8 @@ class EngineRequest:
         n: how many choices to answer.
         best_of: how many choices to generate, of which the `n` best are answered; None generates `n`.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
+        tenant: on whose behalf: under the `fair` policy tenants get shares.
+        share: how much of the machine its tenant gets, beside others that have 1.
         cache_salt: prompts share cached KV only with prompts of the same salt.
         echo: the outputs begin with the prompt (`PromptTokens`); with `prompt_logprobs` they always do.
         running_usage: the outputs begin with the prompt though the answer does not show it: its tokens are counted as
@@ -144,6 +146,7 @@ class EngineRequest:
     stop: StopRules = StopRules()
     priority: int = 0
     tenant: str = ""
+    share: float = 1.0
     cache_salt: str = ""
     echo: bool = False
     reply: ReplyRules = PLAIN_REPLY
@@ -171,6 +174,7 @@ class SequenceRequest:
         sampling: passed on to the runner unread; carries an explicit seed whenever sampling is random.
         stop: resolved rules: `max_tokens` >= 1 and `token_ids` already holding the model's end-of-sequence ids unless
             `ignore_eos`. Of a sequence that is embedded `max_tokens` is 0.
+        tenant, share: as in `EngineRequest`.
         fresh_prompt: every position is computed, whatever is cached: the scores or states of all of them are wanted.
         arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
         embedding: the vector that is wanted in place of tokens: the sequence ends when its prompt is computed, and with
@@ -185,6 +189,7 @@ class SequenceRequest:
     stop: StopRules = StopRules()
     priority: int = 0
     tenant: str = ""
+    share: float = 1.0
     cache_salt: str = ""
     arrival: float = 0.0
     fresh_prompt: bool = False

@@ -12,6 +12,7 @@ from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.fair_shares import FairQueue
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import SeqList
 from penstock.core.sequence import Seq, SeqState
@@ -25,7 +26,7 @@ def check_sequences(
     config: SchedulerConfig,
     seqs: dict[str, Seq],
     running: SeqList,
-    waiting: SeqList,
+    waiting: SeqList | FairQueue,
     departed: Sequence[Lease],
     pool: BlockPool,
     pending: PendingBlocks,
@@ -48,7 +49,7 @@ def check_sequences(
 def _invariants_of_all(
     seqs: dict[str, Seq],
     running: SeqList,
-    waiting: SeqList,
+    waiting: SeqList | FairQueue,
     departed: Sequence[Lease],
     pool: BlockPool,
     pending: PendingBlocks,

@@ -25,8 +25,13 @@ def _by_priority(request: SequenceRequest, order: int) -> Rank:
     return (request.priority, request.arrival, order)
 
 
-RANKINGS: dict[str, Callable[[SequenceRequest, int], Rank]] = {"fcfs": _first_come, "priority": _by_priority}
-"""Policy name -> rank of a request that was the `order`-th to be submitted; the smallest rank is served first."""
+RANKINGS: dict[str, Callable[[SequenceRequest, int], Rank]] = {
+    "fcfs": _first_come,
+    "priority": _by_priority,
+    "fair": _first_come,
+}
+"""Policy name -> rank of a request that was the `order`-th to be submitted; the smallest rank is served first, under
+`fair` among those of one tenant (`core.fair_shares`)."""
 
 
 def _rank(seq: Seq) -> Rank:
@@ -49,6 +54,14 @@ class SeqList:
 
     def __getitem__(self, index: int) -> Seq:
         return self._seqs[index]
+
+    def in_order(self) -> Iterator[Seq]:
+        """Each sequence in turn, where some may be taken out meanwhile."""
+        index = 0
+        while index < len(self._seqs):
+            seq = self._seqs[index]
+            yield seq
+            index += index < len(self._seqs) and self._seqs[index] is seq
 
     def __contains__(self, seq: Seq) -> bool:
         index = bisect_left(self._seqs, seq.rank, key=_rank)

@@ -52,8 +52,8 @@ def _refuse_unusable(request: SequenceRequest, config: SchedulerConfig) -> None:
         raise InvalidParameter("min_tokens", f"must not be negative, got {request.stop.min_tokens}")
     if not math.isfinite(request.arrival):
         raise InvalidParameter("arrival", f"must be finite, got {request.arrival}")
-    if config.policy == "fcfs" and request.priority != 0:
-        raise InvalidParameter("priority", "must be 0: this engine serves first come, first served")
+    if config.policy != "priority" and request.priority != 0:
+        raise InvalidParameter("priority", f"must be 0 under the policy {config.policy}")
 
 
 def _refuse_unpoolable(request: SequenceRequest, spec: EmbeddingSpec) -> None:

@@ -32,6 +32,7 @@ from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.drafting import Draftable, add_drafts, draftable
+from penstock.core.fair_shares import FairQueue
 from penstock.core.in_flight import InFlight, InFlightStep
 from penstock.core.invariants import check_sequences
 from penstock.core.pending_blocks import PendingBlocks
@@ -58,7 +59,8 @@ class Scheduler:
         self._states = None if checkpoints is None else StateKeeping(config, self._pool, checkpoints)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
-        self._waiting = SeqList()
+        self._fair = FairQueue() if config.policy == "fair" else None
+        self._waiting: SeqList | FairQueue = SeqList() if self._fair is None else self._fair
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
@@ -322,7 +324,7 @@ class Scheduler:
             self._continue_running(builder)
         elif stall := self._try_admit(suspect, builder, 0):
             return stall
-        head = self._waiting[0] if self._waiting else None
+        head = next(self._waiting.in_order(), None)
         return None if head is None else Stall(head.id, StallReason.SUSPECTS, need=0, have=len(self._suspects))
 
     # ---- planning: those who wait
@@ -333,14 +335,13 @@ class Scheduler:
         A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it. Who
         waits for a shared prefix is passed freely: the blocks come with the next commit.
         """
-        index, lacking = 0, 0
+        lacking = 0
         head: Seq | None = None  # the first that lacks blocks
         first_stall: Stall | None = None
         spare = sum(self._may_grow(seq) for seq in self._running)
-        while index < len(self._waiting):
+        for seq in self._waiting.in_order():
             if head is not None and head.bypasses + lacking > self.config.max_bypasses:
                 break
-            seq = self._waiting[index]
             stall = self._try_admit(seq, builder, spare)
             if stall is None:
                 spare += self._may_grow(seq)
@@ -353,7 +354,6 @@ class Scheduler:
             if stall.reason is StallReason.NO_BLOCKS:
                 head = head or seq
                 lacking += 1
-            index += 1
         return first_stall
 
     def _try_admit(self, seq: Seq, builder: PlanBuilder, spare: int) -> Stall | None:
@@ -385,6 +385,8 @@ class Scheduler:
         self._waiting.remove(seq)
         seq.admit(lease, heapq.heappop(self._free_slots), lease.cached * self.config.block_size)
         self._running.add(seq)
+        if self._fair is not None:
+            self._fair.charge(seq, len(seq.tokens), free=seq.computed)
         self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
         builder.admits.append(
@@ -456,6 +458,8 @@ class Scheduler:
     def _advance(self, seq: Seq, count: int) -> None:
         """Note `count` more computed positions: seal the blocks they filled, give back those that they left behind."""
         seq.computed += count
+        if self._fair is not None:
+            self._fair.charge(seq, seq.computed)
         if seq.computed >= (seq.lease.sealed + 1) * self.config.block_size:  # seldom
             self._seal_filled(seq)
         if self.config.window is not None:

@@ -56,6 +56,7 @@ class Seq:
         announced: whether `Admitted` has been emitted.
         branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
+        charged: leading positions that its tenant was charged for (`core.fair_shares`).
     """
 
     __slots__ = (
@@ -66,6 +67,7 @@ class Seq:
         "bypasses",
         "cached",
         "chain",
+        "charged",
         "computed",
         "drafted",
         "drawing",
@@ -99,6 +101,7 @@ class Seq:
         self.announced = False
         self.branches: tuple[int, ...] = ()
         self.newest_state = b""
+        self.charged = 0
         self.state = SeqState.WAITING
         self._lease: Lease | None = None
         self._slot = -1

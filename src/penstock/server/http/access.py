@@ -25,25 +25,27 @@ __all__ = ["Access", "ApiKeys", "is_loopback", "open_access", "read_keys"]
 ANY = "*"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 ADMIN = "admin"
+SHARE = "share="
+LEAST_SHARE, MOST_SHARE = 0.01, 100.0
 ENVIRONMENT = (("PENSTOCK_API_KEY", False), ("PENSTOCK_ADMIN_KEY", True))
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKeys:
-    """(digest, whether it is an admin's) of every key."""
+    """Who has a key: a caller for each."""
 
-    digests: tuple[tuple[bytes, bool], ...] = ()
+    callers: tuple[Caller, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.digests)
+        return bool(self.callers)
 
     def find(self, key: str) -> Caller | None:
         """The caller with this key; None if there is none. Takes the same time whichever key matches."""
         given = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
         found: Caller | None = None
-        for digest, admin in self.digests:
-            if hmac.compare_digest(digest, given):
-                found = Caller(digest, admin)
+        for caller in self.callers:
+            if hmac.compare_digest(caller.digest, given):
+                found = caller
         return found
 
 
@@ -116,7 +118,7 @@ def read_keys(path: str, environ: Mapping[str, str], limits: ServerLimits = DEFA
     Raises:
         ConfigError: the file cannot be read, is readable by every user, holds no key, or holds a malformed one.
     """
-    found = [(environ[name], admin, name) for name, admin in ENVIRONMENT if environ.get(name)]
+    found = [_Key(environ[name], name, admin=admin) for name, admin in ENVIRONMENT if environ.get(name)]
     if path:
         from_file = list(_file_keys(Path(path)))
         if not from_file:
@@ -124,13 +126,23 @@ def read_keys(path: str, environ: Mapping[str, str], limits: ServerLimits = DEFA
         found += from_file
     if len(found) > limits.max_api_keys:
         raise ConfigError("api_key_file", f"{path} holds {len(found)} keys; at most {limits.max_api_keys} are taken")
-    for key, _, where in found:
-        _check_key(key, where, limits.min_api_key_chars)
-    return ApiKeys(tuple((hashlib.sha256(key.encode()).digest(), admin) for key, admin, _ in found))
+    for key in found:
+        _check_key(key.text, key.where, limits.min_api_key_chars)
+    return ApiKeys(tuple(Caller(hashlib.sha256(key.text.encode()).digest(), key.admin, key.share) for key in found))
 
 
-def _file_keys(path: Path) -> Iterator[tuple[str, bool, str]]:
-    """(key, whether it is an admin's, file and line) of every line with a key."""
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key and where it is written."""
+
+    text: str
+    where: str
+    admin: bool = False
+    share: float = 1.0
+
+
+def _file_keys(path: Path) -> Iterator[_Key]:
+    """The key of every line that has one."""
     try:
         if os.name == "posix" and path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
             raise ConfigError("api_key_file", f"{path} is open to every user of this machine; do: chmod 600 {path}")
@@ -141,10 +153,22 @@ def _file_keys(path: Path) -> Iterator[tuple[str, bool, str]]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
+        where = f"{path}, line {number}"
+        share = _share(words.pop(), where) if words[-1].startswith(SHARE) else 1.0
         admin = len(words) == 2 and words[0] == ADMIN
         if len(words) != 1 + admin:
-            raise ConfigError("api_key_file", f"{path}, line {number}: must be `KEY` or `admin KEY`")
-        yield words[-1], admin, f"{path}, line {number}"
+            raise ConfigError("api_key_file", f"{where}: must be `KEY` or `admin KEY`, and may end with `share=NUMBER`")
+        yield _Key(words[-1], where, admin, share)
+
+
+def _share(word: str, where: str) -> float:
+    try:
+        share = float(word.removeprefix(SHARE))
+    except ValueError:
+        share = 0.0
+    if not LEAST_SHARE <= share <= MOST_SHARE:
+        raise ConfigError("api_key_file", f"{where}: {word} must be a number in {LEAST_SHARE:g}..{MOST_SHARE:g}")
+    return share
 
 
 def _check_key(key: str, where: str, min_chars: int) -> None:

@@ -27,10 +27,12 @@ class Caller:
     Attributes:
         digest: SHA-256 of the API key; empty where the server has no keys.
         admin: whether the admin routes are open to it.
+        share: how much of the machine it gets beside others that have 1, under the policy `fair`.
     """
 
     digest: bytes = b""
     admin: bool = True
+    share: float = 1.0
 
     @property
     def name(self) -> str:
@@ -38,11 +40,11 @@ class Caller:
         return hmac.new(self.digest, b"name", hashlib.sha256).hexdigest()[:NAME_CHARS] if self.digest else ""
 
     def bind(self, request: EngineRequest) -> EngineRequest:
-        """`request` with this caller's tenant and salt; unchanged where the server has no keys."""
+        """`request` with this caller's tenant, share and salt; unchanged where the server has no keys."""
         if not self.digest:
             return request
         salt = hmac.new(self.digest, b"salt:" + request.cache_salt.encode(), hashlib.sha256).hexdigest()
-        return replace(request, tenant=self.name, cache_salt=salt)
+        return replace(request, tenant=self.name, share=self.share, cache_salt=salt)
 
 
 def caller_of(scope: Scope) -> Caller:
