@@ -15,7 +15,7 @@ ARGS ?=
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page test-openai test-clients docs-images check format bench cross docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page test-openai test-clients docs-images check format bench reliability cross docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,10 @@ format: $(VENV)/.installed-check ## Let ruff mend what it can
 bench: $(VENV)/.installed ## Measure this machine's offline throughput with the default model
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/penstock bench batch $(MODEL) $(ARGS)
+
+reliability: $(VENV)/.installed-test ## Try what docs/reliability.md promises, a tenth of it, in half an hour (DEPTH=deep for all of it, ARGS="--only R7,R12")
+	@$(BIN)/penstock pull $(MODEL)
+	@$(BIN)/python reliability/run.py --depth $(or $(DEPTH),quick) $(ARGS)
 
 cross: build/cross/.installed ## Compile the kernels for Linux and macOS, Arm and x86-64, with clang (a compiler is fetched, 400 MB unpacked)
 	@build/cross/venv/bin/python native/cross.py build/cross

@@ -20,14 +20,15 @@ ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"^(?P<ticks>```+).*?^(?P=ticks)$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
-PATH_SPAN = re.compile(r"`((?:src|docs|tests|bench|examples|native)/[\w./-]*)`")
+PATH_SPAN = re.compile(r"`((?:src|docs|tests|bench|examples|native|reliability)/[\w./-]*)`")
 MAKE_SPAN = re.compile(r"`make ([a-z-]+)[ `]")
 NAV_PAGE = re.compile(r"^ *- .*?([\w./-]+\.md)$", re.MULTILINE)
 
 
 def documents() -> list[Path]:
     """Every Markdown file of the project."""
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
+    patterns = ("*.md", "docs/**/*.md", "bench/*.md", "reliability/*.md")
+    return sorted(page for pattern in patterns for page in ROOT.glob(pattern))
 
 
 @cache

@@ -1,0 +1,1 @@
+"""What the rows share: servers, clients, requests, processes, and what a row is."""

@@ -1,0 +1,71 @@
+"""A request that is sent again and again while something else goes on: its answer must stay the same, and come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from harness.batches import difference
+from harness.client import Event, ask, now, said
+from harness.requests import Request
+
+__all__ = ["Canary", "singing"]
+
+
+@dataclass
+class Canary:
+    """What was seen of it.
+
+    Attributes:
+        sung: answers that came.
+        wrong: how those departed that were not as the first, a sentence each.
+        firsts: seconds to the first token of each.
+        gaps: the longest pause between two events of each, in seconds.
+    """
+
+    request: Request
+    headers: Mapping[str, str] | None = None
+    sung: int = 0
+    wrong: list[str] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    want: dict[str, Any] | None = None
+
+    async def sing(self, url: str) -> None:
+        """Once."""
+        moments: list[float] = []
+
+        def note(event: Event) -> None:
+            moments.append(event.moment)
+
+        answer = await ask(url, self.request.path, self.request.streamed(), self.headers, note, seconds=120)
+        self.sung += 1
+        if self.want is None and answer.finished:
+            self.want = said(answer)
+        if found := difference(self.request, self.want or {"choices": {}, "usage": {}}, answer):
+            self.wrong.append(found)
+        self.firsts.append(answer.first_token)
+        self.gaps.append(max((b - a for a, b in pairwise(moments)), default=0.0))
+
+
+@asynccontextmanager
+async def singing(canary: Canary, url: str, pause: float = 0.0) -> AsyncIterator[Canary]:
+    """Have it sing until the block ends; its last song is heard out."""
+    ended = asyncio.Event()
+
+    async def go_on() -> None:
+        while not ended.is_set():
+            began = now()
+            await canary.sing(url)
+            await asyncio.sleep(max(0.0, pause - (now() - began)))
+
+    task = asyncio.ensure_future(go_on())
+    try:
+        yield canary
+    finally:
+        ended.set()
+        await task

@@ -1,0 +1,1 @@
+"""The product with faults: programs that wrap its server and its runner from outside."""

@@ -1,0 +1,130 @@
+"""R28: forms of answers that are meant to cost much: refused or compiled in time, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from typing import Any
+
+from harness.canary import Canary, singing
+from harness.client import Answer, ask, now
+from harness.processes import processor_seconds, wait_until
+from harness.requests import CHAT, COMPLETIONS, Request
+from harness.row import Depth, Measured, Progress, judge
+from harness.server import APART, Server, serving
+
+__all__ = ["BOMBS", "grammar_bombs"]
+
+AT_ONCE = 8
+STALL_SECONDS = 0.2
+FORM_SECONDS = 2.0
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    return schema
+
+
+def _bombs() -> tuple[dict[str, Any], ...]:
+    text = {"type": "string", "pattern": "^(a|ab|abc)*(x+x+)+y$", "maxLength": 5000}
+    many = {f"p{index}": {"type": "string", "maxLength": 900} for index in range(400)}
+    loop = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}}
+    tree = {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}
+    return (
+        {"regex": "(a+)+$"},
+        {"regex": "(((a{1,99}){1,99}){1,99}){1,99}"},
+        {"regex": "(a|a?)*b" * 200},
+        {"regex": ".{1,1000000}"},
+        {"regex": "(?:" + "|".join(f"{'x' * (index % 40)}{index}" for index in range(6000)) + ")+"},
+        {"regex": r"([\u0000-\uffff]*[^\n]{200,400}){50}"},
+        {"json": {"enum": [f"value {index}" for index in range(5000)]}},
+        {"json": _nested(400)},
+        {"json": loop},
+        {"json": tree},
+        {"json": {"allOf": [text] * 40}},
+        {"json": {"oneOf": [{"type": "object", "properties": many} for _ in range(3)]}},
+        {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000}},
+        {"json": {"type": "string", "minLength": 900_000, "maxLength": 1_000_000}},
+        {"json": {"type": "integer", "multipleOf": 999_983, "minimum": 10**12}},
+        {"grammar": 'start: a\na: a a a a a a | "x"\n'},
+        {"grammar": "start: " + " ".join(f"r{i}" for i in range(300)) + "\n" + _lark_rules(300)},
+        {"grammar": 'root ::= root root | "a"?\n'},
+        {"choice": [f"{'choice ' * 8}{index}" for index in range(990)]},
+    )
+
+
+def _lark_rules(count: int) -> str:
+    return "".join(f'r{i}: r{(i + 1) % count}? "x{i}" | r{(i + 7) % count}* "y"\n' for i in range(count))
+
+
+BOMBS = _bombs()
+
+
+def grammar_bombs(depth: Depth, progress: Progress) -> Measured:
+    """Eight at once, each form anew each time, beside a stream and beside chats that have no form."""
+    rounds = depth.of(10)
+    progress.expect(rounds * len(BOMBS))
+    with serving(*APART, "--kv-cache-memory", "256MiB") as server:
+        return asyncio.run(_measure(server, rounds, progress))
+
+
+async def _measure(server: Server, rounds: int, progress: Progress) -> Measured:
+    chat = Canary(Request("chat", CHAT, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1}))
+    for _ in range(8):
+        await chat.sing(server.url)
+    alone, chat.firsts = statistics.median(chat.firsts), []
+    body = {"prompt": "A stream", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+    stream, answers = Canary(Request("stream", COMPLETIONS, body)), []
+    await stream.sing(server.url)
+    still, stream.gaps = max(stream.gaps), []
+    async with singing(stream, server.url), singing(chat, server.url, pause=0.3):
+        room = asyncio.Semaphore(AT_ONCE)
+        answers = await asyncio.gather(
+            *(_bomb(server, room, form, round_, progress) for round_ in range(rounds) for form in BOMBS)
+        )
+    await asyncio.to_thread(wait_until, server.idle, 60.0)
+    await asyncio.sleep(1.0)
+    used = processor_seconds(server.pid)
+    await asyncio.sleep(1.0)
+    used = processor_seconds(server.pid) - used
+    return _judge_bombs(answers, stream, chat, alone, still, used)
+
+
+async def _bomb(
+    server: Server, room: asyncio.Semaphore, form: dict[str, Any], round_: int, progress: Progress
+) -> tuple[float, Answer]:
+    """A form that nobody sent before: seconds to its verdict, the first byte of an answer or a refusal."""
+    anew = json.loads(json.dumps(form).replace("x", f"x{round_}x")) if round_ else form
+    async with room:
+        began = now()
+        body = {"prompt": "x", "max_tokens": 8, "structured_outputs": anew, "stream": True}
+        answer = await ask(server.url, COMPLETIONS, body, seconds=120)
+        progress.update()
+        return (answer.began or answer.ended) - began, answer
+
+
+def _judge_bombs(
+    answers: list[tuple[float, Answer]], stream: Canary, chat: Canary, alone: float, still: float, used: float
+) -> Measured:
+    misses = [*stream.wrong, *chat.wrong]
+    misses += [f"a form: {each.describe()}" for _, each in answers if each.status >= 500 and each.status != 503]
+    misses += [f"a form: {each.describe()}" for _, each in answers if each.broken]
+    slowest, gap, beside = max(each for each, _ in answers), max(stream.gaps), statistics.median(chat.firsts)
+    if gap > max(STALL_SECONDS, still):
+        misses.append(f"a stream stood still for {gap * 1000:.0f} ms")
+    if beside > 2 * alone:
+        misses.append(
+            f"a chat's first token comes after {beside * 1000:.0f} ms, alone after {alone * 1000:.0f} ms (medians)"
+        )
+    if used > 0.2:
+        misses.append(f"{used:.1f} s of a processor are used a second after the last")
+    refused = sum(each.status == 400 for _, each in answers)
+    figure = (
+        f"{len(answers)} forms, {refused} refused, the slowest verdict after {slowest:.1f} s; chat's first token"
+        f" {beside / alone:.1f} times alone; longest pause of a stream {gap * 1000:.0f} ms ({still * 1000:.0f} alone)"
+    )
+    values = {"chat_alone": alone, "chat_beside": beside, "stream_gap": gap, "stream_gap_alone": still}
+    return judge(figure, misses, **values, slowest=slowest, processor_after=used)

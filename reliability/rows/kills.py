@@ -1,0 +1,130 @@
+"""R9 to R11: the runner's process is killed while streams run; every stream goes on to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.batches import answers_to, differences
+from harness.client import Answer, Event, ask, now, said
+from harness.requests import COMPLETIONS, Request, mixed_requests
+from harness.row import Depth, Measured, Progress, judge
+from harness.server import APART, Server, serving
+
+__all__ = ["kills_under_streams", "restarts"]
+
+STREAMS = 32
+NEW_TOKENS = 96
+FIRST_TOKEN_SECONDS = 3.0
+IN_TRANSIT = 0.1
+"""Seconds after a kill in which events may still come that were computed before it; no process starts so quickly."""
+
+
+@dataclass
+class _Killing:
+    """Kills runners while a batch of streams runs."""
+
+    server: Server
+    chance: random.Random
+    gaps: list[float] = field(default_factory=list)
+    events: list[float] = field(default_factory=list)
+
+    async def batch(self, requests: list[Request], kills: int, progress: Progress) -> tuple[list[Answer], int]:
+        """Send all `requests`; the answers, and how many kills there were, at most `kills`."""
+        self.events.clear()
+        streams = [asyncio.ensure_future(self._stream(each)) for each in requests]
+        done = 0
+        while done < kills and await self._under_way(streams):
+            await asyncio.sleep(self.chance.uniform(0.02, 1.0))
+            pid = self.server.runner()
+            if not pid or sum(not each.done() for each in streams) < len(streams) // 4:
+                break
+            os.kill(pid, signal.SIGKILL)
+            self.gaps.append(await self._gap(now(), streams))
+            done += 1
+            progress.update()
+        return [await each for each in streams], done
+
+    async def _stream(self, request: Request) -> Answer:
+        return await ask(self.server.url, request.path, request.streamed(), on_event=self._note)
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event.moment)
+
+    async def _under_way(self, streams: Sequence[asyncio.Future[Answer]]) -> bool:
+        while not self.events:
+            if all(each.done() for each in streams):
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def _gap(self, killed: float, streams: Sequence[asyncio.Future[Answer]]) -> float:
+        """Seconds from the kill to the first token that another process has computed; NaN where none was left to."""
+        while not self.events or self.events[-1] < killed + IN_TRANSIT:
+            if all(each.done() for each in streams):
+                return float("nan")
+            await asyncio.sleep(0.005)
+        return next(each for each in self.events if each >= killed + IN_TRANSIT) - killed
+
+
+def kills_under_streams(depth: Depth, progress: Progress) -> Measured:
+    """R9, R11: batches of streams, whose runner is killed as long as a quarter of them runs."""
+    kills = depth.of(100)
+    progress.expect(kills)
+    requests = mixed_requests(STREAMS, NEW_TOKENS)
+    misses: list[str] = []
+    finished = batches = 0
+    with serving(*APART, "--kv-cache-memory", "256MiB") as server:
+        want = [said(each) for each in answers_to(server, requests)]
+        killing = _Killing(server, random.Random(1))
+        while len(killing.gaps) < kills:
+            answers, _ = asyncio.run(killing.batch(requests, kills - len(killing.gaps), progress))
+            batches += 1
+            finished += sum(each.finished for each in answers)
+            misses += differences(requests, want, answers)
+        loads = _loads(server)
+    gaps = sorted(each for each in killing.gaps if each == each)
+    late = [each for each in gaps if each > FIRST_TOKEN_SECONDS]
+    if late:
+        misses.append(f"{len(late)} of {len(gaps)} first new tokens came later than {FIRST_TOKEN_SECONDS:.0f} s")
+    whole = f"{finished} of {batches * STREAMS} streams finished"
+    figure = f"{kills} kills, {whole}, {_differing(misses)}; first new token {_range(gaps)}, of which a new process"
+    figure += f" takes {_range(loads)}"
+    return judge(figure, misses, kills=kills, streams=batches * STREAMS, finished=finished, gaps=gaps, loads=loads)
+
+
+def _loads(server: Server) -> list[float]:
+    """Seconds that each new process took until it could compute, as the server's log says; shortest first."""
+    return sorted(
+        float(each) for each in re.findall(r"a new process computes, pid \d+, after ([\d.]+) s", server.said())
+    )
+
+
+def _differing(misses: list[str]) -> str:
+    wrong = sum("first new tokens" not in each for each in misses)
+    return f"{wrong} not to the byte" if wrong else "all to the byte"
+
+
+def _range(gaps: list[float]) -> str:
+    return f"{gaps[len(gaps) // 2]:.1f} s in the median, {gaps[-1]:.1f} s at most" if gaps else "never waited for"
+
+
+def restarts(depth: Depth, progress: Progress) -> Measured:
+    """R10: one stream; its runner is killed again and again."""
+    kills = depth.of(20)
+    progress.expect(kills)
+    body = {"prompt": "One", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+    request = Request("greedy", COMPLETIONS, body)
+    with serving(*APART, "--kv-cache-memory", "256MiB") as server:
+        killing = _Killing(server, random.Random(2))
+        while len(killing.gaps) < kills:
+            asyncio.run(killing.batch([request], kills - len(killing.gaps), progress))
+        loads = _loads(server)
+    gaps = sorted(each for each in killing.gaps if each == each)
+    late = [f"ready after {each:.1f} s" for each in gaps if each > FIRST_TOKEN_SECONDS]
+    return judge(f"{len(gaps)} kills: {_range(gaps)}", late, gaps=gaps, loads=loads)

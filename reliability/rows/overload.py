@@ -1,0 +1,155 @@
+"""R16 and R17: ten times the load that can be served, and one caller that floods beside callers that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.client import Answer, ask, now
+from harness.processes import wait_until
+from harness.requests import COMPLETIONS
+from harness.row import Depth, Measured, Progress, judge
+from harness.server import APART, Server, serving
+
+__all__ = ["flood", "open_loop", "tenfold", "percentile"]
+
+SECONDS = 180
+TIMES = 10
+NEW_TOKENS = 32
+PROMPT_TOKENS = 64
+GOODPUT = 0.95
+REFUSAL_SECONDS = 0.05
+QUEUE = 64
+OPTIONS = (*APART, "--kv-cache-memory", "256MiB", "--max-num-seqs", "32", "--max-queued-requests", str(QUEUE))
+"""A bound on the queue is what keeps the wait of those who are taken short: this many requests wait at most."""
+
+
+def _body(chance: random.Random) -> dict[str, Any]:
+    prompt = [chance.randrange(100, 10_000) for _ in range(PROMPT_TOKENS)]
+    return {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that `share` of all do not exceed; NaN of none."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
+
+
+async def _peak(server: Server, seconds: float) -> tuple[float, float]:
+    """Answers a second with as many callers as can run at once, each waiting for its answer; p99 first token."""
+    chance, answers, end = random.Random(1), [], now() + seconds
+
+    async def caller(seed: float) -> None:
+        own = random.Random(seed)
+        while now() < end:
+            answers.append(await ask(server.url, COMPLETIONS, _body(own)))
+
+    began = now()
+    await asyncio.gather(*(caller(chance.random()) for _ in range(32)))
+    return len(answers) / (now() - began), percentile([each.first_token for each in answers], 0.99)
+
+
+async def open_loop(
+    send: Callable[[random.Random], asyncio.Future[Answer]], rate: float, seconds: float, seed: int
+) -> list[Answer]:
+    """Requests at random moments, `rate` a second on average, whether others are answered or not."""
+    chance, under_way, end = random.Random(seed), [], now() + seconds
+    due = now()
+    while due < end:
+        await asyncio.sleep(max(0.0, due - now()))
+        under_way.append(send(chance))
+        due += chance.expovariate(rate)
+    return list(await asyncio.gather(*under_way))
+
+
+def tenfold(depth: Depth, progress: Progress) -> Measured:
+    """R16: open loop."""
+    seconds = depth.of(SECONDS, 20)
+    progress.expect(1)
+    with serving(*OPTIONS) as server:
+        peak, wait_at_peak = asyncio.run(_peak(server, max(10.0, seconds / 4)))
+
+        def send(chance: random.Random) -> asyncio.Future[Answer]:
+            return asyncio.ensure_future(ask(server.url, COMPLETIONS, _body(chance), seconds=300))
+
+        answers = asyncio.run(open_loop(send, TIMES * peak, seconds, 2))
+        back = wait_until(server.idle, 60)
+    progress.update()
+    return _judge_overload(answers, seconds, peak, wait_at_peak, back)
+
+
+def _judge_overload(answers: list[Answer], seconds: float, peak: float, wait_at_peak: float, back: float) -> Measured:
+    taken = [each for each in answers if each.finished]
+    refused = [each for each in answers if each.status == 429]
+    lost = [each for each in answers if not each.finished and each.status != 429]
+    first, last = min(each.sent for each in answers), max(each.ended for each in taken)
+    goodput, refusal = (
+        len(taken) / (last - first) / peak,
+        percentile([each.ended - each.sent for each in refused], 0.99),
+    )
+    waited = percentile([each.first_token for each in taken], 0.99)
+    promise = wait_at_peak + (QUEUE + 32) / peak
+    misses = [f"lost: {each.describe()}" for each in lost]
+    if goodput < GOODPUT:
+        misses.append(f"goodput is {goodput:.0%} of the peak")
+    if not refused or refusal > REFUSAL_SECONDS:
+        misses.append(f"refusals take {refusal * 1000:.0f} ms (p99)")
+    if any(not 1 <= int(each.headers.get("retry-after", 0)) <= 120 for each in refused):
+        misses.append("a refusal has no Retry-After of 1 to 120 s")
+    if waited > promise:
+        misses.append(f"the first token comes after {waited:.1f} s (p99), the bound being {promise:.1f} s")
+    if back > 5:
+        misses.append(f"idle again after {back:.0f} s")
+    figure = (
+        f"{len(answers)} requests in {seconds} s: {len(taken)} answered ({goodput:.0%} of the peak),"
+        f" {len(refused)} refused within {refusal * 1000:.0f} ms (p99), {len(lost)} lost; first token {waited:.1f} s"
+        " (p99)"
+    )
+    values = {"goodput": goodput, "peak": peak, "refusal_p99": refusal, "first_token_p99": waited, "bound": promise}
+    return judge(figure, misses, **values)
+
+
+def flood(depth: Depth, progress: Progress) -> Measured:
+    """R17: nine keys ask now and then, one asks for ten times what can be served."""
+    seconds = depth.of(SECONDS, 20)
+    progress.expect(1)
+    keys = [f"tenant-{number}-of-the-row" for number in range(10)]
+    with tempfile.NamedTemporaryFile("w", suffix="-keys") as file:
+        file.write("\n".join(keys) + "\n")
+        file.flush()
+        Path(file.name).chmod(0o600)
+        with serving(*OPTIONS, "--api-key-file", file.name) as server:
+            capacity, quiet, loud = asyncio.run(_flooded(server, keys, seconds))
+    progress.update()
+    before, beside = (percentile([each.first_token for each in part], 0.99) for part in (quiet, loud))
+    failed = [each for each in loud if not each.finished]
+    misses = [f"a request of a key that does not flood: {each.describe()}" for each in failed]
+    if beside > 2 * before:
+        misses.append(f"their first token comes after {beside:.1f} s (p99), {beside / before:.0f} times {before:.2f} s")
+    refused = f"{len(failed)} of {len(loud)} refused"
+    figure = f"others' first token {beside:.2f} s (p99), {before:.2f} s without the flood; {refused}"
+    return judge(figure, misses, capacity=capacity, before=before, beside=beside, refused=len(failed), asked=len(loud))
+
+
+async def _flooded(server: Server, keys: list[str], seconds: float) -> tuple[float, list[Answer], list[Answer]]:
+    """Answers a second that can be served, and the nine keys' answers without the flood and beside it."""
+
+    def sender(names: list[str]) -> Callable[[random.Random], asyncio.Future[Answer]]:
+        def send(chance: random.Random) -> asyncio.Future[Answer]:
+            key = {"Authorization": f"Bearer {chance.choice(names)}"}
+            return asyncio.ensure_future(ask(server.url, COMPLETIONS, _body(chance), key, seconds=300))
+
+        return send
+
+    burst = await asyncio.gather(*(sender(keys[:1])(random.Random(seed)) for seed in range(32)))
+    capacity = len(burst) / (max(each.ended for each in burst) - min(each.sent for each in burst))
+    gentle = 0.3 * capacity
+    quiet = await open_loop(sender(keys[1:]), gentle, seconds, 3)
+    flooding = asyncio.ensure_future(open_loop(sender(keys[:1]), TIMES * capacity, seconds + 2, 4))
+    await asyncio.sleep(2.0)
+    loud = await open_loop(sender(keys[1:]), gentle, seconds, 5)
+    await flooding
+    return capacity, quiet, loud
