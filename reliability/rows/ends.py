@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from itertools import pairwise
 
 import httpx
 
@@ -34,9 +35,9 @@ def hang(depth: Depth, progress: Progress) -> Measured:
     progress.expect(trials)
     requests, misses, found = mixed_requests(8, 64), [], []
     with serving(*SMALL) as server:
-        want = [said(each) for each in answers_to(server, requests)]
-        longest = _longest_step(server)
-        limit = max(HANG_SECONDS, 3 * longest)
+        undisturbed = answers_to(server, requests)
+        want = [said(each) for each in undisturbed]
+        limit = max(HANG_SECONDS, 3 * _longest_step(server, undisturbed))
         for _ in range(trials):
             seconds, answers = asyncio.run(_stopped(server, requests))
             found.append(seconds)
@@ -48,12 +49,14 @@ def hang(depth: Depth, progress: Progress) -> Measured:
     return judge(figure, misses, seconds=found, limit=limit)
 
 
-def _longest_step(server: Server) -> float:
-    """An upper bound of the steps so far: the time that a prompt as large as one step takes."""
+def _longest_step(server: Server, answers: list[Answer]) -> float:
+    """How long steps have taken at most, seen from outside: a pause of a stream, or a prompt as large as one step."""
     body = {"prompt": [1, *range(100, 355)], "max_tokens": 1, "temperature": 0}
     began = time.monotonic()
     httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=60).raise_for_status()
-    return time.monotonic() - began
+    prompt = time.monotonic() - began
+    pauses = [b.moment - a.moment for each in answers for a, b in pairwise(each.events)]
+    return max(prompt, *pauses)
 
 
 async def _stopped(server: Server, requests: list[Request]) -> tuple[float, list[Answer]]:

@@ -9,6 +9,7 @@ from functools import partial
 
 from harness.batches import answers_to, differences, gather
 from harness.client import Answer, ask, said
+from harness.processes import wait_until
 from harness.requests import COMPLETIONS, Request, mixed_requests
 from harness.row import Depth, Measured, Progress, judge
 from harness.server import APART, PLANTED, Server, serving
@@ -48,7 +49,7 @@ def _try(
         for fault in dict.fromkeys(faults):  # and with nobody beside it, whose steps would show that the runner is well
             bad, _ = asyncio.run(_together(server, [], fault, 0.0))
             misses += [f"alone: {each}" for each in _of_the_bad(fault, bad, codes)]
-        if server.process.poll() is not None:
+        if misses and wait_until(lambda: server.process.poll() is not None, 3) < 3:
             misses.append(f"the server ended with status {server.process.returncode}")
     ended = f"{trials} bad requests among {GOOD} good ones ({', '.join(dict.fromkeys(faults))})"
     figure = f"{ended}: {len(misses) or 'no'} misses, {max(restarts)} restarts at most"
