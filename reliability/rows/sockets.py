@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import resource
 from contextlib import suppress
 
 from harness.client import ask, now
@@ -21,8 +22,11 @@ KEY = "reliability-key-0123456789"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 CANARY_SECONDS = 0.1
 SILENT_SECONDS = 0.5
-IDLE_CONNECTIONS = 10_000
-"""Of which a process that may open fewer holds as many as it can, less some."""
+IDLE_CONNECTIONS = 900
+"""Silent ones that the server keeps beside its other clients: it takes 1,024 at once."""
+TOO_MANY = 10_000
+"""Silent ones far beyond that (or as many as this process may open): meanwhile others are refused, but not for long."""
+AGAIN_SECONDS = 10.0
 
 _POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 _BODY = b'{"prompt":"x","max_tokens":2}'
@@ -80,6 +84,9 @@ def raw_bytes(depth: Depth, progress: Progress) -> Measured:
     progress.expect(trials)
     with tiny_model() as model, serving(str(model), environment={"PENSTOCK_API_KEY": KEY}) as server:
         misses, latencies = asyncio.run(_everything(server, trials, progress))
+        again = asyncio.run(_beyond_the_limit(server))
+        if again > AGAIN_SECONDS:
+            misses.append(f"nobody is answered for {again:.0f} s after {TOO_MANY} silent connections")
         if not wait_until(lambda: server.idle(HEADERS), 30) < 30:
             misses.append("blocks are missing when all is over")
     latencies.sort()
@@ -87,8 +94,9 @@ def raw_bytes(depth: Depth, progress: Progress) -> Measured:
     if p99 > CANARY_SECONDS:
         misses.append(f"the canary's 99th percentile is {p99 * 1000:.0f} ms")
     canary = f"canary {p99 * 1000:.0f} ms (p99), {worst * 1000:.0f} ms at most"
-    figure = f"{trials} connections, {len(misses) or 'no'} misses; {canary}"
-    return judge(figure, misses, canary_p99=p99, canary_worst=worst)
+    figure = f"{trials} connections, {len(misses) or 'no'} misses; {canary};"
+    figure += f" answers {again:.1f} s after more silent connections than it takes"
+    return judge(figure, misses, canary_p99=p99, canary_worst=worst, again=again)
 
 
 async def _everything(server: Server, trials: int, progress: Progress) -> tuple[list[str], list[float]]:
@@ -192,9 +200,20 @@ async def _canary(server: Server, ended: asyncio.Event, misses: list[str], laten
         await asyncio.sleep(max(0.0, 0.2 - (now() - began)))
 
 
+async def _beyond_the_limit(server: Server) -> float:
+    """Seconds from more silent connections than the server takes to the next answer."""
+    silent = await _silent(server, min(TOO_MANY, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200))
+    began = now()
+    while (await ask(server.url, "/v1/models", headers=HEADERS, seconds=5)).status != 200 and now() - began < 60:
+        await asyncio.sleep(0.1)
+    for _, writer in silent:
+        writer.close()
+    return now() - began
+
+
 async def _idle_and_dripping(server: Server) -> list[str]:
-    """As many silent connections as there can be, and some that send a byte a second: all are ended in time."""
-    silent = await _silent(server, min(IDLE_CONNECTIONS, _descriptors_left()))
+    """Silent connections, and some that send a byte a second: all are ended in time."""
+    silent = await _silent(server, IDLE_CONNECTIONS)
     dripping = [asyncio.ensure_future(_drip(server)) for _ in range(20)]
     began = now()
     while any(not reader.at_eof() for reader, _ in silent) and now() - began < 30:
@@ -242,9 +261,3 @@ async def _drip(server: Server) -> float:
                         break
     writer.close()
     return now() - began
-
-
-def _descriptors_left() -> int:
-    import resource
-
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200
