@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 import traceback
@@ -111,6 +112,7 @@ def main() -> None:
         rows = chosen(given.only)
     except ValueError as error:
         parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C does: no server is left behind
     record = measure(rows, Depth(given.depth))
     if given.json:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
