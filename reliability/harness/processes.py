@@ -16,7 +16,7 @@ __all__ = [
     "family",
     "gone",
     "processor_seconds",
-    "resident_bytes",
+    "own_bytes",
     "threads",
     "wait_until",
 ]
@@ -64,15 +64,18 @@ def awaits(pid: int, number: int) -> bool:
     return bool(pending >> (number - 1) & 1)
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a process and all below it that is in RAM, shared pages counted once each (Pss); 0 where it is gone."""
+def own_bytes(pid: int) -> int:
+    """Memory that a process and all below it have for themselves (anonymous, in RAM); 0 where it is gone.
+
+    Not what is mapped of files: how much of that counts depends on who else has mapped it.
+    """
     total = 0
     for each in family(pid):
         try:
             lines = (_PROC / str(each) / "smaps_rollup").read_text(encoding="ascii").splitlines()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
     return total
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.canary import Canary, singing
 from harness.client import head_of, now
-from harness.processes import resident_bytes, wait_until
+from harness.processes import own_bytes, wait_until
 from harness.requests import COMPLETIONS, Request
 from harness.row import Depth, Measured, Progress, judge
 from harness.server import Server, serving
@@ -37,17 +37,17 @@ async def _measure(server: Server, clients: int, progress: Progress) -> Measured
     body = {"prompt": "canary", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     canary = Canary(Request("canary", COMPLETIONS, body))
     alone = [await _seconds_of_a_song(canary, server) for _ in range(SONGS)]
-    before = resident_bytes(server.pid)
+    before = own_bytes(server.pid)
     readers = [await _slow_reader(server) for _ in range(clients)]
     peak = before
     async with singing(canary, server.url, pause=0.5):
         while not await asyncio.to_thread(_generated, server):
-            peak = max(peak, resident_bytes(server.pid))
+            peak = max(peak, own_bytes(server.pid))
             await asyncio.sleep(0.2)
     progress.update(clients)
     # They have what they asked for, and have read next to nothing of it.
     beside = [await _seconds_of_a_song(canary, server) for _ in range(SONGS)]
-    peak = max(peak, resident_bytes(server.pid))
+    peak = max(peak, own_bytes(server.pid))
     for _, writer in readers:
         writer.close()
     back = await asyncio.to_thread(wait_until, server.idle, 60.0)

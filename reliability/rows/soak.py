@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.client import ask
-from harness.processes import descriptors, resident_bytes, threads, wait_until
+from harness.processes import descriptors, own_bytes, threads, wait_until
 from harness.requests import COMPLETIONS, random_request
 from harness.row import Depth, Measured, Progress, judge
 from harness.server import APART, Server, serving
@@ -48,7 +48,7 @@ def soak(depth: Depth, progress: Progress) -> Measured:
         for _ in range(SAMPLES):
             asyncio.run(_portion(server, chance, count // SAMPLES, counts))
             wait_until(server.idle, 30)
-            samples.append((resident_bytes(server.pid), descriptors(server.pid), threads(server.pid)))
+            samples.append((own_bytes(server.pid), descriptors(server.pid), threads(server.pid)))
             progress.update(count // SAMPLES)
         idle = server.idle()
         failed = server.metric("penstock:engine_steps_failed_total")
