@@ -52,7 +52,7 @@ def _line(row: Row, entry: Record | None) -> str:
 
 def _measured(row: Row, entry: Record | None) -> str:
     if entry is None or entry["outcome"] == Outcome.NOT_MEASURED:
-        return row.instead or Outcome.NOT_MEASURED.value
+        return row.instead or ("not measured yet on an idle machine" if row.timed and row.run else "not measured")
     where = f"{entry['depth']}, {entry['taken'][:10]}, `{entry['commit'][:12]}`"
     if entry["outcome"] == Outcome.FAILED:
         return f"**the row itself failed**: {entry['figure']} ({where})"
