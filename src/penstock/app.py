@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,8 @@ def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
     for name in options:
         if name not in known:
             raise ConfigError(name, f"is not an option; options are {', '.join(sorted(known))}")
-    return EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
+    config = EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
+    return replace(config, step_target_ms=0) if front is Front.NONE else config  # nobody waits for a single token there
 
 
 def _read_size(name: str, value: Any) -> Any:
@@ -249,6 +250,7 @@ def _join(computing: Computing, text: TextModel, card: ModelCard) -> tuple[Engin
         checkpoints=memory.checkpoints,
         checkpoint_interval=checkpoint_interval(config),
         looks_ahead=facts.looks_ahead,
+        step_target_ms=config.step_target_ms,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     engine = Engine(Scheduler(scheduler_config), computing.runner, text, recorder, SystemClock())

@@ -45,7 +45,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 9
+TRACE_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
