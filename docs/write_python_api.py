@@ -118,7 +118,8 @@ def _config() -> str:
             continue
         choices = " or ".join(f"`{choice}`" for choice in field.metadata["choices"])
         said = f"{choices}. {field.metadata['help']}" if choices else field.metadata["help"]
-        said += " `AsyncLLM` alone, which raises `Overloaded` then." if field.metadata["front"] == Front.QUEUE else ""
+        if field.metadata["front"] == Front.QUEUE:
+            said += " `AsyncLLM` alone" + (", which raises `Overloaded` then." if "429" in said else ".")
         said = said.replace("<", "&lt;")
         parts.append(f"| `{field.name}` | `{field.default!r}` | {said} |\n")
     return "".join(parts)

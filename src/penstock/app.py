@@ -105,7 +105,8 @@ def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
     for name in options:
         if name not in known:
             raise ConfigError(name, f"is not an option; options are {', '.join(sorted(known))}")
-    return EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
+    config = EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
+    return replace(config, step_target_ms=0) if front is Front.NONE else config  # nobody waits for a single token there
 
 
 def _read_size(name: str, value: Any) -> Any:
@@ -216,6 +217,7 @@ def _join(
         checkpoints=memory.checkpoints,
         checkpoint_interval=config.checkpoint_interval,
         looks_ahead=facts.looks_ahead,
+        step_target_ms=config.step_target_ms,
     )
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     runner = computing.runner

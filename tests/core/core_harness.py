@@ -11,15 +11,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from unittest.mock import patch
 
 from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, SeqEvent
-from penstock.contract.plan import Draft, StepPlan
+from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
-from penstock.core import trace
+from penstock.core import chunk_limit, trace
 from penstock.core.repetition import loops
 from penstock.core.scheduler import Scheduler
 from penstock.sim import FakeRunner, golden
@@ -119,6 +120,8 @@ class Harness:
         self.failed_steps = 0
         self.kills = 0
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
+        self.stopwatch: random.Random | None = None  # draws what steps took, if given
+        self.cut = 0  # plans in which a prompt got less than the token budget would have given it
 
     @property
     def live(self) -> list[str]:
@@ -211,6 +214,8 @@ class Harness:
         self._check_admits(plan)
         self._check_drafts(plan, drafts)
         self.kept += sum(len(row.checkpoints) for row in plan.rows)
+        left = any(seq.remaining > 1 for seq in self.scheduler._running)
+        self.cut += bool(self.config.step_target_ms) and left and plan.num_tokens < self.config.max_num_batched_tokens
         require(len(plan.stalls) <= 1, "at most one stall")
         require(plan.waiting == self.scheduler.num_waiting, "the plan counts who waits")
         waits = plan.waiting > 0
@@ -242,6 +247,7 @@ class Harness:
             result = self.runner.finish()
         except RuntimeError:
             return self.fail_step()
+        result = self._timed(result)
         plan = self.flights.popleft()
         self._note_writes(plan)
         self.trace.append(trace.encode_result(result))
@@ -250,6 +256,13 @@ class Harness:
         self.left = max([self.left, *(seq.lease.left for seq in self.scheduler._running)])
         self.check()
         return events
+
+    def _timed(self, result: StepResult) -> StepResult:
+        """A result that says one of the times that clocks may say."""
+        if self.stopwatch is None:
+            return result
+        said = [result.seconds, self.stopwatch.expovariate(1000), 0.0, 60.0, float("inf")]
+        return replace(result, seconds=self.stopwatch.choice(said))
 
     def step(self) -> tuple[SeqEvent, ...]:
         """As the engine does it: as many plans as may be in flight, and one commit."""
@@ -423,13 +436,25 @@ def random_drafter(rng: random.Random) -> FakeDrafter | None:
 
 def run_episode(seed: int, moves: int = 60) -> Harness:
     """One random life of an engine, checked after every call, drained at the end."""
+    with patch.object(chunk_limit, "LEAST", least_of(seed)):
+        return _run_episode(seed, moves)
+
+
+def least_of(seed: int) -> int:
+    """What a step of this episode reads of a prompt at least: the real number is more than its prompts have."""
+    return random.Random(f"{seed} least").choice([1, 2, 16])
+
+
+def _run_episode(seed: int, moves: int) -> Harness:
+    timing = random.Random(f"{seed} timing")
     rng, ahead = random.Random(seed), random.Random(f"{seed} ahead")
     broken, failing = random.Random(f"{seed} broken"), random.Random(f"{seed} failing")
     killing = random.Random(f"{seed} killing")
     troubled = failing.random() < 0.3
-    cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]))
+    cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]), step_target_ms=timing.choice([0, 1, 2, 5]))
     drafter = random_drafter(ahead)
     harness = Harness(replace(cfg, window=ahead.choice(WINDOWS), **random_checkpoints(seed, cfg.block_size)), drafter)
+    harness.stopwatch = timing if timing.random() < 0.7 else None
     for number in range(moves):
         if harness.flights and broken.random() < 0.08:
             harness.drop()

@@ -33,7 +33,7 @@ seeds = st.integers(0, 2**32)
 
 def test_random_episodes_hold_every_law():
     preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
-    failed = poisoned = tried = killed = 0
+    failed = poisoned = tried = killed = cut = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -49,6 +49,7 @@ def test_random_episodes_hold_every_law():
         drops += harness.drops
         failed += harness.failed_steps
         killed += harness.kills
+        cut += harness.cut
         poisoned += sum(harness.finished[each].reason is FinishReason.ERROR for each in harness.poisoned)
         tried += sum(stall.reason == "suspects" for plan in harness.plans for stall in plan.stalls)
         resumed += harness.resumed
@@ -64,6 +65,7 @@ def test_random_episodes_hold_every_law():
     assert drops > 0, "they reach steps that are broken off"
     assert min(failed, poisoned, tried) > 0, "they reach steps that fail, who is to blame, and those who wait for that"
     assert killed > 0, "they lose all keys and values"
+    assert cut > 0, "they read prompts in parts that a step's time allows"
     assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 
 
@@ -108,8 +110,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         cfg = random_config(rng)
         options = random_checkpoints(seed, cfg.block_size)
         self.harness = Harness(
-            replace(cfg, depth=rng.choice([1, 2]), window=rng.choice(WINDOWS), **options), random_drafter(rng)
+            replace(cfg, depth=rng.choice([1, 2]), window=rng.choice(WINDOWS), step_target_ms=seed % 4, **options),
+            random_drafter(rng),
         )
+        self.harness.stopwatch = rng
         self.number = 0
 
     @rule(seed=seeds)

@@ -238,7 +238,7 @@ def announce_each_admission(patch):
 
 def exceed_the_budget(patch):
     builder = scheduler.PlanBuilder
-    patch(scheduler, "PlanBuilder", lambda step, budget: builder(step, budget + 1))
+    patch(scheduler, "PlanBuilder", lambda step, budget, limit: builder(step, budget + 1, limit))
 
 
 def admit_what_never_fits(patch):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from core_harness import Harness, config, request, run_episode
+from core_harness import Harness, config, least_of, request, run_episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from penstock.contract.errors import ConfigError
 from penstock.contract.plan import Admit, Row, RowResult, Stall, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
-from penstock.core import trace
+from penstock.core import chunk_limit, trace
 from penstock.core.trace import TRACE_VERSION, replay
 
 st.register_type_strategy(float, st.floats(allow_nan=False))
@@ -80,8 +80,9 @@ def test_a_trace_line_is_one_line():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_replay_makes_every_plan_again(seed):
+def test_a_replay_makes_every_plan_again(seed, monkeypatch):
     harness = run_episode(seed)
+    monkeypatch.setattr(chunk_limit, "LEAST", least_of(seed))
     report = replay(harness.trace)
     assert report.same, report.explain()
     assert (report.steps, report.truncated) == (len(harness.plans), False)

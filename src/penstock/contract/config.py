@@ -129,6 +129,8 @@ class SchedulerConfig:
             0 for none but those at ends and branches.
         looks_ahead: tokens see later ones of their sequence, so that a prompt is computed whole, in one step, and
             nothing of it can be kept or continued: sequences are embedded only.
+        step_target_ms: milliseconds that a step may take while somebody decodes, by what earlier ones took; prompts
+            get what decoding leaves of it. 0: as long as `max_num_batched_tokens` positions take.
     """
 
     num_blocks: int
@@ -145,6 +147,7 @@ class SchedulerConfig:
     checkpoints: int | None = None
     checkpoint_interval: int = 0
     looks_ahead: bool = False
+    step_target_ms: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
@@ -159,8 +162,9 @@ class SchedulerConfig:
                 "checkpoint_interval",
                 f"must be a multiple of block_size ({self.block_size}), got {self.checkpoint_interval}",
             )
-        if self.max_bypasses < 0:
-            raise ConfigError("max_bypasses", f"must be at least 0, got {self.max_bypasses}")
+        for name in ("max_bypasses", "step_target_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, f"must be at least 0, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 "max_num_batched_tokens",
@@ -260,7 +264,13 @@ class EngineConfig:
     )
     max_num_seqs: int = _option(64, "Sequences that run at once.")
     max_num_batched_tokens: int = _option(
-        256, "Most tokens computed in one step: the chunk size of long prompts. Smaller keeps running streams smoother."
+        256, "Most tokens computed in one step: the chunk size of long prompts while no answer streams."
+    )
+    step_target_ms: int = _option(
+        100,
+        "Milliseconds that a step may take while answers stream: prompts are read in chunks that keep to it; 0: in as"
+        " large ones as while none does.",
+        front=Front.QUEUE,
     )
     scheduling_policy: str = _option(
         "auto",
@@ -326,7 +336,7 @@ class EngineConfig:
             if choices and getattr(self, name) not in choices:
                 raise ConfigError(name, f"must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         _check_numbers(self)
-        for name in ("threads", "max_model_len", "kv_cache_memory", "state_checkpoint_interval"):
+        for name in ("threads", "max_model_len", "kv_cache_memory", "state_checkpoint_interval", "step_target_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
         for name in (

@@ -64,7 +64,7 @@ def add_drafts(builder: PlanBuilder, drafts: Sequence[Draft], pool: BlockPool, s
         tokens = _before(seq.stop_ids, guesses[seq.id])
         end, blocks = row.start + row.count, len(seq.lease.blocks)
         room = (blocks + max(0, pool.available - spare)) * pool.block_size - end
-        count = min(len(tokens), builder.budget, room, seq.limit - len(seq.tokens) - 1)
+        count = min(len(tokens), builder.draft_budget, room, seq.limit - len(seq.tokens) - 1)
         if count > 0:
             pool.extend(seq.lease, max(0, pool.blocks_for(end + count) - blocks))
             builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]))

@@ -13,11 +13,14 @@ from penstock.contract.errors import EngineFault
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.fair_shares import FairQueue
+from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import SeqList
 from penstock.core.sequence import Seq, SeqState
+from penstock.core.state_keeping import StateKeeping
+from penstock.core.suspects import Suspects
 
-__all__ = ["check_sequences"]
+__all__ = ["check_plans", "check_sequences"]
 
 Invariant = tuple[str, bool]
 
@@ -44,6 +47,30 @@ def check_sequences(
         if seq.state is SeqState.RUNNING:
             for invariant, holds in _invariants_of_running(seq, config, pool):
                 _require(holds, f"{invariant} ({seq.id})")
+
+
+def check_plans(
+    config: SchedulerConfig,
+    running: SeqList,
+    in_flight: InFlight,
+    states: StateKeeping | None,
+    suspects: Suspects,
+    free_slots: Sequence[int],
+) -> None:
+    """Verify all invariants about plans in flight, and about what they take.
+
+    Raises:
+        EngineFault: one does not hold; the message states it.
+    """
+    departed = in_flight.departed
+    of_none = not departed and all(seq.scheduled == seq.computed for seq in running)
+    _require(bool(in_flight) or of_none, "what is in flight belongs to a plan in flight")
+    kept = states is not None and states.pending
+    _require(bool(in_flight) or not kept, "a checkpoint that is pending belongs to a plan in flight")
+    alone = not suspects or set(running) <= {suspects.first}
+    _require(alone, "while there are suspects, one of them runs alone")
+    slots = sorted([*free_slots, *(seq.slot for seq in running), *(each.slot for each in departed)])
+    _require(slots == list(range(config.max_num_seqs)), "every slot is free or belongs to one running sequence")
 
 
 def _invariants_of_all(

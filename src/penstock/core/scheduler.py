@@ -13,8 +13,9 @@ nobody else. Drafts take what is left: they never displace a row, an admission o
 A step that fails as a whole ends nobody: all wait again with their tokens, and those who had a row in it are computed
 one by one until it is known which of them makes steps fail (`core.suspects`).
 
-It does not know what a token means, how long a step took, or how anything is computed: no clock, no randomness, no I/O.
-The same inputs give the same plans. Invariants: see `check`.
+How long a step took is told with its result; from that follows how much of prompts the next ones read while somebody
+decodes (`core.chunk_limit`). It does not know what a token means or how anything is computed: no clock, no randomness,
+no I/O. The same inputs give the same plans. Invariants: see `check`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from penstock.contract.config import SchedulerConfig
-from penstock.contract.errors import EngineFault, InvalidParameter
+from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
@@ -31,15 +32,17 @@ from penstock.contract.stats import SchedulerStats
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
+from penstock.core.chunk_limit import chunk_limit
 from penstock.core.drafting import Draftable, add_drafts, draftable
 from penstock.core.fair_shares import FairQueue
 from penstock.core.in_flight import InFlight, InFlightStep
-from penstock.core.invariants import check_sequences
+from penstock.core.invariants import check_plans, check_sequences
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.state_keeping import StateKeeping
+from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
 from penstock.core.suspects import POISONED, Suspects
 
@@ -67,6 +70,7 @@ class Scheduler:
         self._releases: list[int] = []  # slots given back since the last plan
         self._in_flight = InFlight(config.depth)
         self._suspects = Suspects()
+        self._times = StepTimes(config.window)
         self._submitted = 0
         self._preemptions = 0
 
@@ -185,7 +189,8 @@ class Scheduler:
             EngineFault: `config.depth` plans have not been committed.
         """
         self._in_flight.require_room()
-        builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens)
+        limit = chunk_limit(self.config, self._times, self._running)
+        builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens, limit)
         if self._suspects:
             stall = self._continue_suspect(builder)
         else:
@@ -208,6 +213,7 @@ class Scheduler:
         """
         step, results = self._in_flight.match(plan, result)
         self._in_flight.end_eldest()
+        self._times.learn(plan, result.seconds)
         if self._states is not None:
             self._states.commit(step, results)
         events: list[SeqEvent] = []
@@ -256,18 +262,9 @@ class Scheduler:
             EngineFault: one does not hold.
         """
         self._pool.check()
-        departed = self._in_flight.departed
-        leases = [each.lease for each in departed]
+        leases = [each.lease for each in self._in_flight.departed]
         check_sequences(self.config, self._seqs, self._running, self._waiting, leases, self._pool, self._pending_blocks)
-        if not self._in_flight and (departed or any(seq.scheduled != seq.computed for seq in self._running)):
-            raise EngineFault("scheduler: not so: what is in flight belongs to a plan in flight")
-        if self._states is not None and self._states.pending and not self._in_flight:
-            raise EngineFault("scheduler: not so: a checkpoint that is pending belongs to a plan in flight")
-        if self._suspects and not set(self._running) <= {self._suspects.first}:
-            raise EngineFault("scheduler: not so: while there are suspects, one of them runs alone")
-        slots = sorted([*self._free_slots, *(seq.slot for seq in self._running), *(each.slot for each in departed)])
-        if slots != list(range(self.config.max_num_seqs)):
-            raise EngineFault("scheduler: not so: every slot is free or belongs to one running sequence")
+        check_plans(self.config, self._running, self._in_flight, self._states, self._suspects, self._free_slots)
 
     # ---- planning: those who run
 
@@ -279,7 +276,7 @@ class Scheduler:
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
                 continue
             reserved -= remaining == 1
-            count = min(remaining, builder.budget - reserved)
+            count = builder.room(seq.scheduled, remaining, reserved)
             if count < 1:
                 continue
             lease, end = seq.lease, seq.scheduled + count
@@ -362,8 +359,9 @@ class Scheduler:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
         keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
         least = known if self.config.looks_ahead else 1
-        if builder.budget < least:
-            return Stall(seq.id, StallReason.NO_BUDGET, need=least, have=builder.budget)
+        budget = builder.prompt_budget
+        if budget < least:
+            return Stall(seq.id, StallReason.NO_BUDGET, need=least, have=budget)
         present = 0 if self._states is None else self._pool.present(keys, known)
         if self._pending_blocks.makers:
             cached = self._pool.quote(keys, known).cached if self._states is None else present
@@ -407,7 +405,7 @@ class Scheduler:
             )
         )
         remaining = seq.remaining
-        builder.add(seq, lease, remaining, min(remaining, builder.budget))
+        builder.add(seq, lease, remaining, builder.room(seq.scheduled, remaining))
 
     def _may_grow(self, seq: Seq) -> bool:
         """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.

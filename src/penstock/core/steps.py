@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.contract.plan import Admit, Checkpoint, Row, Stall, StepPlan
 from penstock.core.block_pool import Lease
+from penstock.core.chunk_limit import ChunkLimit
 from penstock.core.in_flight import InFlightStep
 from penstock.core.sequence import Seq
 
@@ -20,16 +21,35 @@ class PlanBuilder:
     """A plan in the making: what is left of the token budget, and what was decided so far. Owned by `Scheduler.plan`.
 
     Attributes:
+        limit: on the time that prompts take; None for none.
         seqs: whose each row is.
         leases: under which lease each row is computed.
     """
 
     step: int
     budget: int
+    limit: ChunkLimit | None = None
     rows: list[Row] = field(default_factory=list)
     seqs: list[Seq] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
+
+    @property
+    def prompt_budget(self) -> int:
+        """What is left of the token budget for prompts that have no row yet."""
+        return 0 if self.limit is not None and self.limit.spent else self.budget
+
+    @property
+    def draft_budget(self) -> int:
+        """What is left of the token budget for drafts: nothing where a prompt could have used the time."""
+        return 0 if self.limit is not None and self.limit.cut else self.budget
+
+    def room(self, start: int, remaining: int, reserved: int = 0) -> int:
+        """How many of `remaining` positions from `start` on a row may compute; `reserved` of the budget is kept."""
+        count = min(remaining, self.budget - reserved)
+        if self.limit is None or remaining == 1 or count < 1:
+            return count
+        return self.limit.fit(start, count)
 
     def add(self, seq: Seq, lease: Lease, remaining: int, count: int, new_blocks: tuple[int, ...] = ()) -> None:
         """A row of `count` of the `remaining` positions of `seq`, which holds `lease`."""
@@ -38,6 +58,8 @@ class PlanBuilder:
         self.seqs.append(seq)
         self.leases.append(lease)
         self.budget -= count
+        if self.limit is not None and remaining > 1:
+            self.limit.take(seq.scheduled, count)
         seq.schedule(self.step, count, sample)
 
     def add_drafts(self, index: int, tokens: tuple[int, ...], new_blocks: tuple[int, ...]) -> None:

@@ -1,0 +1,100 @@
+"""How much of prompts a step reads, so that whoever decodes gets its next token in time.
+
+Decides by `core.step_time`: while somebody decodes, a step may take as long as the target says, and prompts get what
+decoding leaves of it. They always get on: by `LEAST` positions at least, and by half the time that decoding takes,
+where decoding alone is near the target or beyond it. Where nobody decodes, nobody waits for the step to end.
+
+What a sequence is told does not depend on it: chunks change no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.contract.config import SchedulerConfig
+from penstock.core.sequence import Seq
+from penstock.core.step_time import StepTimes, chunk_of
+
+__all__ = ["LEAST", "ChunkLimit", "chunk_limit"]
+
+LEAST = 16
+"""Positions of a prompt that a step reads whatever they take. With fewer, most of the step is the step itself."""
+
+
+def chunk_limit(config: SchedulerConfig, times: StepTimes, running: Iterable[Seq]) -> ChunkLimit | None:
+    """The limit of the next plan; None where steps have no target, or prompts cannot be parted."""
+    if not config.step_target_ms or config.looks_ahead:
+        return None
+    return ChunkLimit(times, config.step_target_ms / 1000, running)
+
+
+class ChunkLimit:
+    """The time that one plan has for prompts. Owned by the plan's builder.
+
+    Args:
+        times: what steps take.
+        target: seconds that the step should take at most.
+        running: all sequences that hold a slot; looked at when the first prompt asks for time, so that a plan in which
+            everybody decodes costs nothing.
+
+    Attributes:
+        cut: whether a prompt got less than it could have computed.
+    """
+
+    __slots__ = ("_left", "_running", "_taken", "_target", "_times", "cut")
+
+    def __init__(self, times: StepTimes, target: float, running: Iterable[Seq]) -> None:
+        self._times = times
+        self._target = target
+        self._running = running
+        self._left: float | None = None  # seconds; None before somebody asked
+        self._taken = False
+        self.cut = False
+
+    @property
+    def spent(self) -> bool:
+        """Whether the time is over for prompts that have none of it yet."""
+        return self._taken and self._seconds_left() < self._times.of(chunk_of(0, LEAST, self._times.window))
+
+    def fit(self, start: int, wanted: int) -> int:
+        """How many of `wanted` positions from `start` on the step may compute; 0 where the time is over."""
+        left = self._seconds_left()
+        if left == float("inf"):
+            return wanted
+        count = 0
+        if not self.spent:
+            count = min(wanted, max(self._affordable(start, left, wanted), 1 if self._taken else LEAST))
+        self.cut = self.cut or count < wanted
+        return count
+
+    def take(self, start: int, count: int) -> None:
+        """The step computes these positions."""
+        self._left = self._seconds_left() - self._times.of(chunk_of(start, count, self._times.window))
+        self._taken = True
+
+    def _affordable(self, start: int, left: float, wanted: int) -> int:
+        """How many positions from `start` on take `left` seconds, or a few less."""
+        if not self._times.knows_chunks:
+            return LEAST
+        count = 0
+        for _ in range(2):  # by the price of the first one, then by that of the one in their middle
+            price = self._times.of(chunk_of(start + count // 2, 1, self._times.window))
+            count = min(wanted, int(left / price)) if price > 0 else wanted
+        return count
+
+    def _seconds_left(self) -> float:
+        if self._left is None:
+            self._left = self._seconds_at_first()
+        return self._left
+
+    def _seconds_at_first(self) -> float:
+        decoding = [len(seq.tokens) for seq in self._running if _decodes(seq)]
+        if not decoding:
+            return float("inf")
+        taken = self._times.of(self._times.decoding(decoding))
+        return max(self._target - taken, taken / 2)
+
+
+def _decodes(seq: Seq) -> bool:
+    """Whether somebody has a token of this sequence and waits for the next one."""
+    return len(seq.tokens) > len(seq.request.prompt) and seq.remaining <= 1

@@ -1,0 +1,133 @@
+"""What steps are expected to take, from what they took."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from penstock.contract.plan import Row, StepPlan
+from penstock.core.step_time import StepTimes, chunk_of
+
+STEP, ROW, SEEN, POSITION, PAIR = 0.012, 0.001, 2e-7, 0.0037, 8e-7
+"""Seconds, as on an AVX2 machine with the default model."""
+
+
+def decode(start: int, drafts: int = 0) -> Row:
+    return Row(0, start, 1 + drafts, (), True, (0,) * drafts)
+
+
+def part(start: int, count: int, *, last: bool = False) -> Row:
+    return Row(0, start, count, (), last)
+
+
+def plan(*rows: Row) -> StepPlan:
+    return StepPlan(0, (), (), rows)
+
+
+def true_seconds(step: StepPlan) -> float:
+    decoding = [row for row in step.rows if row.count == 1]
+    chunks = [row for row in step.rows if row.count > 1]
+    pairs = sum(row.count * (row.start + row.count / 2) for row in chunks)
+    positions = sum(row.count for row in chunks)
+    seen = sum(row.start for row in decoding)
+    return STEP + ROW * len(decoding) + SEEN * seen + POSITION * positions + PAIR * pairs
+
+
+def expected(times: StepTimes, step: StepPlan) -> float:
+    decoding = times.decoding([row.start for row in step.rows if row.count == 1])
+    chunks = [chunk_of(row.start, row.count, times.window) for row in step.rows if row.count > 1]
+    return times.of(decoding) + sum(times.of(chunk) for chunk in chunks)
+
+
+def taught(noise: float = 0.0, steps: int = 400, seed: int = 0) -> StepTimes:
+    """By steps of 1 to 8 streams, every third with a chunk."""
+    times, rng = StepTimes(), random.Random(seed)
+    for number in range(steps):
+        rows = [decode(rng.randrange(100, 3000)) for _ in range(rng.randint(1, 8))]
+        if number % 3 == 0:
+            rows.append(part(rng.randrange(0, 5000), rng.randint(10, 100)))
+        times.learn(plan(*rows), true_seconds(plan(*rows)) * rng.uniform(1 - noise, 1 + noise))
+    return times
+
+
+SHAPES = [
+    plan(decode(500)),
+    plan(*[decode(2000)] * 8),
+    plan(decode(500), part(0, 32)),
+    plan(*[decode(500)] * 4, part(5000, 16)),
+    plan(decode(500), part(2500, 256)),
+]
+
+
+@pytest.mark.parametrize("step", SHAPES)
+@pytest.mark.parametrize(("noise", "near"), [(0.0, 0.05), (0.2, 0.2)])
+def test_every_shape_of_a_step_is_foreseen_after_some_hundred(step, noise, near):
+    assert expected(taught(noise), step) == pytest.approx(true_seconds(step), rel=near)
+
+
+def test_the_first_step_gives_the_scale_and_a_slow_first_one_is_soon_forgotten():
+    times, step = StepTimes(), plan(decode(100))
+    times.learn(step, 1.0)
+    assert expected(times, step) == pytest.approx(1.0)
+    for _ in range(30):
+        times.learn(step, 0.02)
+    assert expected(times, step) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 100.0])
+def test_one_step_that_is_far_off_changes_little(seconds):
+    times, step = taught(), SHAPES[2]
+    before = expected(times, step)
+    times.learn(step, seconds)
+    assert before * 0.8 < expected(times, step) < before * 1.3
+
+
+def test_a_machine_that_becomes_three_times_slower_is_followed_within_twenty_steps():
+    times, step = taught(), SHAPES[3]
+    for _ in range(20):
+        times.learn(step, 3 * true_seconds(step))
+    assert expected(times, step) == pytest.approx(3 * true_seconds(step), rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
+def test_a_time_that_cannot_be_teaches_nothing(seconds):
+    times = taught()
+    before = [expected(times, step) for step in SHAPES]
+    for step in SHAPES:
+        times.learn(step, seconds)
+    assert [expected(times, step) for step in SHAPES] == before
+
+
+def test_a_step_that_draws_nothing_teaches_nothing():
+    times = StepTimes()
+    times.learn(plan(part(0, 256)), 1e-6)
+    assert not times.knows_chunks
+    times.learn(plan(part(256, 20, last=True)), 0.1)
+    assert times.knows_chunks
+
+
+def test_drafts_are_read_as_chunks_are():
+    times = taught()
+    one, two = StepTimes(), StepTimes()
+    for each in (one, two):
+        each.learn(plan(decode(100)), 0.02)
+    one.learn(plan(decode(100, drafts=4)), 0.04)
+    two.learn(plan(decode(100), part(100, 4)), 0.04)
+    assert one.of(chunk_of(0, 10, None)) == two.of(chunk_of(0, 10, None)) > 0
+    assert times.of(chunk_of(0, 10, None)) > 0
+
+
+def test_under_a_window_a_position_far_on_costs_what_one_at_its_end_does():
+    assert chunk_of(5000, 10, 100) == chunk_of(200, 10, 100)
+    times = StepTimes(window=100)
+    assert times.decoding([5000, 50]).seen == 150
+
+
+def test_nothing_is_ever_expected_to_take_less_than_no_time():
+    times, rng = StepTimes(), random.Random(1)
+    for _ in range(500):
+        times.learn(plan(decode(rng.randrange(5000)), part(rng.randrange(5000), 8)), rng.expovariate(50))
+        times.learn(plan(decode(rng.randrange(5000))), rng.expovariate(50))
+        assert min(expected(times, step) for step in SHAPES) >= 0
