@@ -113,7 +113,7 @@ def test_lone_surrogates_are_refused():
 class AnyGrammar:
     """Takes every grammar, in any number of tokens."""
 
-    def check(self, grammar, max_new_tokens):
+    def check(self, grammar, max_new_tokens, tenant=""):
         self.most = max_new_tokens
 
 
@@ -161,7 +161,7 @@ class Refuses:
     def __init__(self, source: str) -> None:
         self.source = source
 
-    def check(self, grammar, max_new_tokens):
+    def check(self, grammar, max_new_tokens, tenant=""):
         if grammar.source == self.source:
             raise InvalidParameter("structured_outputs", "structured_outputs: it has something unsupported.")
 

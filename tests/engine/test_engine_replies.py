@@ -85,7 +85,7 @@ class Writer:
 class AnyGrammar:
     """Lets every grammar pass; the `Writer` follows none."""
 
-    def check(self, grammar: Grammar, room: int) -> None:
+    def check(self, grammar: Grammar, room: int, tenant: str = "") -> None:
         """Nothing to refuse."""
 
 

@@ -55,7 +55,7 @@ class Strict:
 
 
 class Grammars:
-    def check(self, grammar, room) -> None:
+    def check(self, grammar, room, tenant="") -> None:
         """All are served."""
 
     def matcher(self, grammar, room) -> Strict:

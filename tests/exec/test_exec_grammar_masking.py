@@ -48,7 +48,7 @@ class Given:
     def __init__(self, matchers) -> None:
         self._matchers = iter(matchers)
 
-    def check(self, grammar: Grammar, room: int) -> None:
+    def check(self, grammar: Grammar, room: int, tenant: str = "") -> None:
         """All are served."""
 
     def matcher(self, grammar: Grammar, room: int) -> Listed:

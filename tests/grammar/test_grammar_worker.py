@@ -1,10 +1,13 @@
-"""The compiling process as its owner sees it: an interrupted question is not answered to the next one."""
+"""The compiling process as its owner sees it: what is too costly, and what says nothing of the grammar."""
 
 from __future__ import annotations
 
 import os
-import select
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -16,6 +19,7 @@ from penstock.grammar.worker_client import WorkerClient
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(32, 127)), b"<eos>"), (95,), (95,))
 FINE = Grammar(GrammarKind.REGEX, "[a-z]+")
 WRONG = Grammar(GrammarKind.REGEX, "[a-z")
+COSTLY = Grammar(GrammarKind.REGEX, "a{65000}")  # over a second of processor time
 
 
 @pytest.fixture
@@ -25,61 +29,42 @@ def worker():
     client.close()
 
 
-def test_a_verdict_that_was_interrupted_is_not_given_to_the_next_grammar(worker, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(select, "select", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            worker.judge(WRONG)
+def test_one_process_judges_one_grammar_after_the_other(worker):
     assert worker.judge(FINE).error == ""
-    assert worker.judge(WRONG).error != ""
-
-
-@pytest.fixture
-def killed(worker, monkeypatch) -> list[int]:
-    """How many of the next questions are answered by the death of the process; it is killed by somebody else."""
-    left, ask = [0], WorkerClient._asked
-
-    def asked(client, process, line):
-        if left[0]:
-            left[0] -= 1
-            process.kill()
-            process.wait()
-        return ask(client, process, line)
-
-    monkeypatch.setattr(WorkerClient, "_asked", asked)
-    return left
-
-
-def test_a_process_that_somebody_kills_says_nothing_of_the_grammar(worker, killed):
-    killed[0] = 1
-    assert worker.judge(FINE).error == ""
-    killed[0] = 2
-    with pytest.raises(Unavailable, match="lost twice"):
-        worker.judge(FINE)
-    assert worker.judge(FINE).error == ""
-
-
-def test_a_process_that_is_stopped_says_nothing_of_the_grammar(monkeypatch):
-    worker = WorkerClient(VOCABULARY, wall_seconds=1.0)
-    monkeypatch.setattr("penstock.grammar.worker_client.ENDING_SECONDS", 0.1)
-    assert worker.judge(FINE).error == ""
-    os.kill(worker.pid, signal.SIGSTOP)
-    before = worker.pid
-    worker._wall_seconds = 60.0  # of the process that is asked after it
-    monkeypatch.setattr(select, "select", after_one_that_found_nothing(select.select))
+    before = worker.pids
     assert worker.judge(WRONG).code == "invalid_value"
-    assert worker.pid != before
-    worker.close()
+    assert worker.pids == before
 
 
-def after_one_that_found_nothing(wait):
-    waits = [lambda *_: ([], [], [])]
-    return lambda *given: (waits.pop() if waits else wait)(*given)
-
-
-def test_ctrl_c_in_a_terminal_does_not_reach_the_process(worker):
+def test_a_grammar_beyond_the_limits_is_too_costly_and_ends_its_process(worker, monkeypatch):
     assert worker.judge(FINE).error == ""
-    assert os.getpgid(worker.pid) != os.getpgrp()
+    before = worker.pids
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.grammar.worker_client.CPU_SECONDS", 0.2)
+        assert worker.judge(COSTLY).code == "grammar_too_complex"
+    assert worker.judge(FINE).error == ""
+    assert worker.pids != before
+
+
+def test_a_process_that_somebody_kills_says_nothing_of_the_grammar(worker):
+    assert worker.judge(FINE).error == ""
+    os.kill(worker.pids[0], signal.SIGKILL)
+    assert worker.judge(FINE).error == ""
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.is_set():
+            for pid in worker.pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(1) as threads:
+        killer = threads.submit(kill)
+        try:
+            with pytest.raises(Unavailable, match="compiles grammars was lost twice"):
+                worker.judge(COSTLY)
+        finally:
+            over.set()
+        killer.result(60)
+    assert worker.judge(FINE).error == ""

@@ -274,12 +274,19 @@ class Matcher(Protocol):
 class Grammars(Protocol):
     """Compiles grammars. Safe to call from several threads."""
 
-    def check(self, grammar: Grammar, max_new_tokens: int) -> None:
+    def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> None:
         """Refuse a grammar that cannot be served in `max_new_tokens`, the end-of-sequence token included.
+
+        Args:
+            grammar: what a caller sent.
+            max_new_tokens: the room for its answer.
+            tenant: on whose behalf: those who wait for verdicts take turns by it.
 
         Raises:
             InvalidParameter: it is wrong, unsupported, too large, or no document of it fits; names
                 `structured_outputs` or `max_tokens`.
+            Overloaded: too many wait for verdicts, of all or of this tenant.
+            Unavailable: the process that compiles was killed again and again.
         """
         ...
 

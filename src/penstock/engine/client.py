@@ -1,7 +1,8 @@
 """An engine in this process, behind the `EngineClient` port: what the HTTP server and `AsyncLLM` talk to.
 
-Tokenising and rendering happen in worker threads, off the event loop; requests with a grammar, which may have to wait
-for its verdict, have threads of their own. Closing an iterator aborts its request.
+Tokenising and rendering happen in worker threads, off the event loop. Requests that may have to wait for a process have
+threads of their own: one with a grammar waits for its verdict, a conversation for its rendering. Closing an iterator
+aborts its request.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from penstock.contract.errors import RequestError
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
-from penstock.contract.request import EngineRequest, Prompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Prompt
 from penstock.engine.engine import Engine
 from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
@@ -26,6 +27,8 @@ __all__ = ["LocalClient"]
 
 GUIDED_THREADS = 24
 """More than may wait for verdicts, so that some are left for grammars that are known."""
+CHAT_THREADS = 32
+"""More than may wait for one API key's renderings."""
 
 
 def _do_nothing(_: Engine) -> None:
@@ -40,6 +43,7 @@ class LocalClient:
         self._loop = loop
         self._profiles = profiles
         self._guided = ThreadPoolExecutor(GUIDED_THREADS, thread_name_prefix="grammars")
+        self._chats = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="chats")
         self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
         self._aborted_early: set[str] = set()  # ids among them that were aborted meanwhile
 
@@ -74,13 +78,16 @@ class LocalClient:
     async def _resolve(self, request: EngineRequest) -> ResolvedRequest:
         self._resolving.add(request.id)
         try:
-            threads = None if request.grammar is None else self._guided
+            threads = self._threads_for(request.prompt) if request.grammar is None else self._guided
             return await asyncio.get_running_loop().run_in_executor(threads, self._intake.resolve, request)
         except BaseException:
             self._aborted_early.discard(request.id)
             raise
         finally:
             self._resolving.discard(request.id)
+
+    def _threads_for(self, prompt: Prompt) -> ThreadPoolExecutor | None:
+        return self._chats if isinstance(prompt, ChatPrompt) else None
 
     def _submit(self, resolved: ResolvedRequest) -> OutputQueue:
         queue = OutputQueue()
@@ -122,7 +129,8 @@ class LocalClient:
 
     async def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""
-        return await asyncio.to_thread(self._intake.tokenize, prompt)
+        threads = self._threads_for(prompt)
+        return await asyncio.get_running_loop().run_in_executor(threads, self._intake.tokenize, prompt)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """See `EngineClient.detokenize`."""
@@ -138,4 +146,5 @@ class LocalClient:
     def close(self) -> None:
         """Stop the engine; live requests fail."""
         self._loop.stop()
-        self._guided.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._guided, self._chats):
+            threads.shutdown(wait=False, cancel_futures=True)

@@ -238,11 +238,11 @@ class Intake:
             if request.sampling.has(name):
                 raise InvalidParameter(name, "contradicts structured_outputs: the grammar says which tokens may come")
         if request.reply.form is None:
-            self._grammars.check(request.grammar, rules.max_tokens)
+            self._grammars.check(request.grammar, rules.max_tokens, request.tenant)
             return
-        self._grammars.check(request.reply.form, rules.max_tokens)
+        self._grammars.check(request.reply.form, rules.max_tokens, request.tenant)
         try:
-            self._grammars.check(request.grammar, rules.max_tokens)
+            self._grammars.check(request.grammar, rules.max_tokens, request.tenant)
         except InvalidParameter as error:  # the form alone can be served
             message = error.message.removeprefix(error.param).removeprefix(": ")
             raise InvalidParameter("tools", f"tools: {message}", code=error.code) from error
@@ -280,15 +280,17 @@ class Intake:
                 token_ids = self._text.tokenizer.encode(text, most=most) or self._start_token()
                 return token_ids, text, "prompt", None
             case ChatPrompt() as chat:
-                token_ids, reader = self._tokenise_chat(chat, _rules(request))
+                token_ids, reader = self._tokenise_chat(chat, _rules(request), request.tenant)
                 token_ids = token_ids[: most or None]
                 return token_ids, self._text.tokenizer.decode(token_ids, skip_special_tokens=False), "messages", reader
 
-    def _tokenise_chat(self, chat: ChatPrompt, rules: ReplyRules) -> tuple[tuple[int, ...], ReplyReader | None]:
+    def _tokenise_chat(
+        self, chat: ChatPrompt, rules: ReplyRules, tenant: str
+    ) -> tuple[tuple[int, ...], ReplyReader | None]:
         if not 1 <= len(chat.messages) <= self._limits.max_messages:
             raise InvalidParameter("messages", f"must be 1..{self._limits.max_messages}, got {len(chat.messages)}")
         self._check_length(chat.num_chars, "messages")
-        rendered = self._text.render(chat)
+        rendered = self._text.render(chat, tenant)
         return self._text.tokenizer.encode_chat(rendered), self._text.reply_reader(chat, rules, rendered)
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,20 +3,19 @@
 A grammar is compiled first in a process of its own, which is killed when it exceeds its time or memory, and only then
 in this one, into a cache bounded in bytes. Refusals are cached too, so that a bad grammar costs its price once. Safe to
 call from several threads: one compiles at a time, so that a crowd of offenders takes one process's worth of the
-machine; but nobody waits for that who asks for what is known, and only so many may wait at all.
+machine; but nobody waits for that who asks for what is known, only so many may wait at all, and API keys take turns.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from penstock.contract.errors import EngineFault, InvalidParameter, Overloaded
+from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
@@ -26,13 +25,16 @@ from penstock.grammar.matcher import GuidedMatcher
 from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller, Vocabulary
 from penstock.grammar.worker_client import WorkerClient
+from penstock.workers import Turns
 
 __all__ = ["GrammarLibrary"]
 
 CACHE_BYTES = 64 * 1024 * 1024
 MAX_VERDICTS = 4096
-MOST_WAITING = 16
-"""Grammars that may wait until others have been judged, or are judged."""
+MOST_WAITING, MOST_WAITING_OF_A_KEY = 16, 8
+"""Grammars that may wait until others have been judged."""
+WAIT_SECONDS = 60.0
+"""The costliest grammar takes ten seconds of processor time."""
 RETRY_SECONDS = 10
 """When to come again where so many wait: a few of the costliest have been judged by then."""
 SEARCHES = 60
@@ -58,8 +60,15 @@ class GrammarLibrary:
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()  # of what is kept here; held for moments
         self._building = threading.Lock()
-        self._judging = threading.Lock()  # of the process
-        self._waiting = 0
+        self._turns = Turns(
+            "grammars",
+            places=1,
+            most_waiting=MOST_WAITING,
+            key_places=1,
+            key_waiting=MOST_WAITING_OF_A_KEY,
+            wait_seconds=WAIT_SECONDS,
+            retry_after=RETRY_SECONDS,
+        )
         self._speller: Speller | None = None
         self._worker: WorkerClient | None = None
         self._verdicts: OrderedDict[tuple[Grammar, bool], Verdict] = OrderedDict()
@@ -71,12 +80,12 @@ class GrammarLibrary:
         """Memory of the compiled grammars that are kept."""
         return self._size
 
-    def check(self, grammar: Grammar, max_new_tokens: int) -> None:
+    def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> None:
         """See `contract.ports.Grammars.check`. What passes is compiled for the matchers to come."""
-        verdict = self._verdict(grammar)
+        verdict = self._verdict(grammar, tenant=tenant)
         if verdict.error:
             raise InvalidParameter("structured_outputs", verdict.error, code=verdict.code)
-        need = len(self._start(grammar, max_new_tokens).ids) + 1
+        need = len(self._start(grammar, max_new_tokens, tenant).ids) + 1
         if need > max_new_tokens:
             message = f"the shortest document found takes {need} tokens, its end token included; "
             raise InvalidParameter("max_tokens", f"{message}only {max_new_tokens} may be generated")
@@ -95,12 +104,12 @@ class GrammarLibrary:
 
     def close(self) -> None:
         """End the compiling process."""
-        with self._judging:
-            if self._worker is not None:
-                self._worker.close()
-                self._worker = None
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
-    def _start(self, grammar: Grammar, max_new_tokens: int) -> Ending:
+    def _start(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Ending:
         """A document of a grammar that compiles; the one with the fewest tokens, if the first one found is too long.
 
         A function of its arguments alone, so that an answer that is started again goes the same way.
@@ -108,7 +117,7 @@ class GrammarLibrary:
         verdict = self._verdict(grammar)
         if len(verdict.ending.ids) < max_new_tokens:
             return verdict.ending
-        tight = self._verdict(grammar, tight=True)
+        tight = self._verdict(grammar, tight=True, tenant=tenant)
         return verdict.ending if tight.error else tight.ending  # it took too long to find
 
     def _ready(self) -> Speller:
@@ -117,7 +126,7 @@ class GrammarLibrary:
                 self._speller = Speller(self._vocabulary())
             return self._speller
 
-    def _verdict(self, grammar: Grammar, tight: bool = False) -> Verdict:
+    def _verdict(self, grammar: Grammar, tight: bool = False, tenant: str = "") -> Verdict:
         """What is known of a grammar, or what the process says.
 
         Raises:
@@ -128,17 +137,25 @@ class GrammarLibrary:
         known = self._known(grammar, tight)
         if known is not None:
             return known
-        with self._turn():
+        with self._turns.turn(tenant):
             known = self._known(grammar, tight)  # others may have asked for the same
             if known is None:
-                if self._worker is None:
-                    self._worker = WorkerClient(self._vocabulary())
-                known = self._worker.judge(grammar, tight)
+                known = self._judges().judge(grammar, tight)
                 with self._lock:
                     self._verdicts[grammar, tight] = known
                     if len(self._verdicts) > MAX_VERDICTS:
                         self._verdicts.popitem(last=False)
             return known
+
+    def _judges(self) -> WorkerClient:
+        """What judges grammars; whose turn it is may ask."""
+        with self._lock:
+            if self._worker is not None:
+                return self._worker
+        worker = WorkerClient(self._vocabulary())
+        with self._lock:
+            self._worker = worker
+        return worker
 
     def _known(self, grammar: Grammar, tight: bool) -> Verdict | None:
         with self._lock:
@@ -146,21 +163,6 @@ class GrammarLibrary:
             if known is not None:
                 self._verdicts.move_to_end((grammar, tight))
             return known
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until no other grammar is judged."""
-        with self._lock:
-            if self._waiting >= MOST_WAITING:
-                message = f"{self._waiting} grammars wait to be compiled already."
-                raise Overloaded(message, retry_after=RETRY_SECONDS)
-            self._waiting += 1
-        try:
-            with self._judging:
-                yield
-        finally:
-            with self._lock:
-                self._waiting -= 1
 
     def _compile(self, grammar: Grammar, size: int) -> LLMatcher:
         """A fresh matcher of a grammar that is known to compile within the limits."""

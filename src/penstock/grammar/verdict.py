@@ -1,9 +1,10 @@
-"""The answer of the compiling process about one grammar, as a line of JSON."""
+"""The answer of the compiling process about one grammar."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from penstock.grammar.ending import Ending
 
@@ -33,12 +34,7 @@ class Verdict:
         """The document."""
         return Ending(self.ending_text.encode("latin-1"), self.ids)
 
-    def line(self) -> bytes:
-        """As sent."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
     @classmethod
-    def read(cls, line: bytes) -> Verdict:
-        """As received."""
-        given = json.loads(line)
-        return cls(**given | {"ids": tuple(given["ids"])})
+    def read(cls, given: Mapping[str, Any]) -> Verdict:
+        """From its fields, as JSON has them."""
+        return cls(**{**given, "ids": tuple(given["ids"])})

@@ -1,20 +1,16 @@
 """The compiling process: grammars in, verdicts out, one line each.
 
-`worker_client` starts it and may kill it. It limits its own memory, once the vocabulary is read, and its processor
-time, anew for each grammar. A grammar that exceeds them kills this process and harms nothing else of the engine.
+`worker_client` starts it and may kill it. Its memory is limited once the vocabulary is read, and its processor time for
+each grammar. A grammar that exceeds them kills this process and harms nothing else of the engine.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import os
 import random
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from llguidance import LLMatcher
@@ -29,10 +25,10 @@ from penstock.grammar.hints import hints_of
 from penstock.grammar.shortest import ShortestSearch
 from penstock.grammar.verdict import Verdict
 from penstock.grammar.vocabulary import Speller, Vocabulary
+from penstock.workers.child import address_space, limit_time, serve_orders
 
-__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SEARCHES", "SEARCH_CPU_SECONDS", "judge", "main"]
+__all__ = ["MEMORY_BYTES", "SEARCHES", "SEARCH_CPU_SECONDS", "judge", "main"]
 
-CPU_SECONDS = 2
 SEARCH_CPU_SECONDS = 8
 """For the search for the fewest tokens, made only if a grammar compiled and the document found first does not fit."""
 MEMORY_BYTES = 512 * 1024 * 1024
@@ -47,24 +43,23 @@ LEAST_SIZE = 64 * 1024
 WALKS, WALK_TOKENS = 4, 30
 """Random beginnings of answers, and tokens of each, by which it is seen whether a grammar can be followed."""
 WALK_CPU_SECONDS = 0.5
-NICENESS = 10
-"""Steps of the engine go first where processors are few."""
 
 
 def main() -> None:
     """Serve standard input until it ends."""
-    hello = json.loads(sys.stdin.readline())
+    serve_orders(_begin, MEMORY_BYTES)
+
+
+def _begin(hello: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What judges the grammars of a vocabulary."""
     tokens = tuple(base64.b64decode(token) for token in hello["tokens"])
     speller = Speller(Vocabulary(tokens, tuple(hello["special"]), tuple(hello["eos"])))
-    _limit_memory()
-    os.nice(NICENESS)
-    for line in sys.stdin:
-        given: dict[str, Any] = json.loads(line)
-        _limit_time(CPU_SECONDS)
+
+    def answer(given: dict[str, Any]) -> dict[str, Any]:
         grammar = Grammar(GrammarKind(given["kind"]), given["source"])
-        verdict = judge(grammar, speller, given["tight"], more_time=lambda: _limit_time(SEARCH_CPU_SECONDS))
-        sys.stdout.buffer.write(verdict.line())
-        sys.stdout.buffer.flush()
+        return asdict(judge(grammar, speller, given["tight"], more_time=lambda: limit_time(SEARCH_CPU_SECONDS)))
+
+    return answer
 
 
 def judge(
@@ -78,7 +73,7 @@ def judge(
         tight: look for the document with the fewest tokens, which takes longer.
         more_time: called before that longer search begins.
     """
-    before = _memory()
+    before = address_space()
     try:
         matcher = compile_grammar(grammar, speller)
     except InvalidParameter as error:
@@ -86,7 +81,7 @@ def judge(
     is_json, hints = grammar.kind is GrammarKind.JSON, hints_of(grammar)
     text = Closer(speller, SEARCHES, hints).ending(matcher, JsonPlace() if is_json else None)
     ending = None if text is None else Ending.spelled(text, speller)
-    size = max(_memory() - before, len(grammar.source) * 16, LEAST_SIZE)
+    size = max(address_space() - before, len(grammar.source) * 16, LEAST_SIZE)
     if ending is None or tight:
         more_time()
         ending = _shortest(grammar, matcher, speller, ending)
@@ -158,24 +153,6 @@ def _random_tokens(walker: LLMatcher, draw: random.Random, tokens: int) -> Itera
             return
         byte = (start - len(rest)) % len(mask)
         yield byte * 8 + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
-
-
-def _memory() -> int:
-    """Bytes of address space; 0 where the system does not tell."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
-
-
-def _limit_memory() -> None:
-    used = _memory()
-    if used:
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-
-
-def _limit_time(seconds: int) -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + seconds, hard))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,24 @@
-"""Rendering a conversation with the model's own chat template, in a sandbox.
+"""Rendering a conversation with the model's own chat template.
 
-Decides how messages become text: Jinja with the settings and functions that templates are written for (the ones that
-transformers documents: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, plain `tojson`, `generation`
-blocks), no attribute outside the sandbox, and a bounded output. Templates come from the model file only, never from a
-request.
+Decides how messages become what a template reads, and what its text is then held to. The template itself is a program
+that comes with the model, and runs in a process with budgets of time and memory: see `penstock.rendering`. Templates
+come from the model file only, never from a request.
 
-The sandbox bounds `range`; here repetition, powers and printf-style widths are bounded too, and the output is. A
-template that only loops is not: rendering happens off the event loop, and the template is the operator's own choice.
-
-Does not know token ids. Invariant: a control token inside a message never reaches the rendered text as itself.
+Does not know token ids or Jinja. Invariant: a control token inside a message never reaches the rendered text as itself.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NoReturn
-
-import jinja2
-import jinja2.ext
-from jinja2 import meta, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pathlib import PurePath
+from typing import Any
 
 from penstock.contract.errors import InvalidParameter, ModelFileError
 from penstock.contract.request import ChatPrompt, Message, TemplateValue
+from penstock.rendering import Renderer, TemplateFault, TemplateRefusal, shared_renderer
 from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.conversation import as_definitions, as_turns, check_calls, strings_in, with_strings
 from penstock.text.plain_tools import with_calls_in_words, with_tools_in_words
@@ -44,14 +34,10 @@ _MARKS = range(0x100000, 0x10FFFE)  # Supplementary Private Use Area-B; stand-in
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _ASKS_FOR_NULL = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none\b")
 _ASKS_FOR_THINKING = re.compile(r"\w\.thinking\b|['\"]thinking['\"]")
-_MOST_WORDS = 400  # a template may put whole messages into its complaint
-
-# What a template that meets a conversation it was not written for raises, beside Jinja's own errors.
-_TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
 
 
 class ChatTemplate:
-    """A compiled chat template; immutable, safe to render from several threads.
+    """A chat template that compiles; immutable, safe to render from several threads.
 
     Args:
         source: the Jinja source.
@@ -60,13 +46,16 @@ class ChatTemplate:
         special_tokens: template variables such as `bos_token` and `eos_token`, by name.
         control_tokens: what must not be forged by message content.
         now: the clock behind `strftime_now`.
+        renderer: has it rendered; by default the one of this process.
 
     Raises:
-        ModelFileError: the source is not valid Jinja; names the line.
+        ModelFileError: the source is not valid Jinja, and names the line, or takes too much to compile.
+        Unavailable: the process that compiles it was killed again and again.
     """
 
     __slots__ = (
-        *("_control_tokens", "_declared", "_null_content", "_special_tokens", "_template", "_thinking", "source"),
+        *("_control_tokens", "_declared", "_name", "_now", "_null_content", "_renderer", "_special_tokens"),
+        *("_thinking", "source"),
     )
 
     def __init__(
@@ -78,9 +67,16 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         control_tokens: ControlTokens,
         now: Callable[[], datetime] = datetime.now,
+        renderer: Renderer | None = None,
     ) -> None:
         self.source = source
-        self._template, self._declared = _compile(source, file, key, now)
+        self._name = PurePath(file).name
+        self._now = now
+        self._renderer = renderer or shared_renderer()
+        try:
+            self._declared = self._renderer.declared(source)
+        except TemplateFault as fault:
+            raise ModelFileError(file, key, str(fault)) from fault
         self._null_content = _ASKS_FOR_NULL.search(source) is not None
         self._thinking = _ASKS_FOR_THINKING.search(source) is not None and "reasoning_content" not in source
         self._special_tokens = dict(special_tokens)
@@ -115,27 +111,33 @@ class ChatTemplate:
         """The conversation as the model expects it; as `render_prompt`, without its further wishes."""
         return self.render_prompt(ChatPrompt(tuple(messages), add_generation_prompt=add_generation_prompt))
 
-    def render_prompt(self, prompt: ChatPrompt) -> RenderedChat:
+    def render_prompt(self, prompt: ChatPrompt, tenant: str = "") -> RenderedChat:
         """The conversation as the model expects it.
+
+        Args:
+            prompt: the conversation.
+            tenant: on whose behalf: one tenant's renderings do not take all the workers from others.
 
         Raises:
             InvalidParameter: no messages, a malformed role, text with a lone surrogate, a variable that the template
                 does not read, a name that it has no place for, a last message that cannot be continued; or the template
-                refuses the conversation (its own words are the message) or writes more than 4 times the input and
-                64 KiB.
+                refuses the conversation (its own words are the message), writes more than 4 times the input and
+                64 KiB, or takes too much time or memory.
+            Overloaded: too many conversations wait to be rendered.
+            Unavailable: the process that renders it was killed again and again.
         """
         _check_messages(prompt.messages)
         self._check_variables(prompt.template_variables)
-        rendered = self._render(prompt)
+        rendered = self._render(prompt, tenant)
         named = [index for index, message in enumerate(prompt.messages) if message.name and message.role != "tool"]
         if named:
             nameless = tuple(m if m.role == "tool" else replace(m, name="") for m in prompt.messages)
-            if self._render(replace(prompt, messages=nameless)).text == rendered.text:
+            if self._render(replace(prompt, messages=nameless), tenant).text == rendered.text:
                 where = f"messages.{named[0]}.name"
                 raise InvalidParameter(where, f"{where}: this model's chat template has no place for names.")
         return rendered
 
-    def _render(self, prompt: ChatPrompt) -> RenderedChat:
+    def _render(self, prompt: ChatPrompt, tenant: str) -> RenderedChat:
         messages = prompt.messages
         if "tool_calls" not in self.source and any(m.tool_calls or m.role == "tool" for m in messages):
             messages = with_calls_in_words(messages)
@@ -153,7 +155,7 @@ class ChatTemplate:
         limit = _OUTPUT_PER_INPUT * sum(map(len, strings)) + _OUTPUT_EXTRA
         given = {"messages": turns, "tools": tools, "documents": None, **variables}
         given["add_generation_prompt"] = prompt.add_generation_prompt and not mark
-        text = self._write(given, limit)
+        text = self._write(given, limit, tenant)
         return RenderedChat(_cut_at(text, mark) if mark else text, stand_ins)
 
     def _check_variables(self, variables: Sequence[tuple[str, TemplateValue]]) -> None:
@@ -167,23 +169,14 @@ class ChatTemplate:
             if isinstance(value, str):
                 require_unicode(value, where)
 
-    def _write(self, given: Mapping[str, Any], limit: int) -> str:
-        pieces: list[str] = []
-        size = 0
+    def _write(self, given: Mapping[str, Any], limit: int, tenant: str) -> str:
         try:
-            for piece in self._template.generate(**self._special_tokens, **given):
-                size += len(piece)
-                if size > limit:
-                    raise InvalidParameter(
-                        "messages", f"the chat template writes more than {limit} characters for them"
-                    )
-                pieces.append(piece)
-        except jinja2.TemplateError as error:
-            raise InvalidParameter("messages", str(error.message or error)[:_MOST_WORDS]) from error
-        except _TEMPLATE_FAILURES as error:
-            reason = f"the model's chat template cannot render them: {type(error).__name__}: {error}"
-            raise InvalidParameter("messages", reason[:_MOST_WORDS]) from error
-        return "".join(pieces)
+            return self._renderer.render(self.source, {**self._special_tokens, **given}, limit, self._now(), tenant)
+        except TemplateRefusal as refusal:
+            if refusal.too_costly:
+                message = f"the model's chat template ({self._name}) {refusal}"
+                raise InvalidParameter("messages", message, code="chat_template_too_costly") from refusal
+            raise InvalidParameter("messages", str(refusal)) from refusal
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
@@ -220,66 +213,3 @@ def _cut_at(text: str, mark: str) -> str:
         reason = "continue_final_message: this model's chat template does not show the last message"
         raise InvalidParameter("continue_final_message", reason)
     return text[: text.rindex(mark)]
-
-
-def _compile(source: str, file: str, key: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, frozenset[str]]:
-    """The template, and the variables that it reads from its caller."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
-    try:
-        declared = meta.find_undeclared_variables(environment.parse(source))
-        return environment.from_string(source), frozenset(declared - environment.globals.keys())
-    except jinja2.TemplateSyntaxError as error:
-        raise ModelFileError(file, key, f"chat template, line {error.lineno}: {error.message}") from error
-    except RecursionError as error:
-        raise ModelFileError(file, key, "chat template is nested too deeply") from error
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with operators bounded that can build a huge value out of a short template."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        if not numbers and operator == "*" and _size(left) * _size(right) > _OUTPUT_EXTRA:
-            raise SecurityError("the chat template repeats a value too often")
-        if not numbers and operator == "%" and re.search(r"%[^a-zA-Z%]*(\d{4}|\*)", str(left)):
-            raise SecurityError("the chat template formats a value too wide")
-        if operator == "**" and numbers and max(abs(left), abs(right)) > 1024:
-            raise SecurityError("the chat template computes too large a power")
-        return super().call_binop(context, operator, left, right)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, int | float):
-        return max(int(value), 0)
-    return len(value) if hasattr(value, "__len__") else 1
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; when rendering it is transparent."""
-
-    tags = {"generation"}  # noqa: RUF012  (Jinja's own annotation)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes for HTML, which would put \\u003c into prompts.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -21,6 +21,7 @@ from penstock.contract.errors import ConfigError, InvalidParameter
 from penstock.contract.model import GgufVocabulary, TextFiles
 from penstock.contract.request import ChatPrompt, Message
 from penstock.contract.tools import ReplyRules
+from penstock.rendering import shared_renderer
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.control_tokens import ControlTokens, RenderedChat
 from penstock.text.gguf_tokenizer import read_gguf
@@ -255,17 +256,19 @@ class TextModel:
         """
         return self.tokenizer.encode_chat(self.render(ChatPrompt(tuple(messages))))
 
-    def render(self, prompt: ChatPrompt) -> RenderedChat:
-        """The conversation as the model's chat template writes it.
+    def render(self, prompt: ChatPrompt, tenant: str = "") -> RenderedChat:
+        """The conversation as the model's chat template writes it, on a tenant's behalf.
 
         Raises:
             InvalidParameter: the model has no chat template, or it refuses the conversation.
+            Overloaded: see `ChatTemplate.render_prompt`.
         """
         if self.chat_template is None:
             raise InvalidParameter(
                 "messages", "this model has no chat template; send a raw prompt instead", code="no_chat_template"
             )
-        return (self.tool_template if prompt.tools and self.tool_template else self.chat_template).render_prompt(prompt)
+        template = self.tool_template if prompt.tools and self.tool_template else self.chat_template
+        return template.render_prompt(prompt, tenant)
 
     def reply_reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: RenderedChat) -> ReplyReader | None:
         """What takes the answers to a rendered conversation apart; None when they are plain text.
@@ -303,6 +306,7 @@ def open_text(
     Raises:
         ModelFileError: a file is missing, corrupt, or of a kind that is not implemented.
     """
+    shared_renderer().start()  # while the vocabulary is read
     parts = read_gguf(files) if isinstance(files, GgufVocabulary) else read_huggingface(files)
     tokenizer = Tokenizer(parts.backend, parts.file)
     parts, plain = _with_template(parts, chat_template)

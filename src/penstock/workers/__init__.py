@@ -1,0 +1,12 @@
+"""Work that may have to be killed: processes that answer orders within a budget, and turns for those who wait for one.
+
+A worker's program calls `child.serve_orders`; whoever orders has a `WorkerPool`. Knows neither grammars nor templates.
+"""
+
+from __future__ import annotations
+
+from penstock.workers.pool import WorkerPool
+from penstock.workers.process import Budget, Exceeded, Lost, WorkerProcess
+from penstock.workers.turns import Turns
+
+__all__ = ["Budget", "Exceeded", "Lost", "Turns", "WorkerPool", "WorkerProcess"]

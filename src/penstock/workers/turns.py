@@ -1,0 +1,132 @@
+"""Who is next: a bounded queue in front of a few places, fair between keys.
+
+Each key's own come in the order of their arrival; among keys the places go round. A key that waits for much delays
+another by what it has under way, not by what it has in the queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.contract.errors import Overloaded
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """Gives turns to threads. The empty key is everybody where there are no keys: then only the whole bounds hold.
+
+    Args:
+        what: what the turns are for, in the plural, for refusals.
+        places: how many may have a turn at once.
+        most_waiting: how many may wait.
+        key_places: likewise of one key, so that some are left for others.
+        key_waiting: likewise of one key.
+        wait_seconds: how long anybody waits.
+        retry_after: seconds after which those refused may come again.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        places: int,
+        most_waiting: int,
+        key_places: int,
+        key_waiting: int,
+        wait_seconds: float,
+        retry_after: int,
+    ) -> None:
+        self._what = what
+        self._places = places
+        self._most_waiting = most_waiting
+        self._key_places = key_places
+        self._key_waiting = key_waiting
+        self._wait_seconds = wait_seconds
+        self._retry_after = retry_after
+        self._lock = threading.Lock()  # of all that follows
+        self._under_way: Counter[str] = Counter()
+        self._queues: OrderedDict[str, deque[threading.Event]] = OrderedDict()  # the key whose turn it is comes first
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        with self._lock:
+            return self._waiting()
+
+    @contextmanager
+    def turn(self, key: str = "") -> Iterator[None]:
+        """Wait for a turn, and have it until the block ends.
+
+        Raises:
+            Overloaded: too many wait already, of all or of this key; or it took too long.
+        """
+        self._enter(key)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._leave(key)
+
+    def _enter(self, key: str) -> None:
+        with self._lock:
+            granted = self._queue(key)
+        try:
+            come = granted.wait(self._wait_seconds)
+        except BaseException:  # Ctrl-C
+            with self._lock:
+                if not self._withdraw(key, granted):
+                    self._leave(key)
+            raise
+        if not come:
+            with self._lock:
+                if self._withdraw(key, granted):
+                    raise self._refusal("wait")
+
+    def _queue(self, key: str) -> threading.Event:
+        """Wait in line, or have a turn at once; for whoever holds the lock, as all below."""
+        granted = threading.Event()
+        self._queues.setdefault(key, deque()).append(granted)
+        self._grant()
+        if not granted.is_set():
+            too_many = self._waiting() > self._most_waiting
+            if too_many or (key and len(self._queues[key]) > self._key_waiting):
+                self._withdraw(key, granted)
+                raise self._refusal("wait" if too_many else "of this API key wait")
+        return granted
+
+    def _grant(self) -> None:
+        for key in list(self._queues):
+            if self._under_way.total() >= self._places:
+                return
+            if key and self._under_way[key] >= self._key_places:
+                continue
+            self._under_way[key] += 1
+            self._queues[key].popleft().set()
+            self._queues.move_to_end(key)
+            if not self._queues[key]:
+                del self._queues[key]
+
+    def _leave(self, key: str) -> None:
+        self._under_way[key] -= 1
+        if not self._under_way[key]:
+            del self._under_way[key]
+        self._grant()
+
+    def _withdraw(self, key: str, granted: threading.Event) -> bool:
+        """Whether it waited still."""
+        if granted.is_set():
+            return False
+        self._queues[key].remove(granted)
+        if not self._queues[key]:
+            del self._queues[key]
+        return True
+
+    def _waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def _refusal(self, how: str) -> Overloaded:
+        return Overloaded(f"Too many {self._what} {how} already.", retry_after=self._retry_after)
