@@ -84,8 +84,16 @@ class Assembly:
 
         Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more.
         """
-        requests, tokens = self.config.max_queued_requests, self.config.max_queued_tokens
-        loop = EngineLoop(self.engine, SystemClock(), requests, tokens, on_death, on_rest=give_back)
+        config = self.config
+        loop = EngineLoop(
+            self.engine,
+            SystemClock(),
+            config.max_queued_requests,
+            config.max_queued_tokens,
+            on_death,
+            on_rest=give_back,
+            max_queue_seconds=config.max_queue_seconds,
+        )
         loop.start()
         return LocalClient(self.intake, loop, profiles)
 

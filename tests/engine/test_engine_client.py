@@ -24,7 +24,7 @@ from penstock.contract.events import (
 from penstock.contract.request import EngineRequest, TokenPrompt
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine.output_queue import merge
-from penstock.engine.retry_after import RetryAfterEstimator
+from penstock.engine.retry_after import EndRate
 
 
 @asynccontextmanager
@@ -258,12 +258,13 @@ def test_merging_keeps_each_choices_text_tokens_and_end(pieces, cuts):
     assert len(waiting) <= 3 + 4
 
 
-def test_the_pace_tells_a_time_within_bounds():
-    clock = harness.SimClock()
-    pace = RetryAfterEstimator(clock)
-    assert pace.seconds_for(100) == 1
-    for _ in range(10):
-        clock.advance(2.0)
-        pace.finished_one()
-    assert pace.seconds_for(5) == 9  # ten finishes in 18 seconds
-    assert pace.seconds_for(10_000) == 120
+def test_how_soon_others_end_follows_from_how_long_the_last_ones_took():
+    rate = EndRate()
+    assert rate.seconds_until(100, running=4) == 0
+    for seconds in (1.0, 2.0, 3.0, 0.0):  # the last one never ran
+        rate.ended(seconds)
+    assert rate.seconds_until(6, running=4) == 3.0
+    assert rate.seconds_until(0, running=4) == 0
+    for _ in range(64):
+        rate.ended(10.0)
+    assert rate.seconds_until(1, running=0) == 10.0

@@ -51,7 +51,13 @@ def test_a_whole_number_stands_for_a_float():
     assert ServerConfig(request_timeout=3).request_timeout == 3
 
 
-QUEUE = {"max_queued_requests": 8, "max_queued_tokens": 100, "runner": "process", "step_target_ms": 50}
+QUEUE = {
+    "max_queued_requests": 8,
+    "max_queued_tokens": 100,
+    "runner": "process",
+    "step_target_ms": 50,
+    "max_queue_seconds": 9,
+}
 HTTP = {"served_model_name": ("mine",), "scheduling_policy": "priority"}
 
 

@@ -290,6 +290,12 @@ class EngineConfig:
         "Prompt tokens that may wait, all requests together; then 429.",
         front=Front.QUEUE,
     )
+    max_queue_seconds: int = _option(
+        0,
+        "Seconds that a request may wait before its prompt is read, as far as that can be told when it comes; then 429,"
+        " with the time after which to try again. 0: any.",
+        front=Front.QUEUE,
+    )
     tool_call_parser: str = _option(
         "auto",
         "How the model writes tool calls; auto reads it from its chat template, none refuses tools.",
@@ -336,7 +342,10 @@ class EngineConfig:
             if choices and getattr(self, name) not in choices:
                 raise ConfigError(name, f"must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         _check_numbers(self)
-        for name in ("threads", "max_model_len", "kv_cache_memory", "state_checkpoint_interval", "step_target_ms"):
+        for name in (
+            *("threads", "max_model_len", "kv_cache_memory", "state_checkpoint_interval"),
+            *("step_target_ms", "max_queue_seconds"),
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
         for name in (

@@ -88,7 +88,7 @@ class Measurements(SchedulerStats):
         cached_tokens: how many of these came out of the prefix cache.
         generated_tokens: tokens sampled for a sequence that was still wanted.
         wasted_tokens: how many of these belong to a sequence that was aborted later.
-        rejections: requests refused because the queue was full.
+        rejections: requests refused because the queue was full, or the wait too long.
         failed_steps: steps that failed as a whole, and whose rows were computed again.
         lost_runners: processes that computed and are gone, and were followed by another.
         finished: (finish reason, sequences), a pair for each reason.

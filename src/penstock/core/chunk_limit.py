@@ -15,7 +15,7 @@ from penstock.contract.config import SchedulerConfig
 from penstock.core.sequence import Seq
 from penstock.core.step_time import StepTimes, chunk_of
 
-__all__ = ["LEAST", "ChunkLimit", "chunk_limit"]
+__all__ = ["LEAST", "ChunkLimit", "chunk_limit", "decodes", "seconds_for_prompts"]
 
 LEAST = 16
 """Positions of a prompt that a step reads whatever they take. With fewer, most of the step is the step itself."""
@@ -88,13 +88,17 @@ class ChunkLimit:
         return self._left
 
     def _seconds_at_first(self) -> float:
-        decoding = [len(seq.tokens) for seq in self._running if _decodes(seq)]
+        decoding = [len(seq.tokens) for seq in self._running if decodes(seq)]
         if not decoding:
             return float("inf")
-        taken = self._times.of(self._times.decoding(decoding))
-        return max(self._target - taken, taken / 2)
+        return seconds_for_prompts(self._target, self._times.of(self._times.decoding(decoding)))
 
 
-def _decodes(seq: Seq) -> bool:
+def seconds_for_prompts(target: float, decoding: float) -> float:
+    """What a step that should take `target` seconds has for prompts beside decoding, which takes `decoding`."""
+    return max(target - decoding, decoding / 2)
+
+
+def decodes(seq: Seq) -> bool:
     """Whether somebody has a token of this sequence and waits for the next one."""
     return len(seq.tokens) > len(seq.request.prompt) and seq.remaining <= 1

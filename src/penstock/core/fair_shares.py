@@ -10,7 +10,9 @@ Decides order only. Invariant: the same calls in the same order give the same or
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
+from penstock.contract.request import SequenceRequest
 from penstock.core.policy import SeqList
 from penstock.core.sequence import Seq
 
@@ -58,6 +60,12 @@ class FairQueue:
             yield seq
             if seq in self:
                 passed[tenant] += 1
+
+    def before(self, request: SequenceRequest, rank: tuple[float, ...]) -> list[Seq]:
+        """Who would be served before a newcomer of this rank, about: of each other tenant one more than of its own."""
+        own = [seq for seq in self._waiting.get(request.tenant, ()) if seq.rank < rank]
+        others = (seqs for tenant, seqs in self._waiting.items() if tenant != request.tenant)
+        return own + [seq for seqs in others for seq in islice(seqs, len(own) + 1)]
 
     def _has(self, tenant: str, passed: dict[str, int]) -> bool:
         return tenant in self._waiting and passed[tenant] < len(self._waiting[tenant])

@@ -63,6 +63,10 @@ class SeqList:
             yield seq
             index += index < len(self._seqs) and self._seqs[index] is seq
 
+    def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:  # noqa: ARG002
+        """Who would be served before a newcomer of this rank."""
+        return [seq for seq in self._seqs if seq.rank < rank]
+
     def __contains__(self, seq: Seq) -> bool:
         index = bisect_left(self._seqs, seq.rank, key=_rank)
         return index < len(self._seqs) and self._seqs[index] is seq

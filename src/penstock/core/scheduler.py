@@ -29,6 +29,7 @@ from penstock.contract.events import Admitted, Embedded, Finished, FinishReason,
 from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.contract.stats import SchedulerStats
+from penstock.core.backlog import Backlog, backlog_of
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
@@ -131,6 +132,11 @@ class Scheduler:
             hit_tokens=self._pool.hit_tokens,
         )
 
+    def backlog(self, request: SequenceRequest) -> Backlog:
+        """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""
+        ahead = self._waiting.before(request, self._rank(request, self._submitted))
+        return backlog_of(self.config, self._times, self._pool, list(self._running), ahead, len(request.prompt))
+
     # ---- what comes in
 
     def submit(self, request: SequenceRequest) -> None:
@@ -173,11 +179,9 @@ class Scheduler:
         None where the model carries state, which cannot be taken back over drafts that were wrong, and none while
         suspects are computed alone.
         """
-        return (
-            iter(())
-            if self._states is not None or self._suspects
-            else draftable(self._running, self.config.max_num_batched_tokens)
-        )
+        if self._states is not None or self._suspects:
+            return iter(())
+        return draftable(self._running, self.config.max_num_batched_tokens)
 
     def plan(self, drafts: Sequence[Draft] = ()) -> StepPlan:
         """Decide the next step.
@@ -339,8 +343,7 @@ class Scheduler:
         for seq in self._waiting.in_order():
             if head is not None and head.bypasses + lacking > self.config.max_bypasses:
                 break
-            stall = self._try_admit(seq, builder, spare)
-            if stall is None:
+            if (stall := self._try_admit(seq, builder, spare)) is None:
                 spare += self._may_grow(seq)
                 if head is not None:
                     head.bypasses += 1

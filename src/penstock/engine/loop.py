@@ -21,10 +21,10 @@ from penstock.contract.errors import EngineDead, EngineFault, Overloaded, Pensto
 from penstock.contract.events import Output, RequestFailed, RequestFinished
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Clock, Health
+from penstock.engine.admission import Admission, QueueLimits
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.output_queue import OutputQueue
-from penstock.engine.retry_after import RetryAfterEstimator
 
 __all__ = ["EngineLoop"]
 
@@ -85,6 +85,7 @@ class EngineLoop:
         max_queued_tokens: the same for their tokens in all; an empty queue takes a request of any length.
         on_death: called once, by the engine's thread, when nothing can be served any more; not when it was stopped.
         on_rest: called by the engine's thread when it has had nothing to do for seconds, once until it works again.
+        max_queue_seconds: that a newcomer may have to wait; 0 for any.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class EngineLoop:
         max_queued_tokens: int = sys.maxsize,
         on_death: Callable[[], None] = lambda: None,
         on_rest: Callable[[], None] = lambda: None,
+        max_queue_seconds: int = 0,
     ) -> None:
         self._engine = engine
         self._on_death = on_death
@@ -102,9 +104,8 @@ class EngineLoop:
         self._clock = clock
         self._rest_at = math.inf  # when nothing was to be done for long enough
         self._told_death = False
-        self._max_queued = max_queued
-        self._max_queued_tokens = max_queued_tokens
-        self._retry_after = RetryAfterEstimator(clock)
+        limits = QueueLimits(max_queued, max_queued_tokens, max_queue_seconds)
+        self._admission = Admission(engine.scheduler, limits)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
         self._inbox_lock = threading.Lock()
@@ -221,9 +222,11 @@ class EngineLoop:
 
     def _accept(self, resolved: ResolvedRequest, reader: Reader) -> None:
         try:
-            self._refuse_overload(resolved)
+            self._admission.check(resolved)
             self._engine.submit(resolved)
         except PenstockError as error:
+            if isinstance(error, Overloaded):
+                self._engine.metrics.rejected()
             reader.refuse(error)
             return
         self._readers[resolved.id] = reader
@@ -242,20 +245,6 @@ class EngineLoop:
             raise
         call.settle(None)
 
-    def _refuse_overload(self, resolved: ResolvedRequest) -> None:
-        scheduler = self._engine.scheduler
-        waiting = scheduler.num_waiting
-        message = ""
-        if waiting + len(resolved.sequences) > self._max_queued:
-            message = f"{waiting} sequences are waiting already; the queue takes {self._max_queued}."
-        elif waiting and scheduler.num_waiting_tokens + _tokens(resolved) > self._max_queued_tokens:
-            message = (
-                f"{scheduler.num_waiting_tokens} tokens are waiting already; the queue takes {self._max_queued_tokens}."
-            )
-        if message:
-            self._engine.metrics.rejected()
-            raise Overloaded(message, retry_after=self._retry_after.seconds_for(waiting))
-
     def _publish(self, outputs: StepOutputs) -> None:
         """Send a step's outputs: one call to each event loop, whatever the number of requests."""
         by_request: dict[str, list[Output]] = defaultdict(list)
@@ -267,7 +256,7 @@ class EngineLoop:
             by_loop[reader.event_loop].append((reader.queue, its_outputs))
             if isinstance(its_outputs[-1], RequestFinished | RequestFailed):
                 del self._readers[request_id]
-                self._retry_after.finished_one()
+                self._admission.ended(its_outputs[-1].timings)
         for event_loop, deliveries in by_loop.items():
             _call(event_loop, _deliver, deliveries)
 
@@ -284,10 +273,6 @@ class EngineLoop:
 
 
 _Delivery = tuple[OutputQueue, list[Output]]
-
-
-def _tokens(resolved: ResolvedRequest) -> int:
-    return resolved.prompt_tokens * len(resolved.sequences)
 
 
 def _settle(done: asyncio.Future[None], error: PenstockError | None) -> None:

@@ -115,7 +115,7 @@ class MetricsCollector:
     # ---- what happens, in the order in which it can
 
     def rejected(self) -> None:
-        """A request was refused because too many wait."""
+        """A request was refused because too many wait, or because it would wait too long."""
         self._rejections += 1
 
     def step_failed(self) -> None:

@@ -1,35 +1,31 @@
-"""How fast requests finish, from which rejected callers learn when to try again."""
+"""How soon running requests end, from which refused callers learn when to try again."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
-from penstock.contract.ports import Clock
-
-__all__ = ["RetryAfterEstimator"]
+__all__ = ["LONGEST", "EndRate"]
 
 WINDOW = 64
-"""How many finishes are remembered: enough to smooth, few enough to follow a change of load."""
+"""How many ends are remembered: enough to smooth, few enough to follow a change of load."""
 
 LONGEST = 120
 """Seconds; clients of the OpenAI family do not wait longer than this before they retry."""
 
 
-class RetryAfterEstimator:
-    """Estimates from the rate of the last finishes. Owned by the engine's loop."""
+class EndRate:
+    """Estimates from how long the last requests held a slot; so a pause without requests does not count as slowness."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._finishes: deque[float] = deque(maxlen=WINDOW)
+    def __init__(self) -> None:
+        self._held: deque[float] = deque(maxlen=WINDOW)
 
-    def finished_one(self) -> None:
-        """A request is complete."""
-        self._finishes.append(self._clock.now())
+    def ended(self, seconds: float) -> None:
+        """A request ended so long after it was admitted; one that never was, with 0.0, tells nothing."""
+        if seconds > 0:
+            self._held.append(seconds)
 
-    def seconds_for(self, waiting: int) -> int:
-        """Whole seconds until about `waiting` requests have finished, in 1..120; 1 while nothing is known."""
-        if len(self._finishes) < 2:
-            return 1
-        span = self._clock.now() - self._finishes[0]
-        return max(1, min(LONGEST, math.ceil(waiting * span / len(self._finishes))))
+    def seconds_until(self, ends: int, running: int) -> float:
+        """Seconds until `ends` requests have ended, where `running` run at once; 0.0 while nothing is known."""
+        if not self._held:
+            return 0.0
+        return ends * sum(self._held) / len(self._held) / max(1, running)

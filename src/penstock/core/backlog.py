@@ -1,0 +1,85 @@
+"""What stands before a newcomer: how long reading it takes, and how many sequences have to end first.
+
+An estimate from the present state and from `core.step_time`; nothing is decided and nothing changed here. It counts
+prompts that are known to be cached as read, and takes what runs to go on as it is: who is aborted makes it shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.contract.config import SchedulerConfig
+from penstock.core.block_pool import BlockPool
+from penstock.core.chunk_limit import LEAST, decodes, seconds_for_prompts
+from penstock.core.sequence import Seq
+from penstock.core.step_time import StepTimes, chunk_of
+
+__all__ = ["Backlog", "backlog_of"]
+
+
+class Backlog(NamedTuple):
+    """What has to happen before a sequence that comes now is begun.
+
+    Attributes:
+        seconds: until all prompts before its own are read; 0.0 while nothing is known of how long that takes.
+        ends: sequences that have to end first, since they have the slots or the blocks that it needs.
+    """
+
+    seconds: float
+    ends: int
+
+
+def backlog_of(
+    config: SchedulerConfig,
+    times: StepTimes,
+    pool: BlockPool,
+    running: Sequence[Seq],
+    ahead: Sequence[Seq],
+    num_tokens: int,
+) -> Backlog:
+    """The backlog of a newcomer.
+
+    Args:
+        config: of the scheduler.
+        times: what steps take.
+        pool: of all blocks.
+        running: sequences that hold a slot.
+        ahead: those that wait and would be admitted before it.
+        num_tokens: of its prompt.
+    """
+    unread = [(seq.scheduled, seq.remaining) for seq in running if not decodes(seq)]
+    unread += [_unread(seq, pool) for seq in ahead]
+    decoding = [len(seq.tokens) for seq in running if decodes(seq)]
+    return Backlog(_reading(config, times, unread, decoding), _ends(config, pool, len(running), ahead, num_tokens))
+
+
+def _unread(seq: Seq, pool: BlockPool) -> tuple[int, int]:
+    """Where a waiting sequence would begin to be read, and how many positions."""
+    known = len(seq.tokens)
+    cached = 0 if seq.request.fresh_prompt else pool.quote(seq.chain.keys, known).cached * pool.block_size
+    return cached, known - cached
+
+
+def _reading(config: SchedulerConfig, times: StepTimes, unread: list[tuple[int, int]], decoding: list[int]) -> float:
+    """Seconds of all steps that read `unread`, a pair of start and count each, while these decode."""
+    positions = sum(count for _, count in unread)
+    prompts = sum(times.of(chunk_of(start, count, times.window)) for start, count in unread)
+    if not prompts:
+        return 0.0
+    beside = times.of(times.decoding(decoding))
+    at_most = config.max_num_batched_tokens / positions  # share of all that a step can read
+    if config.step_target_ms and decoding:
+        share = max(seconds_for_prompts(config.step_target_ms / 1000, beside) / prompts, LEAST / positions)
+        at_most = min(at_most, share)
+    return prompts + beside / at_most
+
+
+def _ends(config: SchedulerConfig, pool: BlockPool, running: int, ahead: Sequence[Seq], num_tokens: int) -> int:
+    """How many have to end until slots and blocks suffice; each gives back as many blocks as they hold on average."""
+    lacking = running + len(ahead) + 1 - config.max_num_seqs
+    blocks = pool.blocks_for(num_tokens) + sum(pool.blocks_for(len(seq.tokens)) for seq in ahead) - pool.available
+    if blocks > 0 and running:
+        lacking = max(lacking, math.ceil(blocks * running / max(1, pool.referenced)))
+    return min(max(0, lacking), running + len(ahead))

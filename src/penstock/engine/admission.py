@@ -1,0 +1,89 @@
+"""Whether a request is taken now: how many may wait, how many tokens, and for how long.
+
+Decides what is refused as `Overloaded`, and after how many seconds it is worth another try. Knows nothing of requests
+that can never be served: those the scheduler refuses. Owned by the engine's loop.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+from penstock.contract.errors import Overloaded
+from penstock.contract.measurements import Timings
+from penstock.core import Scheduler
+from penstock.engine.intake import ResolvedRequest
+from penstock.engine.retry_after import LONGEST, EndRate
+
+__all__ = ["Admission", "QueueLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait.
+
+    Attributes:
+        sequences: at most.
+        tokens: of them, in all; an empty queue takes a request of any length.
+        seconds: that a newcomer may have to wait before its prompt is read, as far as that can be told; 0 for any.
+    """
+
+    sequences: int = sys.maxsize
+    tokens: int = sys.maxsize
+    seconds: int = 0
+
+
+class Admission:
+    """Refuses what the queue cannot take now.
+
+    Args:
+        scheduler: whose queue it is; only looked at.
+        limits: of that queue.
+    """
+
+    def __init__(self, scheduler: Scheduler, limits: QueueLimits) -> None:
+        self._scheduler = scheduler
+        self._limits = limits
+        self._ends = EndRate()
+
+    def ended(self, timings: Timings) -> None:
+        """A request is over."""
+        self._ends.ended(timings.ended - timings.admitted)
+
+    def check(self, resolved: ResolvedRequest) -> None:
+        """Make sure that the request may wait.
+
+        Raises:
+            Overloaded: it may not; says why, and when to try again.
+        """
+        waiting, waiting_tokens = self._scheduler.num_waiting, self._scheduler.num_waiting_tokens
+        if waiting + len(resolved.sequences) > self._limits.sequences:
+            message = f"{waiting} sequences are waiting already; the queue takes {self._limits.sequences}."
+            raise self._overloaded(message, self._seconds_until(waiting))
+        if waiting and waiting_tokens + _tokens(resolved) > self._limits.tokens:
+            message = f"{waiting_tokens} tokens are waiting already; the queue takes {self._limits.tokens}."
+            raise self._overloaded(message, self._seconds_until(waiting))
+        if self._limits.seconds and self._scheduler.has_work:
+            self._check_wait(resolved)
+
+    def _check_wait(self, resolved: ResolvedRequest) -> None:
+        """What is before it is read while others end: the longer of both counts."""
+        backlog = self._scheduler.backlog(resolved.sequences[0])
+        wait = max(backlog.seconds, self._seconds_until(backlog.ends))
+        if wait > self._limits.seconds:
+            message = (
+                f"It would take about {math.ceil(wait)} s to begin this; the queue takes {self._limits.seconds} s."
+            )
+            raise self._overloaded(message, wait - self._limits.seconds)
+
+    def _seconds_until(self, ends: int) -> float:
+        """Seconds until so many of those that run have ended; 0.0 while nothing is known."""
+        return self._ends.seconds_until(ends, self._scheduler.num_running)
+
+    def _overloaded(self, message: str, seconds: float) -> Overloaded:
+        return Overloaded(message, retry_after=max(1, min(LONGEST, math.ceil(seconds))))
+
+
+def _tokens(resolved: ResolvedRequest) -> int:
+    return resolved.prompt_tokens * len(resolved.sequences)
