@@ -276,17 +276,11 @@ def serve(
             announce(line)
         notifier.status(line)
 
-    watchdog = Watchdog()
+    watchdog, end, last_resort = Watchdog(), server.End(), server.LastResort()
     assembly = assemble(engine_options, cache_dir, say, starting, watchdog, tenants=bool(access.keys))
     if journal is not None:
         journal.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
-    observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
-    endpoint = server_options.otlp_traces_endpoint
-    spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
-    if spans is not None:
-        observers.append(spans)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
-    end, last_resort = server.End(), server.LastResort()
     client = assembly.start_client(profiles, end.now)
 
     def ready(url: str) -> None:
@@ -296,10 +290,9 @@ def serve(
         on_ready(url, assembly.card.name)
 
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog, journal)
-        with watchdog.looking():
+        with _observers(server_options, assembly.card.name) as observers, watchdog.looking():
             server.run(
-                app,
+                server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog, journal),
                 server_options,
                 on_ready=ready,
                 drain_seconds=server_options.drain_timeout,
@@ -314,11 +307,25 @@ def serve(
         last_resort.within(CLOSE_SECONDS)
         client.close()
         assembly.close()
-        if spans is not None:
-            spans.close()
         last_resort.cancel()
         if journal is not None:
             journal.close()
+
+
+@contextmanager
+def _observers(options: ServerConfig, model: str) -> Iterator[list[Callable[[Any], None]]]:
+    """Who hears of each request when it is over: the log and spans, where the operator wants them."""
+    from penstock import server
+
+    observers: list[Callable[[Any], None]] = [server.log_request] if options.log_requests else []
+    if not options.otlp_traces_endpoint:
+        yield observers
+        return
+    spans = server.open_spans(options.otlp_traces_endpoint, model)
+    try:
+        yield [*observers, spans]
+    finally:
+        spans.close()
 
 
 def _profile_directory(directory: str) -> Path:

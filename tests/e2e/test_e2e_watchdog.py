@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,8 +157,13 @@ def test_nothing_is_taken_while_what_computes_is_started_anew():
     assert looked.watchdog.overdue() == ""
 
 
+NEEDS_PROC = pytest.mark.skipif(
+    not Path("/proc/self/task").is_dir(), reason="the runner's process is found through /proc"
+)
+
+
 @pytest.mark.deep
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the runner's process is found through /proc")
+@NEEDS_PROC
 def test_a_process_that_stands_still_is_replaced_and_the_server_is_unready_meanwhile(tmp_path):
     body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
@@ -174,3 +182,47 @@ def test_a_process_that_stands_still_is_replaced_and_the_server_is_unready_meanw
         assert httpx.get(f"{served.url}/health/live").status_code == 200
         until(lambda: ready(served.url) == 200)
         assert answer.result(PATIENCE).json()["choices"] == want
+
+
+HANGS = """
+import sys, threading
+from penstock import app, watchdog
+from penstock.cli import penstock
+from penstock.exec.runner import TorchRunner
+from penstock.remote import step_times
+
+watchdog.LOST_SECONDS = step_times._FIRST = step_times._LEAST = app.CLOSE_SECONDS = 2.0
+
+compute = TorchRunner.run
+
+def run(self, plan):
+    if threading.current_thread() is threading.main_thread():  # warms up
+        return compute(self, plan)
+    threading.Event().wait()
+
+TorchRunner.run = run
+sys.argv = ["penstock", "serve", "--runner", "in-process", "--port", "0", "--drain-timeout", "0"]
+penstock()
+"""
+
+
+@pytest.mark.deep
+def test_a_server_whose_step_hangs_is_neither_ready_nor_live_and_ends_when_it_is_told_to(default_model):
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", HANGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
+        body = {"prompt": "x", "max_tokens": 5}
+        answer = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=PATIENCE)
+        until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
+        until(lambda: httpx.get(f"{url}/health/live").status_code == 503)
+        process.send_signal(signal.SIGTERM)
+        assert answer.result(PATIENCE).json()["error"]["code"] == "shutting_down"
+        said = process.stderr.read()
+        assert process.wait(PATIENCE) == 1
+    assert "step 0 has taken" in said
+    assert "run (<string>:" in said
+    assert "the server did not end within 2 seconds, so it is ended by force" in said

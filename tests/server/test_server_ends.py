@@ -1,14 +1,17 @@
-"""What ends a server beside signals, and what it leaves to whoever connected last."""
+"""What ends a server beside signals, what it leaves to whoever connected last, and what it needs of the system."""
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 
 import pytest
 
+from penstock.contract.errors import ConfigError
 from penstock.server import LastResort, unread_is_fine
+from penstock.server.http import open_files
 from penstock.server.http.listening import connections_that_wait, listen
 
 
@@ -54,3 +57,21 @@ def test_a_stream_that_nobody_reads_is_silent_from_then_on():
             print("nobody reads this", file=stream, flush=True)
             pytest.fail("the pipe has a reader")
         print("nor this", file=stream, flush=True)
+
+
+def test_more_open_files_are_asked_for_where_connections_need_them():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 50, hard))
+    try:
+        assert open_files.connections_within_limits(100) == 100
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= taken + 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_that_may_open_hardly_any_files_says_which_limit_to_raise(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: pytest.fail("there is no more to be had"))
+    with pytest.raises(ConfigError, match=r"max_connections: this process may open 16 files.*ulimit -n"):
+        open_files.connections_within_limits(100)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,13 +11,12 @@ from dataclasses import dataclass, replace
 import httpx
 import pytest
 from scripted_engine import HEALTHY, ScriptedEngine, Wait, always, delta, finished, stop
-from server_harness import CARD, LIMITS, free_port, running, start
+from server_harness import CARD, LIMITS, free_port, running
 
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import ServerLimits
 from penstock.server import create_app, open_access, run
-from penstock.server.http import run as run_module
 from penstock.server.http.access import Access
 
 HASTY = Access(limits=ServerLimits(heartbeat_seconds=0.05))
@@ -164,37 +162,6 @@ def test_a_port_for_probes_that_cannot_be_had_is_named():
         port = httpx.URL(url).port
         with pytest.raises(ConfigError, match=f"probe_port: cannot listen on 127.0.0.1, port {port}"):
             run(app, ServerConfig(port=0, probe_port=port), print)
-
-
-def test_a_request_on_its_way_when_the_last_answer_ends_is_answered(monkeypatch):
-    monkeypatch.setattr(run_module, "GOODBYE_SECONDS", 60.0)
-    url, server, thread = start(ScriptedEngine(), drain_seconds=60)
-    address = ("127.0.0.1", httpx.URL(url).port)
-    with socket.create_connection(address) as silent, httpx.Client(base_url=url, timeout=30) as other:
-        assert other.get("/health/live").status_code == 200  # later than `silent`, so that one is taken too
-        server.stop()
-        until_refused(url)
-        silent.settimeout(30)
-        silent.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
-        answer = b""
-        while piece := silent.recv(4096):
-            answer += piece
-    thread.join(30)
-    assert not thread.is_alive()
-    assert answer.startswith(b"HTTP/1.1 503")
-    assert b"retry-after: 5" in answer
-    assert answer.endswith(b"}}")
-
-
-def until_refused(url: str) -> None:
-    last = time.monotonic() + 30
-    while time.monotonic() < last:
-        try:
-            httpx.get(f"{url}/health/live")
-        except httpx.TransportError:
-            return
-        time.sleep(0.01)
-    raise AssertionError("it still listens")
 
 
 def test_a_clock_that_jumps_ends_nothing(served, monkeypatch):

@@ -203,11 +203,3 @@ def _answer(connection: socket.socket) -> bytes:
     with suppress(ConnectionError):
         return connection.recv(1000)[:12]
     return b""
-
-
-def test_a_process_that_may_open_hardly_any_files_says_which_limit_to_raise():
-    with served(files=16) as server:
-        code, said = server.end()
-    assert code == 1
-    assert "max_connections: this process may open 16 files" in said
-    assert "ulimit -n" in said

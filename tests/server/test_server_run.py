@@ -6,17 +6,20 @@ import asyncio
 import json
 import socket
 import threading
+import time
 
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine, Wait, always, delta
-from server_harness import start
+from server_harness import CARD, LIMITS, start
 from sse_reader import read_events
 
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
-from penstock.server import End, run
+from penstock.server import End, create_app, run
+from penstock.server.http import run as run_module
 from penstock.server.http.listening import listen
+from penstock.server.http.run import Server
 
 
 def test_what_outlasts_the_drain_gets_an_error_and_is_aborted():
@@ -102,3 +105,57 @@ def test_a_server_ends_by_itself_when_it_is_told_to(early):
         end.now()
     running.join(10)
     assert not running.is_alive()
+
+
+def test_a_request_on_its_way_when_the_last_answer_ends_is_answered(monkeypatch):
+    monkeypatch.setattr(run_module, "GOODBYE_SECONDS", 60.0)
+    url, server, thread = start(ScriptedEngine(), drain_seconds=60)
+    address = ("127.0.0.1", httpx.URL(url).port)
+    with socket.create_connection(address) as silent, httpx.Client(base_url=url, timeout=30) as other:
+        assert other.get("/health/live").status_code == 200  # later than `silent`, so that one is taken too
+        server.stop()
+        until_refused(url)
+        silent.settimeout(30)
+        silent.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+        answer = b""
+        while piece := silent.recv(4096):
+            answer += piece
+    thread.join(30)
+    assert not thread.is_alive()
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 5" in answer
+    assert answer.endswith(b"}}")
+
+
+def until_refused(url: str) -> None:
+    last = time.monotonic() + 30
+    while time.monotonic() < last:
+        try:
+            httpx.get(f"{url}/health/live")
+        except httpx.TransportError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("it still listens")
+
+
+REQUEST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_that_is_just_being_taken_is_answered(monkeypatch, turns):
+    """So many turns of the event loop lie between the system's taking it and the end of the server."""
+    monkeypatch.setattr(run_module, "GOODBYE_SECONDS", 60.0)
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = Server(create_app(ScriptedEngine(), CARD, LIMITS), ServerConfig(port=0), ready.set_result)
+    ending = asyncio.Event()
+    monkeypatch.setattr(server, "main_loop", ending.wait)
+    serving = asyncio.create_task(server.listen())
+    port = httpx.URL(await ready).port
+    with socket.create_connection(("127.0.0.1", port), 30) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ending.set()
+        await asyncio.sleep(0.1)  # an answer that is missing is so whenever the request comes
+        answer = await asyncio.to_thread(lambda: client.sendall(REQUEST) or client.recv(1000))
+    assert answer.startswith(b"HTTP/1.1 503")
+    await serving

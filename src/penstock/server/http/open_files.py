@@ -51,8 +51,8 @@ def _files(wanted: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    if soft < wanted:
-        more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < more:
         with contextlib.suppress(ValueError, OSError):  # macOS has a limit of its own below the hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

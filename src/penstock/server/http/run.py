@@ -42,6 +42,9 @@ TICK_SECONDS = 0.05
 GOODBYE_SECONDS = 1.0
 """For requests that are on their way when all others are answered, and for the last bytes of an answer."""
 
+TURNS_UNTIL_TAKEN = 4
+"""Of the event loop, from when asyncio has accepted a connection to when it has made a transport for it."""
+
 log = logging.getLogger("penstock.server")
 
 
@@ -138,7 +141,7 @@ class Server(uvicorn.Server):
         self._notifier.stopping(f"finishing {len(self.server_state.tasks)} answers")
         end = asyncio.get_running_loop().time() + self._drain_seconds
         await self._finish_answers(end)
-        self._listen_no_more(sockets or [])
+        await self._listen_no_more(sockets or [])
         await self._finish_connections(end)
         await self.lifespan.shutdown()
 
@@ -163,9 +166,16 @@ class Server(uvicorn.Server):
             _, tasks = await asyncio.wait(tasks, timeout=min(left, TICK_SECONDS))
         return tasks
 
-    def _listen_no_more(self, sockets: list[socket.socket]) -> None:
-        """Close the listening sockets, but take the connections that the system has accepted for them."""
+    async def _listen_no_more(self, sockets: list[socket.socket]) -> None:
+        """Close the listening sockets, but take the connections that the system has accepted for them.
+
+        asyncio forgets a connection that it has accepted and made no transport for when its server is closed.
+        """
         event_loop = asyncio.get_running_loop()
+        for listening in sockets:
+            event_loop.remove_reader(listening)
+        for _ in range(TURNS_UNTIL_TAKEN):
+            await asyncio.sleep(0)
         for server, listening in zip(self.servers, sockets, strict=True):
             with listening.dup() as last:
                 server.close()
