@@ -114,7 +114,8 @@ class AnyGrammar:
     """Takes every grammar, in any number of tokens."""
 
     def check(self, grammar, max_new_tokens, tenant=""):
-        self.most = max_new_tokens
+        self.most, self.tenant = max_new_tokens, tenant
+        return replace(grammar, ending=(1,), size=1)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,7 @@ def test_any_json_object_ends_within_a_bound_where_the_request_has_none(grammar,
     resolved = intake.resolve(EngineRequest("a", prompt, stop=StopRules(max_tokens=max_tokens), grammar=grammar))
     assert resolved.sequences[0].stop.max_tokens == most
     assert grammar is None or grammars.most == most
+    assert grammar is None or resolved.sequences[0].grammar.ending == (1,)  # what is scheduled was judged
 
 
 def beside_calls(form):

@@ -55,8 +55,9 @@ class Strict:
 
 
 class Grammars:
-    def check(self, grammar, room, tenant="") -> None:
+    def check(self, grammar, room, tenant=""):
         """All are served."""
+        return grammar
 
     def matcher(self, grammar, room) -> Strict:
         return Strict()

@@ -226,6 +226,33 @@ def test_what_is_judged_while_another_asks_for_it_is_judged_once(waiting):
     assert not waiting._worker.begun.acquire(blocking=False)
 
 
+@pytest.mark.parametrize("room", [4, 50])
+def test_whoever_computes_an_answer_does_not_judge_its_grammar_again(lib, room):
+    """Its process is another one, perhaps, and all streams would wait."""
+    grammar = schema('{"type":"array","items":{"type":"integer"},"minItems":1}')
+    judged = lib.check(grammar, room)
+    elsewhere = library()
+    elsewhere._worker = Lost()
+    here, there = lib.matcher(grammar, room), elsewhere.matcher(judged, room)
+    for _ in range(room - 1):
+        assert there.mask() == here.mask()
+        assert there.closing() == here.closing()
+        token = here.closing()
+        assert here.take(token)
+        assert there.take(token)
+        if token == END:
+            return
+    with pytest.raises(Unavailable):
+        elsewhere.matcher(schema("[1]"), room)
+
+
+class Lost:
+    """A compiling process that cannot be had."""
+
+    def judge(self, *_):
+        raise Unavailable("lost")
+
+
 def test_a_lost_process_is_remembered_of_no_grammar(lib, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(lib._worker, "judge", lost)

@@ -96,6 +96,7 @@ def test_a_grammar_is_asked_for_two_choices_or_more_where_the_model_can_follow_o
     class Anything:
         def check(self, grammar, room):
             assert room == 8
+            return grammar
 
     requests = draw_requests(32, 0, replace(VOCAB, grammars=Anything()), longest_prompt=40, new_tokens=8)
     formed = [request.id.split("/") for request in requests if kind_of(request) is Kind.FORMED]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = ["JSON_OBJECT", "Grammar", "GrammarKind"]
@@ -23,10 +23,21 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form of one answer: `source`, in the language `kind`. Made by `penstock.sampling`, read by `grammar`."""
+    """The form of one answer. Made by `penstock.sampling`, read by `grammar`.
+
+    Attributes:
+        kind: the language of `source`.
+        ending: once it has passed `Grammars.check`, the tokens of a document that fits the answer, without the
+            end-of-sequence token: with it nobody judges the grammar again, in whichever process the runner is.
+        size: likewise, bytes of memory that it takes compiled.
+
+    Equal where kind and source are.
+    """
 
     kind: GrammarKind
     source: str
+    ending: tuple[int, ...] | None = field(default=None, compare=False)
+    size: int = field(default=0, compare=False)
 
 
 JSON_OBJECT = Grammar(GrammarKind.JSON, '{"type":"object"}')

@@ -274,12 +274,12 @@ class Matcher(Protocol):
 class Grammars(Protocol):
     """Compiles grammars. Safe to call from several threads."""
 
-    def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> None:
-        """Refuse a grammar that cannot be served in `max_new_tokens`, the end-of-sequence token included.
+    def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Grammar:
+        """The same grammar, to be given to `matcher`; refuses one that cannot be served in `max_new_tokens`.
 
         Args:
             grammar: what a caller sent.
-            max_new_tokens: the room for its answer.
+            max_new_tokens: the room for its answer, the end-of-sequence token included.
             tenant: on whose behalf: those who wait for verdicts take turns by it.
 
         Raises:
@@ -291,7 +291,10 @@ class Grammars(Protocol):
         ...
 
     def matcher(self, grammar: Grammar, max_new_tokens: int) -> Matcher:
-        """A matcher at the beginning of an answer of at most `max_new_tokens`, for a grammar that passed `check`."""
+        """A matcher at the beginning of an answer of at most `max_new_tokens`.
+
+        Waits for no process if `grammar` comes from `check`, for as many tokens.
+        """
         ...
 
 

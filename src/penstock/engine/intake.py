@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import InvalidParameter, PromptTooLong
-from penstock.contract.grammar import JSON_OBJECT
+from penstock.contract.grammar import JSON_OBJECT, Grammar
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import Clock, Grammars, Tokenized
@@ -110,7 +110,7 @@ class Intake:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         self._check_prompt_scores(request, len(prompt))
         rules = self._resolve_rules(self._stop_rules(request), len(prompt))
-        self._check_grammar(request, rules)
+        grammar = self._check_grammar(request, rules)
         sampling = _with_seed(self._token_ids.resolve(request.sampling), request.drawn_seed, self._draw_seed)
         if request.candidates > request.n and not sampling.has("logprobs"):
             sampling = sampling.put("logprobs", 0)  # best_of ranks by it
@@ -124,7 +124,7 @@ class Intake:
             share=request.share,
             cache_salt=request.cache_salt,
             arrival=self._clock.now(),
-            grammar=request.grammar,
+            grammar=grammar,
             thinking=self._thinking_budget(request, prompt, prompt_text, reader),
         )
         sequences = tuple(
@@ -225,10 +225,10 @@ class Intake:
             )
             raise InvalidParameter("prompt_logprobs", message)
 
-    def _check_grammar(self, request: EngineRequest, rules: StopRules) -> None:
-        """Refuse a grammar that cannot be served, or that contradicts another field."""
+    def _check_grammar(self, request: EngineRequest, rules: StopRules) -> Grammar | None:
+        """The grammar as it was judged; refuses one that cannot be served, or that contradicts another field."""
         if request.grammar is None:
-            return
+            return None
         if self._grammars is None:
             raise InvalidParameter("structured_outputs", "is not served by this engine", code="unsupported_parameter")
         for name, given in (("ignore_eos", rules.ignore_eos), ("min_tokens", rules.min_tokens)):
@@ -238,11 +238,10 @@ class Intake:
             if request.sampling.has(name):
                 raise InvalidParameter(name, "contradicts structured_outputs: the grammar says which tokens may come")
         if request.reply.form is None:
-            self._grammars.check(request.grammar, rules.max_tokens, request.tenant)
-            return
+            return self._grammars.check(request.grammar, rules.max_tokens, request.tenant)
         self._grammars.check(request.reply.form, rules.max_tokens, request.tenant)
         try:
-            self._grammars.check(request.grammar, rules.max_tokens, request.tenant)
+            return self._grammars.check(request.grammar, rules.max_tokens, request.tenant)
         except InvalidParameter as error:  # the form alone can be served
             message = error.message.removeprefix(error.param).removeprefix(": ")
             raise InvalidParameter("tools", f"tools: {message}", code=error.code) from error

@@ -26,6 +26,11 @@ class Ending:
         """`text`, by longest match."""
         return cls(text, tuple(speller.spell(text)))
 
+    @classmethod
+    def of(cls, ids: tuple[int, ...], speller: Speller) -> Ending:
+        """The text that the tokens spell."""
+        return cls(b"".join(speller.tokens[id_] for id_ in ids), ids)
+
     def after(self, count: int, speller: Speller) -> Ending:
         """What is left of it behind its first `count` bytes: all tokens but those that the cut goes through."""
         gone = first = 0

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llguidance import LLMatcher
 
-from penstock.contract.errors import EngineFault, InvalidParameter
+from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
@@ -80,27 +80,29 @@ class GrammarLibrary:
         """Memory of the compiled grammars that are kept."""
         return self._size
 
-    def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> None:
+    def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Grammar:
         """See `contract.ports.Grammars.check`. What passes is compiled for the matchers to come."""
         verdict = self._verdict(grammar, tenant=tenant)
         if verdict.error:
             raise InvalidParameter("structured_outputs", verdict.error, code=verdict.code)
-        need = len(self._start(grammar, max_new_tokens, tenant).ids) + 1
+        ending = self._start(grammar, max_new_tokens, tenant)
+        need = len(ending.ids) + 1
         if need > max_new_tokens:
             message = f"the shortest document found takes {need} tokens, its end token included; "
             raise InvalidParameter("max_tokens", f"{message}only {max_new_tokens} may be generated")
         self._compile(grammar, verdict.size)
+        return replace(grammar, ending=ending.ids, size=verdict.size)
 
     def matcher(self, grammar: Grammar, max_new_tokens: int) -> GuidedMatcher:
         """See `contract.ports.Grammars.matcher`."""
-        verdict = self._verdict(grammar)
-        if verdict.error:
-            raise EngineFault("a grammar that was accepted at admission cannot be compiled any more")
         speller = self._ready()
         place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
-        fresh = self._compile(grammar, verdict.size)
+        if grammar.ending is None:
+            grammar = self.check(grammar, max_new_tokens)
+        start = Ending.of(grammar.ending or (), speller)
+        fresh = self._compile(grammar, grammar.size)
         closer = Closer(speller, SEARCHES, hints_of(grammar))
-        return GuidedMatcher(fresh, speller, closer, place, self._start(grammar, max_new_tokens), max_new_tokens)
+        return GuidedMatcher(fresh, speller, closer, place, start, max_new_tokens)
 
     def close(self) -> None:
         """End the compiling process."""
@@ -114,7 +116,7 @@ class GrammarLibrary:
 
         A function of its arguments alone, so that an answer that is started again goes the same way.
         """
-        verdict = self._verdict(grammar)
+        verdict = self._verdict(grammar, tenant=tenant)
         if len(verdict.ending.ids) < max_new_tokens:
             return verdict.ending
         tight = self._verdict(grammar, tight=True, tenant=tenant)

@@ -75,10 +75,9 @@ class Vocab:
         if grammar is None or self.grammars is None:
             return None
         try:
-            self.grammars.check(grammar, params.max_tokens or 0)
+            return self.grammars.check(grammar, params.max_tokens or 0)
         except InvalidParameter:
             return None
-        return grammar
 
     def thinking(self, params: SamplingParams, *, opened: bool) -> ThinkingBudget | None:
         """The thinking budget; None if there is none or another parameter contradicts it."""
