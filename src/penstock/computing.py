@@ -142,7 +142,7 @@ class _Apart:
         """See `Starting`."""
         facts = self._runner.await_ready(announce)
         planned_cost = partial(_cost_of, facts.config, self._cache_dir)
-        grammars = grammars_of(text, facts.vocab_size)
+        grammars = grammars_of(text, facts.vocab_size, compiles=False)
         return Computing(
             self._runner, facts, grammars, ProcessProfiler(self._runner), planned_cost, self.close, recovers=True
         )

@@ -30,9 +30,15 @@ def open_model_text(config: EngineConfig, files: TextFiles) -> TextModel:
     )
 
 
-def grammars_of(text: TextModel, vocab_size: int) -> GrammarLibrary:
-    """Grammars over a model's vocabulary, which is read when the first one is wanted."""
-    return GrammarLibrary(partial(vocabulary_of, text, vocab_size))
+def grammars_of(text: TextModel, vocab_size: int, *, compiles: bool = True) -> GrammarLibrary:
+    """Grammars over a model's vocabulary, which is read when the first one is wanted.
+
+    Args:
+        text: the model's.
+        vocab_size: logits of a row.
+        compiles: whether matchers are made in this process too; else requests are only checked.
+    """
+    return GrammarLibrary(partial(vocabulary_of, text, vocab_size), compiles=compiles)
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:

@@ -48,9 +48,11 @@ def _build(
     files = find_model(order.config, cache_dir)
     facts = read_facts(order.config, files, cache_dir)
     found(facts)
-    runner, runner_facts, _, _ = load_runner(
+    runner, runner_facts, _, grammars = load_runner(
         order.config, files, open_model_text(order.config, facts.text), announce, order.like
     )
+    if not runner_facts.looks_ahead:
+        grammars.prepare()  # in the first step with a grammar, all streams would wait for it
     return runner, runner_facts
 
 

@@ -14,7 +14,7 @@ from grammar_harness import END, VOCABULARY, JudgedHere, allowed, library, schem
 
 from penstock.contract.errors import InvalidParameter, Overloaded, Unavailable
 from penstock.contract.grammar import Grammar, GrammarKind
-from penstock.grammar import GrammarLibrary
+from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.grammar.library import MOST_WAITING
 
 
@@ -244,6 +244,36 @@ def test_whoever_computes_an_answer_does_not_judge_its_grammar_again(lib, room):
             return
     with pytest.raises(Unavailable):
         elsewhere.matcher(schema("[1]"), room)
+
+
+def test_whoever_only_checks_compiles_nothing(lib, monkeypatch):
+    checking = GrammarLibrary(lambda: VOCABULARY, compiles=False)
+    checking._worker = lib._worker
+    monkeypatch.setattr(checking, "_ready", None)  # it takes long to make, and holds up every thread
+    judged = checking.check(schema('{"type":"null"}'), 10)
+    assert judged.size > 0
+    assert checking.cached_bytes == 0
+
+
+def test_what_the_first_matcher_needs_can_be_made_before():
+    early, impossible = GrammarLibrary(lambda: VOCABULARY), GrammarLibrary(lambda: Vocabulary((b"a",), (), ()))
+    early.prepare()
+    early._vocabulary = None
+    assert early.matcher(checked(), 10).mask()
+    impossible.prepare()
+
+
+def checked() -> Grammar:
+    """As `check` leaves it."""
+    return Grammar(GrammarKind.REGEX, "a", ending=(VOCABULARY.tokens.index(b"a"),), size=1)
+
+
+def test_a_vocabulary_that_cannot_spell_is_refused_and_no_fault_of_the_grammar():
+    impossible = GrammarLibrary(lambda: Vocabulary((b"a",), (), ()), compiles=False)
+    with pytest.raises(InvalidParameter, match="lacks single characters") as refused:
+        impossible.check(schema("true"), 10)
+    assert refused.value.code == "unsupported_model"
+    impossible.close()
 
 
 class Lost:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from llguidance import LLMatcher
@@ -53,10 +54,15 @@ class GrammarLibrary:
     Args:
         vocabulary: called once, when it is first needed.
         cache_bytes: most memory for compiled grammars, as the compiling process measured it.
+        compiles: whether matchers are made here, and not in another process: then what passes `check` is compiled for
+            them. To prepare a vocabulary for that takes up to a second, in which no other thread of Python runs.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, vocabulary: Callable[[], Vocabulary], cache_bytes: int = CACHE_BYTES, *, compiles: bool = True
+    ) -> None:
         self._vocabulary = vocabulary
+        self._compiles = compiles
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()  # of what is kept here; held for moments
         self._building = threading.Lock()
@@ -81,7 +87,7 @@ class GrammarLibrary:
         return self._size
 
     def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Grammar:
-        """See `contract.ports.Grammars.check`. What passes is compiled for the matchers to come."""
+        """See `contract.ports.Grammars.check`."""
         verdict = self._verdict(grammar, tenant=tenant)
         if verdict.error:
             raise InvalidParameter("structured_outputs", verdict.error, code=verdict.code)
@@ -90,7 +96,8 @@ class GrammarLibrary:
         if need > max_new_tokens:
             message = f"the shortest document found takes {need} tokens, its end token included; "
             raise InvalidParameter("max_tokens", f"{message}only {max_new_tokens} may be generated")
-        self._compile(grammar, verdict.size)
+        if self._compiles:
+            self._compile(grammar, verdict.size)
         return replace(grammar, ending=ending.ids, size=verdict.size)
 
     def matcher(self, grammar: Grammar, max_new_tokens: int) -> GuidedMatcher:
@@ -103,6 +110,11 @@ class GrammarLibrary:
         fresh = self._compile(grammar, grammar.size)
         closer = Closer(speller, SEARCHES, hints_of(grammar))
         return GuidedMatcher(fresh, speller, closer, place, start, max_new_tokens)
+
+    def prepare(self) -> None:
+        """Do now what the first matcher would have to wait for; nothing where the vocabulary knows no grammars."""
+        with suppress(InvalidParameter):
+            self._ready()
 
     def close(self) -> None:
         """End the compiling process."""
@@ -135,7 +147,6 @@ class GrammarLibrary:
             Overloaded: too many wait for it.
             Unavailable: it was lost.
         """
-        self._ready()
         known = self._known(grammar, tight)
         if known is not None:
             return known

@@ -53,7 +53,11 @@ def main() -> None:
 def _begin(hello: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What judges the grammars of a vocabulary."""
     tokens = tuple(base64.b64decode(token) for token in hello["tokens"])
-    speller = Speller(Vocabulary(tokens, tuple(hello["special"]), tuple(hello["eos"])))
+    try:
+        speller = Speller(Vocabulary(tokens, tuple(hello["special"]), tuple(hello["eos"])))
+    except InvalidParameter as error:
+        refusal = asdict(Verdict(error=error.message, code=error.code))
+        return lambda _: refusal
 
     def answer(given: dict[str, Any]) -> dict[str, Any]:
         grammar = Grammar(GrammarKind(given["kind"]), given["source"])
