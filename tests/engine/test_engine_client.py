@@ -21,7 +21,7 @@ from penstock.contract.events import (
     TokenPiece,
     Usage,
 )
-from penstock.contract.request import EngineRequest, TokenPrompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Message, TokenPrompt
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine.output_queue import merge
 from penstock.engine.retry_after import EndRate
@@ -143,6 +143,29 @@ async def test_a_request_aborted_while_its_prompt_is_read_ends_like_any_other():
         assert finish.reason is FinishReason.ABORT
         bench.intake.resolve = resolve
         assert tokens_of(await collect(client, one)) == bench.expected("hello", 120)  # forgotten: the id is free again
+
+
+async def test_prompts_without_a_template_do_not_wait_for_those_that_have_one(monkeypatch):
+    """Renderings wait for processes; more wait than the event loop has threads for all that is quick."""
+    async with serving() as (bench, client):
+        resolve, go_on = bench.intake.resolve, threading.Event()
+
+        def waits(request):
+            if isinstance(request.prompt, ChatPrompt):
+                assert go_on.wait(60)
+                raise InvalidParameter("messages", "waited")
+            return resolve(request)
+
+        monkeypatch.setattr(bench.intake, "resolve", waits)
+        chats = [EngineRequest(f"c{i}", ChatPrompt((Message("user", "hi"),))) for i in range(40)]
+        waiting = [asyncio.create_task(collect(client, chat)) for chat in chats]
+        await asyncio.sleep(0)
+        answer = await collect(client, harness.request_of("a", bench.text, "ab", max_tokens=3))
+        assert tokens_of(answer) == bench.expected("ab", 3)
+        assert not any(task.done() for task in waiting)
+        go_on.set()
+        refused = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(each) for each in refused} == {InvalidParameter}
 
 
 async def test_a_slow_reader_gets_everything_in_few_pieces():
