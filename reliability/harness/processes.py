@@ -17,6 +17,7 @@ __all__ = [
     "gone",
     "processor_seconds",
     "own_bytes",
+    "started",
     "threads",
     "wait_until",
 ]
@@ -52,6 +53,12 @@ def gone(pid: int) -> bool:
     """Whether a process has ended, or only waits to be asked for how."""
     fields = _stat(pid)
     return not fields or fields[0] == "Z"
+
+
+def started(pid: int) -> int:
+    """When a process was started, in ticks since the machine was; 0 where it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
 
 
 def awaits(pid: int, number: int) -> bool:

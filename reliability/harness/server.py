@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from harness.processes import children, command_of, gone, wait_until
+from harness.processes import children, command_of, gone, started, wait_until
 
 __all__ = ["APART", "PENSTOCK", "PLANTED", "Server", "serving"]
 
@@ -29,7 +29,7 @@ APART = ("--runner", "process")
 
 START_SECONDS = 300.0
 END_SECONDS = 60.0
-_RUNNER = ("penstock.runner_process", "planted.runner")
+_RUNNERS = {"penstock.runner_process", "planted.runner"}
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def runner(self) -> int:
-        """The process that computes for it now; 0 while there is none."""
-        for child in children(self.pid):
-            if any(name in word for word in command_of(child) for name in _RUNNER):
-                return child
-        return 0
+        """The process that computes for it now; 0 while there is none.
+
+        Another one may wait to follow it: that one was started later.
+        """
+        words = {child: command_of(child) for child in children(self.pid)}
+        runners = [child for child, command in words.items() if set(command) & _RUNNERS]
+        return min(runners, key=started, default=0)
 
     def said(self) -> str:
         """Everything it has written so far."""

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import penstock.building
 from penstock import runner_process
 from penstock.contract.plan import StepPlan, StepResult
 from planted import clock
@@ -105,6 +104,21 @@ def _ask_for_too_much() -> None:
 
 def main() -> None:
     """Be the product's process, with a runner that goes wrong."""
+    prepare = runner_process._prepare
+
+    def prepare_faulty() -> Any:
+        prepared = prepare()
+        _make_runners_faulty()
+        return prepared
+
+    runner_process._prepare = prepare_faulty
+    clock.jump_on_signals()
+    runner_process.main()
+
+
+def _make_runners_faulty() -> None:
+    import penstock.building  # where the product imports it: torch comes with it
+
     load = penstock.building.load_runner
 
     def load_faulty(*arguments: Any) -> tuple[Any, ...]:
@@ -112,8 +126,6 @@ def main() -> None:
         return (FaultyRunner(runner), *rest)
 
     penstock.building.load_runner = load_faulty  # type: ignore[assignment]
-    clock.jump_on_signals()
-    runner_process.main()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-import penstock.app
+import penstock.computing
 from penstock.cli import main
 from planted import clock
 
 if __name__ == "__main__":
     clock.jump_on_signals()
-    penstock.app.RUNNER_PROGRAM = (sys.executable, "-m", "planted.runner")
+    penstock.computing._RUNNER_PROGRAM = (sys.executable, "-m", "planted.runner")
     sys.argv[0] = "penstock"
     sys.exit(main())

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +17,13 @@ from scripted_engine import ScriptedEngine, always, delta, finished, stop
 from server_harness import running
 
 import run
-from harness import record
+from harness import processes, record
 from harness.batches import difference
 from harness.client import Answer, Event, ask, said
+from harness.processes import wait_until
 from harness.requests import KINDS, mixed_requests
 from harness.row import Depth, Measured, Outcome, Row, judge
+from harness.server import Server
 from planted import runner as planted_runner
 from planted.faults import FAULTS, fault_in, mark
 from rows.overload import percentile
@@ -246,3 +253,17 @@ def test_the_page_shows_what_the_records_say():
     page = run.PAGE.read_text(encoding="utf-8")
     text = record.table(ROWS, record.newest(record.read_records(run.RESULTS)))
     assert record.published(page, text) == page, "run .venv/bin/python reliability/run.py --publish"
+
+
+def test_of_two_runners_the_elder_computes():
+    sleeping = [sys.executable, "-c", "import sys; sys.stdin.read()", "penstock.runner_process"]
+    here = Server("", SimpleNamespace(pid=os.getpid()), Path())
+    with subprocess.Popen(sleeping, stdin=subprocess.PIPE) as elder:
+        wait_until(lambda: here.runner() == elder.pid, 30)
+        time.sleep(2 / os.sysconf("SC_CLK_TCK"))
+        with subprocess.Popen(sleeping, stdin=subprocess.PIPE) as younger:
+            wait_until(lambda: processes.command_of(younger.pid)[-1:] == sleeping[-1:], 30)
+            assert here.runner() == elder.pid
+            elder.communicate()
+            assert here.runner() == younger.pid
+    assert here.runner() == 0
