@@ -96,7 +96,7 @@ def test_the_model_is_listed(webui):
 def test_a_chat_is_streamed(webui):
     answer = asked(webui, "/api/chat/completions", messages=[QUESTION], stream=True, temperature=0)
     assert " Paris" in answer.text
-    assert answer.text.rstrip().endswith("data: [DONE]")
+    assert "\ndata: [DONE]\n" in answer.text
 
 
 def test_a_conversation_goes_on(webui):

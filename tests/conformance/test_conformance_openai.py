@@ -214,9 +214,11 @@ def test_the_wire_is_events_that_end_with_done(client):
     ) as response:
         wire = b"".join(response.iter_bytes())
         assert response.headers["content-type"].startswith("text/event-stream")
-    frames = wire.split(b"\n\n")
-    assert frames[-2:] == [b"data: [DONE]", b""]
-    assert all(json.loads(frame.removeprefix(b"data: "))["object"] == "chat.completion.chunk" for frame in frames[:-2])
+    *frames, rest = [frame.split(b"\n") for frame in wire.split(b"\n\n")]
+    assert rest == [b""]
+    assert frames.pop()[0] == b"data: [DONE]"
+    assert all(event_id.startswith(b"id: chatcmpl-") for _, event_id in frames)
+    assert all(json.loads(data.removeprefix(b"data: "))["object"] == "chat.completion.chunk" for data, _ in frames)
 
 
 def test_log_probabilities_spell_the_answer_and_are_ordered(chat):

@@ -190,8 +190,10 @@ def test_a_curl_request_gets_an_answer_of_the_shape_shown(served, number):
 
 def check_events(shown: str, given: str) -> None:
     """The opening, a piece and the closing; how many pieces there are depends on how quickly they are read."""
-    one, other = shown.strip().split("\n\n"), given.strip().split("\n\n")
+    one, other = ([line for line in text.split("\n") if line.startswith("data: ")] for text in (shown, given))
     assert one[-1] == other[-1] == "data: [DONE]"
+    positions = [re.findall(r"^id: chatcmpl-[0-9a-f]{32}:(.*)$", text, re.MULTILINE) for text in (shown, given)]
+    assert [positions[0][at] for at in (0, -3, -2, -1)] == [positions[1][at] for at in (0, -3, -2, -1)]
     for place in (0, 1, -3, -2):
         check_shape(json.loads(one[place].removeprefix("data: ")), json.loads(other[place].removeprefix("data: ")))
 

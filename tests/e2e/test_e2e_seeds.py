@@ -126,7 +126,7 @@ def test_chat_completions_of_a_model_without_a_template(server):
     body = {"model": "roseinfer-gpt2", "messages": MESSAGES, "max_tokens": 32, "temperature": 0.7, "top_p": 0.95}
     answer = httpx.post(f"{server}/v1/chat/completions", json=body | {"stream": True}, timeout=60)
     assert answer.status_code == 200
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     chunks = [json.loads(event) for event in events[:-1]]
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}

@@ -13,6 +13,7 @@ import httpx
 from scripted_engine import ScriptedEngine
 
 from penstock.contract.config import ServerConfig
+from penstock.contract.journal import Journal
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import StepWatch
@@ -61,6 +62,7 @@ def start(
     config: ServerConfig | None = None,
     watch: StepWatch | None = None,
     notifier: Notifier = NOBODY,
+    journal: Journal | None = None,
 ) -> tuple[str, Server, threading.Thread]:
     """Serve in a thread; returns when connections are accepted."""
     ready = threading.Event()
@@ -70,7 +72,7 @@ def start(
         urls.append(url)
         ready.set()
 
-    app = create_app(engine, card, LIMITS, access, watch=watch)
+    app = create_app(engine, card, LIMITS, access, watch=watch, journal=journal)
     server = Server(app, config or ServerConfig(port=0), on_ready, drain_seconds, server_limits, notifier=notifier)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()

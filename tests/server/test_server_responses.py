@@ -169,8 +169,9 @@ def test_a_background_response_has_its_logprobs(client, served):
 def test_framing_has_names_and_no_done(served):
     answer = served.http.post("/v1/responses", json={"input": "Hi", "stream": True})
     blocks = [block.split("\n") for block in answer.text.strip().split("\n\n")]
-    assert all(len(lines) == 2 for lines in blocks)
-    for name, data in blocks:
+    assert all(len(lines) == 3 for lines in blocks)
+    for name, data, event_id in blocks:
+        assert event_id.startswith("id: resp_")
         assert json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
     assert "[DONE]" not in answer.text
 

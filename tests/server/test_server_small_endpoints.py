@@ -8,6 +8,7 @@ import httpx
 import pytest
 from scripted_engine import Wait, always, delta
 from server_harness import running
+from sse_reader import read_events
 
 from penstock.server.http.access import Access
 from penstock.version import __version__
@@ -105,5 +106,5 @@ def test_a_request_whose_time_is_up_ends_with_an_error(served):
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
     assert whole.headers["x-should-retry"] == "false"
     assert "request_timeout" in stream.text
-    assert stream.text.endswith("data: [DONE]\n\n")
+    assert read_events(stream.content)[-1].data == "[DONE]"
     assert len(served.engine.left) == 2

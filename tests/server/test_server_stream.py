@@ -28,20 +28,26 @@ def test_a_chat_stream_is_exact_to_the_byte(served):
     response = served.chat(stream=True)
     chunks = chunks_of(response)
     head = chunks[0]["id"], chunks[0]["created"]
+    after = [f"\nid: {head[0]}:{place}\n\n" for place in ("0.0", "1.3", "2.5", "2.5e", "end")]
     prefix = (
         f'data: {{"id":"{head[0]}","created":{head[1]},"model":"acme/tiny-1","system_fingerprint":null,'
         '"object":"chat.completion.chunk","choices":[{"index":0,"delta":'
     )
     assert response.content.decode() == (
         prefix
-        + '{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
+        + '{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}'
+        + after[0]
         + prefix
-        + '{"content":"Hel"},"logprobs":null,"finish_reason":null}]}\n\n'
+        + '{"content":"Hel"},"logprobs":null,"finish_reason":null}]}'
+        + after[1]
         + prefix
-        + '{"content":"lo"},"logprobs":null,"finish_reason":null}]}\n\n'
+        + '{"content":"lo"},"logprobs":null,"finish_reason":null}]}'
+        + after[2]
         + prefix
-        + '{},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}\n\n'
-        + "data: [DONE]\n\n"
+        + '{},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}'
+        + after[3]
+        + "data: [DONE]"
+        + after[4]
     )
     assert head[0].startswith("chatcmpl-")
 

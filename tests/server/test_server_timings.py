@@ -7,6 +7,7 @@ import json
 import openai
 import pytest
 from scripted_engine import always, delta, finished, length, stop
+from sse_reader import read_events
 
 from penstock.contract.events import RequestFinished, Usage
 from penstock.contract.measurements import Timings
@@ -28,9 +29,9 @@ EXPECTED = {
 
 
 def events(response) -> list[dict]:
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
+    *datas, last = [event.data for event in read_events(response.content)]
+    assert last == "[DONE]"
+    return [json.loads(data) for data in datas]
 
 
 def test_a_whole_answer_ends_with_its_timings(served):

@@ -86,6 +86,8 @@ class ServerLimits:
     min_api_key_chars: int = 16
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * 1024 * 1024
+    max_resumable_streams: int = 16_384
+    """Streams that are remembered, half a kilobyte each, so that their clients may ask for the rest."""
     max_ignored_params: int = 128
     """Fields that `--compat` takes out of one request."""
 

@@ -135,6 +135,7 @@ class EngineRequest:
         embedding: what vector to answer with; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
             and `grammar` keep their defaults. None for text.
         thinking_token_budget: most tokens of reasoning before the answer; None for no bound of its own.
+        drawn_seed: the seed of random sampling that names none; None has one drawn.
         most_prompt_tokens: a longer prompt is cut to its first so many tokens, a text with all that the tokenizer puts
             around it; 0 cuts nothing.
     """
@@ -156,6 +157,7 @@ class EngineRequest:
     best_of: int | None = None
     thinking_token_budget: int | None = None
     running_usage: bool = False
+    drawn_seed: int | None = None
 
     @property
     def candidates(self) -> int:

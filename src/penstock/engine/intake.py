@@ -111,7 +111,7 @@ class Intake:
         self._check_prompt_scores(request, len(prompt))
         rules = self._resolve_rules(self._stop_rules(request), len(prompt))
         self._check_grammar(request, rules)
-        sampling = _with_seed(self._token_ids.resolve(request.sampling), self._draw_seed)
+        sampling = _with_seed(self._token_ids.resolve(request.sampling), request.drawn_seed, self._draw_seed)
         if request.candidates > request.n and not sampling.has("logprobs"):
             sampling = sampling.put("logprobs", 0)  # best_of ranks by it
         template = SequenceRequest(
@@ -347,8 +347,8 @@ def _rules(request: EngineRequest) -> ReplyRules:
     return request.reply if request.grammar is None else replace(request.reply, reasoning=ReasoningUse.INLINE)
 
 
-def _with_seed(spec: SamplingSpec, draw_seed: Callable[[], int]) -> SamplingSpec:
+def _with_seed(spec: SamplingSpec, drawn: int | None, draw_seed: Callable[[], int]) -> SamplingSpec:
     """`spec` with an explicit seed when its sampling is random, so that a replay draws the same."""
     if spec.get("temperature", 1.0) == 0 or spec.has("seed"):
         return spec
-    return spec.put("seed", draw_seed())
+    return spec.put("seed", draw_seed() if drawn is None else drawn)

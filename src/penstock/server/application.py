@@ -14,6 +14,7 @@ from starlette.routing import Route as AppRoute
 
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import PenstockError
+from penstock.contract.journal import Journal
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient, StepWatch
@@ -24,6 +25,7 @@ from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.observation import Observe, Observer
 from penstock.server.delivery.serving import Serving
+from penstock.server.delivery.streams import Streams
 from penstock.server.http.access import Access, ApiKeys
 from penstock.server.http.drain import RefuseNewWork
 from penstock.server.http.envelope import Envelope
@@ -49,6 +51,7 @@ def create_app(
     access: Access | None = None,
     observers: Sequence[Observer] = (),
     watch: StepWatch | None = None,
+    journal: Journal | None = None,
 ) -> FastAPI:
     """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
 
@@ -59,9 +62,12 @@ def create_app(
         access: who may call; by default anybody on this machine.
         observers: called when a request is over: the log and spans, where wanted.
         watch: knows how long steps take, if anybody does.
+        journal: where streams are written down, so that they can be resumed after the end of this server.
     """
     access = access or Access()
-    serving = Serving(client, LiveRequests(client, access.request_seconds), card, limits, access, asyncio.Event())
+    live = LiveRequests(client, access.request_seconds)
+    streams = Streams(access.limits.max_resumable_streams, journal)
+    serving = Serving(client, live, card, limits, access, streams, asyncio.Event())
     counter = RequestCounter()
     readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, serving.stopping)
     probes = admin.probe_routes(serving, counter, readiness)

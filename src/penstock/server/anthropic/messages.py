@@ -28,6 +28,7 @@ from penstock.server.anthropic.messages_request import (
 from penstock.server.delivery.call_arguments import arguments_object, spoken_and_called
 from penstock.server.delivery.deliveries import Delivery, WholeDelivery
 from penstock.server.delivery.named_events import NamedEventDelivery
+from penstock.server.delivery.places import START
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.failures import error_response, json_response
 from penstock.server.http.openapi import answers, request_body
@@ -47,6 +48,9 @@ class MessageFormatter:
 
     Args:
         prompt_tokens: how many tokens the prompt has, for a stream's opening event.
+
+    Attributes:
+        place: how much of the choice the events so far have said; tokens are not told.
     """
 
     def __init__(self, response_id: str, model: str, prompt_tokens: int = 0) -> None:
@@ -56,6 +60,7 @@ class MessageFormatter:
         self._blocks = 0  # opened so far
         self._told = 0  # characters of text so far
         self._called = False
+        self.place = START
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
         """The `message` object."""
@@ -78,12 +83,14 @@ class MessageFormatter:
         """More reasoning, text, or arguments of a call."""
         if delta.reasoning:
             yield from self._into("thinking")
+            self.place = self.place.plus(reasoning=len(delta.reasoning))
             yield self._more({"type": "thinking_delta", "thinking": delta.reasoning})
         for part in delta.in_order(self._told):
             if isinstance(part, CallPiece):
                 yield from self._call(part)
             else:
                 yield from self._into("text")
+                self.place = self.place.plus(text=len(part))
                 yield self._more({"type": "text_delta", "text": part})
         self._told += len(delta.text)
 
@@ -91,8 +98,10 @@ class MessageFormatter:
         if piece.id:
             self._called = True
             yield from self._stop()
+            self.place = self.place.plus(calls=1)
             yield from self._start(_call_block(ToolCall(piece.id, piece.name, ""), {}))
         if piece.arguments:
+            self.place = self.place.plus(calls=len(piece.arguments))
             yield self._more({"type": "input_json_delta", "partial_json": piece.arguments})
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
@@ -168,7 +177,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
                 prompt = await client.tokenize(parsed.requests[0].prompt)
             except RequestError as error:
                 return error_response(error, parsed.aliases)
-            delivery = NamedEventDelivery(MessageFormatter(parsed.id, parsed.model, len(prompt.token_ids)))
+            delivery = NamedEventDelivery(parsed, MessageFormatter(parsed.id, parsed.model, len(prompt.token_ids)))
         else:
             delivery = WholeDelivery(MessageFormatter(parsed.id, parsed.model), parsed.num_choices)
         return serving.respond(parsed, delivery)

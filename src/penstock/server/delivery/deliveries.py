@@ -1,8 +1,8 @@
 """Sending an answer: whole as JSON, piece by piece as server-sent events, or as plain text.
 
 Decides when an answer starts (with the engine's first output, so that an error before it has its own status, and time
-to first token is honest) and how events are framed (WHATWG HTML, section "Server-sent events"). What an answer or a
-chunk looks like is decided by the endpoint's formatter.
+to first token is honest) and how events are framed (WHATWG HTML, section "Server-sent events"), each with an id, by
+which a client can go on where it stopped. What an answer or a chunk looks like is decided by the endpoint's formatter.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from penstock.api_fields.prompt_logprobs import PromptLogprobs, add_prompt_logpr
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.api_fields.timings import timings_object
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Usage
+from penstock.server.delivery.catching_up import CatchUp
+from penstock.server.delivery.event_ids import ChunkIds, ChunkPosition, Progress
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.http.failures import json_response
@@ -31,7 +33,8 @@ __all__ = [
     "whole_delivery",
 ]
 
-DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n"
+BEGINNING = Progress()
 
 
 class ResponseFormatter(Protocol):
@@ -108,55 +111,91 @@ class WholeDelivery:
 
 
 class EventDelivery:
-    """The answer as server-sent events, `[DONE]` last; usage and timings, where asked for, are in the last chunk."""
+    """The answer as server-sent events, `[DONE]` last; usage and timings, where asked for, are in the last chunk.
 
-    def __init__(
-        self, formatter: ChunkFormatter, include_usage: bool, timings: bool = False, running_usage: bool = False
-    ) -> None:
+    Of what a client has already (`ParsedRequest.position`) nothing is sent again.
+    """
+
+    def __init__(self, parsed: ParsedRequest, formatter: ChunkFormatter) -> None:
+        had = ChunkPosition.read(parsed.position, parsed.num_choices)
+        self._parsed = parsed
         self._formatter = formatter
-        self._include_usage = include_usage
-        self._running_usage = running_usage
-        self._timings = timings
-        self._open: set[int] = set()
+        self._ids = ChunkIds(parsed.id, parsed.num_choices, had)
+        self._had = had
+        self._behind = {
+            choice: CatchUp(choice, progress.place) for choice, progress in had.choices.items() if not progress.ended
+        }
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
         """One event or more for each output, as it comes."""
+        parsed = self._parsed
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
-                events = self._events(output, outputs.tokens_so_far if self._running_usage else None)
+                if (fresh := self._fresh(output) if parsed.position else output) is None:
+                    continue
+                events = self._events(fresh, outputs.tokens_so_far if parsed.running_usage else None)
                 if events:
                     await writer.start(EVENT_HEADERS)
                     await writer.write(events)
         await writer.start(EVENT_HEADERS)
-        timings = timings_object(outputs.timings, outputs.usage, len(self._open)) if self._timings else None
-        await writer.write(self._closing(outputs.usage, timings) + DONE)
+        timings = timings_object(outputs.timings, outputs.usage, parsed.num_choices) if parsed.timings else None
+        closing = b"" if self._had.usage else self._closing(outputs.usage, self._ids.usage, timings)
+        await writer.write(closing + DONE + self._ids.end + b"\n")
         await writer.end()
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """The usage so far (the official client stops reading at the error), the error, `[DONE]`."""
-        await writer.write(self._closing(usage) + _event(error) + DONE)
+        """The usage so far (the official client stops reading at the error), the error, `[DONE]`.
+
+        Their ids are that of the last event before: whoever comes back with it gets the answer from there on.
+        """
+        here = self._ids.here()
+        await writer.write(self._closing(usage, here) + _event(error, here) + DONE + here + b"\n")
         await writer.end()
 
+    def _fresh(self, output: ChoiceDelta | ChoiceFinished) -> ChoiceDelta | ChoiceFinished | None:
+        """What the client lacks of an output; None where that is nothing."""
+        progress = self._had.choices.get(output.choice, BEGINNING)
+        if self._had.usage or progress.ended:
+            return None
+        catching_up = self._behind.get(output.choice)
+        if catching_up is None:
+            return output
+        if isinstance(output, ChoiceFinished):
+            catching_up.check_end()
+            return output
+        if (parts := catching_up.take(output)) is None:
+            return None
+        del self._behind[output.choice]
+        for part in parts[0].parts():
+            self._formatter.piece(part)
+        return parts[1]
+
     def _events(self, output: ChoiceDelta | ChoiceFinished, so_far: Usage | None) -> bytes:
-        opening = None if output.choice in self._open else self._formatter.opening(output.choice)
-        self._open.add(output.choice)
-        if isinstance(output, ChoiceDelta):
-            chunks = [self._formatter.piece(delta) for delta in output.parts()]
-        else:
-            chunks = [self._formatter.ending(output)]
+        ids, events = self._ids, b""
         said = None if so_far is None else running_usage_object(so_far)
-        return b"".join(_event(self._with_usage_key(each, said)) for each in (opening, *chunks) if each is not None)
+        if ids.begin(output.choice):
+            opening = self._formatter.opening(output.choice)
+            events += b"" if opening is None else _event(self._with_usage_key(opening, said), ids.here())
+        if isinstance(output, ChoiceFinished):
+            ids.finish(output.choice)
+            return events + _event(self._with_usage_key(self._formatter.ending(output), said), ids.here())
+        for part in output.parts():
+            chunk = self._formatter.piece(part)
+            ids.advance(part)
+            events += b"" if chunk is None else _event(self._with_usage_key(chunk, said), ids.here())
+        return events
 
     def _with_usage_key(self, chunk: JsonObject, so_far: JsonObject | None) -> JsonObject:
-        return chunk | {"usage": so_far} if self._include_usage else chunk
+        return chunk | {"usage": so_far} if self._parsed.include_usage else chunk
 
-    def _closing(self, usage: Usage, timings: JsonObject | None = None) -> bytes:
-        if not self._include_usage and timings is None:
+    def _closing(self, usage: Usage, id_line: bytes, timings: JsonObject | None = None) -> bytes:
+        include_usage = self._parsed.include_usage
+        if not include_usage and timings is None:
             return b""
         chunk = self._formatter.usage(usage)
-        if not self._include_usage:
+        if not include_usage:
             del chunk["usage"]
-        return _event(chunk if timings is None else chunk | {"timings": timings})
+        return _event(chunk if timings is None else chunk | {"timings": timings}, id_line)
 
 
 class TextDelivery:
@@ -184,10 +223,10 @@ def whole_delivery(parsed: ParsedRequest, formatter: ResponseFormatter) -> Whole
 def chunk_delivery(parsed: ParsedRequest, formatter: ChunkFormatter) -> Delivery:
     """The answer to `parsed`: in chunks where it asks for a stream, else whole."""
     if parsed.stream:
-        return EventDelivery(formatter, parsed.include_usage, parsed.timings, parsed.running_usage)
+        return EventDelivery(parsed, formatter)
     return whole_delivery(parsed, formatter)
 
 
-def _event(value: JsonObject) -> bytes:
+def _event(value: JsonObject, id_line: bytes) -> bytes:
     # JSON escapes every line break inside strings, so one event is always one `data` line.
-    return b"data: " + encode(value) + b"\n\n"
+    return b"data: " + encode(value) + b"\n" + id_line + b"\n"

@@ -17,6 +17,7 @@ from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.observation import account_of
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.delivery.streams import Resumed, Streams
 from penstock.server.http.connection import ClientLeft, while_connected
 from penstock.server.http.failures import ShuttingDown, error_object, error_response, log_failure
 from penstock.server.http.response_writer import ResponseWriter
@@ -27,21 +28,29 @@ __all__ = ["EngineResponse"]
 class EngineResponse(Response):
     """An HTTP answer made from the engine's outputs."""
 
-    def __init__(self, live: LiveRequests, parsed: ParsedRequest, delivery: Delivery) -> None:
+    def __init__(self, live: LiveRequests, streams: Streams, parsed: ParsedRequest, delivery: Delivery) -> None:
+        self._streams = streams
         self._parsed = parsed
         self._delivery = delivery
         self._outputs = OutputStream(live, parsed)
+        self._complete = False  # whether the whole answer was sent
         self.status_code = 200
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; ends early, and aborts what is running, when the client leaves or the server shuts down."""
+        """Answer; ends early, and aborts what is running, when the client leaves or the server shuts down.
+
+        So does a stream whose rest is asked for on another connection.
+        """
         writer, account = ResponseWriter(send), account_of(scope)
         account.parsed, account.outputs = self._parsed, self._outputs
         try:
-            await while_connected(receive, self._answer(writer))
+            async with self._streams.reading(self._parsed.id):
+                await while_connected(receive, self._answer(writer))
         except ClientLeft:
             return
+        except Resumed as error:
+            await self._fail(error, writer)
         except asyncio.CancelledError:
             await self._fail(ShuttingDown(), writer)
             raise
@@ -49,6 +58,7 @@ class EngineResponse(Response):
     async def _answer(self, writer: ResponseWriter) -> None:
         try:
             await self._delivery.deliver(self._outputs, writer)
+            self._complete = True
         except PenstockError as error:
             await self._fail(error, writer)
         except Exception as error:
@@ -56,6 +66,8 @@ class EngineResponse(Response):
             await self._fail(error, writer)
 
     async def _fail(self, error: Exception, writer: ResponseWriter) -> None:
+        if self._complete:  # its end crossed with what was to end it
+            return
         if not writer.started:
             await writer.respond(error_response(error, self._parsed.aliases))
             return

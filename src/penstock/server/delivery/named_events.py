@@ -7,22 +7,35 @@ and how they are framed: `event:` repeats the object's `type`. What the events s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
+from itertools import chain
 from typing import Protocol
 
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Usage
+from penstock.server.delivery.catching_up import CatchUp
 from penstock.server.delivery.deliveries import ResponseFormatter
+from penstock.server.delivery.event_ids import END, NamedPosition, id_line
 from penstock.server.delivery.output_stream import OutputStream
+from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.delivery.places import Place
 from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
 
-__all__ = ["EventFormatter", "NamedEventDelivery", "named_event"]
+__all__ = ["UNKNOWN", "EventFormatter", "NamedEventDelivery", "named_event"]
+
+UNKNOWN = "unknown"
+"""The position of an event that was sent before this server began."""
 
 
 class EventFormatter(ResponseFormatter, Protocol):
     """How one endpoint tells the answer of one choice, whole or in events. One instance an answer: it may count."""
+
+    @property
+    def place(self) -> Place:
+        """How much of the choice its events have said. One that does not move it is structure: it opens or closes."""
+        ...
 
     def opening(self) -> Iterable[JsonObject]:
         """The events before any text."""
@@ -42,44 +55,95 @@ class EventFormatter(ResponseFormatter, Protocol):
 
 
 class NamedEventDelivery:
-    """See the module."""
+    """See the module. Of what a client has already (`ParsedRequest.position`) nothing is sent again.
 
-    def __init__(self, formatter: EventFormatter) -> None:
+    Args:
+        positions: of the events so far, by number; those that are sent are added. None where nobody wants them.
+    """
+
+    def __init__(self, parsed: ParsedRequest, formatter: EventFormatter, positions: list[str] | None = None) -> None:
         self._formatter = formatter
+        self._positions = positions
+        self._id = parsed.id
+        self._had = NamedPosition.read(parsed.position)
+        self._behind = CatchUp(0, self._had.place) if parsed.position else None
+        self._now = NamedPosition(events=self._had.events)
+        if positions is not None and parsed.position != END:
+            positions[:] = positions[: self._had.events] + [UNKNOWN] * (self._had.events - len(positions))
+        self._opened = False
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
         """One event or more for each output, as it comes."""
         finished: ChoiceFinished | None = None
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
-                await self._open(writer)
                 if isinstance(output, ChoiceFinished):
                     finished = output
-                else:
-                    await _write(writer, self._formatter.piece(output))
+                elif self._behind is None:
+                    await self._send(writer, self._fresh(self._told(output)))
+                elif (parts := self._behind.take(output)) is not None:
+                    self._behind = None
+                    had = self._fresh(self._told(parts[0]), had=True)
+                    await self._send(writer, (*had, *self._fresh(self._told(parts[1]))))
         if finished is None:
             raise EngineFault("The engine ended the answer before it was complete.")
-        await _write(writer, self._formatter.closing(finished, outputs.usage))
+        if self._behind is not None:
+            self._behind.check_end()
+        closing = chain(self._told(), self._formatter.closing(finished, outputs.usage))
+        *before, (last, _) = self._fresh(closing)
+        await self._send(writer, (*before, (last, END)))
+        if self._positions is not None:
+            self._positions[-1] = END
         await writer.end()
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """Say so, in the endpoint's own way."""
-        await _write(writer, self._formatter.failing(error, usage))
+        """Say so, in the endpoint's own way. Whoever comes back with the id gets the answer from the failure on."""
+        here, number = str(self._now), self._now.events
+        events = enumerate(self._formatter.failing(error, usage), start=number)
+        await self._send(writer, ((_numbered(event, at), here) for at, event in events))
         await writer.end()
 
-    async def _open(self, writer: ResponseWriter) -> None:
-        if not writer.started:
+    async def _send(self, writer: ResponseWriter, events: Iterable[tuple[JsonObject, str]]) -> None:
+        """Send events, each with its position."""
+        framed = b"".join(named_event(event, id_line(self._id, position)) for event, position in events)
+        if framed:
             await writer.start(EVENT_HEADERS)
-            await _write(writer, self._formatter.opening())
+            await writer.write(framed)
+
+    def _told(self, delta: ChoiceDelta | None = None) -> Iterator[JsonObject]:
+        """The events of a delta, or of none; in front of the first what opens the answer."""
+        if not self._opened:
+            self._opened = True
+            yield from self._formatter.opening()
+        if delta is not None:
+            yield from self._formatter.piece(delta)
+
+    def _fresh(self, events: Iterable[JsonObject], *, had: bool = False) -> Iterator[tuple[JsonObject, str]]:
+        """Those of the events that the client lacks, each with its position.
+
+        Args:
+            events: made only as they are asked for, as the formatter's place is that of the last one made.
+            had: the client has all that they say of the choice.
+        """
+        for event in events:
+            place = self._formatter.place
+            says_more = place != self._now.place
+            structure = self._now.structure + (not says_more)
+            lacking = not had if says_more else structure > self._had.structure
+            self._now = NamedPosition(place, structure, self._now.events + lacking)
+            if lacking:
+                position = str(self._now)
+                if self._positions is not None:
+                    self._positions.append(position)
+                yield _numbered(event, self._now.events - 1), position
 
 
-def named_event(event: JsonObject) -> bytes:
+def named_event(event: JsonObject, id_line: bytes = b"") -> bytes:
     """One event, framed."""
     name: str = event["type"]
-    return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n" + id_line + b"\n"
 
 
-async def _write(writer: ResponseWriter, events: Iterable[JsonObject]) -> None:
-    framed = b"".join(map(named_event, events))
-    if framed:
-        await writer.write(framed)
+def _numbered(event: JsonObject, number: int) -> JsonObject:
+    """The event with its number in the stream, where its kind has one."""
+    return event if event.get("sequence_number", number) == number else event | {"sequence_number": number}

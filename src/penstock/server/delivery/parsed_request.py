@@ -24,6 +24,7 @@ class ParsedRequest:
         id: the answer's id; the ids of the engine requests begin with it.
         requests: one for each prompt, all with the same `n`.
         stream: whether to answer piece by piece.
+        events: whether the pieces are events, which have ids, and not bare text.
         include_usage: whether a stream ends with a usage chunk.
         running_usage: whether every chunk before it holds the tokens so far.
         timings: whether the answer ends with its timings.
@@ -36,11 +37,14 @@ class ParsedRequest:
         metadata: labels of the caller's own.
         prompt_only: nothing is to be generated: the answer has no token beyond the prompts.
         model: the name that the request asked for, which the answer repeats.
+        created: Unix time at which the request came first.
+        position: how much of a stream the client has already, as an event's id says it; "" for nothing.
     """
 
     id: str
     requests: tuple[EngineRequest, ...]
     stream: bool = False
+    events: bool = True
     include_usage: bool = False
     running_usage: bool = False
     timings: bool = False
@@ -52,6 +56,8 @@ class ParsedRequest:
     user: str = ""
     metadata: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
     prompt_only: bool = False
+    created: int = 0
+    position: str = ""
 
     @property
     def num_choices(self) -> int:

@@ -7,12 +7,12 @@ be refused), then bound to the caller's key.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.limits import RequestLimits
@@ -20,14 +20,19 @@ from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
 from penstock.server.delivery.deliveries import Delivery
 from penstock.server.delivery.engine_response import EngineResponse
+from penstock.server.delivery.event_ids import END
 from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.delivery.streams import Streams
 from penstock.server.http.access import Access
 from penstock.server.http.body import read_json
 from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import parse_leniently
 
 __all__ = ["Parse", "Serving", "bound"]
+
+NOTHING_LEFT = 204
+"""Tells whoever reads events not to come again (WHATWG HTML, section "Server-sent events")."""
 
 T = TypeVar("T")
 Parse = Callable[[JsonObject, str, ModelCard, RequestLimits], ParsedRequest]
@@ -39,6 +44,7 @@ class Serving:
     """One served engine.
 
     Attributes:
+        streams: those that were begun, and may be resumed.
         stopping: set when the server begins to stop.
     """
 
@@ -47,17 +53,38 @@ class Serving:
     card: ModelCard
     limits: RequestLimits
     access: Access
+    streams: Streams
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def parse(self, http_request: Request, prefix: str, parse: Parse) -> ParsedRequest:
         """Read a generating request; the response's id will begin with `prefix`.
 
         Raises:
-            RequestError: it cannot be served.
+            RequestError: as `accept`.
         """
-        response_id = prefix + secrets.token_hex(16)
-        parsed = await self.read(http_request, lambda body: parse(body, response_id, self.card, self.limits))
-        return bound(parsed, caller_of(http_request.scope))
+        parsed, _ = await self.accept(
+            http_request, prefix, lambda body, response_id: (parse(body, response_id, self.card, self.limits), None)
+        )
+        return parsed
+
+    async def accept(
+        self, http_request: Request, prefix: str, parse: Callable[[JsonObject, str], tuple[ParsedRequest, T]]
+    ) -> tuple[ParsedRequest, T]:
+        """As `parse`, with a parser that takes the body and the id, and makes something else beside the request.
+
+        Raises:
+            RequestError: it cannot be served, or it asks for the rest of a stream that it did not begin.
+        """
+        caller = caller_of(http_request.scope)
+        origin = await self.streams.origin(http_request.headers, prefix, caller.name)
+
+        def begin(body: JsonObject) -> tuple[ParsedRequest, T]:
+            parsed, beside = parse(body, origin.id)
+            return self.streams.begin(origin, body, parsed), beside
+
+        parsed, beside = await self.read(http_request, begin)
+        await self.streams.write_down(origin)
+        return bound(parsed, caller), beside
 
     async def read(self, http_request: Request, parse: Callable[[JsonObject], T]) -> T:
         """Read any other request's body.
@@ -70,9 +97,11 @@ class Serving:
             return parse(body)
         return parse_leniently(body, parse, self.access.limits.max_ignored_params, http_request.scope)
 
-    def respond(self, parsed: ParsedRequest, delivery: Delivery) -> EngineResponse:
-        """The HTTP answer to a parsed request."""
-        return EngineResponse(self.live, parsed, delivery)
+    def respond(self, parsed: ParsedRequest, delivery: Delivery) -> Response:
+        """The HTTP answer to a parsed request; an empty one where the client has the whole of a stream already."""
+        if parsed.position == END:
+            return Response(status_code=NOTHING_LEFT)
+        return EngineResponse(self.live, self.streams, parsed, delivery)
 
 
 def bound(parsed: ParsedRequest, caller: Caller) -> ParsedRequest:

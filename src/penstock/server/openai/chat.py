@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -38,7 +36,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.tools import CallPiece, made_calls
 from penstock.server.delivery.deliveries import chunk_delivery
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.serving import Serving, bound
+from penstock.server.delivery.serving import Serving
 from penstock.server.http.caller import caller_of
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
@@ -232,16 +230,17 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     async def chat_completions(http_request: Request) -> Response:
         """Continue a conversation, as OpenAI's endpoint of this name."""
-        response_id, caller = "chatcmpl-" + secrets.token_hex(16), caller_of(http_request.scope)
-        body, parsed = await serving.read(
-            http_request, lambda body: (body, parse_chat(body, response_id, serving.card, serving.limits))
+        parsed, body = await serving.accept(
+            http_request,
+            "chatcmpl-",
+            lambda body, response_id: (parse_chat(body, response_id, serving.card, serving.limits), body),
         )
-        parsed = bound(parsed, caller)
         logprobs = parsed.requests[0].sampling.has("logprobs")
-        formatter = ChatFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
+        formatter = ChatFormatter(parsed.id, parsed.model, parsed.created, logprobs)
         delivery = chunk_delivery(parsed, formatter)
         if body.get("store"):
-            entry = StoredCompletion(caller.name, {"metadata": dict(parsed.metadata)}, tuple(body["messages"]))
+            tenant = caller_of(http_request.scope).name
+            entry = StoredCompletion(tenant, {"metadata": dict(parsed.metadata)}, tuple(body["messages"]))
             delivery = Storing(delivery, formatter, store, entry, parsed.num_choices)
         return serving.respond(parsed, delivery)
 

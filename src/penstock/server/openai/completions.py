@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 from fastapi import Request, Response
@@ -186,7 +185,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """Continue text or token ids, as OpenAI's endpoint of this name."""
         parsed = await serving.parse(http_request, "cmpl-", parse_completion)
         logprobs = parsed.requests[0].sampling.has("logprobs")
-        formatter = CompletionFormatter(parsed.id, parsed.model, int(time.time()), logprobs)
+        formatter = CompletionFormatter(parsed.id, parsed.model, parsed.created, logprobs)
         return serving.respond(parsed, chunk_delivery(parsed, formatter))
 
     body = request_body(

@@ -76,6 +76,7 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
         id=response_id,
         requests=(options.request(response_id, prompt),),
         stream=stream,
+        events=False,
         timings=timings,
         prompt_logprobs=read_prompt_logprobs(options.params, stream=stream, in_choices=False),
         aliases=aliases | {"messages": "prompt"},

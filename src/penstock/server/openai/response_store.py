@@ -8,14 +8,17 @@ Confined to one event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from penstock.api_fields.strict_json import JsonObject, encode
-from penstock.contract.request import Message
+from penstock.contract.request import ChatPrompt, Message
 from penstock.server.http.failures import HttpRefusal
+from penstock.server.openai.responses_request import ResponseRequest
 
-__all__ = ["ResponseStore", "Store", "StoredResponse"]
+__all__ = ["ResponseStore", "SentStream", "Store", "StoredResponse"]
+
+POSITION_BYTES = 80
 
 
 class Stored(Protocol):
@@ -39,6 +42,27 @@ class Stored(Protocol):
 S = TypeVar("S", bound=Stored)
 
 
+@dataclass(slots=True)
+class SentStream:
+    """The stream of a response, for those who ask for its rest by an event's number. Confined to one event loop.
+
+    Attributes:
+        wanted: the request, on its caller's behalf.
+        positions: of each event that was sent, by its number, as in its id.
+        renumbered: whether the events were sent once more since then as `responses_stored` makes them of the whole
+            response: numbers are those of that stream now.
+    """
+
+    wanted: ResponseRequest
+    positions: list[str] = field(default_factory=list)
+    renumbered: bool = False
+
+    def size(self) -> int:
+        """Bytes, nearly: of the prompt and of the positions."""
+        prompt = self.wanted.parsed.requests[0].prompt
+        return POSITION_BYTES * len(self.positions) + (prompt.num_chars if isinstance(prompt, ChatPrompt) else 0)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """The latest state of a response.
@@ -47,11 +71,13 @@ class StoredResponse:
         tenant: who made it; "" where the server has no keys.
         body: the response object.
         history: the conversation up to and including its answer, without the instructions.
+        stream: its events, where it was streamed.
     """
 
     tenant: str
     body: JsonObject
     history: tuple[Message, ...]
+    stream: SentStream | None = None
 
     @property
     def id(self) -> str:
@@ -60,8 +86,9 @@ class StoredResponse:
         return response_id
 
     def size(self) -> int:
-        """Bytes, nearly: its JSON and the text of its history."""
-        return len(encode(self.body)) + sum(map(_bytes, self.history))
+        """Bytes, nearly: its JSON, the text of its history, and what is known of its stream."""
+        stream = 0 if self.stream is None else self.stream.size()
+        return len(encode(self.body)) + sum(map(_bytes, self.history)) + stream
 
 
 def _bytes(turn: Message) -> int:
@@ -138,3 +165,8 @@ class ResponseStore(Store[StoredResponse]):
     """The responses of one application."""
 
     kind = "response"
+
+    def peek(self, response_id: str) -> StoredResponse | None:
+        """The response of that id, whoever made it; None where there is none."""
+        entry = self._entries.get(response_id)
+        return None if entry is None else entry[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -23,17 +22,26 @@ from penstock.contract.errors import EngineFault, InvalidParameter, PenstockErro
 from penstock.contract.events import Usage
 from penstock.contract.request import Message
 from penstock.server.delivery.deliveries import Delivery, WholeDelivery
-from penstock.server.delivery.named_events import NamedEventDelivery, named_event
+from penstock.server.delivery.event_ids import END, HEADER
+from penstock.server.delivery.named_events import UNKNOWN, NamedEventDelivery, named_event
 from penstock.server.delivery.output_stream import OutputStream, Transcript
+from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.serving import Serving, bound
 from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import list_ignored
-from penstock.server.http.failures import HttpRefusal, error_object, error_response, json_response, log_failure
+from penstock.server.http.failures import (
+    HttpRefusal,
+    ShuttingDown,
+    error_object,
+    error_response,
+    json_response,
+    log_failure,
+)
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.query import PAGE, flag, page_of, read_query
 from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
 from penstock.server.http.route import Route
-from penstock.server.openai.response_store import ResponseStore, StoredResponse
+from penstock.server.openai.response_store import ResponseStore, SentStream, StoredResponse
 from penstock.server.openai.responses_answer import ResponsesFormatter
 from penstock.server.openai.responses_compact import CompactionFormatter, compacting
 from penstock.server.openai.responses_request import (
@@ -54,6 +62,7 @@ __all__ = ["Responses", "routes"]
 
 SHOWN = ("include", "include_obfuscation", "starting_after", "stream")
 MOST_DIGITS = 18
+COMPLETE = ("completed", "incomplete")
 
 
 class Responses:
@@ -66,21 +75,37 @@ class Responses:
         self._background: dict[str, asyncio.Task[None]] = {}
 
     async def create(self, http_request: Request) -> Response:
-        """Make a response: whole, in events, or in the background."""
+        """Make a response, or the rest of one: whole, in events, or in the background."""
         caller = caller_of(http_request.scope)
-        response_id = "resp_" + secrets.token_hex(16)
-        wanted = await self._serving.read(http_request, lambda body: self._parse(body, response_id, caller))
-        parsed = bound(wanted.parsed, caller)
-        keeper = _Keeper(self.store, wanted, caller.name)
-        formatter = ResponsesFormatter(self._head(wanted), keeper.keep, logprobs=wanted.logprobs)
+
+        def parse(body: JsonObject, response_id: str) -> tuple[ParsedRequest, ResponseRequest]:
+            wanted = self._parse(body, response_id, caller)
+            return wanted.parsed, wanted
+
+        parsed, wanted = await self._serving.accept(http_request, "resp_", parse)
+        wanted = replace(wanted, parsed=parsed)
+        if parsed.stream:
+            known = self.store.peek(parsed.id)
+            return self._stream(wanted, caller, (known and known.stream) or SentStream(wanted))
+        formatter = self._formatter(wanted, _Keeper(self.store, wanted, caller.name))
         if wanted.background:
+            if (known := self.store.peek(parsed.id)) is not None:  # the same request, with the same idempotency key
+                return json_response(200, known.body)
             body = formatter.begin()
-            self._start(response_id, OutputStream(self._serving.live, parsed), formatter)
+            self._start(parsed.id, OutputStream(self._serving.live, parsed), formatter)
             return json_response(200, body)
-        inner: Delivery
-        inner = NamedEventDelivery(formatter) if parsed.stream else WholeDelivery(formatter, parsed.num_choices)
         formatter.begin()
-        return self._serving.respond(parsed, _Kept(inner, formatter))
+        return self._serving.respond(parsed, _Kept(WholeDelivery(formatter, parsed.num_choices), formatter))
+
+    def _stream(self, wanted: ResponseRequest, caller: Caller, stream: SentStream) -> Response:
+        """The events of a response, those that the client has left out."""
+        parsed = wanted.parsed
+        formatter = self._formatter(wanted, _Keeper(self.store, wanted, caller.name, stream))
+        delivery = NamedEventDelivery(parsed, formatter, stream.positions)
+        if parsed.position != END:
+            stream.renumbered = False
+            formatter.begin()
+        return self._serving.respond(parsed, _Kept(delivery, formatter))
 
     async def cancel(self, response_id: str, caller: Caller) -> JsonObject:
         """End a response that is being made; one that has ended stays as it is."""
@@ -122,8 +147,17 @@ class Responses:
         return self._serving.respond(bound(asked, caller), WholeDelivery(formatter, 1))
 
     def replay(self, response_id: str, caller: Caller, after: int) -> Response:
-        """The events of a stored response with numbers above `after`; of one in the background, when it has ended."""
-        self.store.get(response_id, caller.name)
+        """The events of a stored response with numbers above `after`; of one in the background, when it has ended.
+
+        One that was streamed is generated again, so that it goes on exactly behind that event; but if it is complete,
+        and all of its events are asked for, they are made of the whole.
+        """
+        stored = self.store.get(response_id, caller.name)
+        stream = stored.stream
+        if stream is not None and after < 0 and stored.body["status"] in COMPLETE:
+            stream.renumbered = True
+        if stream is not None and not stream.renumbered:
+            return self._rest(stream, caller, after)
 
         async def events() -> AsyncGenerator[bytes, None]:
             making = self._background.get(response_id)
@@ -136,6 +170,22 @@ class Responses:
 
         return StreamingResponse(events(), headers=EVENT_HEADERS)
 
+    def _rest(self, stream: SentStream, caller: Caller, after: int) -> Response:
+        """The events of a stream that was sent before, from the one after this number on."""
+        position = "" if after < 0 else END if after >= len(stream.positions) else stream.positions[after]
+        if position == END:
+            return Response(headers=EVENT_HEADERS)
+        if position == UNKNOWN:
+            message = (
+                f"starting_after: that event is from before this server's start; repeat the request with {HEADER}."
+            )
+            raise HttpRefusal(404, message, code="stream_not_found", param="starting_after")
+        if self._serving.stopping.is_set():  # it is new work, though it is asked for with GET
+            raise ShuttingDown
+        return self._stream(
+            replace(stream.wanted, parsed=replace(stream.wanted.parsed, position=position)), caller, stream
+        )
+
     def _parse(self, body: JsonObject, response_id: str, caller: Caller) -> ResponseRequest:
         return parse_response(
             body, response_id, self._serving.card, self._serving.limits, lambda each: self._recall(each, caller)
@@ -143,16 +193,19 @@ class Responses:
 
     def _recall(self, response_id: str, caller: Caller) -> tuple[Message, ...]:
         stored = self.store.get(response_id, caller.name, "previous_response_id")
-        if stored.body["status"] not in ("completed", "incomplete"):
+        if stored.body["status"] not in COMPLETE:
             message = f"previous_response_id: that response is {stored.body['status']}; it has no answer to go on from."
             raise InvalidParameter("previous_response_id", message)
         return stored.history
+
+    def _formatter(self, wanted: ResponseRequest, keeper: _Keeper) -> ResponsesFormatter:
+        return ResponsesFormatter(self._head(wanted), keeper.keep, logprobs=wanted.logprobs)
 
     def _head(self, wanted: ResponseRequest) -> JsonObject:
         return {
             "id": wanted.parsed.id,
             "object": "response",
-            "created_at": int(time.time()),
+            "created_at": wanted.parsed.created,
             "model": wanted.parsed.model,
             "background": wanted.background,
             "store": wanted.store,
@@ -168,16 +221,26 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class _Keeper:
-    """Puts each state of one response into the store."""
+    """Puts each state of one response into the store.
+
+    One that is complete stays so while it is generated again for a client that came back.
+
+    Attributes:
+        stream: what becomes of its stream, where it is streamed.
+    """
 
     store: ResponseStore
     wanted: ResponseRequest
     tenant: str
+    stream: SentStream | None = None
 
     def keep(self, body: JsonObject, answer: Message) -> None:
         if not self.wanted.store:
             return
-        stored = StoredResponse(self.tenant, body, (*self.wanted.history, answer))
+        stored = StoredResponse(self.tenant, body, (*self.wanted.history, answer), self.stream)
+        known = self.store.peek(stored.id)
+        if known is not None and known.body["status"] in COMPLETE:
+            return
         if body["status"] == "in_progress":
             self.store.put(stored)
         else:

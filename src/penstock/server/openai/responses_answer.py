@@ -17,6 +17,7 @@ from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, 
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ToolCall
 from penstock.server.delivery.call_arguments import closed
+from penstock.server.delivery.places import START
 
 __all__ = ["ResponsesFormatter", "usage_of"]
 
@@ -61,6 +62,10 @@ class ResponsesFormatter:
         head: id, time, model and the request's fields that a response repeats.
         changed: called with the response object and the answer so far when it begins and when it ends.
         logprobs: whether the message has the log probabilities of all tokens behind the reasoning.
+
+    Attributes:
+        place: how much of the choice the events so far have said; of tokens, up to which of them.
+        ended: whether the response has ended.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class ResponsesFormatter:
         self._reasoning_tokens = 0
         self._sent_tokens = 0
         self._sequence = 0
+        self.place = START
         self.ended = False
 
     def begin(self) -> JsonObject:
@@ -170,18 +176,24 @@ class ResponsesFormatter:
             tokens = self._tokens[max(item.first_token, self._sent_tokens) : end]
             self._sent_tokens = len(self._tokens) if end is None else end
             extras = {"logprobs": _in_events(tokens)}
+            place = self.place.plus(text=len(text))
+            self.place = place._replace(tokens=self._sent_tokens) if self._logprobs else place
+        else:
+            self.place = self.place.plus(reasoning=len(text))
         yield self._event(f"{TEXT_EVENTS[item.kind]}.delta", delta=text, **extras, content_index=0, **_place(item))
 
     def _begin_call(self, piece: CallPiece) -> Iterator[JsonObject]:
         yield from self._close("completed", piece.tokens_before)
         number = sum(item.kind == CALL for item in self._items)
         call_item = _Item(CALL, f"fc_{self._stem}_{number}", len(self._items), call_id=piece.id, name=piece.name)
+        self.place = self.place.plus(calls=1)
         yield self._added(call_item)
 
     def _argue(self, arguments: str) -> Iterator[JsonObject]:
         if arguments:
             item = self._items[-1]
             item.text.append(arguments)
+            self.place = self.place.plus(calls=len(arguments))
             yield self._event("response.function_call_arguments.delta", delta=arguments, **_place(item))
 
     def _close(self, status: str, end_token: int | None = None) -> Iterator[JsonObject]:

@@ -1,0 +1,97 @@
+"""How much of a choice somebody has, measured so that it is the same however the choice came in pieces.
+
+Outputs that wait for a slow reader are joined, so the events of two runs of one request may be cut in different places.
+What they add up to is the same: a `Place` counts that, and two runs can be compared by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.contract.events import ChoiceDelta
+from penstock.contract.tools import CallPiece
+
+__all__ = ["START", "Place", "split"]
+
+
+class Place(NamedTuple):
+    """How much of one choice has come.
+
+    Attributes:
+        tokens: tokens.
+        text: characters of text.
+        reasoning: characters of reasoning.
+        calls: characters of the calls' arguments, and one for each call that has begun.
+    """
+
+    tokens: int = 0
+    text: int = 0
+    reasoning: int = 0
+    calls: int = 0
+
+    def past(self, delta: ChoiceDelta) -> Place:
+        """The place behind `delta`."""
+        tokens, text, reasoning, calls = self
+        if delta.reasoning or delta.calls:  # few deltas of plain text have either
+            reasoning += len(delta.reasoning)
+            calls += sum(map(_size, delta.calls))
+        return Place(tokens + len(delta.tokens), text + len(delta.text), reasoning, calls)
+
+    def plus(self, *, text: int = 0, reasoning: int = 0, calls: int = 0) -> Place:
+        """The place behind so many more characters."""
+        return Place(self.tokens, self.text + text, self.reasoning + reasoning, self.calls + calls)
+
+    def reaches(self, other: Place) -> bool:
+        """Whether it has all that `other` has."""
+        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
+
+
+START = Place()
+
+
+def split(choice: int, deltas: Iterable[ChoiceDelta], place: Place) -> tuple[ChoiceDelta, ChoiceDelta]:
+    """A choice's deltas from its beginning on, joined, in two parts: up to `place` and from there on."""
+    whole = ChoiceDelta(choice, "", ())
+    parts = list(deltas)
+    calls = [piece for delta in parts for piece in delta.calls]
+    tokens = tuple(token for delta in parts for token in delta.tokens)
+    text, reasoning = "".join(delta.text for delta in parts), "".join(delta.reasoning for delta in parts)
+    before_calls, after_calls = _split_calls(calls, place.calls)
+    before = whole._replace(
+        text=text[: place.text],
+        tokens=tokens[: place.tokens],
+        reasoning=reasoning[: place.reasoning],
+        calls=before_calls,
+        # These are final with the first text behind the reasoning, wherever in the reasoning the place is.
+        reasoning_tokens=sum(delta.reasoning_tokens for delta in parts),
+    )
+    after = whole._replace(
+        text=text[place.text :],
+        tokens=tokens[place.tokens :],
+        reasoning=reasoning[place.reasoning :],
+        calls=after_calls,
+    )
+    return before, after
+
+
+def _size(piece: CallPiece) -> int:
+    return bool(piece.id) + len(piece.arguments)
+
+
+def _split_calls(pieces: Sequence[CallPiece], size: int) -> tuple[tuple[CallPiece, ...], tuple[CallPiece, ...]]:
+    before: list[CallPiece] = []
+    after: list[CallPiece] = []
+    for piece in pieces:
+        own = _size(piece)
+        if own <= size:
+            before.append(piece)
+        elif size == 0:
+            after.append(piece)
+        else:
+            said = size - bool(piece.id)
+            before.append(replace(piece, arguments=piece.arguments[:said]))
+            after.append(CallPiece(piece.index, "", "", piece.arguments[said:]))
+        size = max(0, size - own)
+    return tuple(before), tuple(after)
