@@ -37,6 +37,7 @@ from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
 from penstock.freed_memory import give_back
+from penstock.journal import StreamJournal, model_digest
 from penstock.model_text import open_model_text
 from penstock.text import TextModel
 from penstock.watchdog import Watchdog
@@ -260,6 +261,7 @@ def serve(
     server.configure_logging(server_options.log_format)
     notifier = server.open_notifier(os.environ)
     directory = _profile_directory(server_options.profile_dir) if server_options.profile_dir else None
+    journal = StreamJournal(Path(server_options.journal)) if server_options.journal else None
 
     def say(line: str) -> None:
         with server.unread_is_fine(sys.stdout):
@@ -268,6 +270,8 @@ def serve(
 
     watchdog = Watchdog()
     assembly = assemble(engine_options, cache_dir, say, starting, watchdog, tenants=bool(access.keys))
+    if journal is not None:
+        journal.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
     observers: list[Callable[[Any], None]] = [server.log_request] if server_options.log_requests else []
     endpoint = server_options.otlp_traces_endpoint
     spans = server.open_spans(endpoint, assembly.card.name) if endpoint else None
@@ -284,7 +288,7 @@ def serve(
         on_ready(url, assembly.card.name)
 
     try:
-        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog)
+        app = server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog, journal)
         with watchdog.looking():
             server.run(
                 app,
@@ -305,6 +309,8 @@ def serve(
         if spans is not None:
             spans.close()
         last_resort.cancel()
+        if journal is not None:
+            journal.close()
 
 
 def _profile_directory(directory: str) -> Path:

@@ -6,12 +6,16 @@ import json
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
 import openai
 import pytest
 from resuming import CHAT, COMPLETIONS, MESSAGES, RESPONSES, blocks, cut, id_of, resume
 from scripted_engine import Until, Wait, always, delta, finished, stop
+from server_harness import running
+
+from penstock.journal import StreamJournal
 
 HI = [{"role": "user", "content": "Hi"}]
 BODIES = {
@@ -95,6 +99,19 @@ def test_who_asks_again_while_it_is_answered_gets_the_answer_and_the_first_is_to
     assert (told.status_code, told.json()["error"]["code"]) == (409, "resumed_elsewhere")
     assert told.headers["x-should-retry"] == "false"
     assert served.engine.left == [served.engine.requests[0].id]
+
+
+def test_with_a_journal_a_key_outlives_the_server(served, tmp_path, key):
+    answers = []
+    for _ in range(2):
+        with (
+            closing(StreamJournal(tmp_path)) as journal,
+            running(served.engine, journal=journal) as url,
+            httpx.Client(base_url=url) as http,
+        ):
+            answers.append(keyed(http, CHAT, key).json())
+            assert keyed(http, CHAT, key, max_tokens=2).status_code == 422
+    assert answers[0] == answers[1]
 
 
 def test_the_official_client_sends_one(served, key):

@@ -7,8 +7,9 @@ import json
 import random
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import anthropic
 import httpx
@@ -24,6 +25,7 @@ from test_server_tools import CALL_SCRIPTS, NOW, WEATHER
 from penstock.contract.events import ChoiceDelta, Output, PromptTokens, TokenPiece
 from penstock.contract.limits import ServerLimits
 from penstock.engine.output_queue import merge
+from penstock.journal import StreamJournal
 from penstock.server import create_app
 from penstock.server.http.access import Access, ApiKeys
 from penstock.server.http.caller import Caller
@@ -265,6 +267,32 @@ def test_the_oldest_streams_of_whoever_has_most_are_forgotten(served):
     with running(served.engine, access=access) as url, httpx.Client(base_url=url) as http:
         firsts = [id_of(blocks(http.post(COMPLETIONS, json=body).content)[0]) for _ in range(5)]
         assert [resume(http, COMPLETIONS, body, first).status_code for first in firsts] == [404, 404, 200, 200, 200]
+
+
+def test_with_a_journal_a_stream_is_resumed_by_another_server(served, tmp_path):
+    served.engine.script = always(delta("a"), delta("b"), stop(), finished())
+    body = asked(COMPLETIONS, {})
+
+    @contextmanager
+    def server(model: bytes) -> Iterator[httpx.Client]:
+        with closing(StreamJournal(tmp_path)) as journal:
+            journal.model = model
+            with running(served.engine, journal=journal) as url, httpx.Client(base_url=url) as http:
+                yield http
+
+    with server(b"m") as http:
+        events = blocks(http.post(COMPLETIONS, json=body).content)
+    with server(b"m") as http:
+        assert resume(http, COMPLETIONS, body, id_of(events[0])).content == b"".join(events[1:])
+        other = resume(http, COMPLETIONS, body | {"n": 2}, id_of(events[0]))
+        assert other.json()["error"]["code"] == "stream_body_differs"
+        assert resume(http, CHAT, asked(CHAT, {}), id_of(events[0])).status_code == 404
+    assert len({request.drawn_seed for request in served.engine.requests}) == 1
+    with server(b"n") as http:
+        other = resume(http, COMPLETIONS, body, id_of(events[0]))
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "stream_model_differs")
+    with running(served.engine) as url, httpx.Client(base_url=url) as http:
+        assert resume(http, COMPLETIONS, body, id_of(events[0])).status_code == 404
 
 
 def test_who_comes_back_ends_the_connection_that_the_server_still_holds(served):

@@ -398,6 +398,11 @@ class ServerConfig:
     log_requests: bool = _option(
         False, "Log one line per request: id, route, status, tokens, timings; never text of a prompt or an answer."
     )
+    journal: str = _option(
+        "",
+        "Folder for a journal of the streams that were begun, made if it is not there: with it they can be resumed"
+        " after this server has ended, however it did. No text of requests or answers is in it.",
+    )
     profile_dir: str = _option(
         "",
         "Folder for profiles, made if it is not there: an admin begins one with POST /start_profile and ends it with"

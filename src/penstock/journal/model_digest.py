@@ -1,0 +1,31 @@
+"""All that an answer depends on beside its request, as one digest: two servers that share it give the same answers."""
+
+from __future__ import annotations
+
+import hashlib
+
+from penstock.contract.memory import RunnerFacts
+from penstock.version import __version__
+
+__all__ = ["ANSWERING", "model_digest"]
+
+ANSWERING = (
+    "dtype",
+    "quantization",
+    "linear_kernels",
+    "device",
+    "kv_cache_dtype",
+    "tool_call_parser",
+    "reasoning_parser",
+    "tokenizer",
+    "chat_template",
+    "generation_config",
+)
+"""The options of the engine that answers depend on; the others decide when they come, and how much fits."""
+
+
+def model_digest(facts: RunnerFacts, max_model_len: int) -> bytes:
+    """SHA-256 of the model's files, the options that matter, how long an answer may be, and the version."""
+    options = [(name, getattr(facts.config, name)) for name in ANSWERING]
+    whole = (facts.model_digest.hex(), options, max_model_len, __version__)
+    return hashlib.sha256(repr(whole).encode()).digest()
