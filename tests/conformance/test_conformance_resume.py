@@ -31,7 +31,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+TYPICAL = ("no seed", "form", "responses")
+VARIANTS = [case if case in TYPICAL else pytest.param(case, marks=pytest.mark.deep) for case in CASES]
+
+
+@pytest.mark.parametrize("case", VARIANTS)
 def test_a_resumed_stream_says_what_it_would_have_said(default_server, case):
     path, fields = CASES[case]
     body = fields | {"stream": True}

@@ -34,12 +34,22 @@ def opened(directory: Path, **options: int) -> StreamJournal:
 
 
 def add(journal: StreamJournal, *streams: BegunStream) -> None:
-    for stream in streams:
-        asyncio.run(journal.add(stream))
+    async def write() -> None:
+        for stream in streams:
+            await journal.add(stream)
+
+    asyncio.run(write())
+
+
+def find_all(journal: StreamJournal, *numbers: int) -> list[BegunStream | None]:
+    async def read() -> list[BegunStream | None]:
+        return [await journal.find(begun(number).id) for number in numbers]
+
+    return asyncio.run(read())
 
 
 def find(journal: StreamJournal, number: int) -> BegunStream | None:
-    return asyncio.run(journal.find(begun(number).id))
+    return find_all(journal, number)[0]
 
 
 def test_what_is_written_is_found_also_after_a_new_start(tmp_path):
@@ -105,7 +115,7 @@ def test_what_was_written_survives_a_process_that_is_killed(tmp_path):
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert killed.stdout.split()[-1] == "299"
     journal = opened(tmp_path)
-    assert [find(journal, number) for number in range(300)] == [begun(number) for number in range(300)]
+    assert find_all(journal, *range(300)) == [begun(number) for number in range(300)]
     journal.close()
 
 

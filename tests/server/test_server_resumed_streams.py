@@ -111,13 +111,10 @@ def asked(path: str, fields: dict) -> dict:
 
 TYPICAL = {
     "n=2 with usage",
-    "running usage",
     "stop strings",
-    "thinking",
     "chat logprobs beside calls",
     "prompts",
     "messages: all",
-    "responses logprobs",
     "responses logprobs beside calls",
 }
 

@@ -1,7 +1,7 @@
 """Passing over what a client has of an answer that is generated again.
 
-A choice's outputs are gathered until they hold all that the client has. Then they are cut there: an endpoint's
-formatter is told the first part for its own sake, and the client the second.
+A choice's outputs are counted until they hold all that the client has. Then they are cut there: an endpoint's formatter
+is told the first part for its own sake, where it needs it, and the client the second.
 """
 
 from __future__ import annotations
@@ -29,19 +29,27 @@ class CatchUp:
 
     Args:
         place: how much the client has.
+        whole: whether the first part is wanted; else only what of it comes together with the second is kept.
     """
 
-    def __init__(self, choice: int, place: Place) -> None:
+    def __init__(self, choice: int, place: Place, *, whole: bool) -> None:
         self._choice = choice
         self._wanted = place
+        self._whole = whole
+        self._passed = START  # of the deltas that are not kept
         self._come = START
         self._deltas: list[ChoiceDelta] = []
 
     def take(self, delta: ChoiceDelta) -> tuple[ChoiceDelta, ChoiceDelta] | None:
         """What the client has and what it lacks, once the former is complete. Not to be called again then."""
-        self._deltas.append(delta)
         self._come = self._come.past(delta)
-        return split(self._choice, self._deltas, self._wanted) if self._come.reaches(self._wanted) else None
+        if not self._whole and not self._deltas and self._wanted.reaches(self._come) and self._wanted != self._come:
+            self._passed = self._come
+            return None
+        self._deltas.append(delta)
+        if not self._come.reaches(self._wanted):
+            return None
+        return split(self._choice, self._deltas, self._wanted.behind(self._passed))
 
     def check_end(self) -> None:
         """The choice has ended before it was complete.

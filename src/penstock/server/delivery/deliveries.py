@@ -7,6 +7,7 @@ which a client can go on where it stopped. What an answer or a chunk looks like 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from penstock.server.delivery.catching_up import CatchUp
 from penstock.server.delivery.event_ids import ChunkIds, ChunkPosition, Progress
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.delivery.places import MOST_TOKENS, in_parts
 from penstock.server.http.failures import json_response
 from penstock.server.http.response_writer import EVENT_HEADERS, TEXT_HEADERS, ResponseWriter
 
@@ -46,7 +48,7 @@ class ResponseFormatter(Protocol):
 
 
 class ChunkFormatter(ResponseFormatter, Protocol):
-    """How one endpoint writes its answers, whole or in chunks. Each answer has an instance, which may keep state."""
+    """How one endpoint writes its answers, whole or in chunks."""
 
     def opening(self, index: int) -> JsonObject | None:
         """The chunk that opens a choice, if the endpoint has one."""
@@ -123,7 +125,9 @@ class EventDelivery:
         self._ids = ChunkIds(parsed.id, parsed.num_choices, had)
         self._had = had
         self._behind = {
-            choice: CatchUp(choice, progress.place) for choice, progress in had.choices.items() if not progress.ended
+            choice: CatchUp(choice, progress.place, whole=False)
+            for choice, progress in had.choices.items()
+            if not progress.ended
         }
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
@@ -133,10 +137,11 @@ class EventDelivery:
             async for output in stream:
                 if (fresh := self._fresh(output) if parsed.position else output) is None:
                     continue
-                events = self._events(fresh, outputs.tokens_so_far if parsed.running_usage else None)
-                if events:
-                    await writer.start(EVENT_HEADERS)
-                    await writer.write(events)
+                so_far = outputs.tokens_so_far if parsed.running_usage else None
+                for part in self._in_parts(fresh):
+                    if events := self._events(part, so_far):
+                        await writer.start(EVENT_HEADERS)
+                        await writer.write(events)
         await writer.start(EVENT_HEADERS)
         timings = timings_object(outputs.timings, outputs.usage, parsed.num_choices) if parsed.timings else None
         closing = b"" if self._had.usage else self._closing(outputs.usage, self._ids.usage, timings)
@@ -166,9 +171,13 @@ class EventDelivery:
         if (parts := catching_up.take(output)) is None:
             return None
         del self._behind[output.choice]
-        for part in parts[0].parts():
-            self._formatter.piece(part)
         return parts[1]
+
+    def _in_parts(self, output: ChoiceDelta | ChoiceFinished) -> Iterable[ChoiceDelta | ChoiceFinished]:
+        """An output in parts that make events of bounded size."""
+        if isinstance(output, ChoiceFinished) or len(output.tokens) <= MOST_TOKENS:  # nearly every one
+            return (output,)
+        return in_parts(output, self._ids.text_begun(output.choice))
 
     def _events(self, output: ChoiceDelta | ChoiceFinished, so_far: Usage | None) -> bytes:
         ids, events = self._ids, b""

@@ -122,6 +122,10 @@ class ChunkIds:
         self._written[choice] = write_place(START)
         return True
 
+    def text_begun(self, choice: int) -> int:
+        """Characters of a choice's text that have been said."""
+        return self._places.get(choice, START).text
+
     def advance(self, delta: ChoiceDelta) -> None:
         """More of a choice has been said."""
         choice = delta.choice

@@ -20,7 +20,7 @@ from penstock.server.delivery.deliveries import ResponseFormatter
 from penstock.server.delivery.event_ids import END, NamedPosition, id_line
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.places import Place
+from penstock.server.delivery.places import MOST_TOKENS, Place, in_parts
 from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
 
 __all__ = ["UNKNOWN", "EventFormatter", "NamedEventDelivery", "named_event"]
@@ -66,7 +66,7 @@ class NamedEventDelivery:
         self._positions = positions
         self._id = parsed.id
         self._had = NamedPosition.read(parsed.position)
-        self._behind = CatchUp(0, self._had.place) if parsed.position else None
+        self._behind = CatchUp(0, self._had.place, whole=True) if parsed.position else None
         self._now = NamedPosition(events=self._had.events)
         if positions is not None and parsed.position != END:
             positions[:] = positions[: self._had.events] + [UNKNOWN] * (self._had.events - len(positions))
@@ -80,11 +80,11 @@ class NamedEventDelivery:
                 if isinstance(output, ChoiceFinished):
                     finished = output
                 elif self._behind is None:
-                    await self._send(writer, self._fresh(self._told(output)))
+                    await self._tell(writer, output)
                 elif (parts := self._behind.take(output)) is not None:
                     self._behind = None
-                    had = self._fresh(self._told(parts[0]), had=True)
-                    await self._send(writer, (*had, *self._fresh(self._told(parts[1]))))
+                    await self._send(writer, self._fresh(self._told(parts[0]), had=True))
+                    await self._tell(writer, parts[1])
         if finished is None:
             raise EngineFault("The engine ended the answer before it was complete.")
         if self._behind is not None:
@@ -102,6 +102,11 @@ class NamedEventDelivery:
         events = enumerate(self._formatter.failing(error, usage), start=number)
         await self._send(writer, ((_numbered(event, at), here) for at, event in events))
         await writer.end()
+
+    async def _tell(self, writer: ResponseWriter, delta: ChoiceDelta) -> None:
+        parts = in_parts(delta, self._formatter.place.text) if len(delta.tokens) > MOST_TOKENS else (delta,)
+        for part in parts:
+            await self._send(writer, self._fresh(self._told(part)))
 
     async def _send(self, writer: ResponseWriter, events: Iterable[tuple[JsonObject, str]]) -> None:
         """Send events, each with its position."""

@@ -6,14 +6,14 @@ What they add up to is the same: a `Place` counts that, and two runs can be comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.contract.events import ChoiceDelta
 from penstock.contract.tools import CallPiece
 
-__all__ = ["START", "Place", "split"]
+__all__ = ["MOST_TOKENS", "START", "Place", "in_parts", "split"]
 
 
 class Place(NamedTuple):
@@ -43,12 +43,19 @@ class Place(NamedTuple):
         """The place behind so many more characters."""
         return Place(self.tokens, self.text + text, self.reasoning + reasoning, self.calls + calls)
 
+    def behind(self, other: Place) -> Place:
+        """How much of this is behind an earlier place."""
+        return Place(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
     def reaches(self, other: Place) -> bool:
         """Whether it has all that `other` has."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
 START = Place()
+
+MOST_TOKENS = 64
+"""In one event; with 20 alternatives to each, and their bytes, that is 100 KB."""
 
 
 def split(choice: int, deltas: Iterable[ChoiceDelta], place: Place) -> tuple[ChoiceDelta, ChoiceDelta]:
@@ -74,6 +81,33 @@ def split(choice: int, deltas: Iterable[ChoiceDelta], place: Place) -> tuple[Cho
         calls=after_calls,
     )
     return before, after
+
+
+def in_parts(delta: ChoiceDelta, begun: int) -> Iterator[ChoiceDelta]:
+    """A delta in parts of at most `MOST_TOKENS` tokens: what has waited for a slow reader must be no event of any size.
+
+    Args:
+        delta: one with calls, or with reasoning and text, stays whole: their order would be lost.
+        begun: characters of the choice's text in front of it.
+    """
+    if delta.calls or (delta.reasoning and delta.text):
+        yield delta
+        return
+    count, text, reasoning = len(delta.tokens), 0, 0
+    for first in range(0, count, MOST_TOKENS):
+        end = min(first + MOST_TOKENS, count)
+        to = len(delta.text) if end == count else delta.tokens[end].start - begun
+        if not text <= to <= len(delta.text):  # of a parsed answer: its tokens are placed in what was parsed
+            to = max(text, len(delta.text) * end // count)
+        thought = len(delta.reasoning) * end // count
+        yield ChoiceDelta(
+            delta.choice,
+            delta.text[text:to],
+            delta.tokens[first:end],
+            delta.reasoning[reasoning:thought],
+            reasoning_tokens=0 if first else delta.reasoning_tokens,
+        )
+        text, reasoning = to, thought
 
 
 def _size(piece: CallPiece) -> int:
