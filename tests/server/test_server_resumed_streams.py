@@ -16,8 +16,8 @@ import httpx
 import openai
 import pytest
 from resuming import CHAT, COMPLETIONS, MESSAGES, RESPONSES, blocks, cut, id_of, nameless, resume, told
-from scripted_engine import Script, Until, Wait, always, delta, failed, finished, length, stop
-from server_harness import running
+from scripted_engine import Script, ScriptedEngine, Until, Wait, always, delta, failed, finished, length, stop
+from server_harness import CARD, LIMITS, running
 from sse_reader import read_events
 from test_server_stream import ECHOED, SPLIT, TOPPED
 from test_server_tools import CALL_SCRIPTS, NOW, WEATHER
@@ -26,8 +26,10 @@ from penstock.contract.events import ChoiceDelta, Output, PromptTokens, TokenPie
 from penstock.contract.limits import ServerLimits
 from penstock.engine.output_queue import merge
 from penstock.journal import StreamJournal
+from penstock.server import create_app
 from penstock.server.http.access import Access, ApiKeys
 from penstock.server.http.caller import Caller
+from penstock.server.http.lifecycle import lifecycle_of
 
 HI = [{"role": "user", "content": "Hi"}]
 USAGE = {"stream_options": {"include_usage": True}}
@@ -384,6 +386,21 @@ def test_a_response_whose_client_left_is_streamed_on_by_number_and_then_complete
     assert served.http.get(url).json()["output"][0]["content"][0]["text"] == "abc"
     foreign = served.http.get(url, params={"stream": "true", "starting_after": 99})
     assert (foreign.status_code, foreign.content) == (200, b"")
+
+
+async def test_a_server_that_stops_generates_nothing_again():
+    engine = ScriptedEngine()
+    app = create_app(engine, CARD, LIMITS)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        events = blocks((await http.post(RESPONSES, json=asked(RESPONSES, {}))).content)
+        url = f"{RESPONSES}/{json.loads(read_events(events[0])[0].data)['response']['id']}"
+        asking = [http.get(url, params={"stream": "true", "starting_after": 3}) for _ in range(2)]
+        assert '"delta":"Hel"' in (await asking[0]).text
+        lifecycle_of(app).stopping.set()
+        refused = await asking[1]
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert (await http.get(url)).json()["status"] == "completed"
+    assert len(engine.requests) == 2
 
 
 def test_official_clients_read_streams_with_ids(served):

@@ -29,7 +29,14 @@ from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.serving import Serving, bound
 from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import list_ignored
-from penstock.server.http.failures import HttpRefusal, error_object, error_response, json_response, log_failure
+from penstock.server.http.failures import (
+    HttpRefusal,
+    ShuttingDown,
+    error_object,
+    error_response,
+    json_response,
+    log_failure,
+)
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.query import PAGE, flag, page_of, read_query
 from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
@@ -173,6 +180,8 @@ class Responses:
                 f"starting_after: that event is from before this server's start; repeat the request with {HEADER}."
             )
             raise HttpRefusal(404, message, code="stream_not_found", param="starting_after")
+        if self._serving.stopping.is_set():  # it is new work, though it is asked for with GET
+            raise ShuttingDown
         return self._stream(
             replace(stream.wanted, parsed=replace(stream.wanted.parsed, position=position)), caller, stream
         )
