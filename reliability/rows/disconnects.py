@@ -96,7 +96,7 @@ async def _last(reader: asyncio.StreamReader) -> None:
     """Read until the answer's last event, or its end."""
     seen = b""
     while b"[DONE]" not in seen and (piece := await reader.read(1 << 16)):
-        seen = (seen + piece)[-64:]
+        seen = (seen + piece)[-256:]  # the event's id and the end of the body stand behind it
         if b"[DONE]" not in seen and piece.endswith(b"}"):
             return
 
