@@ -54,8 +54,11 @@ class Bench:
             self.harness.engine.submit(self.resolved(**rules))
 
     def refusal(self, **rules) -> Overloaded | None:
+        return self.refused(self.resolved(**rules))
+
+    def refused(self, resolved) -> Overloaded | None:
         try:
-            self.admission.check(self.resolved(**rules))
+            self.admission.check(resolved)
         except Overloaded as refused:
             return refused
         return None
@@ -127,6 +130,28 @@ def test_a_queue_that_is_full_is_refused_whatever_it_takes():
     tokens.submit(2, letters=100)
     tokens.harness.engine.step()
     assert "100 tokens are waiting already; the queue takes 150." in tokens.refusal(letters=60).message
+
+
+def test_tenants_have_parts_of_the_queue_and_one_is_kept_free():
+    bench = Bench(QueueLimits(sequences=6), max_num_seqs=1, policy="fair")
+
+    def of(tenant: str):
+        resolved = bench.resolved()
+        return replace(resolved, sequences=tuple(replace(each, tenant=tenant) for each in resolved.sequences))
+
+    def taken(tenant: str) -> int:
+        count = 0
+        while bench.refused(one := of(tenant)) is None:
+            bench.harness.engine.submit(one)
+            count += 1
+        assert "your part of the queue takes" in bench.refused(one).message
+        return count
+
+    bench.harness.engine.submit(of("flood"))
+    bench.harness.engine.step()
+    assert taken("flood") == 3, "half of it while nobody else waits"
+    assert taken("calm") == 2
+    assert taken("flood") == 0
 
 
 async def test_the_loop_refuses_and_counts_and_serves_the_others():

@@ -61,6 +61,11 @@ class FairQueue:
             if seq in self:
                 passed[tenant] += 1
 
+    def beside(self, tenant: str) -> tuple[list[Seq], int]:
+        """As `SeqList.beside`: each tenant that waits has a part, and one is kept free for whoever comes."""
+        own = list(self._waiting.get(tenant, ()))
+        return own, len(self._waiting) + (not own) + 1
+
     def before(self, request: SequenceRequest, rank: tuple[float, ...]) -> list[Seq]:
         """Who would be served before a newcomer of this rank, about: of each other tenant one more than of its own."""
         own = [seq for seq in self._waiting.get(request.tenant, ()) if seq.rank < rank]

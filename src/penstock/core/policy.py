@@ -55,6 +55,10 @@ class SeqList:
     def __getitem__(self, index: int) -> Seq:
         return self._seqs[index]
 
+    def beside(self, tenant: str) -> tuple[list[Seq], int]:  # noqa: ARG002 - one queue for all
+        """With whom a newcomer of a tenant shares its part of the queue, and how many parts there are."""
+        return self._seqs, 1
+
     def in_order(self) -> Iterator[Seq]:
         """Each sequence in turn, where some may be taken out meanwhile."""
         index = 0

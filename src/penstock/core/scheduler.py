@@ -132,6 +132,11 @@ class Scheduler:
             hit_tokens=self._pool.hit_tokens,
         )
 
+    def queue_of(self, tenant: str) -> tuple[int, int, int]:
+        """What waits in a tenant's part of the queue, as sequences and as tokens; and how many parts there are."""
+        beside, parts = self._waiting.beside(tenant)
+        return len(beside), sum(len(seq.tokens) for seq in beside), parts
+
     def backlog(self, request: SequenceRequest) -> Backlog:
         """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""
         ahead = self._waiting.before(request, self._rank(request, self._submitted))

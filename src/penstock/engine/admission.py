@@ -24,7 +24,7 @@ class QueueLimits:
     """What may wait.
 
     Attributes:
-        sequences: at most.
+        sequences: at most. Where tenants have shares, they have parts of this, and one part is kept free for who comes.
         tokens: of them, in all; an empty queue takes a request of any length.
         seconds: that a newcomer may have to wait before its prompt is read, as far as that can be told; 0 for any.
     """
@@ -57,12 +57,14 @@ class Admission:
         Raises:
             Overloaded: it may not; says why, and when to try again.
         """
-        waiting, waiting_tokens = self._scheduler.num_waiting, self._scheduler.num_waiting_tokens
-        if waiting + len(resolved.sequences) > self._limits.sequences:
-            message = f"{waiting} sequences are waiting already; the queue takes {self._limits.sequences}."
+        waiting, waiting_tokens, parts = self._scheduler.queue_of(resolved.sequences[0].tenant)
+        sequences, tokens = self._limits.sequences // parts, self._limits.tokens // parts
+        whose = "the queue takes" if parts == 1 else "your part of the queue takes"
+        if waiting + len(resolved.sequences) > max(sequences, 1):
+            message = f"{waiting} sequences are waiting already; {whose} {sequences}."
             raise self._overloaded(message, self._seconds_until(waiting))
-        if waiting and waiting_tokens + _tokens(resolved) > self._limits.tokens:
-            message = f"{waiting_tokens} tokens are waiting already; the queue takes {self._limits.tokens}."
+        if waiting and waiting_tokens + _tokens(resolved) > tokens:
+            message = f"{waiting_tokens} tokens are waiting already; {whose} {tokens}."
             raise self._overloaded(message, self._seconds_until(waiting))
         if self._limits.seconds and self._scheduler.has_work:
             self._check_wait(resolved)
