@@ -1,7 +1,8 @@
 """A runner's process with the paged-memory fake runner in it: `fake_program.py MODEL DESCRIPTOR`.
 
 MODEL says what goes wrong: `refuses`, `dies` while it is loaded, `hangs` in step 3, `raises` in step 3, or nothing;
-with `roomy` there is memory to spare.
+with `roomy` there is memory to spare; with `poisoned` a prompt that begins with token 31 crashes its step; with `stands
+still` the second process does, while it loads: it leaves the file that the cache directory names for the third.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from penstock.remote.messages import Order
 from penstock.sim import FakeRunner
 
 VOCABULARY = 32
+POISON = 31
 
 
 class Troubled:
@@ -30,6 +32,8 @@ class Troubled:
         self._trouble = trouble
 
     def run(self, plan):
+        if self._trouble == "poisoned" and any(admit.tokens[0] == POISON for admit in plan.admits):
+            os.abort()
         if plan.step == 3 and self._trouble == "hangs":
             time.sleep(1000)
         if plan.step == 3 and self._trouble == "raises":
@@ -62,6 +66,9 @@ def build(order, announce, found):
     trouble = order.config.model
     if trouble == "refuses":
         raise ConfigError("kv_cache_memory", "is not enough")
+    if trouble == "stands still" and order.like and not os.path.exists(order.cache_dir):
+        open(order.cache_dir, "w").close()
+        time.sleep(1000)
     announce(f"sizes as {'before' if order.like else 'they come'}")
     if trouble == "dies" or (trouble == "dies later" and order.like):
         os.abort()
@@ -71,7 +78,8 @@ def build(order, announce, found):
     memory = order.like or MemoryReport(
         0, 0, config.num_blocks, config.block_size, config.max_model_len, "float32", spare_bytes=spare
     )
-    runner = Troubled(FakeRunner(config, VOCABULARY), "" if order.like else trouble)
+    lasting = trouble == "poisoned"
+    runner = Troubled(FakeRunner(config, VOCABULARY), "" if order.like and not lasting else trouble)
     return runner, RunnerFacts(order.config, memory, VOCABULARY, 8, None, False, b"")
 
 

@@ -22,6 +22,7 @@ from penstock.contract.errors import ConfigError, EngineFault, RunnerLost, Setup
 from penstock.contract.events import RequestFailed
 from penstock.contract.model import HuggingFaceText, ModelFacts
 from penstock.contract.plan import Admit, Row, StepPlan
+from penstock.contract.request import EngineRequest, StopRules, TokenPrompt
 from penstock.contract.sampling import NEUTRAL
 from penstock.core import Scheduler
 from penstock.engine import Engine
@@ -213,6 +214,37 @@ def test_processes_that_end_again_and_again_are_given_up(open_runner, monkeypatc
         run(runner, next_plan(1))
     with pytest.raises(EngineFault, match="5 times in a row"):
         runner.reset()
+
+
+def test_a_process_that_stands_still_while_it_loads_is_followed_by_another(open_runner, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_PAUSE", 0.001)
+    monkeypatch.setattr(module, "_LOADING_SECONDS", 3.0)
+    monkeypatch.setattr(module, "_LOADING_TIMES", 0.0)
+    runner = open_runner("stands still", cache_dir=str(tmp_path / "stood"))
+    want = run(runner, first_plan()).rows
+    os.kill(runner.pid, signal.SIGKILL)
+    with pytest.raises(RunnerLost):
+        run(runner, next_plan(1))
+    assert runner.reset() is True
+    assert (tmp_path / "stood").exists()
+    assert run(runner, first_plan()).rows == want
+
+
+def test_requests_that_crash_steps_one_after_another_end_alone_and_the_engine_lives(open_runner):
+    bench = engine_harness.build(max_num_seqs=4)
+    options = {"block_size": bench.config.block_size, "max_num_seqs": bench.config.max_num_seqs}
+    options["max_num_batched_tokens"] = bench.config.max_num_batched_tokens
+    bench.engine = Engine(Scheduler(bench.config), open_runner("poisoned", config=EngineConfig(**options)), bench.text)
+    for number in range(3):
+        rules = StopRules(max_tokens=4, ignore_eos=True)
+        one = EngineRequest(f"poison {number}", TokenPrompt((fake_program.POISON, 1)), stop=rules)
+        bench.submit_request(one)
+        bench.run()
+        assert engine_harness.terminal_of(bench.outputs[one.id]).poisoned
+    good = bench.submit("good", max_tokens=8)
+    bench.run()
+    assert engine_harness.tokens_of(bench.outputs[good]) == bench.expected("good", 8)
+    assert bench.engine.measurements().lost_runners == 6
 
 
 def test_the_process_ends_with_the_one_that_started_it(tmp_path):

@@ -24,7 +24,11 @@ from penstock.remote.step_times import StepTimes
 __all__ = ["ProcessRunner"]
 
 _MOST_STARTS = 5
-"""Processes in a row that end before they have computed a step."""
+"""Processes in a row that end while they load the model. Those that end in a step are for the engine to judge."""
+
+_LOADING_SECONDS = 60.0
+_LOADING_TIMES = 4.0
+"""How long a process that follows another may say nothing while it loads; or so many times what the one before took."""
 
 _PAUSE = 0.2
 """Seconds before the second of these; doubled before each further one."""
@@ -57,7 +61,7 @@ class ProcessRunner:
         self._program = tuple(program)
         self._times = StepTimes()
         self._started: StepPlan | None = None
-        self._starts = 0  # since a step was computed
+        self._loading_seconds = 0.0  # of the last process that did load
         self._load: messages.Load  # what a process is told first
         self._process = RunnerProcess(self._program)
         self._standby: RunnerProcess | None = None
@@ -85,23 +89,28 @@ class ProcessRunner:
         self._load = messages.Load(config, cache_dir)
         self._ask_to_load()
 
-    def await_found(self, announce: Announce) -> ModelFacts:
+    def await_found(self, announce: Announce, limit: float | None = None) -> ModelFacts:
         """Wait until the model's files are read, and its weights are not yet.
 
         Args:
             announce: called with each line of the start report.
+            limit: seconds after which a process that says nothing has hung; None: it may take as long as it likes.
 
         Raises:
             SetupError: the model or an option cannot be used, or the process ended.
         """
-        answer = self._next_answer(announce)
+        began = time.monotonic()
+        answer = self._next_answer(announce, limit)
+        self._loading_seconds = time.monotonic() - began
         if not isinstance(answer, messages.Found):
             raise SetupError(str(self._process.lose("did not say what model it found")))
         return answer.facts
 
-    def await_ready(self, announce: Announce) -> RunnerFacts:
+    def await_ready(self, announce: Announce, limit: float | None = None) -> RunnerFacts:
         """Wait until the weights are loaded too; as `await_found`."""
-        answer = self._next_answer(announce)
+        began = time.monotonic()
+        answer = self._next_answer(announce, limit)
+        self._loading_seconds += time.monotonic() - began
         if not isinstance(answer, messages.Ready):
             raise SetupError(str(self._process.lose("did not say that it was ready")))
         facts = answer.facts
@@ -130,7 +139,6 @@ class ProcessRunner:
             raise EngineFault(f"the step failed in the runner's process:\n{answer.report}")
         if not isinstance(answer, messages.Ran) or answer.result.step != plan.step:
             raise self._process.lose(f"answered step {plan.step} with something else")
-        self._starts = 0
         self._times.ran(plan, answer.result.seconds)
         return answer.result
 
@@ -138,7 +146,7 @@ class ProcessRunner:
         """See `OverlappingRunner`; another process follows the one that there was if that is gone.
 
         Raises:
-            EngineFault: processes end again and again before they compute anything, or none can be started.
+            EngineFault: processes end again and again while they load the model, or none can be started.
         """
         plan, self._started = self._started, None
         if not self._process.lost:
@@ -169,22 +177,22 @@ class ProcessRunner:
         self._process.close()
 
     def _start_again(self) -> None:
-        while self._starts < _MOST_STARTS:
-            if self._starts:
-                time.sleep(_PAUSE * 2 ** (self._starts - 1))
-            self._starts += 1
+        limit = max(_LOADING_SECONDS, _LOADING_TIMES * self._loading_seconds)
+        for start in range(_MOST_STARTS):
+            if start:
+                time.sleep(_PAUSE * 2 ** (start - 1))
             began = time.monotonic()
             self._process, self._standby = self._standby or RunnerProcess(self._program), None
             try:
                 self._ask_to_load()
-                self.await_found(_log)
-                self.await_ready(_log)
+                self.await_found(_log, limit)
+                self.await_ready(_log, limit)
             except SetupError as error:
                 log.error("the runner's process could not be started anew: %s", error)
                 continue
             log.warning("a new process computes, pid %d, after %.1f s", self.pid, time.monotonic() - began)
             return
-        raise EngineFault(f"the runner's process ended {self._starts} times in a row before it had computed a step")
+        raise EngineFault(f"the runner's process ended {_MOST_STARTS} times in a row while it loaded the model")
 
     def _ask_to_load(self) -> None:
         try:
@@ -192,10 +200,10 @@ class ProcessRunner:
         except RunnerLost as error:
             raise _lost_early(error) from error
 
-    def _next_answer(self, announce: Announce) -> messages.Answer:
+    def _next_answer(self, announce: Announce, limit: float | None) -> messages.Answer:
         """What is said while the model is loaded, but for lines of the report; what is refused is raised."""
         try:
-            while isinstance(answer := self._process.receive(), messages.Said):
+            while isinstance(answer := self._process.receive(limit), messages.Said):
                 announce(answer.line)
         except RunnerLost as error:
             raise _lost_early(error) from error
