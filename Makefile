@@ -62,7 +62,7 @@ bench: $(VENV)/.installed ## Measure this machine's offline throughput with the 
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/penstock bench batch $(MODEL) $(ARGS)
 
-reliability: $(VENV)/.installed-test ## Try what docs/reliability.md promises, a tenth of it, in half an hour (DEPTH=deep for all of it, ARGS="--only R7,R12")
+reliability: $(VENV)/.installed-test ## Try what docs/reliability.md promises, a tenth of it, in about an hour on two processors (DEPTH=deep for all of it, ARGS="--only R7,R12")
 	@$(BIN)/penstock pull $(MODEL)
 	@$(BIN)/python reliability/run.py --depth $(or $(DEPTH),quick) $(ARGS)
 
