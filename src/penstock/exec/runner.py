@@ -23,6 +23,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
 from penstock.exec.grammar_masking import GrammarMasking, PendingMasks
 from penstock.exec.kv_store import KVStore
+from penstock.exec.memory_ahead import MemoryAhead
 from penstock.exec.pooling import Pools
 from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.sampler import Sampled
@@ -84,6 +85,7 @@ class TorchRunner:
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
         self._masking = GrammarMasking(grammars, budgets, backend.choose)
         self._pools = Pools(self._embedding_layers)
+        self._ahead = MemoryAhead((*kv.keys, *kv.values))
         self._clock = clock
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -98,10 +100,12 @@ class TorchRunner:
             slots.admit(admit)
             self._masking.admit(admit)
             self._pools.admit(admit)
+            self._ahead.reach(admit.blocks)
             if self._states is not None:
                 self._states.admit(admit)
         for row in plan.rows:
             slots.advance(row)
+            self._ahead.reach(row.new_blocks)
         results: tuple[RowResult, ...] = ()
         if plan.rows:
             with torch.inference_mode():
