@@ -10,7 +10,7 @@ from penstock.contract.plan import StepPlan
 
 __all__ = ["StepTimes"]
 
-_LEAST = 5.0
+_LEAST = 4.0
 _TIMES = 3.0
 _FIRST = 120.0
 """Seconds for a step of which nothing is known: the first one, which pages may still come from a disk for."""
