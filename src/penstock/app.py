@@ -25,7 +25,6 @@ from penstock.contract.config import (
     BYTE_FIELDS,
     EngineConfig,
     Front,
-    SchedulerConfig,
     ServerConfig,
     options_behind,
     read_bytes,
@@ -34,6 +33,7 @@ from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
 from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
 from penstock.freed_memory import give_back

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-from penstock.contract.config import EngineConfig, most_blocks
+from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
 from penstock.contract.memory import MemoryReport, RunnerFacts
 from penstock.contract.model import HuggingFaceText, ModelFacts, TextFiles
 from penstock.contract.ports import Grammars
+from penstock.contract.scheduler_config import most_blocks
 from penstock.exec.device import kv_budget
 from penstock.exec.free_memory import free_memory
 from penstock.exec.kv_store import block_bytes, blocks_for

@@ -18,9 +18,10 @@ from tqdm import tqdm
 
 from penstock import models
 from penstock.contract.clock import SystemClock
-from penstock.contract.config import EngineConfig, most_blocks
+from penstock.contract.config import EngineConfig
 from penstock.contract.model import ModelShape
 from penstock.contract.ports import Grammars, ThinkingBudgets
+from penstock.contract.scheduler_config import most_blocks
 from penstock.exec.device import (
     compute_threads,
     good_dtypes,

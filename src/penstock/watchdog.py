@@ -1,6 +1,6 @@
 """Watching the steps that are computed: one that takes far longer than its like is reported, once, with where it is.
 
-Decides when a step is overdue (`StepTimes`, as for a runner in a process of its own) and when nothing but a new process
+Decides when a step is overdue (`HangLimit`, as for a runner in a process of its own) and when nothing but a new process
 would help. Ends nothing itself: a thread that computes cannot be ended, and a process that hung is ended by its runner.
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import OverlappingRunner, Runner
 from penstock.engine.stand_ins import OneAtATime
-from penstock.remote.step_times import StepTimes
+from penstock.remote.hang_limit import HangLimit
 
 __all__ = ["WatchedRunner", "Watchdog"]
 
@@ -62,7 +62,7 @@ class Watchdog:
         self._work: _Work | None = None  # a new value for each step, so that any thread may look at it
         self._reported: _Work | None = None
         self._last_plans: deque[StepPlan] = deque(maxlen=LAST_PLANS)
-        self._times = StepTimes()
+        self._hang_limit = HangLimit()
 
     def watch(self, runner: Runner | OverlappingRunner, *, recovers: bool) -> OverlappingRunner:
         """The same runner, watched. It must not have computed anything.
@@ -107,7 +107,7 @@ class Watchdog:
 
     def begin_step(self, plan: StepPlan) -> None:
         """The runner computes this plan from now on."""
-        limit = self._times.limit(plan)
+        limit = self._hang_limit.of(plan)
         self._work = _Work(f"step {plan.step}", plan, limit, self._turn, time.monotonic())
 
     def begin_reset(self) -> None:
@@ -122,7 +122,7 @@ class Watchdog:
         self._last_plans.append(work.plan)
         # Counted in turns too: a step during which the process stood still says nothing of those that will follow.
         seconds = min(time.monotonic() - work.began, (self._turn - work.turn + 1) * self._turn_seconds)
-        self._times.ran(work.plan, seconds)
+        self._hang_limit.ran(work.plan, seconds)
         if work is self._reported:
             log.warning("%s ended, after %.1f s", work.what, seconds)
 

@@ -35,10 +35,10 @@ from engine_harness import build, finishes_of, terminal_of
 from sse_reader import read_events
 from tiny_checkpoints import load_model, write_checkpoint
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Generated
 from penstock.contract.model import GgufVocabulary
 from penstock.contract.request import SequenceRequest, StopRules
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
 from penstock.engine.choice import Choice
 from penstock.exec.kv_store import KVStore

@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import patch
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, SeqEvent
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import chunk_limit, trace
 from penstock.core.repetition import loops
 from penstock.core.scheduler import Scheduler

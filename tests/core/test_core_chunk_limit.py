@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import pytest
 from core_harness import Harness, answer, config, embedding, request, run_workload
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, StepPlan, StepResult
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import chunk_limit
 from penstock.core.chunk_limit import LEAST
 from penstock.core.scheduler import Scheduler

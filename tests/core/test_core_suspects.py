@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from core_harness import VOCAB, Harness, request
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import FinishReason
+from penstock.contract.scheduler_config import SchedulerConfig
 
 CONFIG = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
 

@@ -10,11 +10,11 @@ from core_harness import Harness, config, least_of, request, run_episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import Admit, Row, RowResult, Stall, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import chunk_limit, trace
 from penstock.core.trace import TRACE_VERSION, replay
 

@@ -11,7 +11,7 @@ for room in ("contract", "core", "sim"):
     package = importlib.import_module(f"penstock.{room}")
     for module in pkgutil.iter_modules(package.__path__, f"penstock.{room}."):
         importlib.import_module(module.name)
-from penstock.contract.config import SchedulerConfig
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.core import Scheduler
 from penstock.sim import FakeRunner

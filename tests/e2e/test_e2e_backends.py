@@ -17,9 +17,10 @@ import torch
 from tiny_checkpoints import write_checkpoint
 
 from needs import COMPILED
-from penstock.contract.config import EngineConfig, SchedulerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.plan import StepResult
 from penstock.contract.request import SequenceRequest, StopRules
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
 from penstock.kernels import native
 from penstock.kernels.cpu_backend import CpuBackend

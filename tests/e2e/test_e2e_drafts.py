@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.contract.config import EngineConfig, SchedulerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.events import Finished, Generated, SeqEvent
 from penstock.contract.plan import Draft
 from penstock.contract.request import SequenceRequest, StopRules
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
 from penstock.loading import LoadedModel, find_model, load_model
 from penstock.sampling import SamplingParams

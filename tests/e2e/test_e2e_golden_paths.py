@@ -15,11 +15,11 @@ from tiny_checkpoints import VARIANTS, load_model, reference_greedy, write_check
 
 from penstock import LLM, SamplingParams
 from penstock.contract.clock import SystemClock
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Admitted, Generated
 from penstock.contract.plan import Admit
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner

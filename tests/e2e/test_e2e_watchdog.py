@@ -25,7 +25,7 @@ from penstock import watchdog as module
 from penstock.contract.plan import Row, StepPlan, StepResult
 from penstock.contract.ports import Runner
 from penstock.engine import EngineLoop, LocalClient
-from penstock.remote import step_times
+from penstock.remote import hang_limit
 from penstock.watchdog import Watchdog
 
 
@@ -47,8 +47,8 @@ class Hanging:
 
 @pytest.fixture
 def hasty(monkeypatch) -> None:
-    monkeypatch.setattr(step_times, "_LEAST", 0.1)
-    monkeypatch.setattr(step_times, "_FIRST", 0.2)
+    monkeypatch.setattr(hang_limit, "_LEAST", 0.1)
+    monkeypatch.setattr(hang_limit, "_FIRST", 0.2)
     monkeypatch.setattr(module, "LOST_SECONDS", 0.3)
 
 
@@ -189,9 +189,9 @@ import sys, threading
 from penstock import app, watchdog
 from penstock.cli import penstock
 from penstock.exec.runner import TorchRunner
-from penstock.remote import step_times
+from penstock.remote import hang_limit
 
-watchdog.LOST_SECONDS = step_times._FIRST = step_times._LEAST = app.CLOSE_SECONDS = 2.0
+watchdog.LOST_SECONDS = hang_limit._FIRST = hang_limit._LEAST = app.CLOSE_SECONDS = 2.0
 
 compute = TorchRunner.run
 

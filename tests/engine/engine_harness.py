@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Output, RequestFailed, RequestFinished
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
@@ -16,6 +15,7 @@ from penstock.contract.plan import PromptScores, RowResult, StepPlan, StepResult
 from penstock.contract.ports import Runner
 from penstock.contract.request import EngineRequest, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
 from penstock.engine import Engine, Intake, NoRecorder, Recorder
 from penstock.sim.clock import SimClock

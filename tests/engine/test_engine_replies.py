@@ -9,7 +9,6 @@ from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta, FinishReason, Output
 from penstock.contract.grammar import Grammar, GrammarKind
@@ -17,6 +16,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
 from penstock.contract.plan import RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.tools import ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.core import Scheduler
 from penstock.engine import Engine, Intake

@@ -13,11 +13,11 @@ import pytest
 import torch
 from test_exec_runner import BACKEND, CACHES, CPU, GOOD, SHAPE, Ticks, ToyLM, make_runner
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.events import Finished, FinishReason, Generated
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.plan import Draft, Row, StepPlan
 from penstock.contract.request import SequenceRequest, StopRules
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.thinking import ThinkingBudget
 from penstock.core import Scheduler
 from penstock.exec import batch

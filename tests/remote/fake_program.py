@@ -12,10 +12,10 @@ import socket
 import sys
 import time
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.memory import MemoryReport, RunnerFacts
 from penstock.contract.model import HuggingFaceText, ModelFacts
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.remote import Connection, serve_orders
 from penstock.remote.messages import Order
 from penstock.sim import FakeRunner

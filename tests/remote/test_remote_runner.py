@@ -26,7 +26,7 @@ from penstock.contract.request import EngineRequest, StopRules, TokenPrompt
 from penstock.contract.sampling import NEUTRAL
 from penstock.core import Scheduler
 from penstock.engine import Engine
-from penstock.remote import ProcessRunner, step_times
+from penstock.remote import ProcessRunner, hang_limit
 from penstock.remote import runner as module
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_program.py"))
@@ -141,7 +141,7 @@ def test_a_step_that_raises_is_told_and_the_process_goes_on(open_runner):
 
 
 def test_a_process_that_hangs_is_ended(open_runner, monkeypatch):
-    monkeypatch.setattr(step_times, "_LEAST", 2.0)
+    monkeypatch.setattr(hang_limit, "_LEAST", 2.0)
     runner = open_runner("hangs")
     run(runner, first_plan())
     began = time.monotonic()

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.plan import Admit, Row, RowResult, StepPlan, StepResult
 from penstock.contract.ports import Clock, OverlappingRunner, Runner
 from penstock.contract.sampling import SamplingSpec
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.sim import FakeRunner, PlanViolation, SimClock, StepCost, golden
 
 CONFIG = SchedulerConfig(8, block_size=2, max_num_seqs=3, max_num_batched_tokens=6, max_model_len=8)

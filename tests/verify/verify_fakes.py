@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import torch
 
-from penstock.contract.config import EngineConfig, SchedulerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.model import GgufVocabulary, KvCacheSpec, ModelShape
 from penstock.contract.plan import RowResult
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.torch_backend import TorchBackend
 from penstock.loading import LoadedModel

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.contract.config import SchedulerConfig
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_pool import BlockPool
 from penstock.core.chunk_limit import LEAST, decodes, seconds_for_prompts
 from penstock.core.sequence import Seq

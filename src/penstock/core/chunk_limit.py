@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.contract.config import SchedulerConfig
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.sequence import Seq
 from penstock.core.step_time import StepTimes, chunk_of
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.fair_shares import FairQueue

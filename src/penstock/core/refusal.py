@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import InvalidParameter, NeverFits, PromptTooLong
 from penstock.contract.request import SequenceRequest
+from penstock.contract.scheduler_config import SchedulerConfig
 
 __all__ = ["token_limit"]
 

@@ -23,11 +23,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.stats import SchedulerStats
 from penstock.core.backlog import Backlog, backlog_of
 from penstock.core.block_keys import KeyChain, root_key

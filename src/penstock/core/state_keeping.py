@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.plan import Checkpoint, Row, RowResult
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_pool import BlockPool
 from penstock.core.checkpoints import NO_CHECKPOINT, Checkpoints
 from penstock.core.in_flight import InFlightStep

@@ -23,11 +23,11 @@ from enum import Enum
 from functools import cache
 from typing import Any, cast
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.events import FinishReason
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.scheduler import Scheduler
 
 __all__ = [

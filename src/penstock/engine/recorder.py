@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.trace import (
     encode_abort,
     encode_drafts,

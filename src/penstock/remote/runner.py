@@ -18,8 +18,8 @@ from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.remote import messages
+from penstock.remote.hang_limit import HangLimit
 from penstock.remote.process import RunnerProcess
-from penstock.remote.step_times import StepTimes
 
 __all__ = ["ProcessRunner"]
 
@@ -59,7 +59,7 @@ class ProcessRunner:
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = tuple(program)
-        self._times = StepTimes()
+        self._hang_limit = HangLimit()
         self._started: StepPlan | None = None
         self._loading_seconds = 0.0  # of the last process that did load
         self._load: messages.Load  # what a process is told first
@@ -133,13 +133,13 @@ class ProcessRunner:
         """
         plan = self._started
         assert plan is not None, "finish() without a started plan"
-        answer = self._process.receive(self._times.limit(plan))
+        answer = self._process.receive(self._hang_limit.of(plan))
         self._started = None
         if isinstance(answer, messages.Failed):
             raise EngineFault(f"the step failed in the runner's process:\n{answer.report}")
         if not isinstance(answer, messages.Ran) or answer.result.step != plan.step:
             raise self._process.lose(f"answered step {plan.step} with something else")
-        self._times.ran(plan, answer.result.seconds)
+        self._hang_limit.ran(plan, answer.result.seconds)
         return answer.result
 
     def reset(self) -> bool:
@@ -152,7 +152,7 @@ class ProcessRunner:
         if not self._process.lost:
             try:
                 self._process.send(messages.Reset())
-                while not isinstance(self._process.receive(self._times.limit(plan)), messages.Done):
+                while not isinstance(self._process.receive(self._hang_limit.of(plan)), messages.Done):
                     continue  # what was computed for nobody
             except RunnerLost as error:
                 log.error("%s", error)

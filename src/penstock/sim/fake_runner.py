@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
 from penstock.contract.plan import Admit, Row, RowResult, SampledToken, StepPlan, StepResult
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.sim.clock import SimClock
 from penstock.sim.fake_model import (
     START,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.plan import RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.verify.run import ScheduleRun, run_schedule
 from penstock.verify.schedules import Schedule
 from penstock.verify.target import Target

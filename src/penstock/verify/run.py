@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import StepPlan, TopLogprobs
 from penstock.contract.request import SequenceRequest
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
 from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
 from penstock.engine.choice import Choice

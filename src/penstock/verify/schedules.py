@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from penstock.contract.config import EngineConfig, SchedulerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.request import SequenceRequest, StopRules
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.verify.requests import Kind, draw_params, draw_prompt, is_plain, kind_of, ragged
 from penstock.verify.vocab import Vocab
 

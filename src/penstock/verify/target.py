@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.contract.config import SchedulerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.ports import Grammars, Runner
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.exec.device import compute_threads, open_backend, set_torch_threads
 from penstock.exec.kv_store import blocks_for
 from penstock.loading import LoadedModel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.contract.plan import StepPlan
 
-__all__ = ["StepTimes"]
+__all__ = ["HangLimit"]
 
 _LEAST = 4.0
 _TIMES = 3.0
@@ -16,8 +16,8 @@ _FIRST = 120.0
 """Seconds for a step of which nothing is known: the first one, which pages may still come from a disk for."""
 
 
-class StepTimes:
-    """The slowest steps so far. Owned by a runner."""
+class HangLimit:
+    """Knows the slowest steps so far. Owned by a runner, or by who watches one."""
 
     def __init__(self) -> None:
         self._longest = 0.0  # seconds of a step
@@ -29,7 +29,7 @@ class StepTimes:
             self._longest = max(self._longest, seconds)
             self._slowest = max(self._slowest, seconds / plan.num_tokens)
 
-    def limit(self, plan: StepPlan | None) -> float:
+    def of(self, plan: StepPlan | None) -> float:
         """Seconds after which a step (None: an order that computes nothing) has hung."""
         if not self._longest:
             return _FIRST
