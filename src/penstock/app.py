@@ -35,7 +35,7 @@ from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
-from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, Recorder
+from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, QueueLimits, Recorder
 from penstock.freed_memory import give_back
 from penstock.journal import StreamJournal, model_digest
 from penstock.model_text import open_model_text
@@ -88,11 +88,9 @@ class Assembly:
         loop = EngineLoop(
             self.engine,
             SystemClock(),
-            config.max_queued_requests,
-            config.max_queued_tokens,
+            QueueLimits(config.max_queued_requests, config.max_queued_tokens, config.max_queue_seconds),
             on_death,
             on_rest=give_back,
-            max_queue_seconds=config.max_queue_seconds,
         )
         loop.start()
         return LocalClient(self.intake, loop, profiles)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import sys
 
-__all__ = ["give_back"]
+__all__ = ["REST_SECONDS", "give_back"]
+
+REST_SECONDS = 2.0
+"""After so long without work nobody waits, most likely."""
 
 
 def give_back() -> None:

@@ -102,17 +102,18 @@ def test_what_is_cached_costs_nothing_and_what_is_computed_again_is_counted_once
     prompt = tuple(range(10))
     harness.submit(request("a-0", prompt, 2, tenant="a"))
     harness.drain()
-    assert harness.scheduler._fair._counters == {"a": 10 + GENERATED_WEIGHT}  # the last token is never computed
+    queue = harness.scheduler._waiting
+    assert queue._counters == {"a": 10 + GENERATED_WEIGHT}  # the last token is never computed
     harness.submit(request("b-0", prompt, 2, tenant="b"))
     harness.drain()
-    assert harness.scheduler._fair._counters["b"] == 10 + GENERATED_WEIGHT + 2 + GENERATED_WEIGHT, "8 of 10 were cached"
+    assert queue._counters["b"] == 10 + GENERATED_WEIGHT + 2 + GENERATED_WEIGHT, "8 of 10 were cached"
     harness.submit(request("c-0", prompt[::-1], 6, tenant="c"))
     harness.step()
     harness.step()
-    before = harness.scheduler._fair._counters["c"]
+    before = queue._counters["c"]
     harness.drop()
     harness.step()
-    assert harness.scheduler._fair._counters["c"] == before + GENERATED_WEIGHT, "one is new, all others computed again"
+    assert queue._counters["c"] == before + GENERATED_WEIGHT, "one is new, all others computed again"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -126,7 +127,7 @@ def test_tenants_that_always_wait_differ_by_no_more_than_the_papers_bound(seed):
                 harness.submit(sent(tenant, counts[tenant], prompt=chance.randint(1, 14)))
                 counts[tenant] += 1
         harness.step()
-        counters = harness.scheduler._fair._counters.values()
+        counters = harness.scheduler._waiting._counters.values()
         assert max(counters) - min(counters) <= 2 * max(14, GENERATED_WEIGHT * 4 * (14 + GENERATED))
     harness.drain()
 
@@ -136,7 +137,7 @@ def test_tenants_are_forgotten_that_have_no_debt():
     for number in range(300):
         harness.submit(sent(f"name{number}", 0))
         harness.drain()
-    assert len(harness.scheduler._fair._counters) <= 66
+    assert len(harness.scheduler._waiting._counters) <= 66
 
 
 def test_a_queue_says_who_is_next_while_some_are_taken():

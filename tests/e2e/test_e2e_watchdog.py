@@ -25,6 +25,7 @@ from penstock import watchdog as module
 from penstock.contract.plan import Row, StepPlan, StepResult
 from penstock.contract.ports import Runner
 from penstock.engine import EngineLoop, LocalClient
+from penstock.engine.admission import QueueLimits
 from penstock.remote import hang_limit
 from penstock.watchdog import Watchdog
 
@@ -63,7 +64,7 @@ def hanging(hasty) -> Iterator[tuple[str, Hanging]]:
         return watchdog.watch(runners[0], recovers=False)
 
     harness = engine_harness.build(around=around)
-    loop = EngineLoop(harness.engine, harness.clock, 100)
+    loop = EngineLoop(harness.engine, harness.clock, QueueLimits(100))
     loop.start()
     client = LocalClient(harness.intake, loop)
     try:

@@ -156,7 +156,7 @@ def test_tenants_have_parts_of_the_queue_and_one_is_kept_free():
 
 async def test_the_loop_refuses_and_counts_and_serves_the_others():
     bench = build(around=Slowed, num_blocks=256, max_num_seqs=2)
-    loop = EngineLoop(bench.engine, bench.clock, 1000, max_queue_seconds=5)
+    loop = EngineLoop(bench.engine, bench.clock, QueueLimits(1000, seconds=5))
     loop.start()
     client = LocalClient(bench.intake, loop)
 

@@ -13,6 +13,7 @@ from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRu
 from penstock.core.trace import replay
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine import loop as loop_module
+from penstock.engine.admission import QueueLimits
 
 
 class Running:
@@ -22,7 +23,9 @@ class Running:
         self, max_queued: int = 1000, max_queued_tokens: int = 10_000, on_rest=lambda: None, **options
     ) -> None:
         self.harness = build(**options)
-        self.loop = EngineLoop(self.harness.engine, self.harness.clock, max_queued, max_queued_tokens, on_rest=on_rest)
+        self.loop = EngineLoop(
+            self.harness.engine, self.harness.clock, QueueLimits(max_queued, max_queued_tokens), on_rest=on_rest
+        )
         self.loop.start()
         self.client = LocalClient(self.harness.intake, self.loop)
 
@@ -119,7 +122,7 @@ async def test_ids_outside_the_vocabulary_are_refused():
 
 
 async def test_an_engine_that_has_done_its_work_rests_once_however_often_it_is_asked_for_its_health(monkeypatch):
-    monkeypatch.setattr(loop_module, "_REST_SECONDS", 0.05)
+    monkeypatch.setattr(loop_module, "REST_SECONDS", 0.05)
     rests, rested = [], threading.Event()
 
     def rest() -> None:

@@ -23,6 +23,7 @@ from penstock.contract.events import (
 )
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, TokenPrompt
 from penstock.engine import EngineLoop, LocalClient
+from penstock.engine.admission import QueueLimits
 from penstock.engine.output_queue import merge
 from penstock.engine.retry_after import EndRate
 
@@ -30,7 +31,7 @@ from penstock.engine.retry_after import EndRate
 @asynccontextmanager
 async def serving(max_queued=1000, pause=0.002, on_death=lambda: None, **config):
     bench = harness.build(pause=pause, **config)
-    loop = EngineLoop(bench.engine, bench.clock, max_queued, on_death=on_death)
+    loop = EngineLoop(bench.engine, bench.clock, QueueLimits(max_queued), on_death=on_death)
     loop.start()
     client = LocalClient(bench.intake, loop)
     try:

@@ -19,6 +19,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.contract.tools import ReasoningUse, ReplyRules
 from penstock.core.trace import replay
 from penstock.engine import EngineLoop, Intake, LocalClient
+from penstock.engine.admission import QueueLimits
 from penstock.sim.clock import SimClock
 from penstock.sim.fake_model import golden_embedding
 
@@ -155,7 +156,7 @@ def test_a_conversation_is_embedded_as_its_template_writes_it():
 
 async def test_readers_get_their_vectors_through_the_loop():
     harness = build(pause=0.001, num_blocks=40)
-    loop = EngineLoop(harness.engine, harness.clock, 1000)
+    loop = EngineLoop(harness.engine, harness.clock, QueueLimits(1000))
     loop.start()
     client = LocalClient(harness.intake, loop)
     texts = [f"a text {'z' * (i % 9)}" for i in range(30)]

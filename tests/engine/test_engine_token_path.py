@@ -15,6 +15,7 @@ from engine_harness import build
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
 from penstock.engine import EngineLoop, LocalClient
+from penstock.engine.admission import QueueLimits
 from penstock.engine.output_queue import OutputQueue
 from penstock.server import create_app
 from penstock.server.http.in_process import post
@@ -33,7 +34,7 @@ PATH = [
 @pytest.fixture
 def client():
     bench = build()
-    loop = EngineLoop(bench.engine, bench.clock, 100)
+    loop = EngineLoop(bench.engine, bench.clock, QueueLimits(100))
     loop.start()
     yield LocalClient(bench.intake, loop)
     loop.stop()

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from itertools import islice
 
 from penstock.contract.request import SequenceRequest
-from penstock.core.policy import SeqList
+from penstock.core.policy import Rank, SeqList
 from penstock.core.sequence import Seq
+from penstock.core.waiting import QueuePart
 
 __all__ = ["GENERATED_WEIGHT", "FairQueue"]
 
 GENERATED_WEIGHT = 2
 """A generated token counts as so many of a prompt, as in the paper: it takes a step of its own."""
-
 
 _MANY = 64
 """Counters that are kept without a look at who needs one."""
@@ -47,7 +47,7 @@ class FairQueue:
         return seq.request.tenant in self._waiting and seq in self._waiting[seq.request.tenant]
 
     def in_order(self) -> Iterator[Seq]:
-        """Who is to be served, one after the other; who was taken out meanwhile counts for the order of the rest."""
+        """See `WaitingQueue`; who was taken out meanwhile counts for the order of the rest."""
         passed = dict.fromkeys(self._waiting, 0)
         while True:
             first = [
@@ -61,13 +61,13 @@ class FairQueue:
             if seq in self:
                 passed[tenant] += 1
 
-    def beside(self, tenant: str) -> tuple[list[Seq], int]:
-        """As `SeqList.beside`: each tenant that waits has a part, and one is kept free for whoever comes."""
-        own = list(self._waiting.get(tenant, ()))
-        return own, len(self._waiting) + (not own) + 1
+    def part_of(self, tenant: str) -> QueuePart:
+        """See `WaitingQueue`: each tenant that waits has a part, and one is kept free for whoever comes."""
+        own = self._waiting.get(tenant, ())
+        return QueuePart(len(own), sum(len(seq.tokens) for seq in own), len(self._waiting) + (not own) + 1)
 
-    def before(self, request: SequenceRequest, rank: tuple[float, ...]) -> list[Seq]:
-        """Who would be served before a newcomer of this rank, about: of each other tenant one more than of its own."""
+    def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:
+        """See `WaitingQueue`; about: of each other tenant one more than of its own."""
         own = [seq for seq in self._waiting.get(request.tenant, ()) if seq.rank < rank]
         others = (seqs for tenant, seqs in self._waiting.items() if tenant != request.tenant)
         return own + [seq for seqs in others for seq in islice(seqs, len(own) + 1)]
@@ -93,7 +93,15 @@ class FairQueue:
             if len(self._counters) > _MANY:
                 self._forget()
 
-    def charge(self, seq: Seq, upto: int, free: int = 0) -> None:
+    def charge_admission(self, seq: Seq) -> None:
+        """See `WaitingQueue`: the prompt is charged at once, so that a tenant cannot fill all slots before it pays."""
+        self._charge(seq, len(seq.tokens), free=seq.computed)
+
+    def charge(self, seq: Seq) -> None:
+        """See `WaitingQueue`."""
+        self._charge(seq, seq.computed)
+
+    def _charge(self, seq: Seq, upto: int, free: int = 0) -> None:
         """Count the leading `upto` positions of `seq` that were not counted yet, but for the first `free`."""
         begin = max(seq.charged, free)
         if upto <= begin:

@@ -12,13 +12,13 @@ from penstock.contract.errors import EngineFault
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
-from penstock.core.fair_shares import FairQueue
 from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import SeqList
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.suspects import Suspects
+from penstock.core.waiting import WaitingQueue
 
 __all__ = ["check_plans", "check_sequences"]
 
@@ -29,7 +29,7 @@ def check_sequences(
     config: SchedulerConfig,
     seqs: dict[str, Seq],
     running: SeqList,
-    waiting: SeqList | FairQueue,
+    waiting: WaitingQueue,
     departed: Sequence[Lease],
     pool: BlockPool,
     pending: PendingBlocks,
@@ -76,7 +76,7 @@ def check_plans(
 def _invariants_of_all(
     seqs: dict[str, Seq],
     running: SeqList,
-    waiting: SeqList | FairQueue,
+    waiting: WaitingQueue,
     departed: Sequence[Lease],
     pool: BlockPool,
     pending: PendingBlocks,

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from penstock.contract.request import SequenceRequest
 from penstock.core.sequence import Seq
 
-__all__ = ["RANKINGS", "SeqList"]
+__all__ = ["RANKINGS", "Rank", "SeqList"]
 
 Rank = tuple[float, ...]
+"""Orders sequences; the smallest is served first."""
 
 
 def _first_come(request: SequenceRequest, order: int) -> Rank:
@@ -54,22 +55,6 @@ class SeqList:
 
     def __getitem__(self, index: int) -> Seq:
         return self._seqs[index]
-
-    def beside(self, tenant: str) -> tuple[list[Seq], int]:  # noqa: ARG002 - one queue for all
-        """With whom a newcomer of a tenant shares its part of the queue, and how many parts there are."""
-        return self._seqs, 1
-
-    def in_order(self) -> Iterator[Seq]:
-        """Each sequence in turn, where some may be taken out meanwhile."""
-        index = 0
-        while index < len(self._seqs):
-            seq = self._seqs[index]
-            yield seq
-            index += index < len(self._seqs) and self._seqs[index] is seq
-
-    def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:  # noqa: ARG002
-        """Who would be served before a newcomer of this rank."""
-        return [seq for seq in self._seqs if seq.rank < rank]
 
     def __contains__(self, seq: Seq) -> bool:
         index = bisect_left(self._seqs, seq.rank, key=_rank)

@@ -46,6 +46,7 @@ from penstock.core.state_keeping import StateKeeping
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
 from penstock.core.suspects import POISONED, Suspects
+from penstock.core.waiting import OneQueue, QueuePart, WaitingQueue
 
 __all__ = ["Scheduler"]
 
@@ -63,8 +64,7 @@ class Scheduler:
         self._states = None if checkpoints is None else StateKeeping(config, self._pool, checkpoints)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
-        self._fair = FairQueue() if config.policy == "fair" else None
-        self._waiting: SeqList | FairQueue = SeqList() if self._fair is None else self._fair
+        self._waiting: WaitingQueue = FairQueue() if config.policy == "fair" else OneQueue()
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
@@ -132,10 +132,9 @@ class Scheduler:
             hit_tokens=self._pool.hit_tokens,
         )
 
-    def queue_of(self, tenant: str) -> tuple[int, int, int]:
-        """What waits in a tenant's part of the queue, as sequences and as tokens; and how many parts there are."""
-        beside, parts = self._waiting.beside(tenant)
-        return len(beside), sum(len(seq.tokens) for seq in beside), parts
+    def queue_part(self, tenant: str) -> QueuePart:
+        """What waits in a tenant's part of the queue."""
+        return self._waiting.part_of(tenant)
 
     def backlog(self, request: SequenceRequest) -> Backlog:
         """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""
@@ -391,8 +390,7 @@ class Scheduler:
         self._waiting.remove(seq)
         seq.admit(lease, heapq.heappop(self._free_slots), lease.cached * self.config.block_size)
         self._running.add(seq)
-        if self._fair is not None:
-            self._fair.charge(seq, len(seq.tokens), free=seq.computed)
+        self._waiting.charge_admission(seq)
         self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
         request = seq.request
         builder.admits.append(
@@ -464,8 +462,7 @@ class Scheduler:
     def _advance(self, seq: Seq, count: int) -> None:
         """Note `count` more computed positions: seal the blocks they filled, give back those that they left behind."""
         seq.computed += count
-        if self._fair is not None:
-            self._fair.charge(seq, seq.computed)
+        self._waiting.charge(seq)
         if seq.computed >= (seq.lease.sealed + 1) * self.config.block_size:  # seldom
             self._seal_filled(seq)
         if self.config.window is not None:

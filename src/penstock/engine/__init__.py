@@ -1,5 +1,6 @@
 """The loop that joins core, text and a runner: an engine to step by hand, a thread to step it, a client to talk to."""
 
+from penstock.engine.admission import QueueLimits
 from penstock.engine.client import LocalClient
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Intake, ResolvedRequest
@@ -15,6 +16,7 @@ __all__ = [
     "LocalClient",
     "NoRecorder",
     "Profiles",
+    "QueueLimits",
     "Recorder",
     "ResolvedRequest",
     "StepOutputs",

@@ -57,7 +57,7 @@ class Admission:
         Raises:
             Overloaded: it may not; says why, and when to try again.
         """
-        waiting, waiting_tokens, parts = self._scheduler.queue_of(resolved.sequences[0].tenant)
+        waiting, waiting_tokens, parts = self._scheduler.queue_part(resolved.sequences[0].tenant)
         sequences, tokens = self._limits.sequences // parts, self._limits.tokens // parts
         whose = "the queue takes" if parts == 1 else "your part of the queue takes"
         if waiting + len(resolved.sequences) > max(sequences, 1):

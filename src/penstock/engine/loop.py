@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import queue
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,12 +24,11 @@ from penstock.engine.admission import Admission, QueueLimits
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.output_queue import OutputQueue
+from penstock.freed_memory import REST_SECONDS
 
 __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
-
-_REST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +79,18 @@ class EngineLoop:
     """Runs an engine in a thread of its own.
 
     Args:
-        max_queued: sequences that may wait for admission; requests beyond are refused as `Overloaded`.
-        max_queued_tokens: the same for their tokens in all; an empty queue takes a request of any length.
+        limits: what may wait for admission; requests beyond are refused as `Overloaded`.
         on_death: called once, by the engine's thread, when nothing can be served any more; not when it was stopped.
         on_rest: called by the engine's thread when it has had nothing to do for seconds, once until it works again.
-        max_queue_seconds: that a newcomer may have to wait; 0 for any.
     """
 
     def __init__(
         self,
         engine: Engine,
         clock: Clock,
-        max_queued: int,
-        max_queued_tokens: int = sys.maxsize,
+        limits: QueueLimits,
         on_death: Callable[[], None] = lambda: None,
         on_rest: Callable[[], None] = lambda: None,
-        max_queue_seconds: int = 0,
     ) -> None:
         self._engine = engine
         self._on_death = on_death
@@ -104,7 +98,6 @@ class EngineLoop:
         self._clock = clock
         self._rest_at = math.inf  # when nothing was to be done for long enough
         self._told_death = False
-        limits = QueueLimits(max_queued, max_queued_tokens, max_queue_seconds)
         self._admission = Admission(engine.scheduler, limits)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
@@ -159,7 +152,7 @@ class EngineLoop:
                 self._drain()
                 if self._engine.has_work:
                     self._publish(self._engine.step())
-                    self._rest_at = self._clock.now() + _REST_SECONDS
+                    self._rest_at = self._clock.now() + REST_SECONDS
                     self._show()
                     self._tell_death()
         except Exception:

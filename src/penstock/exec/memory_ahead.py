@@ -11,6 +11,7 @@ Decides how far ahead. Memory that no block comes near is not taken.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 import threading
 import time
@@ -23,14 +24,8 @@ from penstock.kernels.weight_memory import LARGE_PAGE
 __all__ = ["MemoryAhead"]
 
 _POPULATE_WRITE = 23  # madvise(2): as if every page were written, without a change
-_PIECE = LARGE_PAGE
-_PAGE = 4096
 _REST_SECONDS = 0.01
-"""After each piece, which takes a millisecond to ten: what computes meanwhile loses little."""
-
-
-def _nothing(*_: object) -> int:
-    return -1
+"""After each page, which takes a millisecond to ten: what computes meanwhile loses little."""
 
 
 class MemoryAhead:
@@ -42,7 +37,6 @@ class MemoryAhead:
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
         self._able = sys.platform == "linux" and bool(caches) and all(cache.device.type == "cpu" for cache in caches)
-        self._madvise = ctypes.CDLL(None).madvise if self._able else _nothing
         self._caches = tuple(caches)
         self._found = [0] * len(self._caches)  # bytes of each that were asked for
         self._highest = -1
@@ -69,17 +63,21 @@ class MemoryAhead:
 
     def _blocks_found(self, found: int, cache: Tensor) -> int:
         """How many blocks can be in use before more of a cache is wanted."""
-        return len(cache) if found >= cache.nbytes else (found - _PIECE) // (cache.nbytes // len(cache))
+        return len(cache) if found >= cache.nbytes else (found - LARGE_PAGE) // (cache.nbytes // len(cache))
 
     def _wanted(self, cache: Tensor) -> int:
         """How many bytes of a cache should be there: those of blocks in use, and a page more."""
-        return min(cache.nbytes, cache.nbytes // len(cache) * (self._highest + 1) + _PIECE)
+        return min(cache.nbytes, cache.nbytes // len(cache) * (self._highest + 1) + LARGE_PAGE)
 
     def _ask(self, index: int, cache: Tensor) -> None:
-        """Ask for the next piece of a cache."""
+        """Ask for the next large page of a cache."""
         begin = cache.data_ptr()
-        start = (begin + self._found[index]) // _PIECE * _PIECE
-        first, end = max(start, begin // _PAGE * _PAGE), min(start + _PIECE, begin + cache.nbytes)
+        start = (begin + self._found[index]) // LARGE_PAGE * LARGE_PAGE
+        first, end = max(start, begin // mmap.PAGESIZE * mmap.PAGESIZE), min(start + LARGE_PAGE, begin + cache.nbytes)
         self._found[index] = end - begin
-        if self._madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _POPULATE_WRITE):
-            self._able = False  # the system does not know how, or has no memory left: steps find out
+        self._able = _populate(first, end - first)  # else it does not know how, or has no memory left: steps find out
+
+
+def _populate(address: int, count: int) -> bool:
+    """Have Linux find memory for `count` bytes from the start of a page on; whether it did."""
+    return not ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _POPULATE_WRITE)

@@ -21,13 +21,11 @@ from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts
 from penstock.contract.ports import Profiler, Runner
-from penstock.freed_memory import give_back
+from penstock.freed_memory import REST_SECONDS, give_back
 from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
 
 __all__ = ["Build", "Prepare", "serve_orders"]
-
-_REST_SECONDS = 2.0
 
 Build = Callable[[messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[Runner, RunnerFacts]]
 """Loads what is ordered; says each line of the start report, and once what the model's files say. Raises SetupError."""
@@ -74,7 +72,7 @@ def _load(connection: Connection[messages.Order], build: Build) -> Runner | None
 def _next_order(connection: Connection[messages.Order]) -> messages.Order:
     """Wait for it, and use the time if it is long."""
     with suppress(TimeoutError):
-        return connection.receive(_REST_SECONDS)
+        return connection.receive(REST_SECONDS)
     give_back()
     return connection.receive()
 

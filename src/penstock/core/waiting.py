@@ -1,0 +1,95 @@
+"""Who waits for admission, in the order of service: the port of the queue, and the one that serves everybody alike.
+
+Decides order only, never whether somebody fits. `core.fair_shares` has the queue that knows tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from penstock.contract.request import SequenceRequest
+from penstock.core.policy import Rank, SeqList
+from penstock.core.sequence import Seq
+
+__all__ = ["OneQueue", "QueuePart", "WaitingQueue"]
+
+
+class QueuePart(NamedTuple):
+    """The part of the queue that a tenant's newcomers wait in.
+
+    Attributes:
+        sequences: that wait in it.
+        tokens: of these sequences.
+        parts: into how many the queue's room is divided.
+    """
+
+    sequences: int
+    tokens: int
+    parts: int
+
+
+class WaitingQueue(Protocol):
+    """Waiting sequences. Owned by the scheduler, which also says what was computed for whom."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Seq]: ...
+
+    def __contains__(self, seq: Seq) -> bool: ...
+
+    def add(self, seq: Seq) -> None:
+        """Put `seq` at its place."""
+        ...
+
+    def remove(self, seq: Seq) -> None:
+        """Take `seq` out; it must be in."""
+        ...
+
+    def in_order(self) -> Iterator[Seq]:
+        """Each sequence in turn; the caller may take it out before it asks for the next."""
+        ...
+
+    def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:
+        """Who would be served before a newcomer of this rank."""
+        ...
+
+    def part_of(self, tenant: str) -> QueuePart:
+        """The part of a tenant."""
+        ...
+
+    def charge_admission(self, seq: Seq) -> None:
+        """`seq` was admitted: its known tokens will be computed, but for those that were cached."""
+        ...
+
+    def charge(self, seq: Seq) -> None:
+        """More of `seq` was computed."""
+        ...
+
+
+class OneQueue(SeqList):
+    """One queue for all, by rank. What was computed for whom changes nothing."""
+
+    __slots__ = ()
+
+    def in_order(self) -> Iterator[Seq]:
+        """See `WaitingQueue`."""
+        index = 0
+        while index < len(self):
+            seq = self[index]
+            yield seq
+            index += index < len(self) and self[index] is seq
+
+    def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:  # noqa: ARG002
+        """See `WaitingQueue`."""
+        return [seq for seq in self if seq.rank < rank]
+
+    def part_of(self, tenant: str) -> QueuePart:  # noqa: ARG002
+        """See `WaitingQueue`."""
+        return QueuePart(len(self), sum(len(seq.tokens) for seq in self), 1)
+
+    def charge_admission(self, seq: Seq) -> None:
+        """See `WaitingQueue`."""
+
+    def charge(self, seq: Seq) -> None:
+        """See `WaitingQueue`."""
