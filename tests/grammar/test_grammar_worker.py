@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import pytest
+from worker_killing import killed_again_and_again
 
 from penstock.contract.errors import Unavailable
 from penstock.contract.grammar import Grammar, GrammarKind
@@ -50,21 +47,7 @@ def test_a_process_that_somebody_kills_says_nothing_of_the_grammar(worker):
     assert worker.judge(FINE).error == ""
     os.kill(worker.pids[0], signal.SIGKILL)
     assert worker.judge(FINE).error == ""
-    over = threading.Event()
-
-    def kill() -> None:
-        while not over.is_set():
-            for pid in worker.pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.001)
-
-    with ThreadPoolExecutor(1) as threads:
-        killer = threads.submit(kill)
-        try:
-            with pytest.raises(Unavailable, match="compiles grammars was lost twice"):
-                worker.judge(COSTLY)
-        finally:
-            over.set()
-        killer.result(60)
+    lost = pytest.raises(Unavailable, match="compiles grammars was lost twice")
+    with killed_again_and_again(lambda: worker.pids), lost:
+        worker.judge(COSTLY)
     assert worker.judge(FINE).error == ""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from worker_killing import killed_again_and_again
 
 from penstock.contract.errors import InvalidParameter, ModelFileError, Overloaded, Unavailable
 from penstock.contract.request import ChatPrompt, Message
@@ -126,21 +124,8 @@ def ticks(pid: int) -> int:
 
 
 def test_workers_that_somebody_kills_make_no_verdict_on_the_template(renderer):
-    chat, over = template(CHATML, renderer), threading.Event()
-
-    def kill() -> None:
-        while not over.is_set():
-            for pid in renderer.pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.001)
-
-    with ThreadPoolExecutor(1) as threads:
-        killer = threads.submit(kill)
-        try:
-            with pytest.raises(Unavailable, match="renders chat templates was lost"):
-                chat.render_prompt(HELLO)
-        finally:
-            over.set()
-        killer.result(PATIENCE)
+    chat = template(CHATML, renderer)
+    lost = pytest.raises(Unavailable, match="renders chat templates was lost")
+    with killed_again_and_again(lambda: renderer.pids), lost:
+        chat.render_prompt(HELLO)
     assert chat.render_prompt(HELLO).text.startswith("<|im_start|>user")
