@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS
+from penstock.contract.memory_budget import LEAST_BYTES
 from penstock.contract.scheduler_config import POLICIES
 
 __all__ = [
@@ -45,7 +46,7 @@ LOG_FORMATS = ("text", "json")
 ANY_NAME = "*"
 """The served model name that stands for every name."""
 
-BYTE_FIELDS = frozenset({"kv_cache_memory"})
+BYTE_FIELDS = frozenset({"kv_cache_memory", "memory_limit"})
 """Fields that operators may give as text, for `read_bytes`."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -300,6 +301,12 @@ class ServerConfig:
         DEFAULT_SERVER_LIMITS.drain_seconds, "Seconds that running answers may go on after SIGTERM or SIGINT."
     )
     max_connections: int = _option(DEFAULT_SERVER_LIMITS.max_connections, "Connections at once; more are answered 429.")
+    memory_limit: int = _option(
+        0,
+        "Most bytes that the server keeps for its clients: requests that are read and answered, output that waits for"
+        " readers, stored answers, compiled grammars. 0 takes 512MiB. The model's weights and its KV cache"
+        " (--kv-cache-memory) are not in it.",
+    )
     log_format: str = _option("text", "How log lines are written to standard error.", LOG_FORMATS)
     log_requests: bool = _option(
         False, "Log one line per request: id, route, status, tokens, timings; never text of a prompt or an answer."
@@ -332,3 +339,5 @@ class ServerConfig:
                 raise ConfigError(name, f"must be a number of seconds from 0 up, got {getattr(self, name)}")
         if self.max_connections < 1:
             raise ConfigError("max_connections", f"must be at least 1, got {self.max_connections}")
+        if self.memory_limit and self.memory_limit < LEAST_BYTES:
+            raise ConfigError("memory_limit", f"must be 0 or at least 64MiB, got {self.memory_limit}")
