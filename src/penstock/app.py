@@ -294,7 +294,7 @@ def serve(
     if journal is not None:
         journal.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
-    memory = MemoryBudget(server_options.memory_limit, give_back)
+    memory = MemoryBudget(engine_options.memory_limit, give_back)
     client = assembly.start_client(profiles, end.now, memory)
     say(f"memory           {readable_bytes(memory.limit)} for requests, waiting output and what is stored of answers")
 
@@ -368,10 +368,11 @@ def local_application(
     from penstock.server.http.access import Access
 
     assembly = assemble(config, cache_dir, announce)
-    client = assembly.start_client()
+    memory = MemoryBudget(config.memory_limit)
+    client = assembly.start_client(memory=memory)
     try:
         access = Access(request_seconds=0)  # work that nobody waits for may take as long as it takes
-        yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access)
+        yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access, memory=memory)
     finally:
         client.close()
         assembly.close()

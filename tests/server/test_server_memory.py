@@ -17,7 +17,7 @@ from resuming import CHAT, blocks, id_of, resume, told
 from scripted_engine import HELLO, ScriptedEngine, Until, always, delta, finished, stop
 from server_harness import running
 
-from penstock.contract.config import ServerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, Overloaded, ReaderTooSlow
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits
 from penstock.contract.memory_budget import DEFAULT_BYTES, STREAM_BYTES, MemoryBudget
@@ -193,5 +193,5 @@ def test_without_a_figure_the_stores_have_what_they_had_before_there_was_one():
 @pytest.mark.parametrize("limit", [-1, 1, (64 << 20) - 1])
 def test_a_limit_too_small_to_serve_with_is_refused(limit):
     with pytest.raises(ConfigError, match="memory_limit: must be 0 or at least 64MiB"):
-        ServerConfig(memory_limit=limit)
-    assert ServerConfig(memory_limit=64 << 20).memory_limit == 64 << 20
+        EngineConfig(memory_limit=limit)
+    assert EngineConfig(memory_limit=64 << 20).memory_limit == 64 << 20

@@ -194,6 +194,13 @@ class EngineConfig:
         " with the time after which to try again. 0: any.",
         front=Front.QUEUE,
     )
+    memory_limit: int = _option(
+        0,
+        "Most bytes that the server keeps for its clients: requests that are read and answered, output that waits for"
+        " readers, stored answers, compiled grammars. 0 takes 512MiB. The model's weights and its KV cache"
+        " (--kv-cache-memory) are not in it.",
+        front=Front.HTTP,
+    )
     tool_call_parser: str = _option(
         "auto",
         "How the model writes tool calls; auto reads it from its chat template, none refuses tools.",
@@ -255,6 +262,8 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+        if self.memory_limit and self.memory_limit < LEAST_BYTES:
+            raise ConfigError("memory_limit", f"must be 0 or at least 64MiB, got {self.memory_limit}")
 
     @property
     def checkpoint_interval(self) -> int:
@@ -301,12 +310,6 @@ class ServerConfig:
         DEFAULT_SERVER_LIMITS.drain_seconds, "Seconds that running answers may go on after SIGTERM or SIGINT."
     )
     max_connections: int = _option(DEFAULT_SERVER_LIMITS.max_connections, "Connections at once; more are answered 429.")
-    memory_limit: int = _option(
-        0,
-        "Most bytes that the server keeps for its clients: requests that are read and answered, output that waits for"
-        " readers, stored answers, compiled grammars. 0 takes 512MiB. The model's weights and its KV cache"
-        " (--kv-cache-memory) are not in it.",
-    )
     log_format: str = _option("text", "How log lines are written to standard error.", LOG_FORMATS)
     log_requests: bool = _option(
         False, "Log one line per request: id, route, status, tokens, timings; never text of a prompt or an answer."
@@ -339,5 +342,3 @@ class ServerConfig:
                 raise ConfigError(name, f"must be a number of seconds from 0 up, got {getattr(self, name)}")
         if self.max_connections < 1:
             raise ConfigError("max_connections", f"must be at least 1, got {self.max_connections}")
-        if self.memory_limit and self.memory_limit < LEAST_BYTES:
-            raise ConfigError("memory_limit", f"must be 0 or at least 64MiB, got {self.memory_limit}")

@@ -52,7 +52,7 @@ class MemoryBudget:
 
     @property
     def grammars(self) -> int:
-        """Bytes for compiled grammars, and what is known of others."""
+        """Bytes for compiled grammars, wherever they are compiled, and what is known of others."""
         return self.limit // 8
 
     @property

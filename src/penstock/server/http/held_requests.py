@@ -146,6 +146,8 @@ class _Request:
         """As the server's; closes the connection of a request whose body was not read."""
         if self._refused and message["type"] == "http.response.start":
             MutableHeaders(scope=message)["connection"] = "close"
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.release()  # before its client reads the end, and may send the next
         await self._send(message)
 
     async def refuse(self) -> None:
