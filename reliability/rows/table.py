@@ -7,6 +7,7 @@ from rows import (
     bombs,
     disconnects,
     ends,
+    floods,
     fuzz,
     kills,
     limits,
@@ -166,6 +167,14 @@ ROWS = (
         "20,000: less than 20 MB in 100,000; descriptors, threads and blocks as before",
         "Dynamo: endurance scenarios",
         soak.soak,
+    ),
+    Row(
+        "D9",
+        "Floods of long prompts, bodies of megabytes, new schemas, stored answers, streams whose readers leave",
+        "10 floods of 300: memory of server and runner at rest at most 15 % above that behind four before them;"
+        " nothing is counted any more",
+        "none found",
+        floods.floods,
     ),
     Row("R22", "72 hours of it", "no 5xx, no restart", "none"),
     Row(

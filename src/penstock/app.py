@@ -31,11 +31,22 @@ from penstock.contract.config import (
 )
 from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.limits import DEFAULT_LIMITS
-from penstock.contract.memory import RunnerFacts
+from penstock.contract.memory import RunnerFacts, readable_bytes
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
-from penstock.engine import Engine, EngineLoop, Intake, LocalClient, NoRecorder, Profiles, QueueLimits, Recorder
+from penstock.engine import (
+    Engine,
+    EngineLoop,
+    Intake,
+    LocalClient,
+    NoRecorder,
+    Profiles,
+    QueueLimits,
+    Recorder,
+    WaitingRoom,
+)
 from penstock.freed_memory import give_back
 from penstock.journal import StreamJournal, model_digest
 from penstock.model_text import open_model_text
@@ -78,11 +89,15 @@ class Assembly:
         return self.computing.cost(rows)
 
     def start_client(
-        self, profiles: Profiles | None = None, on_death: Callable[[], None] = lambda: None
+        self,
+        profiles: Profiles | None = None,
+        on_death: Callable[[], None] = lambda: None,
+        memory: MemoryBudget | None = None,
     ) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then.
 
-        Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more.
+        Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more. With
+        `memory`, what waits for readers and the grammars that are kept keep to their shares of it.
         """
         config = self.config
         loop = EngineLoop(
@@ -92,8 +107,16 @@ class Assembly:
             on_death,
             on_rest=give_back,
         )
+        room = None if memory is None else self._bound(memory)
         loop.start()
-        return LocalClient(self.intake, loop, profiles)
+        return LocalClient(self.intake, loop, profiles, room)
+
+    def _bound(self, memory: MemoryBudget) -> WaitingRoom:
+        room, grammars = WaitingRoom(memory.outputs), self.computing.grammars
+        grammars.keep_within(memory.grammars)
+        memory.watch("outputs", lambda: room.bytes)
+        memory.watch("grammars", lambda: grammars.bytes)
+        return room
 
     def close(self) -> None:
         """End the engine and let go of its memory."""
@@ -279,7 +302,9 @@ def serve(
     if journal is not None:
         journal.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
-    client = assembly.start_client(profiles, end.now)
+    memory = MemoryBudget(engine_options.memory_limit, give_back)
+    client = assembly.start_client(profiles, end.now, memory)
+    say(f"memory           {readable_bytes(memory.limit)} for requests, waiting output and what is stored of answers")
 
     def ready(url: str) -> None:
         say(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
@@ -290,7 +315,7 @@ def serve(
     try:
         with _observers(server_options, assembly.card.name) as observers, watchdog.looking():
             server.run(
-                server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog, journal),
+                server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog, journal, memory),
                 server_options,
                 on_ready=ready,
                 drain_seconds=server_options.drain_timeout,
@@ -351,10 +376,11 @@ def local_application(
     from penstock.server.http.access import Access
 
     assembly = assemble(config, cache_dir, announce)
-    client = assembly.start_client()
+    memory = MemoryBudget(config.memory_limit)
+    client = assembly.start_client(memory=memory)
     try:
         access = Access(request_seconds=0)  # work that nobody waits for may take as long as it takes
-        yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access)
+        yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access, memory=memory)
     finally:
         client.close()
         assembly.close()

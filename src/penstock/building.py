@@ -16,6 +16,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
 from penstock.contract.memory import MemoryReport, RunnerFacts
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import HuggingFaceText, ModelFacts, TextFiles
 from penstock.contract.ports import Grammars
 from penstock.contract.scheduler_config import most_blocks
@@ -90,6 +91,7 @@ def load_runner(
     """
     loaded = load_model(config, files, announce)
     grammars = grammars_of(text, loaded.shape.vocab_size)
+    grammars.keep_within(MemoryBudget(config.memory_limit).grammars)
     runner, facts = build_runner(loaded.config, loaded, grammars, text, like)
     return runner, facts, loaded, grammars
 

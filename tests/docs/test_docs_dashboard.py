@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.core import Metric
 from scripted_engine import nothing_measured
 
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.server.admin.metrics import COUNTERS, HISTOGRAMS, EngineMetrics, RequestCounter
 
 BOARD = json.loads((Path(__file__).parents[2] / "docs/dashboards/penstock.json").read_text(encoding="utf-8"))
@@ -34,7 +35,9 @@ def shown() -> tuple[set[str], set[str]]:
     requests = RequestCounter()
     requests.counts["/metrics", "GET", "2xx"] += 1
     client: Any = SimpleNamespace(measurements=nothing_measured)
-    families: list[Metric] = list(EngineMetrics(client, "m", requests).collect())
+    memory = MemoryBudget()
+    memory.watch("requests", lambda: 1)
+    families: list[Metric] = list(EngineMetrics(client, "m", requests, memory).collect())
     samples = [sample for family in families for sample in family.samples]
     return {sample.name for sample in samples}, {label for sample in samples for label in sample.labels}
 

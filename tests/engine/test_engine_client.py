@@ -11,7 +11,7 @@ from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
+from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded, ReaderTooSlow
 from penstock.contract.events import (
     ChoiceDelta,
     ChoiceFinished,
@@ -24,16 +24,16 @@ from penstock.contract.events import (
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, TokenPrompt
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine.admission import QueueLimits
-from penstock.engine.output_queue import merge
+from penstock.engine.output_queue import TOKEN_BYTES, WaitingRoom, merge
 from penstock.engine.retry_after import EndRate
 
 
 @asynccontextmanager
-async def serving(max_queued=1000, pause=0.002, on_death=lambda: None, **config):
+async def serving(max_queued=1000, pause=0.002, on_death=lambda: None, room=None, **config):
     bench = harness.build(pause=pause, **config)
     loop = EngineLoop(bench.engine, bench.clock, QueueLimits(max_queued), on_death=on_death)
     loop.start()
-    client = LocalClient(bench.intake, loop)
+    client = LocalClient(bench.intake, loop, room=room)
     try:
         yield bench, client
     finally:
@@ -177,6 +177,22 @@ async def test_a_slow_reader_gets_everything_in_few_pieces():
         outputs += [output async for output in stream]
         assert text_of(outputs) == bench.spelled(bench.expected("hello", 100))
         assert len([o for o in outputs if isinstance(o, ChoiceDelta)]) <= 3
+
+
+async def test_a_reader_who_leaves_too_much_lying_is_given_up_and_its_blocks_come_back():
+    room = WaitingRoom(of_all=10**9, of_one=20 * TOKEN_BYTES, patience=0.01)
+    async with serving(room=room, num_blocks=200, max_model_len=800) as (bench, client):
+        stream = client.generate(harness.request_of("slow", bench.text, "hello", max_tokens=700))
+        outputs = [await anext(stream)]
+        await eventually(lambda: room.given_up, seconds=30)
+        await eventually(lambda: client.health().free_blocks == bench.config.num_blocks, seconds=30)
+        outputs.append(await anext(stream))
+        with pytest.raises(ReaderTooSlow):
+            await anext(stream)
+        expected = bench.spelled(bench.expected("hello", 700))
+        assert 20 < len(text_of(outputs)) < 700
+        assert expected.startswith(text_of(outputs))
+        assert (room.bytes, room.given_up) == (0, 1)
 
 
 async def test_a_full_queue_is_refused_with_a_time_to_come_back():

@@ -30,6 +30,18 @@ def real():
     one.close()
 
 
+def test_what_is_known_of_grammars_is_bounded_in_bytes_too():
+    lib = library()
+    lib.keep_within(40_000)
+    for bound in range(6):
+        lib.matcher(schema(json.dumps({"type": "integer", "minimum": bound, "title": "t" * 3000})), 100)
+        assert lib.bytes <= 40_000
+    assert 0 < len(lib._verdicts) < 4
+    lib.keep_within(0)
+    assert lib.bytes == 0
+    lib.close()
+
+
 @pytest.mark.parametrize(
     ("source", "named"),
     [

@@ -58,7 +58,7 @@ QUEUE = {
     "step_target_ms": 50,
     "max_queue_seconds": 9,
 }
-HTTP = {"served_model_name": ("mine",), "scheduling_policy": "priority"}
+HTTP = {"served_model_name": ("mine",), "scheduling_policy": "priority", "memory_limit": 64 << 20}
 
 
 @pytest.mark.parametrize(("library", "unread"), [(LLM, QUEUE | HTTP), (AsyncLLM, HTTP)])

@@ -15,6 +15,7 @@ from scripted_engine import ScriptedEngine
 from penstock.contract.config import ServerConfig
 from penstock.contract.journal import Journal
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import StepWatch
 from penstock.server import create_app
@@ -63,6 +64,8 @@ def start(
     watch: StepWatch | None = None,
     notifier: Notifier = NOBODY,
     journal: Journal | None = None,
+    limits: RequestLimits = LIMITS,
+    memory: MemoryBudget | None = None,
 ) -> tuple[str, Server, threading.Thread]:
     """Serve in a thread; returns when connections are accepted."""
     ready = threading.Event()
@@ -72,7 +75,7 @@ def start(
         urls.append(url)
         ready.set()
 
-    app = create_app(engine, card, LIMITS, access, watch=watch, journal=journal)
+    app = create_app(engine, card, limits, access, watch=watch, journal=journal, memory=memory)
     server = Server(app, config or ServerConfig(port=0), on_ready, drain_seconds, server_limits, notifier=notifier)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()

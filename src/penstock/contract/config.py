@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS
+from penstock.contract.memory_budget import LEAST_BYTES
 from penstock.contract.scheduler_config import POLICIES
 
 __all__ = [
@@ -45,7 +46,7 @@ LOG_FORMATS = ("text", "json")
 ANY_NAME = "*"
 """The served model name that stands for every name."""
 
-BYTE_FIELDS = frozenset({"kv_cache_memory"})
+BYTE_FIELDS = frozenset({"kv_cache_memory", "memory_limit"})
 """Fields that operators may give as text, for `read_bytes`."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -193,6 +194,13 @@ class EngineConfig:
         " with the time after which to try again. 0: any.",
         front=Front.QUEUE,
     )
+    memory_limit: int = _option(
+        0,
+        "Most bytes that the server keeps for its clients: requests that are read and answered, output that waits for"
+        " readers, stored answers, compiled grammars. 0 takes 512MiB. The model's weights and its KV cache"
+        " (--kv-cache-memory) are not in it.",
+        front=Front.HTTP,
+    )
     tool_call_parser: str = _option(
         "auto",
         "How the model writes tool calls; auto reads it from its chat template, none refuses tools.",
@@ -254,6 +262,8 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+        if self.memory_limit and self.memory_limit < LEAST_BYTES:
+            raise ConfigError("memory_limit", f"must be 0 or at least 64MiB, got {self.memory_limit}")
 
     @property
     def checkpoint_interval(self) -> int:

@@ -5,7 +5,8 @@
     │   ├── InvalidParameter        a field's value (names the field)               400
     │   ├── PromptTooLong           prompt + output cannot fit the context          400
     │   ├── NeverFits               more KV blocks than the whole pool has          400
-    │   └── UnknownModel            asks for a model that is not served             404
+    │   ├── UnknownModel            asks for a model that is not served             404
+    │   └── ReaderTooSlow           leaves too much of its answer unread            an error in the stream
     ├── Overloaded              right request, wrong moment; try again             HTTP 429 / 503
     │   └── Unavailable             what it needs was lost just now, and comes back     503
     ├── SetupError              what the operator gave us is wrong; exit code 2
@@ -32,6 +33,7 @@ __all__ = [
     "Overloaded",
     "PenstockError",
     "PromptTooLong",
+    "ReaderTooSlow",
     "RequestError",
     "RequestPoisoned",
     "RunnerLost",
@@ -111,6 +113,14 @@ class UnknownModel(RequestError):
             param="model",
             code="model_not_found",
         )
+
+
+class ReaderTooSlow(RequestError):
+    """The caller left so much of its answer unread that no more is kept for it."""
+
+    def __init__(self) -> None:
+        message = "This stream was read too slowly, and no more of it is kept. It can be resumed from its last event."
+        super().__init__(message, code="reader_too_slow")
 
 
 class Overloaded(PenstockError):

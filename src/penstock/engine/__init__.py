@@ -6,6 +6,7 @@ from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.interrupts import interrupts_held
 from penstock.engine.loop import EngineLoop
+from penstock.engine.output_queue import WaitingRoom
 from penstock.engine.profile import Profiles
 from penstock.engine.recorder import NoRecorder, Recorder
 
@@ -20,5 +21,6 @@ __all__ = [
     "Recorder",
     "ResolvedRequest",
     "StepOutputs",
+    "WaitingRoom",
     "interrupts_held",
 ]

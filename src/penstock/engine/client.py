@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Output
@@ -19,7 +20,7 @@ from penstock.contract.request import ChatPrompt, EngineRequest, Prompt
 from penstock.engine.engine import Engine
 from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
-from penstock.engine.output_queue import OutputQueue
+from penstock.engine.output_queue import OutputQueue, WaitingRoom
 from penstock.engine.profile import Profile, Profiles
 
 __all__ = ["LocalClient"]
@@ -36,12 +37,22 @@ def _do_nothing(_: Engine) -> None:
 
 
 class LocalClient:
-    """Submits requests to an `EngineLoop` and streams what comes back. Usable from any event loop."""
+    """Submits requests to an `EngineLoop` and streams what comes back. Usable from any event loop.
 
-    def __init__(self, intake: Intake, loop: EngineLoop, profiles: Profiles | None = None) -> None:
+    Args:
+        intake: resolves requests.
+        loop: runs the engine.
+        profiles: where profiles go; None where nobody may take one.
+        room: bounds what waits for readers, who are all on one event loop then; None for any amount.
+    """
+
+    def __init__(
+        self, intake: Intake, loop: EngineLoop, profiles: Profiles | None = None, room: WaitingRoom | None = None
+    ) -> None:
         self._intake = intake
         self._loop = loop
         self._profiles = profiles
+        self._room = room
         self._guided = ThreadPoolExecutor(GUIDED_THREADS, thread_name_prefix="grammars")
         self._chats = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="chats")
         self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
@@ -55,6 +66,7 @@ class LocalClient:
                 for output in await queue.take():
                     yield output
         finally:
+            queue.leave()
             if not queue.closed:
                 self._loop.abort(request.id)
 
@@ -65,6 +77,7 @@ class LocalClient:
             while not queue.drained:
                 yield await queue.take()
         finally:
+            queue.leave()
             if not queue.closed:
                 self._loop.abort(resolved.id)
 
@@ -90,7 +103,7 @@ class LocalClient:
         return self._chats if isinstance(prompt, ChatPrompt) else None
 
     def _submit(self, resolved: ResolvedRequest) -> OutputQueue:
-        queue = OutputQueue()
+        queue = OutputQueue(self._room, partial(self._loop.abort, resolved.id))
         self._loop.submit(resolved, Reader(queue, asyncio.get_running_loop()))
         if resolved.id in self._aborted_early:
             self._aborted_early.discard(resolved.id)

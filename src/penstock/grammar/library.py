@@ -31,7 +31,9 @@ from penstock.workers import Turns
 __all__ = ["GrammarLibrary"]
 
 CACHE_BYTES = 64 * 1024 * 1024
-MAX_VERDICTS = 4096
+VERDICT_BYTES = 16 * 1024 * 1024
+"""Of what is known of grammars: their text, and the document that is the way out of them."""
+ENTRY_BYTES, ID_BYTES = 1000, 36
 MOST_WAITING, MOST_WAITING_OF_A_KEY = 16, 8
 """Grammars that may wait until others have been judged."""
 WAIT_SECONDS = 60.0
@@ -77,7 +79,9 @@ class GrammarLibrary:
         )
         self._speller: Speller | None = None
         self._worker: WorkerClient | None = None
+        self._verdict_bytes = VERDICT_BYTES
         self._verdicts: OrderedDict[tuple[Grammar, bool], Verdict] = OrderedDict()
+        self._known_size = 0
         self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._size = 0
 
@@ -85,6 +89,18 @@ class GrammarLibrary:
     def cached_bytes(self) -> int:
         """Memory of the compiled grammars that are kept."""
         return self._size
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all that is kept: compiled grammars, and what is known of others."""
+        return self._size + self._known_size
+
+    def keep_within(self, most: int) -> None:
+        """Keep `most` bytes: a quarter of what is known of grammars, the rest compiled ones."""
+        with self._lock:
+            self._verdict_bytes = most // 4
+            self._cache_bytes = most - self._verdict_bytes
+            self._forget()
 
     def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Grammar:
         """See `contract.ports.Grammars.check`."""
@@ -156,8 +172,8 @@ class GrammarLibrary:
                 known = self._judges().judge(grammar, tight)
                 with self._lock:
                     self._verdicts[grammar, tight] = known
-                    if len(self._verdicts) > MAX_VERDICTS:
-                        self._verdicts.popitem(last=False)
+                    self._known_size += _size(grammar, known)
+                    self._forget()
             return known
 
     def _judges(self) -> WorkerClient:
@@ -189,6 +205,19 @@ class GrammarLibrary:
             if grammar not in self._compiled:
                 self._compiled[grammar] = made
                 self._size += size
-            while self._size > self._cache_bytes:
-                self._size -= self._compiled.popitem(last=False)[1].size
+            self._forget()
         return made.matcher.deep_copy()
+
+    def _forget(self) -> None:
+        """Drop what was asked for longest ago and is too much. To be called under the lock."""
+        while self._size > self._cache_bytes:
+            self._size -= self._compiled.popitem(last=False)[1].size
+        while self._known_size > self._verdict_bytes:
+            (grammar, _), verdict = self._verdicts.popitem(last=False)
+            self._known_size -= _size(grammar, verdict)
+
+
+def _size(grammar: Grammar, verdict: Verdict) -> int:
+    """Bytes of memory that a verdict takes beside its grammar's text, nearly."""
+    words = len(grammar.source) + len(verdict.ending_text) + len(verdict.error)
+    return ENTRY_BYTES + words + ID_BYTES * len(verdict.ids)

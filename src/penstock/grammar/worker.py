@@ -39,7 +39,9 @@ TIGHT_SEARCHES = 12
 """States that the search for the shortest document may open to end one of its own."""
 MOST_TOKENS = 1000
 """Of a document that no other search has found."""
-LEAST_SIZE = 64 * 1024
+LEAST_SIZE, SOURCE_SIZE = 140_000, 70
+"""Bytes of memory that any compiled grammar takes, and each character of it more: what 200 schemas took. A process
+that has compiled another has memory to compile the next in, so its address space alone says too little."""
 WALKS, WALK_TOKENS = 4, 30
 """Random beginnings of answers, and tokens of each, by which it is seen whether a grammar can be followed."""
 WALK_CPU_SECONDS = 0.5
@@ -85,7 +87,7 @@ def judge(
     is_json, hints = grammar.kind is GrammarKind.JSON, hints_of(grammar)
     text = Closer(speller, SEARCHES, hints).ending(matcher, JsonPlace() if is_json else None)
     ending = None if text is None else Ending.spelled(text, speller)
-    size = max(address_space() - before, len(grammar.source) * 16, LEAST_SIZE)
+    size = max(address_space() - before, LEAST_SIZE + SOURCE_SIZE * len(grammar.source))
     if ending is None or tight:
         more_time()
         ending = _shortest(grammar, matcher, speller, ending)

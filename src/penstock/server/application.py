@@ -16,6 +16,7 @@ from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import PenstockError
 from penstock.contract.journal import Journal
 from penstock.contract.limits import RequestLimits
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient, StepWatch
 from penstock.server import admin, anthropic, openai, page, tokens
@@ -31,6 +32,7 @@ from penstock.server.http.drain import RefuseNewWork
 from penstock.server.http.envelope import Envelope
 from penstock.server.http.failures import error_response, http_error_response
 from penstock.server.http.guard import Guard
+from penstock.server.http.held_requests import HeldBytes, HoldRequests
 from penstock.server.http.lifecycle import Lifecycle, set_lifecycle
 from penstock.server.http.openapi import SHARED_SCHEMAS
 from penstock.server.http.route import Route, add_route
@@ -52,6 +54,7 @@ def create_app(
     observers: Sequence[Observer] = (),
     watch: StepWatch | None = None,
     journal: Journal | None = None,
+    memory: MemoryBudget | None = None,
 ) -> FastAPI:
     """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
 
@@ -63,16 +66,21 @@ def create_app(
         observers: called when a request is over: the log and spans, where wanted.
         watch: knows how long steps take, if anybody does.
         journal: where streams are written down, so that they can be resumed after the end of this server.
+        memory: how much what is kept may take. Without it stores keep to the limits in `access`.
     """
-    access = access or Access()
+    access, memory = _within(access or Access(), memory)
     live = LiveRequests(client, access.request_seconds)
     streams = Streams(access.limits.max_resumable_streams, journal)
-    serving = Serving(client, live, card, limits, access, streams, asyncio.Event())
+    memory.watch("resumable_streams", lambda: streams.bytes)
+    serving = Serving(client, live, card, limits, access, streams, memory, asyncio.Event())
+    held = HeldBytes(memory.requests, memory.requests // 2 if access.keys else memory.requests, memory.on_rest)
+    memory.watch("requests", lambda: held.bytes)
     counter = RequestCounter()
     readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, serving.stopping)
     probes = admin.probe_routes(serving, counter, readiness)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     # The middleware that is added last is outermost.
+    app.add_middleware(HoldRequests, held=held, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(RefuseNewWork, stopping=serving.stopping, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(Guard, access=access, is_public=is_page_path)
     app.add_middleware(Envelope)
@@ -82,6 +90,13 @@ def create_app(
     set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck))
     app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     return app
+
+
+def _within(access: Access, memory: MemoryBudget | None) -> tuple[Access, MemoryBudget]:
+    """The rules with the limits that follow from a budget, where there is one."""
+    if memory is None:
+        return access, MemoryBudget()
+    return replace(access, limits=memory.applied(access.limits)), memory
 
 
 def _probe_app(probes: Iterable[Route], access: Access) -> FastAPI:

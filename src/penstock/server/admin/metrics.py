@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from penstock.contract.measurements import Histogram, Measurements
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.ports import EngineClient
 from penstock.server.delivery.observation import RequestRecord
 from penstock.server.delivery.serving import Serving
@@ -81,8 +82,9 @@ class RequestCounter:
 class EngineMetrics(Collector):
     """Turns an engine's newest measurements into Prometheus metrics at each scrape."""
 
-    def __init__(self, client: EngineClient, model_name: str, requests: RequestCounter) -> None:
+    def __init__(self, client: EngineClient, model_name: str, requests: RequestCounter, memory: MemoryBudget) -> None:
         self._client = client
+        self._memory = memory
         self._labels = (model_name, ENGINE)
         self._requests = requests
 
@@ -97,6 +99,7 @@ class EngineMetrics(Collector):
             histogram: Histogram = getattr(measured, source)
             family.add_metric(self._labels, _buckets(histogram), histogram.total)
             yield family
+        yield from self._stores()
         yield self._http_requests()
 
     def _gauges(self, measured: Measurements) -> Iterator[Metric]:
@@ -142,6 +145,14 @@ class EngineMetrics(Collector):
             family.add_metric((*self._labels, value), count)
         return family
 
+    def _stores(self) -> Iterator[Metric]:
+        text = "Bytes that the server keeps for its clients, by store."
+        family = GaugeMetricFamily("penstock:memory_bytes", text, labels=(*LABELS, "store"))
+        for store, size in self._memory.taken():
+            family.add_metric((*self._labels, store), size)
+        yield family
+        yield self._gauge("penstock:memory_limit_bytes", "The most that they may be together.", self._memory.limit)
+
     def _http_requests(self) -> Metric:
         family = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=("handler", "method", "status"))
         for labels, count in sorted(self._requests.counts.items()):
@@ -158,7 +169,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 def routes(serving: Serving, counter: RequestCounter) -> tuple[Route, ...]:
     """`GET /metrics`; the HTTP requests on it are those that `counter` has counted."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineMetrics(serving.client, serving.card.name, counter))
+    registry.register(EngineMetrics(serving.client, serving.card.name, counter, serving.memory))
     described = {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
     async def metrics(http_request: Request) -> Response:

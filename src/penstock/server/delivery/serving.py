@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.limits import RequestLimits
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
 from penstock.server.delivery.deliveries import Delivery
@@ -45,6 +46,7 @@ class Serving:
 
     Attributes:
         streams: those that were begun, and may be resumed.
+        memory: is told what the endpoints' stores take.
         stopping: set when the server begins to stop.
     """
 
@@ -54,6 +56,7 @@ class Serving:
     limits: RequestLimits
     access: Access
     streams: Streams
+    memory: MemoryBudget
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def parse(self, http_request: Request, prefix: str, parse: Parse) -> ParsedRequest:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.journal import BegunStream, Journal
+from penstock.contract.memory_budget import STREAM_BYTES
 from penstock.contract.request import EngineRequest
 from penstock.server.delivery.event_ids import HEADER
 from penstock.server.delivery.parsed_request import ParsedRequest
@@ -87,6 +88,11 @@ class Streams:
         self._count = 0
         self._begun: dict[str, OrderedDict[str, BegunStream]] = {}  # by tenant
         self._answering: dict[str, _Reading] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the streams that are remembered, nearly."""
+        return self._count * STREAM_BYTES
 
     async def origin(self, headers: Mapping[str, str], prefix: str, tenant: str) -> Origin:
         """Whether a request asks for a new answer, whose id will begin with `prefix`, for a known one, or for its rest.

@@ -227,6 +227,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /v1/chat/completions`, and what is stored of its answers."""
     limits = serving.access.limits
     store = CompletionStore(limits.max_stored_responses, limits.max_stored_bytes)
+    serving.memory.watch("stored_completions", lambda: store.bytes)
 
     async def chat_completions(http_request: Request) -> Response:
         """Continue a conversation, as OpenAI's endpoint of this name."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fastapi import Request, Response
 
 from penstock.api_fields.fields import LABELS, Field, Neutrals, read_fields
-from penstock.api_fields.strict_json import JsonObject, encode
+from penstock.api_fields.strict_json import JsonObject, encode, weight
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Usage
 from penstock.server.delivery.deliveries import Delivery, ResponseFormatter
@@ -54,8 +54,8 @@ class StoredCompletion:
         return completion_id
 
     def size(self) -> int:
-        """Bytes, nearly: its JSON."""
-        return len(encode([self.body, *self.messages]))
+        """Bytes of memory, nearly."""
+        return weight(encode([self.body, *self.messages]))
 
     def labelled(self, metadata: Mapping[str, str]) -> StoredCompletion:
         """The same with other labels."""

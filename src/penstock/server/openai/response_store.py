@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from penstock.api_fields.strict_json import JsonObject, encode
+from penstock.api_fields.strict_json import JsonObject, encode, weight
 from penstock.contract.request import ChatPrompt, Message
 from penstock.server.http.failures import HttpRefusal
 from penstock.server.openai.responses_request import ResponseRequest
@@ -86,9 +86,9 @@ class StoredResponse:
         return response_id
 
     def size(self) -> int:
-        """Bytes, nearly: its JSON, the text of its history, and what is known of its stream."""
+        """Bytes of memory, nearly: its object, the text of its history, and what is known of its stream."""
         stream = 0 if self.stream is None else self.stream.size()
-        return len(encode(self.body)) + sum(map(_bytes, self.history)) + stream
+        return weight(encode(self.body)) + sum(map(_bytes, self.history)) + stream
 
 
 def _bytes(turn: Message) -> int:

@@ -71,6 +71,7 @@ class Responses:
     def __init__(self, serving: Serving) -> None:
         limits = serving.access.limits
         self.store = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
+        serving.memory.watch("stored_responses", lambda: self.store.bytes)
         self._serving = serving
         self._background: dict[str, asyncio.Task[None]] = {}
 
