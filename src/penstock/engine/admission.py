@@ -66,18 +66,22 @@ class Admission:
         if waiting and waiting_tokens + _tokens(resolved) > tokens:
             message = f"{waiting_tokens} tokens are waiting already; {whose} {tokens}."
             raise self._overloaded(message, self._seconds_until(waiting))
-        if self._limits.seconds and self._scheduler.has_work:
+        if (self._limits.seconds or resolved.max_seconds) and self._scheduler.has_work:
             self._check_wait(resolved)
 
     def _check_wait(self, resolved: ResolvedRequest) -> None:
-        """What is before it is read while others end: the longer of both counts."""
+        """Hold the wait to what the queue takes, and to what the caller allows for the whole answer."""
+        wait, most, own = self._wait(resolved), self._limits.seconds, resolved.max_seconds
+        beginning = f"It would take about {math.ceil(wait)} s to begin this"
+        if most and wait > most:
+            raise self._overloaded(f"{beginning}; the queue takes {most} s.", wait - most)
+        if own and wait > own:
+            raise self._overloaded(f"{beginning}, and it may take {own:g} s in all.", wait - own)
+
+    def _wait(self, resolved: ResolvedRequest) -> float:
+        """Seconds until it is begun: what is before it is read while others end, and the longer of both counts."""
         backlog = self._scheduler.backlog(resolved.sequences[0])
-        wait = max(backlog.seconds, self._seconds_until(backlog.ends))
-        if wait > self._limits.seconds:
-            message = (
-                f"It would take about {math.ceil(wait)} s to begin this; the queue takes {self._limits.seconds} s."
-            )
-            raise self._overloaded(message, wait - self._limits.seconds)
+        return max(backlog.seconds, self._seconds_until(backlog.ends))
 
     def _seconds_until(self, ends: int) -> float:
         """Seconds until so many of those that run have ended; 0.0 while nothing is known."""

@@ -87,10 +87,10 @@ class HttpRefusal(RequestError):
 
 
 class RequestTimedOut(EngineFault):
-    """The request took longer than this server allows."""
+    """The request took longer than this server, or its caller, allows."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"The request was ended after {seconds:g} seconds, the most that this server gives one.")
+        super().__init__(f"The request was ended after {seconds:g} seconds, the most that it may take.")
 
 
 class ShuttingDown(Overloaded):

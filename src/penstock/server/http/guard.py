@@ -27,7 +27,10 @@ ADMIN_PATHS = frozenset({b"/reset_prefix_cache", b"/start_profile", b"/stop_prof
 HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]*)?")
 SAFE_METHODS = ("GET", "HEAD")
 CORS_METHODS = "GET, POST, DELETE"
-CORS_HEADERS = "authorization, content-type, idempotency-key, last-event-id, x-api-key, x-request-id, anthropic-version"
+CORS_HEADERS = (
+    "authorization, content-type, idempotency-key, last-event-id, x-api-key, x-request-id, x-request-timeout,"
+    " anthropic-version"
+)
 CORS_EXPOSED = "x-request-id, x-ignored-params, retry-after"
 PREFLIGHT_SECONDS = "600"
 

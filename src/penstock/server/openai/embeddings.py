@@ -30,8 +30,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import EngineRequest, Prompt, TextPrompt, TokenPrompt
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.serving import Serving, bound
-from penstock.server.http.caller import caller_of
+from penstock.server.delivery.serving import Serving
 from penstock.server.http.failures import RequestTimedOut
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.response_writer import ResponseWriter
@@ -168,8 +167,8 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """A vector for each input, in their order."""
         response_id = "embd-" + secrets.token_hex(16)
         wanted = await serving.read(http_request, lambda body: parse_embeddings(body, response_id, card, limits))
-        parsed = bound(wanted.parsed, caller_of(http_request.scope))
-        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.access.request_seconds)
+        parsed = serving.bind(wanted.parsed, http_request)
+        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.live.seconds_for(parsed.requests[0]))
         return serving.respond(parsed, delivery)
 
     return (Route("POST", "/v1/embeddings", embeddings, answers("Embeddings"), extra),)

@@ -26,7 +26,7 @@ from penstock.server.delivery.event_ids import END, HEADER
 from penstock.server.delivery.named_events import UNKNOWN, NamedEventDelivery, named_event
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.serving import Serving, bound
+from penstock.server.delivery.serving import Serving
 from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import list_ignored
 from penstock.server.http.failures import (
@@ -144,7 +144,7 @@ class Responses:
         wanted = await self._serving.read(http_request, parse)
         asked = replace(wanted.parsed, requests=tuple(map(compacting, wanted.parsed.requests)))
         formatter = CompactionFormatter(response_id, wanted.history)
-        return self._serving.respond(bound(asked, caller), WholeDelivery(formatter, 1))
+        return self._serving.respond(self._serving.bind(asked, http_request), WholeDelivery(formatter, 1))
 
     def replay(self, response_id: str, caller: Caller, after: int) -> Response:
         """The events of a stored response with numbers above `after`; of one in the background, when it has ended.
