@@ -10,7 +10,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from penstock.contract.errors import Overloaded
+from penstock.contract.errors import Overloaded, RefusalCause
 from penstock.contract.measurements import Timings
 from penstock.core import Scheduler
 from penstock.engine.intake import ResolvedRequest
@@ -62,10 +62,10 @@ class Admission:
         whose = "the queue takes" if parts == 1 else "your part of the queue takes"
         if waiting + len(resolved.sequences) > max(sequences, 1):
             message = f"{waiting} sequences are waiting already; {whose} {sequences}."
-            raise self._overloaded(message, self._seconds_until(waiting))
+            raise _overloaded(RefusalCause.QUEUE_SEQUENCES, message, self._seconds_until(waiting))
         if waiting and waiting_tokens + _tokens(resolved) > tokens:
             message = f"{waiting_tokens} tokens are waiting already; {whose} {tokens}."
-            raise self._overloaded(message, self._seconds_until(waiting))
+            raise _overloaded(RefusalCause.QUEUE_TOKENS, message, self._seconds_until(waiting))
         if (self._limits.seconds or resolved.max_seconds) and self._scheduler.has_work:
             self._check_wait(resolved)
 
@@ -74,9 +74,9 @@ class Admission:
         wait, most, own = self._wait(resolved), self._limits.seconds, resolved.max_seconds
         beginning = f"It would take about {math.ceil(wait)} s to begin this"
         if most and wait > most:
-            raise self._overloaded(f"{beginning}; the queue takes {most} s.", wait - most)
+            raise _overloaded(RefusalCause.QUEUE_SECONDS, f"{beginning}; the queue takes {most} s.", wait - most)
         if own and wait > own:
-            raise self._overloaded(f"{beginning}, and it may take {own:g} s in all.", wait - own)
+            raise _overloaded(RefusalCause.OWN_TIMEOUT, f"{beginning}, and it may take {own:g} s in all.", wait - own)
 
     def _wait(self, resolved: ResolvedRequest) -> float:
         """Seconds until it is begun: what is before it is read while others end, and the longer of both counts."""
@@ -87,8 +87,9 @@ class Admission:
         """Seconds until so many of those that run have ended; 0.0 while nothing is known."""
         return self._ends.seconds_until(ends, self._scheduler.num_running)
 
-    def _overloaded(self, message: str, seconds: float) -> Overloaded:
-        return Overloaded(message, retry_after=max(1, min(LONGEST, math.ceil(seconds))))
+
+def _overloaded(cause: RefusalCause, message: str, seconds: float) -> Overloaded:
+    return Overloaded(message, retry_after=max(1, min(LONGEST, math.ceil(seconds))), cause=cause)
 
 
 def _tokens(resolved: ResolvedRequest) -> int:
