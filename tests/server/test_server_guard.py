@@ -259,6 +259,20 @@ def test_a_star_turns_the_host_check_off():
         ("a-key-of-0123456789 share=0\n", "line 1: share=0 must be a number in 0.01..100"),
         ("a-key-of-0123456789 share=much\n", "share=much must be a number"),
         ("share=2\n", "line 1: must be `KEY`"),
+        (
+            "# two\na-key-of-0123456789 concurrent=0\n",
+            "keys, line 2: concurrent=0 must be a whole number in 1..1000000",
+        ),
+        ("a-key-of-0123456789 concurrent=many\n", "line 1: concurrent=many must be a whole number"),
+        ("a-key-of-0123456789 concurrent=1.5\n", "concurrent=1.5 must be"),
+        ("a-key-of-0123456789 concurrent=\n", "concurrent= must be"),
+        ("a-key-of-0123456789 concurrent=-1\n", "concurrent=-1 must be"),
+        ("a-key-of-0123456789 concurrent=1000001\n", "concurrent=1000001 must be"),
+        (f"a-key-of-0123456789 concurrent={'9' * 5000}\n", "must be a whole number"),
+        ("a-key-of-0123456789 concurrent=\u0663\n", "must be a whole number"),
+        ("a-key-of-0123456789 concurrent=2 concurrent=3\n", "line 1: concurrent is given twice"),
+        ("a-key-of-0123456789 concurent=2\n", "must be `KEY` or `admin KEY`, and may end with `share=NUMBER` and `con"),
+        ("concurrent=2 a-key-of-0123456789\n", "line 1: must be `KEY`"),
     ],
 )
 def test_a_key_file_that_cannot_be_used_is_refused(tmp_path, text, why):
@@ -277,6 +291,19 @@ def test_a_key_file_says_whose_share_is_larger(tmp_path):
     found = [keys.find(key) for key in (KEY, ADMIN, "another-key-of-somebody")]
     assert [(caller.admin, caller.share) for caller in found] == [(False, 2.5), (True, 0.5), (False, 1.0)]
     assert found[0].bind(EngineRequest("r", TextPrompt("x"))).share == 2.5
+
+
+def test_a_key_file_says_how_many_requests_a_key_may_have_at_once(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY} concurrent=8 share=2\nadmin {ADMIN} share=3 concurrent=1\nanother-key-of-somebody==\n")
+    path.chmod(0o600)
+    keys = read_keys(str(path), {})
+    found = [keys.find(key) for key in (KEY, ADMIN, "another-key-of-somebody==")]
+    assert [(caller.admin, caller.concurrent, caller.share) for caller in found] == [
+        (False, 8, 2.0),
+        (True, 1, 3.0),
+        (False, 0, 1.0),
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")

@@ -14,6 +14,7 @@ from penstock.contract.errors import RequestError
 from penstock.contract.events import Output
 from penstock.contract.ports import EngineClient
 from penstock.contract.request import EngineRequest
+from penstock.server.delivery.concurrency import Concurrency
 from penstock.server.http.failures import RequestTimedOut
 
 __all__ = ["LiveRequest", "LiveRequests"]
@@ -71,6 +72,7 @@ class LiveRequests:
     def __init__(self, client: EngineClient, seconds: float) -> None:
         self.client = client
         self.seconds = seconds
+        self.concurrency = Concurrency()
         self.tenants: dict[str, str] = {}
         """Request id -> tenant, of the requests that are live."""
 

@@ -108,7 +108,7 @@ class Serving:
         caller = caller_of(http_request.scope)
         seconds = own_timeout(http_request.headers, self.access.request_seconds)
         requests = tuple(replace(caller.bind(each), max_seconds=seconds) for each in parsed.requests)
-        return replace(parsed, requests=requests)
+        return replace(parsed, requests=requests, concurrent=caller.concurrent)
 
     def respond(self, parsed: ParsedRequest, delivery: Delivery) -> Response:
         """The HTTP answer to a parsed request; an empty one where the client has the whole of a stream already."""

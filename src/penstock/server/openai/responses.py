@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -91,9 +92,7 @@ class Responses:
         if wanted.background:
             if (known := self.store.peek(parsed.id)) is not None:  # the same request, with the same idempotency key
                 return json_response(200, known.body)
-            body = formatter.begin()
-            self._start(parsed.id, OutputStream(self._serving.live, parsed), formatter)
-            return json_response(200, body)
+            return json_response(200, self._start(parsed, formatter))
         formatter.begin()
         return self._serving.respond(parsed, _Kept(WholeDelivery(formatter, parsed.num_choices), formatter))
 
@@ -214,9 +213,25 @@ class Responses:
             **wanted.repeated,
         }
 
-    def _start(self, response_id: str, outputs: OutputStream, formatter: ResponsesFormatter) -> None:
-        self._background[response_id] = task = asyncio.create_task(_make(outputs, formatter))
-        task.add_done_callback(lambda _: self._background.pop(response_id))
+    def _start(self, parsed: ParsedRequest, formatter: ResponsesFormatter) -> JsonObject:
+        """Begin to make a response that nobody waits for; the response as it is now.
+
+        Raises:
+            Overloaded: its caller has as many requests at once as it may.
+        """
+        outputs = OutputStream(self._serving.live, parsed)
+        with ExitStack() as undoing:
+            outputs.enter()
+            undoing.callback(outputs.leave)
+            body = formatter.begin()
+            self._background[parsed.id] = task = asyncio.create_task(_make(outputs, formatter))
+            task.add_done_callback(partial(self._end, outputs, parsed.id))
+            undoing.pop_all()
+        return body
+
+    def _end(self, outputs: OutputStream, response_id: str, _: asyncio.Task[None]) -> None:
+        outputs.leave()
+        del self._background[response_id]
 
 
 @dataclass(frozen=True, slots=True)
