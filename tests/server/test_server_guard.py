@@ -167,6 +167,29 @@ def test_keys_never_share_cached_work_and_the_engine_learns_neither_key_nor_salt
     assert len({request.tenant for request in guarded.engine.requests}) == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"user": "al"}),
+        ("/v1/chat/completions", {"safety_identifier": "al"}),
+        ("/v1/responses", {"safety_identifier": "al"}),
+        ("/v1/embeddings", {"user": "al"}),
+        ("/v1/messages", {"metadata": {"user_id": "al"}}),
+    ],
+)
+def test_a_key_is_the_tenant_whatever_user_its_caller_names(guarded, path, fields):
+    messages = {"messages": [{"role": "user", "content": "Hi"}]}
+    bodies = {"/v1/responses": {"input": "Hi"}, "/v1/embeddings": {"input": "Hi"}}
+    bodies["/v1/messages"] = messages | {"model": "acme/tiny-1", "max_tokens": 4}
+    for key, user in ((KEY, fields), (KEY, {}), (ADMIN, fields)):
+        answer = guarded.send("POST", path, key, json=bodies.get(path, messages) | user)
+        assert answer.status_code == 200
+        assert "x-ignored-params" not in answer.headers
+    of_user, of_nobody, of_another = [request.tenant for request in guarded.engine.requests[-3:]]
+    assert of_user == of_nobody != of_another
+    assert of_user != "al"
+
+
 def test_a_key_aborts_its_own_answers_only_and_an_admin_any(guarded):
     guarded.engine.reset()
     guarded.engine.script = always(delta("x"), Wait())

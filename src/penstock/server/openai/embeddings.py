@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, Field, Neutrals, one_of, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompts import PROMPTS, check_token_ids, split_prompts
-from penstock.api_fields.request_options import check_prompt_chars, read_options, served_name
+from penstock.api_fields.request_options import USER, check_prompt_chars, read_options, served_name
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
@@ -61,7 +61,7 @@ EMBEDDING_FIELDS = (
         INTEGER,
         "Keep so many tokens of each input, of a text those around it and its first; -1: as many as the context has.",
     ),
-    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
+    USER,
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Inputs share cached work only with prompts of the same salt."),
 )

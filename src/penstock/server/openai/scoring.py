@@ -17,7 +17,7 @@ from fastapi import Request, Response
 
 from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, TEXTS, Field, Kind, Neutrals, join_path, read_fields
 from penstock.api_fields.fitted_fields import fitted
-from penstock.api_fields.request_options import check_prompt_chars, read_options, served_name
+from penstock.api_fields.request_options import USER, check_prompt_chars, read_options, served_name
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.embedding import vector_floats
 from penstock.contract.errors import InvalidParameter
@@ -67,7 +67,7 @@ _SHARED = (
         INTEGER,
         "Keep so many tokens of each text, those around it and its first; -1: as many as the context has.",
     ),
-    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
+    USER,
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Texts share cached work only with prompts of the same salt."),
 )
