@@ -57,8 +57,9 @@ def test_a_reader_that_has_the_turn_is_not_cancelled_but_waits_no_more():
         outputs = LiveRequests(client, 0.02).open(REQUEST)
         client.ready.release()
         await outputs.next()
-        while not client.aborted:
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(30):
+            while not client.aborted:
+                await asyncio.sleep(0.005)
         assert client.aborted == ["a"], "the engine need not wait for a client that reads slowly"
         with pytest.raises(RequestTimedOut):
             await outputs.next()

@@ -12,6 +12,7 @@ from penstock.contract.errors import Overloaded
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS
 from penstock.server.http.access import Access
 
+PATIENCE = 30
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 MESSAGES = CHAT | {"model": "acme/tiny-1", "max_tokens": 4}
 GENERATING = {
@@ -37,17 +38,17 @@ def test_every_endpoint_that_computes_ends_a_request_in_its_own_time(served: Ser
     answer = served.http.post(path, json=GENERATING[path], headers=within("0.05"))
     assert answer.status_code == 504
     assert "ended after 0.05 seconds" in answer.json()["error"]["message"]
-    served.engine.wait_until(lambda: not served.engine.live)
+    served.engine.wait_until(lambda: not served.engine.live, PATIENCE)
     assert {each.max_seconds for each in served.engine.requests} == {0.05}
 
 
 def test_a_stream_ends_with_the_servers_error_and_its_work_is_over(served: Served):
     served.engine.script = always(delta("x"), Wait())
-    stream = served.http.post("/v1/completions", json={"prompt": "a", "stream": True}, headers=within("0.05"))
+    stream = served.http.post("/v1/completions", json={"prompt": "a", "stream": True}, headers=within("1"))
     assert stream.status_code == 200
     assert "request_timeout" in stream.text
     assert read_events(stream.content)[-1].data == "[DONE]"
-    served.engine.wait_until(lambda: not served.engine.live)
+    served.engine.wait_until(lambda: not served.engine.live, PATIENCE)
     assert len(served.engine.left) == 1
 
 
@@ -55,13 +56,13 @@ def test_a_background_response_has_it_too(served: Served):
     served.engine.script = always(Wait())
     begun = served.http.post("/v1/responses", json={"input": "Hi", "background": True}, headers=within("0.05"))
     path = f"/v1/responses/{begun.json()['id']}"
-    served.engine.wait_until(lambda: served.http.get(path).json()["status"] == "failed")
+    served.engine.wait_until(lambda: served.http.get(path).json()["status"] == "failed", PATIENCE)
     assert "ended after 0.05 seconds" in served.http.get(path).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("asked", "servers", "seconds"),
-    [("20", 600, 20), ("0.5", 600, 0.5), ("900", 600, 600), ("900", 0, 900), (None, 600, 0), (None, 0, 0)],
+    [("20", 600, 20), ("100.5", 600, 100.5), ("900", 600, 600), ("900", 0, 900), (None, 600, 0), (None, 0, 0)],
 )
 def test_it_is_at_most_the_servers(asked: str | None, servers: float, seconds: float):
     engine = ScriptedEngine()

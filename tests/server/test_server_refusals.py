@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import queue
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine, always
-from server_harness import LIMITS, Served, free_port, running, start
+from server_harness import CARD, LIMITS, Served, free_port, running, start
 
 from penstock.contract.config import ServerConfig
 from penstock.contract.errors import InvalidParameter, Overloaded, RefusalCause, Unavailable
 from penstock.contract.limits import ServerLimits
+from penstock.server import create_app
 from penstock.server.http.access import Access, read_keys
+from penstock.server.http.lifecycle import lifecycle_of, set_lifecycle
+from penstock.server.http.run import Server
 
 KEY = "a-key-of-enough-characters"
 SHOWN = re.compile(r'penstock:requests_refused_total\{.*reason="(\w+)"\} ([0-9.]+)')
@@ -44,11 +51,9 @@ def assert_refused(http: httpx.Client, **expected: int) -> None:
 def fresh() -> Iterator[Served]:
     """A server that has refused nobody yet."""
     engine = ScriptedEngine()
-    limits = ServerLimits(header_seconds=0.2, max_headers=20)
     config = ServerConfig(port=0, max_connections=MOST)
-    access = Access(limits=limits)
     with (
-        running(engine, server_limits=limits, config=config, access=access) as url,
+        running(engine, config=config, access=Access(limits=ServerLimits(max_headers=20))) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         yield Served(url, engine, http)
@@ -97,13 +102,29 @@ def test_bodies_and_headers_that_are_too_large_are_counted(fresh: Served):
     assert_refused(fresh.http, body=1, headers=1)
 
 
-def test_what_no_application_hears_of_is_counted_too(fresh: Served):
-    with socket.create_connection(("127.0.0.1", fresh.port), timeout=PATIENCE) as silent:
-        assert b" 408 " in silent.recv(65536)
+def test_bytes_that_are_not_http_are_counted_though_no_application_hears_of_them(fresh: Served):
     with socket.create_connection(("127.0.0.1", fresh.port), timeout=PATIENCE) as talker:
         talker.sendall(b"this is not HTTP\r\n\r\n")
         assert b" 400 " in talker.recv(65536)
-    assert_refused(fresh.http, headers=2)
+    assert_refused(fresh.http, headers=1)
+
+
+def test_a_client_that_says_nothing_is_counted():
+    app = create_app(ScriptedEngine(), CARD, LIMITS)
+    told: list[RefusalCause] = []
+    set_lifecycle(app, replace(lifecycle_of(app), refused=told.append))
+    urls: queue.SimpleQueue[str] = queue.SimpleQueue()
+    server = Server(app, ServerConfig(port=0), urls.put, limits=ServerLimits(header_seconds=0.2))
+    thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
+    thread.start()
+    try:
+        port = httpx.URL(urls.get(timeout=PATIENCE)).port
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as silent:
+            assert b" 408 " in silent.recv(65536)
+    finally:
+        server.stop()
+        thread.join(PATIENCE)
+    assert told == [RefusalCause.HEADERS]
 
 
 def test_connections_beyond_the_most_are_counted_answered_or_not(fresh: Served):
