@@ -109,6 +109,8 @@ NOBODY_ASKS = {"served_model_name", "scheduling_policy", "max_queued_requests", 
 NOBODY_ASKS |= {"runner", "step_target_ms", "max_queue_seconds"}
 """Options that mean nothing where one asks whom nobody waits beside, by no name, and who offers no tools."""
 
+OWN_DEFAULTS = {"run-batch": {"step_target_ms": 0}}
+
 
 @pytest.mark.parametrize(
     ("command", "unread"), [("serve", set()), ("run-batch", set()), ("chat", NOBODY_ASKS), ("generate", NOBODY_ASKS)]
@@ -125,8 +127,9 @@ def test_help_shows_every_option_of_the_engine_that_the_command_reads_with_its_d
         assert (f"--{field.name.replace('_', '-')}" in shown) == (field.name not in unread)
         if field.name in unread:
             continue
-        if isinstance(field.default, int) and not isinstance(field.default, bool):
-            assert f"[default: {field.default}]" in shown.replace("\n", " ").replace("  ", " ") or field.default == 0
+        default = OWN_DEFAULTS.get(command, {}).get(field.name, field.default)
+        if isinstance(default, int) and not isinstance(default, bool):
+            assert f"[default: {default}]" in shown.replace("\n", " ").replace("  ", " ") or default == 0
 
 
 @pytest.mark.parametrize("command", ["bench batch", "bench quality", "verify"])

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 from engine_harness import build, request_of
 
+from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import Overloaded
 from penstock.contract.measurements import Timings
 from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.request import EngineRequest
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine.admission import Admission, QueueLimits
 
@@ -115,6 +117,39 @@ def test_who_has_to_wait_for_a_slot_is_told_when_one_is_free_by_how_long_answers
     refused = bench.refusal(letters=2)
     assert refused is not None
     assert refused.retry_after == 40 - 5
+
+
+def within(resolved, seconds: float):
+    """The same, of a caller that allows so long for it."""
+    return replace(resolved, max_seconds=seconds)
+
+
+def test_what_cannot_begin_in_its_own_time_is_refused_and_told_when_it_could():
+    bench = experienced(QueueLimits(), max_num_seqs=2)
+    bench.submit(2, letters=2, max_tokens=100)
+    bench.harness.engine.step()
+    bench.admission.ended(Timings(admitted=10.0, ended=90.0))
+    assert bench.refusal(letters=2) is None, "it has all the time in the world"
+    assert bench.refused(within(bench.resolved(letters=2), 60)) is None
+    refused = bench.refused(within(bench.resolved(letters=2), 5))
+    assert refused is not None
+    assert refused.message == "It would take about 40 s to begin this, and it may take 5 s in all."
+    assert refused.retry_after == 40 - 5
+
+
+def test_an_idle_engine_takes_what_has_little_time():
+    bench = experienced(QueueLimits())
+    assert bench.refused(within(bench.resolved(), 0.001)) is None
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_the_time_that_a_caller_allows_reaches_the_queue(embedded):
+    bench = build()
+    one = request_of("r", bench.text, "a prompt")
+    if embedded:
+        one = EngineRequest("r", one.prompt, embedding=EmbeddingSpec(Pooling.LAST))
+    assert bench.intake.resolve(replace(one, max_seconds=2.5)).max_seconds == 2.5
+    assert bench.intake.resolve(one).max_seconds == 0
 
 
 def test_a_queue_that_is_full_is_refused_whatever_it_takes():

@@ -9,6 +9,7 @@ from engine_harness import build
 from prometheus_client.parser import text_string_to_metric_families
 from test_engine_metrics_collector import timed
 
+from penstock.contract.errors import RefusalCause
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
@@ -96,6 +97,7 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         ("vllm:request_success_total", (("finished_reason", "abort"),)): 1,
         ("vllm:request_success_total", (("finished_reason", "error"),)): 0,
         ("vllm:admission_rejections_total", (("reason", "queue_full"),)): 1,
+        **{("penstock:requests_refused_total", (("reason", cause.value),)): 0 for cause in RefusalCause},
     }
 
 

@@ -250,6 +250,7 @@ def test_labels_are_checked_and_the_successor_of_user_is_one(served):
     assert served.request.tenant == "bob"
     served.chat(safety_identifier="bob", user="alice")
     assert served.request.tenant == "alice"
+    assert "x-ignored-params" not in served.chat(safety_identifier="bob").headers, "it is used"
 
 
 @pytest.mark.parametrize(

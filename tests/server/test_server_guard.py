@@ -167,6 +167,29 @@ def test_keys_never_share_cached_work_and_the_engine_learns_neither_key_nor_salt
     assert len({request.tenant for request in guarded.engine.requests}) == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"user": "al"}),
+        ("/v1/chat/completions", {"safety_identifier": "al"}),
+        ("/v1/responses", {"safety_identifier": "al"}),
+        ("/v1/embeddings", {"user": "al"}),
+        ("/v1/messages", {"metadata": {"user_id": "al"}}),
+    ],
+)
+def test_a_key_is_the_tenant_whatever_user_its_caller_names(guarded, path, fields):
+    messages = {"messages": [{"role": "user", "content": "Hi"}]}
+    bodies = {"/v1/responses": {"input": "Hi"}, "/v1/embeddings": {"input": "Hi"}}
+    bodies["/v1/messages"] = messages | {"model": "acme/tiny-1", "max_tokens": 4}
+    for key, user in ((KEY, fields), (KEY, {}), (ADMIN, fields)):
+        answer = guarded.send("POST", path, key, json=bodies.get(path, messages) | user)
+        assert answer.status_code == 200
+        assert "x-ignored-params" not in answer.headers
+    of_user, of_nobody, of_another = [request.tenant for request in guarded.engine.requests[-3:]]
+    assert of_user == of_nobody != of_another
+    assert of_user != "al"
+
+
 def test_a_key_aborts_its_own_answers_only_and_an_admin_any(guarded):
     guarded.engine.reset()
     guarded.engine.script = always(delta("x"), Wait())
@@ -259,6 +282,20 @@ def test_a_star_turns_the_host_check_off():
         ("a-key-of-0123456789 share=0\n", "line 1: share=0 must be a number in 0.01..100"),
         ("a-key-of-0123456789 share=much\n", "share=much must be a number"),
         ("share=2\n", "line 1: must be `KEY`"),
+        (
+            "# two\na-key-of-0123456789 concurrent=0\n",
+            "keys, line 2: concurrent=0 must be a whole number in 1..1000000",
+        ),
+        ("a-key-of-0123456789 concurrent=many\n", "line 1: concurrent=many must be a whole number"),
+        ("a-key-of-0123456789 concurrent=1.5\n", "concurrent=1.5 must be"),
+        ("a-key-of-0123456789 concurrent=\n", "concurrent= must be"),
+        ("a-key-of-0123456789 concurrent=-1\n", "concurrent=-1 must be"),
+        ("a-key-of-0123456789 concurrent=1000001\n", "concurrent=1000001 must be"),
+        (f"a-key-of-0123456789 concurrent={'9' * 5000}\n", "must be a whole number"),
+        ("a-key-of-0123456789 concurrent=\u0663\n", "must be a whole number"),
+        ("a-key-of-0123456789 concurrent=2 concurrent=3\n", "line 1: concurrent is given twice"),
+        ("a-key-of-0123456789 concurent=2\n", "must be `KEY` or `admin KEY`, and may end with `share=NUMBER` and `con"),
+        ("concurrent=2 a-key-of-0123456789\n", "line 1: must be `KEY`"),
     ],
 )
 def test_a_key_file_that_cannot_be_used_is_refused(tmp_path, text, why):
@@ -277,6 +314,19 @@ def test_a_key_file_says_whose_share_is_larger(tmp_path):
     found = [keys.find(key) for key in (KEY, ADMIN, "another-key-of-somebody")]
     assert [(caller.admin, caller.share) for caller in found] == [(False, 2.5), (True, 0.5), (False, 1.0)]
     assert found[0].bind(EngineRequest("r", TextPrompt("x"))).share == 2.5
+
+
+def test_a_key_file_says_how_many_requests_a_key_may_have_at_once(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY} concurrent=8 share=2\nadmin {ADMIN} share=3 concurrent=1\nanother-key-of-somebody==\n")
+    path.chmod(0o600)
+    keys = read_keys(str(path), {})
+    found = [keys.find(key) for key in (KEY, ADMIN, "another-key-of-somebody==")]
+    assert [(caller.admin, caller.concurrent, caller.share) for caller in found] == [
+        (False, 8, 2.0),
+        (True, 1, 3.0),
+        (False, 0, 1.0),
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,10 @@ class Client:
     def __init__(self) -> None:
         self.ready = asyncio.Semaphore(0)
         self.closed = False
+        self.aborted: list[str] = []
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[str]:
         try:
@@ -52,9 +57,25 @@ def test_a_reader_that_has_the_turn_is_not_cancelled_but_waits_no_more():
         outputs = LiveRequests(client, 0.02).open(REQUEST)
         client.ready.release()
         await outputs.next()
-        await asyncio.sleep(0.06)
+        async with asyncio.timeout(30):
+            while not client.aborted:
+                await asyncio.sleep(0.005)
+        assert client.aborted == ["a"], "the engine need not wait for a client that reads slowly"
         with pytest.raises(RequestTimedOut):
             await outputs.next()
+
+    asyncio.run(scene())
+
+
+def test_a_request_with_a_time_of_its_own_ends_then():
+    async def scene() -> None:
+        client = Client()
+        live = LiveRequests(client, 3600)
+        outputs = live.open(replace(REQUEST, max_seconds=0.05))
+        with pytest.raises(RequestTimedOut, match=r"ended after 0\.05 seconds"):
+            await outputs.next()
+        assert client.closed
+        assert not live.tenants
 
     asyncio.run(scene())
 

@@ -36,8 +36,10 @@ __all__ = [
     "HINTS",
     "NEUTRAL_COMMON",
     "NEUTRAL_STREAM_OPTIONS",
+    "SAFETY_IDENTIFIER",
     "STREAM_OPTIONS",
     "STREAM_OPTIONS_FIELDS",
+    "USER",
     "RequestOptions",
     "StreamUsage",
     "check_prompt_chars",
@@ -57,10 +59,17 @@ STREAM_OPTIONS_FIELDS = (
 
 NEUTRAL_STREAM_OPTIONS: Neutrals = {"include_obfuscation": (False,)}
 
+USER = Field(
+    "user",
+    TEXT,
+    "On whose behalf: the `enduser.id` of the request's span; where the server has no API keys, also who gets a share"
+    " under the policy `fair`. Not logged.",
+)
+SAFETY_IDENTIFIER = Field("safety_identifier", TEXT, "As user; user wins where both are given.")
 COMMON_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
     Field("stream", BOOLEAN, "Answer piece by piece."),
-    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
+    USER,
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Prompts share cached work only with prompts of the same salt."),
 )

@@ -6,7 +6,7 @@ then `--config` file, then default. No environment variable stands in for a flag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,20 @@ class ByteSize(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-def config_options(*classes: type, leave_out: frozenset[str] = frozenset({"model"})) -> Callable[[Any], Any]:
-    """A decorator that gives a command its MODEL, one option for each field of the classes, and `--config`."""
+def config_options(
+    *classes: type, leave_out: frozenset[str] = frozenset({"model"}), defaults: Mapping[str, Any] | None = None
+) -> Callable[[Any], Any]:
+    """A decorator that gives a command its MODEL, one option for each field of the classes, and `--config`.
+
+    `defaults`: option name -> the command's own default, where it differs from the field's.
+    """
 
     def decorate(command: Any) -> Any:
         for config in reversed(classes):
             for field in reversed(fields(config)):
                 if field.name not in leave_out:
-                    command = _option(field, "Engine" if config is EngineConfig else "Server")(command)
+                    default = (defaults or {}).get(field.name, field.default)
+                    command = _option(field, default, "Engine" if config is EngineConfig else "Server")(command)
         command = model_argument(command)
         return click.option(
             "--config",
@@ -63,21 +69,21 @@ def config_options(*classes: type, leave_out: frozenset[str] = frozenset({"model
     return decorate
 
 
-def _option(field: Field[Any], section: str) -> Callable[[Any], Any]:
+def _option(field: Field[Any], default: Any, section: str) -> Callable[[Any], Any]:
     flag = "--" + field.name.replace("_", "-")
     help_text = field.metadata["help"]
-    if isinstance(field.default, bool):
+    if isinstance(default, bool):
         return click.option(
             f"{flag}/--no-{flag[2:]}",
             field.name,
-            default=field.default,
+            default=default,
             show_default=True,
             help=help_text,
             cls=SectionedOption,
             section=section,
         )
     choices = field.metadata["choices"]
-    if isinstance(field.default, tuple):
+    if isinstance(default, tuple):
         return click.option(
             flag,
             field.name,
@@ -88,14 +94,14 @@ def _option(field: Field[Any], section: str) -> Callable[[Any], Any]:
             cls=SectionedOption,
             section=section,
         )
-    kind: Any = click.Choice(choices) if choices else ByteSize() if field.name in BYTE_FIELDS else type(field.default)
-    shown = field.default != ""
+    kind: Any = click.Choice(choices) if choices else ByteSize() if field.name in BYTE_FIELDS else type(default)
+    shown = default != ""
     return click.option(
         flag,
         *ALIASES.get(field.name, ()),
         field.name,
         type=kind,
-        default=field.default,
+        default=default,
         show_default=shown,
         metavar=METAVARS.get(field.name),
         help=help_text,

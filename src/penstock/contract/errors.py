@@ -22,6 +22,8 @@ Nothing here knows HTTP: the server maps branches to statuses, the command line 
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 __all__ = [
     "ConfigError",
     "EngineDead",
@@ -34,6 +36,7 @@ __all__ = [
     "PenstockError",
     "PromptTooLong",
     "ReaderTooSlow",
+    "RefusalCause",
     "RequestError",
     "RequestPoisoned",
     "RunnerLost",
@@ -43,8 +46,37 @@ __all__ = [
 ]
 
 
+class RefusalCause(StrEnum):
+    """Which bound a request met that was refused unread, or at a wrong moment."""
+
+    QUEUE_SEQUENCES = "queue_sequences"
+    QUEUE_TOKENS = "queue_tokens"
+    QUEUE_SECONDS = "queue_seconds"
+    OWN_TIMEOUT = "own_timeout"
+    """It would not even begin in the time that its caller allows."""
+    WORKERS = "workers"
+    """Too many wait for a grammar or for a chat template."""
+    PROCESS_LOST = "process_lost"
+    MEMORY = "memory"
+    """Too many large requests are held: their share of `--memory-limit` is used up."""
+    CONCURRENCY = "concurrency"
+    CONNECTIONS = "connections"
+    DRAINING = "draining"
+    HEADERS = "headers"
+    BODY = "body"
+    ACCESS = "access"
+    """No valid key, or from where it may not come."""
+    OTHER = "other"
+
+
 class PenstockError(Exception):
-    """Every error that Penstock raises on purpose."""
+    """Every error that Penstock raises on purpose.
+
+    Attributes:
+        cause: the bound that a refused request met; None of an error that is no refusal.
+    """
+
+    cause: RefusalCause | None = None
 
 
 class RequestError(PenstockError):
@@ -130,14 +162,18 @@ class Overloaded(PenstockError):
         retry_after: whole seconds after which trying again makes sense.
     """
 
-    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+    def __init__(self, message: str, *, retry_after: int = 1, cause: RefusalCause = RefusalCause.OTHER) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+        self.cause = cause
 
 
 class Unavailable(Overloaded):
     """Something that the request needs was lost while it waited, by no fault of its own, and is being started anew."""
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message, retry_after=retry_after, cause=RefusalCause.PROCESS_LOST)
 
 
 class SetupError(PenstockError):

@@ -136,6 +136,8 @@ class EngineRequest:
             and `grammar` keep their defaults. None for text.
         thinking_token_budget: most tokens of reasoning before the answer; None for no bound of its own.
         drawn_seed: the seed of random sampling that names none; None has one drawn.
+        max_seconds: what its caller allows for all of it; 0 for any time. The engine refuses what could not begin by
+            then; whoever reads the outputs ends it.
         most_prompt_tokens: a longer prompt is cut to its first so many tokens, a text with all that the tokenizer puts
             around it; 0 cuts nothing.
     """
@@ -158,6 +160,7 @@ class EngineRequest:
     thinking_token_budget: int | None = None
     running_usage: bool = False
     drawn_seed: int | None = None
+    max_seconds: float = 0.0
 
     @property
     def candidates(self) -> int:

@@ -10,7 +10,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from penstock.contract.errors import Overloaded
+from penstock.contract.errors import Overloaded, RefusalCause
 from penstock.contract.measurements import Timings
 from penstock.core import Scheduler
 from penstock.engine.intake import ResolvedRequest
@@ -62,29 +62,34 @@ class Admission:
         whose = "the queue takes" if parts == 1 else "your part of the queue takes"
         if waiting + len(resolved.sequences) > max(sequences, 1):
             message = f"{waiting} sequences are waiting already; {whose} {sequences}."
-            raise self._overloaded(message, self._seconds_until(waiting))
+            raise _overloaded(RefusalCause.QUEUE_SEQUENCES, message, self._seconds_until(waiting))
         if waiting and waiting_tokens + _tokens(resolved) > tokens:
             message = f"{waiting_tokens} tokens are waiting already; {whose} {tokens}."
-            raise self._overloaded(message, self._seconds_until(waiting))
-        if self._limits.seconds and self._scheduler.has_work:
+            raise _overloaded(RefusalCause.QUEUE_TOKENS, message, self._seconds_until(waiting))
+        if (self._limits.seconds or resolved.max_seconds) and self._scheduler.has_work:
             self._check_wait(resolved)
 
     def _check_wait(self, resolved: ResolvedRequest) -> None:
-        """What is before it is read while others end: the longer of both counts."""
+        """Hold the wait to what the queue takes, and to what the caller allows for the whole answer."""
+        wait, most, own = self._wait(resolved), self._limits.seconds, resolved.max_seconds
+        beginning = f"It would take about {math.ceil(wait)} s to begin this"
+        if most and wait > most:
+            raise _overloaded(RefusalCause.QUEUE_SECONDS, f"{beginning}; the queue takes {most} s.", wait - most)
+        if own and wait > own:
+            raise _overloaded(RefusalCause.OWN_TIMEOUT, f"{beginning}, and it may take {own:g} s in all.", wait - own)
+
+    def _wait(self, resolved: ResolvedRequest) -> float:
+        """Seconds until it is begun: what is before it is read while others end, and the longer of both counts."""
         backlog = self._scheduler.backlog(resolved.sequences[0])
-        wait = max(backlog.seconds, self._seconds_until(backlog.ends))
-        if wait > self._limits.seconds:
-            message = (
-                f"It would take about {math.ceil(wait)} s to begin this; the queue takes {self._limits.seconds} s."
-            )
-            raise self._overloaded(message, wait - self._limits.seconds)
+        return max(backlog.seconds, self._seconds_until(backlog.ends))
 
     def _seconds_until(self, ends: int) -> float:
         """Seconds until so many of those that run have ended; 0.0 while nothing is known."""
         return self._ends.seconds_until(ends, self._scheduler.num_running)
 
-    def _overloaded(self, message: str, seconds: float) -> Overloaded:
-        return Overloaded(message, retry_after=max(1, min(LONGEST, math.ceil(seconds))))
+
+def _overloaded(cause: RefusalCause, message: str, seconds: float) -> Overloaded:
+    return Overloaded(message, retry_after=max(1, min(LONGEST, math.ceil(seconds))), cause=cause)
 
 
 def _tokens(resolved: ResolvedRequest) -> int:

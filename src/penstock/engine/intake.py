@@ -43,7 +43,7 @@ class ResolvedRequest:
     Attributes:
         prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
         answered: how many of the choices the caller gets; fewer than there are where `best_of` asks for the best.
-        echo: as an `EngineRequest`'s.
+        echo, max_seconds: as an `EngineRequest`'s.
         reader: takes the answers apart into reasoning, text and calls; None when they are plain text.
     """
 
@@ -53,6 +53,7 @@ class ResolvedRequest:
     answered: int
     echo: bool = False
     reader: ReplyReader | None = None
+    max_seconds: float = 0.0
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -137,7 +138,7 @@ class Intake:
                 *(replace(sequence, sampling=others) for sequence in sequences[1:]),
             )
         shown = request.echo or request.running_usage
-        return ResolvedRequest(request.id, sequences, prompt_text, request.n, shown, reader)
+        return ResolvedRequest(request.id, sequences, prompt_text, request.n, shown, reader, request.max_seconds)
 
     def _resolve_embedding(
         self, request: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
@@ -157,7 +158,7 @@ class Intake:
             fresh_prompt=not spec.pooling.takes_cached,
             embedding=spec,
         )
-        return ResolvedRequest(request.id, (sequence,), prompt_text, answered=1)
+        return ResolvedRequest(request.id, (sequence,), prompt_text, answered=1, max_seconds=request.max_seconds)
 
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """See `EngineClient.tokenize`."""

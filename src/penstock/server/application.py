@@ -87,7 +87,7 @@ def create_app(
     app.add_middleware(AnthropicErrors)  # outside the guard, so that its refusals are rewritten too
     app.add_middleware(Observe, observers=(counter, *observers))  # sees every answer
     _add_routes(app, (*_routes(serving), *probes))
-    set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck))
+    set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck, counter.refused))
     app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     return app
 

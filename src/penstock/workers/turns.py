@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.contract.errors import Overloaded
+from penstock.contract.errors import Overloaded, RefusalCause
 
 __all__ = ["Turns"]
 
@@ -129,4 +129,6 @@ class Turns:
         return sum(map(len, self._queues.values()))
 
     def _refusal(self, how: str) -> Overloaded:
-        return Overloaded(f"Too many {self._what} {how} already.", retry_after=self._retry_after)
+        return Overloaded(
+            f"Too many {self._what} {how} already.", retry_after=self._retry_after, cause=RefusalCause.WORKERS
+        )

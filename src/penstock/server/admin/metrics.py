@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from penstock.contract.errors import RefusalCause
 from penstock.contract.measurements import Histogram, Measurements
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.ports import EngineClient
@@ -69,14 +70,21 @@ HISTOGRAMS = {
 
 
 class RequestCounter:
-    """An observer that counts HTTP requests. Confined to the event loop."""
+    """An observer that counts HTTP requests, and refusals by cause. Confined to the event loop."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, str]] = Counter()
+        self.refusals = dict.fromkeys(RefusalCause, 0)
 
     def __call__(self, record: RequestRecord) -> None:
         """Count one request, by route as declared, method, and class of status."""
         self.counts[record.route, record.method, f"{record.status // 100}xx"] += 1
+        if record.refused is not None:
+            self.refused(record.refused)
+
+    def refused(self, cause: RefusalCause) -> None:
+        """Count one refusal."""
+        self.refusals[cause] += 1
 
 
 class EngineMetrics(Collector):
@@ -138,6 +146,8 @@ class EngineMetrics(Collector):
         yield self._by("vllm:request_success", "Sequences that ended, by how.", "finished_reason", measured.finished)
         rejections = (("queue_full", measured.rejections),)
         yield self._by("vllm:admission_rejections", "Requests refused on arrival, by why.", "reason", rejections)
+        refusals = tuple((cause.value, count) for cause, count in self._requests.refusals.items())
+        yield self._by("penstock:requests_refused", "Requests refused, by the bound that they met.", "reason", refusals)
 
     def _by(self, name: str, text: str, label: str, counts: tuple[tuple[str, int], ...]) -> Metric:
         family = CounterMetricFamily(name, text, labels=(*LABELS, label))

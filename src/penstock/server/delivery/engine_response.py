@@ -19,7 +19,7 @@ from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.streams import Resumed, Streams
 from penstock.server.http.connection import ClientLeft, while_connected
-from penstock.server.http.failures import ShuttingDown, error_object, error_response, log_failure
+from penstock.server.http.failures import ShuttingDown, error_object, error_response, log_failure, note_refusal
 from penstock.server.http.response_writer import ResponseWriter
 
 __all__ = ["EngineResponse"]
@@ -46,7 +46,7 @@ class EngineResponse(Response):
         account.parsed, account.outputs = self._parsed, self._outputs
         try:
             async with self._streams.reading(self._parsed.id):
-                await while_connected(receive, self._answer(writer))
+                await while_connected(receive, self._answer(writer, scope))
         except ClientLeft:
             return
         except Resumed as error:
@@ -55,11 +55,12 @@ class EngineResponse(Response):
             await self._fail(ShuttingDown(), writer)
             raise
 
-    async def _answer(self, writer: ResponseWriter) -> None:
+    async def _answer(self, writer: ResponseWriter, scope: Scope) -> None:
         try:
             await self._delivery.deliver(self._outputs, writer)
             self._complete = True
         except PenstockError as error:
+            note_refusal(scope, error)
             await self._fail(error, writer)
         except Exception as error:
             log_failure(error, self._parsed.id)

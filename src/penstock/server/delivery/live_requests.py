@@ -7,12 +7,14 @@ moment its first output is asked for until it is closed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
 
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Output
 from penstock.contract.ports import EngineClient
 from penstock.contract.request import EngineRequest
+from penstock.server.delivery.concurrency import Concurrency
 from penstock.server.http.failures import RequestTimedOut
 
 __all__ = ["LiveRequest", "LiveRequests"]
@@ -22,11 +24,13 @@ class _Deadline:
     """How long a request may still take: like `asyncio.timeout_at`, but with one timer for all of its outputs.
 
     When the time is up, the task that waits for an output is cancelled. Between two outputs the same task is writing to
-    the client, and is left alone.
+    the client, for as long as that takes to read: it is left alone, and the engine is told to `abort`.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, abort: Callable[[], Coroutine[None, None, None]]) -> None:
         self.passed = False
+        self._abort = abort
+        self._aborting: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[object] | None = None
         self._cancelled: asyncio.Task[object] | None = None
         self._timer = asyncio.get_running_loop().call_later(seconds, self._pass) if seconds else None
@@ -54,24 +58,31 @@ class _Deadline:
         if self._waiting is not None:
             self._cancelled = self._waiting
             self._waiting.cancel()
+        else:
+            self._aborting = asyncio.create_task(self._abort())
 
 
 class LiveRequests:
     """Opens requests on an engine and knows the open ones. Confined to one event loop.
 
     Args:
-        seconds: how long a request may take; 0 for any time.
+        seconds: how long a request may take that does not say so itself; 0 for any time.
     """
 
     def __init__(self, client: EngineClient, seconds: float) -> None:
         self.client = client
         self.seconds = seconds
+        self.concurrency = Concurrency()
         self.tenants: dict[str, str] = {}
         """Request id -> tenant, of the requests that are live."""
 
     def open(self, request: EngineRequest, prompt_field: str = "prompt") -> LiveRequest:
         """A request that is submitted when its first output is asked for; errors call its prompt `prompt_field`."""
         return LiveRequest(self, request, prompt_field)
+
+    def seconds_for(self, request: EngineRequest) -> float:
+        """How long `request` may take; 0 for any time."""
+        return request.max_seconds or self.seconds
 
     async def abort_response(self, response_id: str, tenant: str) -> bool:
         """Abort every request of a response that belongs to `tenant`; whether there was one.
@@ -108,7 +119,7 @@ class LiveRequest:
         deadline = self._deadline or self._begin()
         try:
             if deadline.passed:
-                raise RequestTimedOut(self._live.seconds)
+                raise RequestTimedOut(self._live.seconds_for(self._request))
             deadline.begin_wait()
             output = await anext(self._outputs, None)
             deadline.end_wait()
@@ -116,7 +127,7 @@ class LiveRequest:
             timed_out = isinstance(error, asyncio.CancelledError) and deadline.take_back()
             await self.close()
             if timed_out:
-                raise RequestTimedOut(self._live.seconds) from None
+                raise RequestTimedOut(self._live.seconds_for(self._request)) from None
             if isinstance(error, RequestError) and error.param == "prompt":
                 error.param = self._prompt_field
             raise
@@ -137,5 +148,6 @@ class LiveRequest:
 
     def _begin(self) -> _Deadline:
         self._live.tenants[self._request.id] = self._request.tenant
-        self._deadline = _Deadline(self._live.seconds)
+        abort = partial(self._live.client.abort, self._request.id)
+        self._deadline = _Deadline(self._live.seconds_for(self._request), abort)
         return self._deadline

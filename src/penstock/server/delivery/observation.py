@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.contract.errors import RefusalCause
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
+from penstock.server.http.failures import refused_for
 
 __all__ = ["Account", "Observe", "Observer", "RequestRecord", "account_of"]
 
@@ -62,6 +64,7 @@ class RequestRecord:
         parsed: what was wanted, for requests that the engine serves and that could be read; else None.
         outputs: what came of it; None where `parsed` is.
         trace_headers: the W3C trace context that the caller sent.
+        refused: the bound that it met; None if it was not refused.
     """
 
     id: str
@@ -74,6 +77,7 @@ class RequestRecord:
     parsed: ParsedRequest | None
     outputs: OutputStream | None
     trace_headers: Mapping[str, str]
+    refused: RefusalCause | None = None
 
 
 Observer = Callable[[RequestRecord], None]
@@ -107,6 +111,7 @@ class Observe:
                 parsed=account.parsed,
                 outputs=account.outputs,
                 trace_headers=_trace_headers(Headers(scope=scope)),
+                refused=refused_for(scope),
             )
             self._tell(record)
 

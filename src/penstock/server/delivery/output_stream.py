@@ -8,7 +8,7 @@ Invariant: a stream that ends without an error has ended every choice.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from itertools import chain, repeat
 
 from penstock.contract.errors import EngineFault
@@ -56,6 +56,8 @@ class OutputStream:
         self._live = live
         self._parsed = parsed
         self._unfinished = len(parsed.requests)
+        self._counted = ExitStack()
+        self._entered = False
 
     @property
     def tokens_so_far(self) -> Usage:
@@ -63,14 +65,31 @@ class OutputStream:
         prompts = sum(len(prompt.tokens) for prompt in self.prompts.values())
         return Usage(prompt_tokens=prompts, completion_tokens=self.sent_tokens)
 
+    def enter(self) -> None:
+        """Count among the caller's requests from now on until `leave`, rather than while the stream is read.
+
+        Raises:
+            Overloaded: as many are being answered as the caller may have.
+        """
+        if not self._entered:
+            tenant = self._parsed.requests[0].tenant
+            self._counted.enter_context(self._live.concurrency.one_more(tenant, self._parsed.concurrent))
+            self._entered = True
+
+    def leave(self) -> None:
+        """Count no more; does nothing the second time."""
+        self._counted.close()
+
     async def stream(self) -> AsyncGenerator[ChoiceDelta | ChoiceFinished, None]:
         """Deltas and ends, with the whole answer's choice indices. Close it (`aclosing`): that aborts what is left.
 
         Raises:
-            PenstockError: as `EngineClient.generate`; and `EngineFault` when a request failed on the way.
+            PenstockError: as `enter` and `EngineClient.generate`; and `EngineFault` when a request failed on the way.
         """
         names = self._parsed.prompt_fields or repeat("prompt")
         async with AsyncExitStack() as closing:  # closes every request, even when closing one of them fails
+            self.enter()
+            closing.callback(self.leave)
             opened = [self._live.open(each, name) for each, name in zip(self._parsed.requests, names, strict=False)]
             for request in opened:
                 closing.push_async_callback(request.close)

@@ -33,6 +33,7 @@ class ParsedRequest:
         prompt_fields: where each prompt stands in the body, such as `input.3`; empty where all are called `prompt`.
         at_once: how many of the requests may be in the engine at the same time; the others follow, and wait too where
             the engine's queue is full. 0 submits all of them, and refuses the whole answer if the queue is full.
+        concurrent: how many requests of its caller may be answered at once; 0 for any number.
         user: on whose behalf it comes, by the caller's own word; "" for nobody.
         metadata: labels of the caller's own.
         prompt_only: nothing is to be generated: the answer has no token beyond the prompts.
@@ -52,6 +53,7 @@ class ParsedRequest:
     aliases: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)
     prompt_fields: tuple[str, ...] = ()
     at_once: int = 0
+    concurrent: int = 0
     model: str = ""
     user: str = ""
     metadata: Mapping[str, str] = field(default_factory=lambda: NO_ALIASES)

@@ -1,7 +1,7 @@
 """What every endpoint is given: the engine, what it says of itself, the limits, and how a request's body is read.
 
 Decides how a body becomes a `ParsedRequest` on behalf of a caller: parsed (with `--compat`, after taking out what would
-be refused), then bound to the caller's key.
+be refused), then bound to the caller's key and timeout.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.streams import Streams
 from penstock.server.http.access import Access
 from penstock.server.http.body import read_json
-from penstock.server.http.caller import Caller, caller_of
+from penstock.server.http.caller import caller_of
 from penstock.server.http.compat import parse_leniently
+from penstock.server.http.own_timeout import own_timeout
 
-__all__ = ["Parse", "Serving", "bound"]
+__all__ = ["Parse", "Serving"]
 
 NOTHING_LEFT = 204
 """Tells whoever reads events not to come again (WHATWG HTML, section "Server-sent events")."""
@@ -78,16 +79,17 @@ class Serving:
         Raises:
             RequestError: it cannot be served, or it asks for the rest of a stream that it did not begin.
         """
-        caller = caller_of(http_request.scope)
-        origin = await self.streams.origin(http_request.headers, prefix, caller.name)
+        tenant = caller_of(http_request.scope).name
+        origin = await self.streams.origin(http_request.headers, prefix, tenant)
 
         def begin(body: JsonObject) -> tuple[ParsedRequest, T]:
             parsed, beside = parse(body, origin.id)
             return self.streams.begin(origin, body, parsed), beside
 
         parsed, beside = await self.read(http_request, begin)
+        bound = self.bind(parsed, http_request)
         await self.streams.write_down(origin)
-        return bound(parsed, caller), beside
+        return bound, beside
 
     async def read(self, http_request: Request, parse: Callable[[JsonObject], T]) -> T:
         """Read any other request's body.
@@ -100,13 +102,19 @@ class Serving:
             return parse(body)
         return parse_leniently(body, parse, self.access.limits.max_ignored_params, http_request.scope)
 
+    def bind(self, parsed: ParsedRequest, http_request: Request) -> ParsedRequest:
+        """The same on its caller's behalf: by whose key, which gives it a tenant and a prefix cache, and for how long.
+
+        Raises:
+            InvalidParameter: the caller's own timeout is none.
+        """
+        caller = caller_of(http_request.scope)
+        seconds = own_timeout(http_request.headers, self.access.request_seconds)
+        requests = tuple(replace(caller.bind(each), max_seconds=seconds) for each in parsed.requests)
+        return replace(parsed, requests=requests, concurrent=caller.concurrent)
+
     def respond(self, parsed: ParsedRequest, delivery: Delivery) -> Response:
         """The HTTP answer to a parsed request; an empty one where the client has the whole of a stream already."""
         if parsed.position == END:
             return Response(status_code=NOTHING_LEFT)
         return EngineResponse(self.live, self.streams, parsed, delivery)
-
-
-def bound(parsed: ParsedRequest, caller: Caller) -> ParsedRequest:
-    """The same on a caller's behalf: its key decides the tenant and what prefix cache is shared."""
-    return replace(parsed, requests=tuple(map(caller.bind, parsed.requests)))

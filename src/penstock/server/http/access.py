@@ -25,8 +25,10 @@ __all__ = ["Access", "ApiKeys", "is_loopback", "open_access", "read_keys"]
 ANY = "*"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 ADMIN = "admin"
-SHARE = "share="
+SHARE, CONCURRENT = "share", "concurrent"
 LEAST_SHARE, MOST_SHARE = 0.01, 100.0
+MOST_CONCURRENT = 1_000_000
+FORM = f"must be `KEY` or `admin KEY`, and may end with `{SHARE}=NUMBER` and `{CONCURRENT}=NUMBER`"
 ENVIRONMENT = (("PENSTOCK_API_KEY", False), ("PENSTOCK_ADMIN_KEY", True))
 
 
@@ -128,7 +130,11 @@ def read_keys(path: str, environ: Mapping[str, str], limits: ServerLimits = DEFA
         raise ConfigError("api_key_file", f"{path} holds {len(found)} keys; at most {limits.max_api_keys} are taken")
     for key in found:
         _check_key(key.text, key.where, limits.min_api_key_chars)
-    return ApiKeys(tuple(Caller(hashlib.sha256(key.text.encode()).digest(), key.admin, key.share) for key in found))
+    return ApiKeys(tuple(_caller(key) for key in found))
+
+
+def _caller(key: _Key) -> Caller:
+    return Caller(hashlib.sha256(key.text.encode()).digest(), key.admin, key.share, key.concurrent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,7 @@ class _Key:
     where: str
     admin: bool = False
     share: float = 1.0
+    concurrent: int = 0
 
 
 def _file_keys(path: Path) -> Iterator[_Key]:
@@ -154,21 +161,43 @@ def _file_keys(path: Path) -> Iterator[_Key]:
         if not words or words[0].startswith("#"):
             continue
         where = f"{path}, line {number}"
-        share = _share(words.pop(), where) if words[-1].startswith(SHARE) else 1.0
+        options = _take_options(words, where)
         admin = len(words) == 2 and words[0] == ADMIN
         if len(words) != 1 + admin:
-            raise ConfigError("api_key_file", f"{where}: must be `KEY` or `admin KEY`, and may end with `share=NUMBER`")
-        yield _Key(words[-1], where, admin, share)
+            raise ConfigError("api_key_file", f"{where}: {FORM}")
+        share = _share(options[SHARE], where) if SHARE in options else 1.0
+        concurrent = _concurrent(options[CONCURRENT], where) if CONCURRENT in options else 0
+        yield _Key(words[-1], where, admin, share, concurrent)
 
 
-def _share(word: str, where: str) -> float:
+def _take_options(words: list[str], where: str) -> dict[str, str]:
+    """Take the options off the end of a line's words: name -> value."""
+    options: dict[str, str] = {}
+    while words and words[-1].startswith((f"{SHARE}=", f"{CONCURRENT}=")):
+        name, _, value = words.pop().partition("=")
+        if name in options:
+            raise ConfigError("api_key_file", f"{where}: {name} is given twice")
+        options[name] = value
+    return options
+
+
+def _share(value: str, where: str) -> float:
     try:
-        share = float(word.removeprefix(SHARE))
+        share = float(value)
     except ValueError:
         share = 0.0
     if not LEAST_SHARE <= share <= MOST_SHARE:
-        raise ConfigError("api_key_file", f"{where}: {word} must be a number in {LEAST_SHARE:g}..{MOST_SHARE:g}")
+        bounds = f"{LEAST_SHARE:g}..{MOST_SHARE:g}"
+        raise ConfigError("api_key_file", f"{where}: {SHARE}={value} must be a number in {bounds}")
     return share
+
+
+def _concurrent(value: str, where: str) -> int:
+    few_digits = value.isascii() and value.isdecimal() and len(value) <= len(str(MOST_CONCURRENT))
+    if not few_digits or not 1 <= int(value) <= MOST_CONCURRENT:
+        message = f"{where}: {CONCURRENT}={value} must be a whole number in 1..{MOST_CONCURRENT}"
+        raise ConfigError("api_key_file", message)
+    return int(value)
 
 
 def _check_key(key: str, where: str, min_chars: int) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.contract.errors import Overloaded
+from penstock.contract.errors import Overloaded, PenstockError, RefusalCause
 from penstock.contract.limits import ServerLimits
 from penstock.server.http.failures import HttpRefusal, error_response
 
@@ -25,9 +26,16 @@ SURPLUS = 2
 """From so many times the limit on, connections are closed without an answer."""
 
 
-def bounded_protocol(limits: ServerLimits, max_connections: int) -> Any:
-    """The value of `uvicorn.Config`'s `http`."""
-    return partial(BoundedProtocol, limits, max_connections)
+OnRefusal = Callable[[RefusalCause], None]
+
+
+def _count_nowhere(_: RefusalCause) -> None:
+    """Refusals on a port that clients do not use."""
+
+
+def bounded_protocol(limits: ServerLimits, max_connections: int, on_refusal: OnRefusal = _count_nowhere) -> Any:
+    """The value of `uvicorn.Config`'s `http`; `on_refusal` is told of each that no application hears of."""
+    return partial(BoundedProtocol, limits, max_connections, on_refusal)
 
 
 class _Connection(h11.Connection):
@@ -78,8 +86,9 @@ def _require_strict_lines(received: bytes) -> None:
 class BoundedProtocol(H11Protocol):
     """See the module. Confined to the event loop."""
 
-    def __init__(self, limits: ServerLimits, max_connections: int, **arguments: Any) -> None:
+    def __init__(self, limits: ServerLimits, max_connections: int, on_refusal: OnRefusal, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self._on_refusal = on_refusal
         self.conn = _Connection(limits.max_header_bytes)
         self._limits = limits
         self._max_connections = max_connections
@@ -92,6 +101,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._surplus = len(self.connections) > self._max_connections
         if len(self.connections) > SURPLUS * self._max_connections:
+            self._on_refusal(RefusalCause.CONNECTIONS)
             transport.abort()
             return
         self._await_headers()
@@ -99,7 +109,8 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """More of a request."""
         if self._surplus:
-            self._refuse(Overloaded(f"{self._max_connections} connections are open already."))
+            message = f"{self._max_connections} connections are open already."
+            self._refuse(Overloaded(message, cause=RefusalCause.CONNECTIONS))
             return
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
@@ -150,7 +161,7 @@ class BoundedProtocol(H11Protocol):
         """Answer bytes that are not HTTP."""
         most = self._limits.max_header_bytes
         message = f"This is not a valid HTTP request, or its headers have more than {most} bytes."
-        self._refuse(HttpRefusal(400, message, code="invalid_http"))
+        self._refuse(HttpRefusal(400, message, code="invalid_http", cause=RefusalCause.HEADERS))
 
     def _await_headers(self) -> None:
         if self._waiting_for_headers is None:
@@ -164,7 +175,7 @@ class BoundedProtocol(H11Protocol):
     def _headers_late(self) -> None:
         seconds = self._limits.header_seconds
         message = f"The request's headers did not arrive within {seconds:g} seconds."
-        self._refuse(HttpRefusal(408, message, code="request_timeout"))
+        self._refuse(HttpRefusal(408, message, code="request_timeout", cause=RefusalCause.HEADERS))
 
     def _await_reader(self) -> None:
         if self._waiting_for_reader is None:
@@ -180,11 +191,13 @@ class BoundedProtocol(H11Protocol):
         if self.transport.get_write_buffer_size():
             self.transport.abort()
 
-    def _refuse(self, error: Exception) -> None:
+    def _refuse(self, error: PenstockError) -> None:
         """Answer without asking the application, and close."""
         self._headers_came()
         if self.transport.is_closing():
             return
+        if error.cause is not None:
+            self._on_refusal(error.cause)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()  # in the middle of another answer: nothing can be said
             return

@@ -28,11 +28,13 @@ class Caller:
         digest: SHA-256 of the API key; empty where the server has no keys.
         admin: whether the admin routes are open to it.
         share: how much of the machine it gets beside others that have 1, under the policy `fair`.
+        concurrent: how many of its requests may be answered at once; 0 for any number.
     """
 
     digest: bytes = b""
     admin: bool = True
     share: float = 1.0
+    concurrent: int = 0
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.errors import (
@@ -21,6 +22,7 @@ from penstock.contract.errors import (
     EngineFault,
     Overloaded,
     PenstockError,
+    RefusalCause,
     RequestError,
     RequestPoisoned,
     Unavailable,
@@ -30,6 +32,7 @@ from penstock.contract.errors import (
 __all__ = [
     "BodyTooLarge",
     "BodyTooSlow",
+    "ErrorResponse",
     "HttpRefusal",
     "RequestTimedOut",
     "ShuttingDown",
@@ -39,6 +42,8 @@ __all__ = [
     "http_error_response",
     "json_response",
     "log_failure",
+    "note_refusal",
+    "refused_for",
 ]
 
 logger = logging.getLogger("penstock.server")
@@ -47,6 +52,7 @@ INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 INTERNAL = "The server failed to answer this request."
 NO_RETRY = {"x-should-retry": "false"}
+REFUSED = "penstock.refused"
 
 ROUTING_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -54,12 +60,16 @@ ROUTING_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 class BodyTooLarge(RequestError):
     """The body has more bytes than `RequestLimits.max_body_bytes`."""
 
+    cause = RefusalCause.BODY
+
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
 class BodyTooSlow(RequestError):
     """The body did not arrive in time."""
+
+    cause = RefusalCause.BODY
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The request body did not arrive within {seconds:g} seconds.", code="request_timeout")
@@ -80,24 +90,59 @@ class HttpRefusal(RequestError):
         kind: OpenAI's error type.
     """
 
-    def __init__(self, status: int, message: str, *, code: str, kind: str = INVALID_REQUEST, param: str = "") -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        kind: str = INVALID_REQUEST,
+        param: str = "",
+        cause: RefusalCause | None = None,
+    ) -> None:
         super().__init__(message, code=code, param=param)
         self.status = status
         self.kind = kind
+        self.cause = cause
 
 
 class RequestTimedOut(EngineFault):
-    """The request took longer than this server allows."""
+    """The request took longer than this server, or its caller, allows."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"The request was ended after {seconds:g} seconds, the most that this server gives one.")
+        super().__init__(f"The request was ended after {seconds:g} seconds, the most that it may take.")
 
 
 class ShuttingDown(Overloaded):
     """The server is going away; another one, or this one in a while, may answer."""
 
     def __init__(self) -> None:
-        super().__init__("The server is shutting down.", retry_after=5)
+        super().__init__("The server is shutting down.", retry_after=5, cause=RefusalCause.DRAINING)
+
+
+class ErrorResponse(Response):
+    """The whole answer to a request that failed; says in its scope if it was refused, and why."""
+
+    def __init__(self, error: Exception, content: bytes, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(content, status, headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        note_refusal(scope, self._error)
+        await super().__call__(scope, receive, send)
+
+
+def note_refusal(scope: Scope, error: Exception) -> None:
+    """Note in a request's ASGI scope that it ends with `error`, for whoever counts refusals."""
+    if isinstance(error, PenstockError) and error.cause is not None:
+        scope[REFUSED] = error.cause
+
+
+def refused_for(scope: Scope) -> RefusalCause | None:
+    """Why a request was refused; None if it was not."""
+    cause: RefusalCause | None = scope.get(REFUSED)
+    return cause
 
 
 def json_response(status: int, value: JsonObject, headers: Mapping[str, str] | None = None) -> Response:
@@ -118,10 +163,10 @@ def error_object(error: Exception, aliases: Mapping[str, str] | None = None) -> 
     return _envelope(message, kind, param, code)
 
 
-def error_response(error: Exception, aliases: Mapping[str, str] | None = None) -> Response:
+def error_response(error: Exception, aliases: Mapping[str, str] | None = None) -> ErrorResponse:
     """The whole HTTP answer for `error`; anything but a `PenstockError` becomes a 500 without details."""
     status, _, _ = _classify(error)
-    return json_response(status, error_object(error, aliases), _headers(error, status))
+    return ErrorResponse(error, encode(error_object(error, aliases)), status, _headers(error, status))
 
 
 def http_error_response(status: int, headers: Mapping[str, str] | None = None) -> Response:

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.contract.errors import RefusalCause
 from penstock.server.http.access import ANY, Access
 from penstock.server.http.caller import SCOPE_KEY, Caller
 from penstock.server.http.failures import HttpRefusal, error_response
@@ -27,7 +28,10 @@ ADMIN_PATHS = frozenset({b"/reset_prefix_cache", b"/start_profile", b"/stop_prof
 HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]*)?")
 SAFE_METHODS = ("GET", "HEAD")
 CORS_METHODS = "GET, POST, DELETE"
-CORS_HEADERS = "authorization, content-type, idempotency-key, last-event-id, x-api-key, x-request-id, anthropic-version"
+CORS_HEADERS = (
+    "authorization, content-type, idempotency-key, last-event-id, x-api-key, x-request-id, x-request-timeout,"
+    " anthropic-version"
+)
 CORS_EXPOSED = "x-request-id, x-ignored-params, retry-after"
 PREFLIGHT_SECONDS = "600"
 
@@ -69,16 +73,16 @@ class Guard:
     def _check_shape(self, headers: Headers) -> None:
         most = self._access.limits.max_headers
         if len(headers.raw) > most:
-            raise HttpRefusal(431, f"A request may have at most {most} headers.", code="too_many_headers")
+            raise _too_much(f"A request may have at most {most} headers.", "too_many_headers")
         most = self._access.limits.max_header_bytes
         if sum(len(name) + len(value) for name, value in headers.raw) > most:
-            raise HttpRefusal(431, f"A request's headers may have at most {most} bytes.", code="headers_too_large")
+            raise _too_much(f"A request's headers may have at most {most} bytes.", "headers_too_large")
 
     def _check_host(self, headers: Headers) -> None:
         name = host_name(headers.get("host", ""))
         if self._access.hosts and name not in self._access.hosts:
             message = "This server does not answer to that Host; see --allowed-hosts."
-            raise HttpRefusal(403, message, code="host_not_allowed", kind="permission_error")
+            raise _forbidden(message, "host_not_allowed")
 
     def _check_origin(self, scope: Scope, headers: Headers, origin: str) -> None:
         """Refuse web pages of other origins: even if they cannot read the answer, they must not cause anything."""
@@ -86,7 +90,7 @@ class Guard:
             return
         if origin.partition("://")[2].lower() != headers.get("host", "").lower():
             message = "Web pages of other origins may not call this server; see --cors-origins."
-            raise HttpRefusal(403, message, code="origin_not_allowed", kind="permission_error")
+            raise _forbidden(message, "origin_not_allowed")
 
     def _welcomes(self, origin: str) -> bool:
         origins = self._access.origins
@@ -98,13 +102,22 @@ class Guard:
             return Caller()
         caller = self._access.keys.find(_key_in(headers))
         if caller is None:
-            raise HttpRefusal(401, "A valid API key is needed.", code="invalid_api_key", kind="authentication_error")
+            message, kind = "A valid API key is needed.", "authentication_error"
+            raise HttpRefusal(401, message, code="invalid_api_key", kind=kind, cause=RefusalCause.ACCESS)
         if not caller.admin and scope["path"].encode() in ADMIN_PATHS:
-            raise HttpRefusal(403, "This needs an admin's key.", code="admin_only", kind="permission_error")
+            raise _forbidden("This needs an admin's key.", "admin_only")
         return caller
 
     def _is_open(self, method: str, raw_path: bytes) -> bool:
         return raw_path in OPEN_PATHS or (method in SAFE_METHODS and self._is_public(raw_path.decode("latin-1")))
+
+
+def _forbidden(message: str, code: str) -> HttpRefusal:
+    return HttpRefusal(403, message, code=code, kind="permission_error", cause=RefusalCause.ACCESS)
+
+
+def _too_much(message: str, code: str) -> HttpRefusal:
+    return HttpRefusal(431, message, code=code, cause=RefusalCause.HEADERS)
 
 
 def host_name(host: str) -> str:

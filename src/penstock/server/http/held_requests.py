@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api_fields.strict_json import weight
-from penstock.contract.errors import Overloaded
+from penstock.contract.errors import Overloaded, RefusalCause
 from penstock.freed_memory import REST_SECONDS
 from penstock.server.http.body import discard_body
 from penstock.server.http.caller import caller_of
@@ -73,7 +73,8 @@ class HeldBytes:
             raise HttpRefusal(TOO_LARGE, message, code="request_too_large")
         more = wanted - held
         if self._callers[caller] + more > self._most_of_a_caller or self.bytes + more > self._most:
-            raise Overloaded("Too many large requests are being served already.", retry_after=RETRY_SECONDS)
+            message = "Too many large requests are being served already."
+            raise Overloaded(message, retry_after=RETRY_SECONDS, cause=RefusalCause.MEMORY)
 
 
 class HoldRequests:

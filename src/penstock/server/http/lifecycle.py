@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from penstock.contract.errors import RefusalCause
+
 __all__ = ["Lifecycle", "lifecycle_of", "set_lifecycle"]
 
 
@@ -21,11 +23,13 @@ class Lifecycle:
             end by themselves do.
         probes: the application on the port for probes.
         stuck: says why the engine does not answer; "" while it does, which it may while the server stops too.
+        refused: counts what was refused before the application heard of it.
     """
 
     stopping: asyncio.Event
     probes: ASGIApp
     stuck: Callable[[], Awaitable[str]]
+    refused: Callable[[RefusalCause], None]
 
 
 def set_lifecycle(app: Starlette, lifecycle: Lifecycle) -> None:

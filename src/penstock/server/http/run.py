@@ -71,11 +71,13 @@ class Server(uvicorn.Server):
         on_force: Callable[[], None] = lambda: None,
         notifier: Notifier = NOBODY,
     ) -> None:
+        lifecycle = lifecycle_of(app)
+        counted = () if lifecycle is None else (lifecycle.refused,)
         super().__init__(
             uvicorn.Config(
                 self._answer,
                 interface="asgi3",
-                http=bounded_protocol(limits, config.max_connections),
+                http=bounded_protocol(limits, config.max_connections, *counted),
                 loop="asyncio",
                 ws="none",
                 log_config=None,
@@ -86,7 +88,7 @@ class Server(uvicorn.Server):
             )
         )
         self._app = app
-        self._lifecycle = lifecycle_of(app)
+        self._lifecycle = lifecycle
         self._config = config
         self._limits = limits
         self._notifier = notifier

@@ -13,13 +13,14 @@ from fastapi import Request, Response
 from penstock.api_fields.answers import chat_usage_object, logprob_objects
 from penstock.api_fields.chat_options import ANSWER_FIELDS, CHAT_SAMPLING_FIELDS, PROMPT_FIELDS, read_chat_options
 from penstock.api_fields.conversation import MESSAGES
-from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, TEXT, Field, Neutrals, one_of, read_fields
+from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, Field, Neutrals, one_of, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompt_logprobs import read_prompt_logprobs
 from penstock.api_fields.request_options import (
     COMMON_FIELDS,
     HINTS,
     NEUTRAL_COMMON,
+    SAFETY_IDENTIFIER,
     STREAM_OPTIONS,
     max_tokens_alias,
     read_options,
@@ -54,7 +55,7 @@ CHAT_FIELDS = (
     *ANSWER_FIELDS,
     TIMINGS,
     RESPONSE_FORMAT,
-    Field("safety_identifier", TEXT, "As user; user wins where both are given."),
+    SAFETY_IDENTIFIER,
     Field(
         "metadata",
         LABELS,

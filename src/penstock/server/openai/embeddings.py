@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, Field, Neutrals, one_of, read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.prompts import PROMPTS, check_token_ids, split_prompts
-from penstock.api_fields.request_options import check_prompt_chars, read_options, served_name
+from penstock.api_fields.request_options import USER, check_prompt_chars, read_options, served_name
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.embedding import EmbeddingSpec, Pooling, vector_floats
 from penstock.contract.errors import InvalidParameter, PromptTooLong, RequestError
@@ -30,8 +30,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import EngineRequest, Prompt, TextPrompt, TokenPrompt
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.serving import Serving, bound
-from penstock.server.http.caller import caller_of
+from penstock.server.delivery.serving import Serving
 from penstock.server.http.failures import RequestTimedOut
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.response_writer import ResponseWriter
@@ -62,7 +61,7 @@ EMBEDDING_FIELDS = (
         INTEGER,
         "Keep so many tokens of each input, of a text those around it and its first; -1: as many as the context has.",
     ),
-    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
+    USER,
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Inputs share cached work only with prompts of the same salt."),
 )
@@ -168,8 +167,8 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """A vector for each input, in their order."""
         response_id = "embd-" + secrets.token_hex(16)
         wanted = await serving.read(http_request, lambda body: parse_embeddings(body, response_id, card, limits))
-        parsed = bound(wanted.parsed, caller_of(http_request.scope))
-        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.access.request_seconds)
+        parsed = serving.bind(wanted.parsed, http_request)
+        delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.live.seconds_for(parsed.requests[0]))
         return serving.respond(parsed, delivery)
 
     return (Route("POST", "/v1/embeddings", embeddings, answers("Embeddings"), extra),)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -26,7 +27,7 @@ from penstock.server.delivery.event_ids import END, HEADER
 from penstock.server.delivery.named_events import UNKNOWN, NamedEventDelivery, named_event
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.serving import Serving, bound
+from penstock.server.delivery.serving import Serving
 from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import list_ignored
 from penstock.server.http.failures import (
@@ -92,9 +93,7 @@ class Responses:
         if wanted.background:
             if (known := self.store.peek(parsed.id)) is not None:  # the same request, with the same idempotency key
                 return json_response(200, known.body)
-            body = formatter.begin()
-            self._start(parsed.id, OutputStream(self._serving.live, parsed), formatter)
-            return json_response(200, body)
+            return json_response(200, self._start(parsed, formatter))
         formatter.begin()
         return self._serving.respond(parsed, _Kept(WholeDelivery(formatter, parsed.num_choices), formatter))
 
@@ -145,7 +144,7 @@ class Responses:
         wanted = await self._serving.read(http_request, parse)
         asked = replace(wanted.parsed, requests=tuple(map(compacting, wanted.parsed.requests)))
         formatter = CompactionFormatter(response_id, wanted.history)
-        return self._serving.respond(bound(asked, caller), WholeDelivery(formatter, 1))
+        return self._serving.respond(self._serving.bind(asked, http_request), WholeDelivery(formatter, 1))
 
     def replay(self, response_id: str, caller: Caller, after: int) -> Response:
         """The events of a stored response with numbers above `after`; of one in the background, when it has ended.
@@ -215,9 +214,25 @@ class Responses:
             **wanted.repeated,
         }
 
-    def _start(self, response_id: str, outputs: OutputStream, formatter: ResponsesFormatter) -> None:
-        self._background[response_id] = task = asyncio.create_task(_make(outputs, formatter))
-        task.add_done_callback(lambda _: self._background.pop(response_id))
+    def _start(self, parsed: ParsedRequest, formatter: ResponsesFormatter) -> JsonObject:
+        """Begin to make a response that nobody waits for; the response as it is now.
+
+        Raises:
+            Overloaded: its caller has as many requests at once as it may.
+        """
+        outputs = OutputStream(self._serving.live, parsed)
+        with ExitStack() as undoing:
+            outputs.enter()
+            undoing.callback(outputs.leave)
+            body = formatter.begin()
+            self._background[parsed.id] = task = asyncio.create_task(_make(outputs, formatter))
+            task.add_done_callback(partial(self._end, outputs, parsed.id))
+            undoing.pop_all()
+        return body
+
+    def _end(self, outputs: OutputStream, response_id: str, _: asyncio.Task[None]) -> None:
+        outputs.leave()
+        del self._background[response_id]
 
 
 @dataclass(frozen=True, slots=True)

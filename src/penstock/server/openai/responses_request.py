@@ -24,7 +24,15 @@ from penstock.api_fields.fields import (
     read_fields,
 )
 from penstock.api_fields.reasoning import EFFORT, Variables, effort_variables
-from penstock.api_fields.request_options import HINTS, check_prompt_chars, read_options, sampling_fields, served_name
+from penstock.api_fields.request_options import (
+    HINTS,
+    SAFETY_IDENTIFIER,
+    USER,
+    check_prompt_chars,
+    read_options,
+    sampling_fields,
+    served_name,
+)
 from penstock.api_fields.strict_json import JsonObject, printable
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import DEFAULT_LIMITS, RequestLimits
@@ -145,8 +153,8 @@ RESPONSES_FIELDS = (
     Field(
         "metadata", LABELS, "Labels of the caller's own, repeated in the response; attributes of the request's span."
     ),
-    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
-    Field("safety_identifier", TEXT, "As user; user wins where both are given."),
+    USER,
+    SAFETY_IDENTIFIER,
     *HINTS,
     *(field for field in sampling_fields() if field.name in (*SAMPLING, DO_SAMPLE.name)),
 )

@@ -17,7 +17,7 @@ from fastapi import Request, Response
 
 from penstock.api_fields.fields import BOOLEAN, INTEGER, TEXT, TEXTS, Field, Kind, Neutrals, join_path, read_fields
 from penstock.api_fields.fitted_fields import fitted
-from penstock.api_fields.request_options import check_prompt_chars, read_options, served_name
+from penstock.api_fields.request_options import USER, check_prompt_chars, read_options, served_name
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.embedding import vector_floats
 from penstock.contract.errors import InvalidParameter
@@ -27,8 +27,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import EngineRequest, TextPrompt
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.serving import Serving, bound
-from penstock.server.http.caller import caller_of
+from penstock.server.delivery.serving import Serving
 from penstock.server.http.failures import json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.response_writer import ResponseWriter
@@ -68,7 +67,7 @@ _SHARED = (
         INTEGER,
         "Keep so many tokens of each text, those around it and its first; -1: as many as the context has.",
     ),
-    Field("user", TEXT, "On whose behalf: the `enduser.id` of the request's span, and its tenant. Not logged."),
+    USER,
     Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
     Field("cache_salt", TEXT, "Texts share cached work only with prompts of the same salt."),
 )
@@ -257,8 +256,8 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     async def answered(http_request: Request, prefix: str, parse: Callable[..., ScoringRequest]) -> Response:
         response_id = prefix + secrets.token_hex(16)
         wanted = await serving.read(http_request, lambda body: parse(body, response_id, card, limits))
-        parsed = bound(wanted.parsed, caller_of(http_request.scope))
-        return serving.respond(parsed, _ScoringDelivery(wanted, serving.access.request_seconds))
+        parsed = serving.bind(wanted.parsed, http_request)
+        return serving.respond(parsed, _ScoringDelivery(wanted, serving.live.seconds_for(parsed.requests[0])))
 
     async def score(http_request: Request) -> Response:
         """How alike pairs of texts are: the cosine of their embeddings."""
