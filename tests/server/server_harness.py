@@ -13,7 +13,7 @@ import httpx
 from scripted_engine import ScriptedEngine
 
 from penstock.contract.config import ServerConfig
-from penstock.contract.journal import Journal
+from penstock.contract.journal import AnswerJournal, Journal
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import StepWatch
@@ -63,6 +63,7 @@ def start(
     watch: StepWatch | None = None,
     notifier: Notifier = NOBODY,
     journal: Journal | None = None,
+    answers: AnswerJournal | None = None,
 ) -> tuple[str, Server, threading.Thread]:
     """Serve in a thread; returns when connections are accepted."""
     ready = threading.Event()
@@ -72,7 +73,7 @@ def start(
         urls.append(url)
         ready.set()
 
-    app = create_app(engine, card, LIMITS, access, watch=watch, journal=journal)
+    app = create_app(engine, card, LIMITS, access, watch=watch, journal=journal, answers=answers)
     server = Server(app, config or ServerConfig(port=0), on_ready, drain_seconds, server_limits, notifier=notifier)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()

@@ -48,9 +48,9 @@ def open_file(directory: Path, kind: FileKind) -> sqlite3.Connection:
     path = directory / kind.name
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        os.fchmod(file, 0o600)
-        os.close(file)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        if path.stat().st_mode & 0o077:  # a copy, perhaps
+            path.chmod(0o600)
     except OSError as error:
         raise ConfigError(OPTION, f"{path} cannot be written to: {error.strerror}") from error
     connection = sqlite3.connect(path, timeout=0)

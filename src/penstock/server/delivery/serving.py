@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.journal import AnswerJournal
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
@@ -45,7 +47,9 @@ class Serving:
 
     Attributes:
         streams: those that were begun, and may be resumed.
+        answers: where stored answers are written down; None keeps them in memory alone.
         stopping: set when the server begins to stop.
+        around: each is entered when the server begins to serve, and left when it ends.
     """
 
     client: EngineClient
@@ -54,7 +58,9 @@ class Serving:
     limits: RequestLimits
     access: Access
     streams: Streams
+    answers: AnswerJournal | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    around: list[Callable[[], AbstractAsyncContextManager[None]]] = field(default_factory=list)
 
     async def parse(self, http_request: Request, prefix: str, parse: Parse) -> ParsedRequest:
         """Read a generating request; the response's id will begin with `prefix`.
