@@ -107,10 +107,11 @@ class Storing:
         await self.inner.fail(error, usage, writer)
 
     async def _keep(self, outputs: OutputStream) -> None:
+        """Store the completion once it is complete, and wait until it would survive the end of the server."""
         if outputs.kept is None or not outputs.complete:
             return
-        whole = self.formatter.whole(outputs.kept.choices(), outputs.usage)
-        outputs.kept = None
+        kept, outputs.kept = outputs.kept, None  # once, whatever comes of it
+        whole = self.formatter.whole(kept.choices(), outputs.usage)
         self.store.put(replace(self.entry, body=whole | {"metadata": self.entry.body["metadata"]}))
         await self.store.settled()
 
