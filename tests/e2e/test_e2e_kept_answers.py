@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from served import PATIENCE, _listening_url
+from served import PATIENCE, killed_at_the_end, wait_until
 
 pytestmark = pytest.mark.model
 
@@ -25,29 +20,13 @@ LONG = {"input": TEXT, "temperature": 1.3, "max_output_tokens": 100, "background
 
 
 @contextmanager
-def killed_at_the_end(journal: Path) -> Iterator[openai.OpenAI]:
+def killed(journal: Path) -> Iterator[openai.OpenAI]:
     """A client of a server; the block ends with its death."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--journal", str(journal)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_API_KEY": KEY},
-    ) as process:
-        try:
-            url = _listening_url(process, time.monotonic())
-            with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as client:
-                yield client
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(PATIENCE)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    last = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < last, "it did not happen in time"
-        time.sleep(0.01)
+    with (
+        killed_at_the_end(journal, PENSTOCK_API_KEY=KEY) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as client,
+    ):
+        yield client
 
 
 def generated(client: openai.OpenAI) -> int:
@@ -82,7 +61,7 @@ def said(response: Any) -> dict[str, Any]:
 
 
 def test_a_response_in_the_background_is_finished_by_the_next_server_to_the_byte(default_model, tmp_path):
-    with killed_at_the_end(tmp_path) as client:
+    with killed(tmp_path) as client:
         model = client.models.list().data[0].id
         first = client.responses.create(model=model, input="The capital of France is", max_output_tokens=8)
         chat = client.chat.completions.create(
@@ -92,7 +71,7 @@ def test_a_response_in_the_background_is_finished_by_the_next_server_to_the_byte
         assert client.responses.cancel(stopped.id).status == "cancelled"
         begun, keyed = caught_at_work(client, {"model": model, "previous_response_id": first.id, **LONG})
     assert KEY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    with killed_at_the_end(tmp_path) as client:
+    with killed(tmp_path) as client:
         done = ended(client, begun.id)
         assert done.status in ("completed", "incomplete")
         assert client.responses.retrieve(first.id) == first
