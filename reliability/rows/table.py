@@ -13,6 +13,7 @@ from rows import (
     limits,
     overload,
     poison,
+    server_kills,
     slow_readers,
     soak,
     sockets,
@@ -251,6 +252,13 @@ ROWS = (
         limits.disk_and_descriptors,
     ),
     Row("R34", "A million messages between threads", "none lost or out of order", "none"),
+    Row(
+        "R35",
+        "The whole server is killed at random moments under responses in the background, with `--journal`",
+        "40 kills: the next server completes every accepted response, to the byte",
+        "none found",
+        server_kills.background_kills,
+    ),
     Row(
         "P1", "Planted: logits that are not numbers", "only that request fails; no restart", "none", poison.not_a_number
     ),

@@ -48,7 +48,7 @@ from penstock.engine import (
     WaitingRoom,
 )
 from penstock.freed_memory import give_back
-from penstock.journal import StreamJournal, model_digest
+from penstock.journal import AnswerJournal, StreamJournal, model_digest
 from penstock.model_text import open_model_text
 from penstock.text import TextModel
 from penstock.watchdog import Watchdog
@@ -291,6 +291,7 @@ def serve(
     notifier = server.open_notifier(os.environ)
     directory = _profile_directory(server_options.profile_dir) if server_options.profile_dir else None
     journal = StreamJournal(Path(server_options.journal)) if server_options.journal else None
+    answers = AnswerJournal(Path(server_options.journal)) if server_options.journal else None
 
     def say(line: str) -> None:
         with server.unread_is_fine(sys.stdout):
@@ -299,8 +300,9 @@ def serve(
 
     watchdog, end, last_resort = Watchdog(), server.End(), server.LastResort()
     assembly = assemble(engine_options, cache_dir, say, starting, watchdog, tenants=bool(access.keys))
-    if journal is not None:
-        journal.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
+    for each in (journal, answers):
+        if each is not None:
+            each.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
     memory = MemoryBudget(engine_options.memory_limit, give_back)
     client = assembly.start_client(profiles, end.now, memory)
@@ -315,7 +317,17 @@ def serve(
     try:
         with _observers(server_options, assembly.card.name) as observers, watchdog.looking():
             server.run(
-                server.create_app(client, assembly.card, DEFAULT_LIMITS, access, observers, watchdog, journal, memory),
+                server.create_app(
+                    client,
+                    assembly.card,
+                    DEFAULT_LIMITS,
+                    access,
+                    observers,
+                    watchdog,
+                    journal,
+                    answers,
+                    memory,
+                ),
                 server_options,
                 on_ready=ready,
                 drain_seconds=server_options.drain_timeout,
@@ -331,8 +343,9 @@ def serve(
         client.close()
         assembly.close()
         last_resort.cancel()
-        if journal is not None:
-            journal.close()
+        for each in (journal, answers):
+            if each is not None:
+                each.close()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,31 @@ def serve(trace: Path, *arguments: str) -> Iterator[Served]:
         assert process.wait(timeout=PATIENCE) == 0
         assert process.stdout is not None
         process.stdout.close()
+
+
+@contextmanager
+def killed_at_the_end(journal: Path, **environment: str) -> Iterator[str]:
+    """The URL of a server with a journal; the block ends with its death."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--journal", str(journal)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+    ) as process:
+        try:
+            yield _listening_url(process, time.monotonic())
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait(PATIENCE)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for something that a server does."""
+    last = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < last, "it did not happen in time"
+        time.sleep(0.01)
 
 
 def _listening_url(process: subprocess.Popen[str], began: float) -> str:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 from resuming import CHAT, COMPLETIONS, RESPONSES, blocks, id_of, resume
-from served import PATIENCE, _listening_url
+from served import PATIENCE, killed_at_the_end, wait_until
 from test_conformance_resume import said
 
 pytestmark = [pytest.mark.deep, pytest.mark.model]
@@ -30,24 +23,6 @@ ASKED = [
     (CHAT, {"messages": [{"role": "user", "content": "Again."}], **HOT, "temperature": 0}),
     (RESPONSES, {"input": "And another one.", "temperature": 1.2, "max_output_tokens": 150, "stream": True}),
 ]
-
-
-@contextmanager
-def killed_at_the_end(journal: Path) -> Iterator[str]:
-    """A server; the block ends with its death."""
-    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--journal", str(journal)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        try:
-            yield _listening_url(process, time.monotonic())
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(PATIENCE)
 
 
 class Reader:
@@ -99,10 +74,3 @@ def test_every_stream_goes_on_after_every_kill(tmp_path):
             in_one_go = resume(http, reader.path, reader.body, id_of(first))
             assert said(reader.path, first + in_one_go.content) == said(reader.path, reader.got)
             assert resume(http, reader.path, reader.body, id_of(last)).status_code == 204
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    last = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < last, "it did not happen in time"
-        time.sleep(0.01)

@@ -13,7 +13,7 @@ import httpx
 from scripted_engine import ScriptedEngine
 
 from penstock.contract.config import ServerConfig
-from penstock.contract.journal import Journal
+from penstock.contract.journal import AnswerJournal, Journal
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
@@ -66,6 +66,7 @@ def start(
     journal: Journal | None = None,
     limits: RequestLimits = LIMITS,
     memory: MemoryBudget | None = None,
+    answers: AnswerJournal | None = None,
 ) -> tuple[str, Server, threading.Thread]:
     """Serve in a thread; returns when connections are accepted."""
     ready = threading.Event()
@@ -75,7 +76,7 @@ def start(
         urls.append(url)
         ready.set()
 
-    app = create_app(engine, card, limits, access, watch=watch, journal=journal, memory=memory)
+    app = create_app(engine, card, limits, access, watch=watch, journal=journal, answers=answers, memory=memory)
     server = Server(app, config or ServerConfig(port=0), on_ready, drain_seconds, server_limits, notifier=notifier)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()

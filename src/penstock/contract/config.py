@@ -317,8 +317,10 @@ class ServerConfig:
     )
     journal: str = _option(
         "",
-        "Folder for a journal of the streams that were begun, made if it is not there: with it they can be resumed"
-        " after this server has ended, however it did. No text of requests or answers is in it.",
+        "Folder for a journal, made if it is not there: with it streams can be resumed after this server has ended,"
+        " however it did, responses in the background are finished, and stored answers found. Of answers that their"
+        " callers ask to store, which is what /v1/responses does unless store is false, their text and that of their"
+        " requests is in it, until they are deleted or newer ones take their place; of all others no text is.",
     )
     profile_dir: str = _option(
         "",

@@ -1,9 +1,7 @@
 """The streams that were begun, in a file of SQLite.
 
-Decides how they are kept: in write-ahead mode, where a committed row survives the end of the process, however it comes,
-without waiting for the disk; after a loss of power the latest rows may be missing. No text of a request or an answer is
-in it. The file is one server's at a time. It is bounded: of too many rows the oldest are deleted, and their pages are
-used again.
+No text of a request or an answer is in it. The file is one server's at a time (`sqlite_file`). It is bounded: of too
+many rows the oldest are deleted, and their pages are used again.
 
 A journal that cannot be written any more (the disk is full, or gone) is given up with one line in the log; streams that
 are in it already can still be found while it can be read.
@@ -14,26 +12,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.contract.errors import ConfigError
 from penstock.contract.journal import BegunStream
+from penstock.journal.sqlite_file import FileKind, open_file
 
 __all__ = ["StreamJournal"]
 
 log = logging.getLogger("penstock.journal")
 
 T = TypeVar("T")
-OPTION = "journal"
-FILE_NAME = "streams.sqlite"
-APPLICATION_ID = 0x50454E53  # "PENS"
-SCHEMA_VERSION = 1
-SCHEMA = """
+STREAMS = FileKind(
+    name="streams.sqlite",
+    application_id=0x50454E53,  # "PENS"
+    version=1,
+    schema="""
 CREATE TABLE begun (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -42,11 +39,10 @@ CREATE TABLE begun (
     created INTEGER NOT NULL,
     model BLOB NOT NULL
 )
-"""
+""",
+)
 MOST_STREAMS = 100_000
 """Rows of about 300 bytes, with their index."""
-WAL_BYTES = 4 * 1024 * 1024
-"""What the write-ahead file is cut to at a checkpoint, which comes every thousand pages."""
 
 
 class StreamJournal:
@@ -69,7 +65,7 @@ class StreamJournal:
         self._most = most
         self._writing = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._connection = self._thread.submit(_open, directory).result()
+        self._connection = self._thread.submit(open_file, directory, STREAMS).result()
 
     async def add(self, begun: BegunStream) -> None:
         """See `Journal.add`."""
@@ -116,42 +112,3 @@ class StreamJournal:
             return None
         stream_id, tenant, digest, created, model = row
         return BegunStream(stream_id, tenant, digest, created, same_model=model == self.model)
-
-
-def _open(directory: Path) -> sqlite3.Connection:
-    path = directory / FILE_NAME
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    except OSError as error:
-        raise ConfigError(OPTION, f"{path} cannot be written to: {error.strerror}") from error
-    connection = sqlite3.connect(path, timeout=0)
-    try:
-        _prepare(connection, path)
-    except sqlite3.Error as error:
-        connection.close()
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
-            raise ConfigError(OPTION, f"{path} is in use by another server; give each its own directory") from error
-        raise ConfigError(OPTION, f"{path} cannot be used: {error}; move it away to begin a new one") from error
-    except ConfigError:
-        connection.close()
-        raise
-    return connection
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Take the file for this process alone, and make the table in a new one. Another's is left as it is."""
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    kept = tuple(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-    new = kept == (0, 0) and not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    if not new and kept != (APPLICATION_ID, SCHEMA_VERSION):
-        raise ConfigError(OPTION, f"{path} is no journal of this version of Penstock; move it away to begin a new one")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-    connection.execute("BEGIN IMMEDIATE")  # takes the lock, which is kept until the end
-    if new:
-        connection.execute(SCHEMA)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.commit()

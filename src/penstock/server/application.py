@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from starlette.routing import Route as AppRoute
 
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import PenstockError
-from penstock.contract.journal import Journal
+from penstock.contract.journal import AnswerJournal, Journal
 from penstock.contract.limits import RequestLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
@@ -54,6 +54,7 @@ def create_app(
     observers: Sequence[Observer] = (),
     watch: StepWatch | None = None,
     journal: Journal | None = None,
+    answers: AnswerJournal | None = None,
     memory: MemoryBudget | None = None,
 ) -> FastAPI:
     """The application that serves `client`'s engine under `card`'s name. Starts and stops nothing.
@@ -66,19 +67,24 @@ def create_app(
         observers: called when a request is over: the log and spans, where wanted.
         watch: knows how long steps take, if anybody does.
         journal: where streams are written down, so that they can be resumed after the end of this server.
+        answers: where stored answers are, so that they are found after it.
         memory: how much what is kept may take. Without it stores keep to the limits in `access`.
+
+    Raises:
+        ConfigError: what is in `answers` cannot be read.
     """
     access, memory = _within(access or Access(), memory)
     live = LiveRequests(client, access.request_seconds)
     streams = Streams(access.limits.max_resumable_streams, journal)
     memory.watch("resumable_streams", lambda: streams.bytes)
-    serving = Serving(client, live, card, limits, access, streams, memory, asyncio.Event())
+    serving = Serving(client, live, card, limits, access, streams, memory, answers)
     held = HeldBytes(memory.requests, memory.requests // 2 if access.keys else memory.requests, memory.on_rest)
     memory.watch("requests", lambda: held.bytes)
     counter = RequestCounter()
     readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, serving.stopping)
     probes = admin.probe_routes(serving, counter, readiness)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.router.lifespan_context = partial(_while_serving, serving)
     # The middleware that is added last is outermost.
     app.add_middleware(HoldRequests, held=held, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(RefuseNewWork, stopping=serving.stopping, max_body_bytes=limits.max_body_bytes)
@@ -97,6 +103,14 @@ def _within(access: Access, memory: MemoryBudget | None) -> tuple[Access, Memory
     if memory is None:
         return access, MemoryBudget()
     return replace(access, limits=memory.applied(access.limits)), memory
+
+
+@asynccontextmanager
+async def _while_serving(serving: Serving, _: FastAPI) -> AsyncGenerator[None, None]:
+    async with AsyncExitStack() as around:
+        for enter in serving.around:
+            await around.enter_async_context(enter())
+        yield
 
 
 def _probe_app(probes: Iterable[Route], access: Access) -> FastAPI:

@@ -60,6 +60,11 @@ class OutputStream:
         self._entered = False
 
     @property
+    def complete(self) -> bool:
+        """Whether every prompt has ended, so that no output is to come."""
+        return not self._unfinished
+
+    @property
     def tokens_so_far(self) -> Usage:
         """Tokens of the prompts that have come (`EngineRequest.running_usage`), and of the answer as far as it has."""
         prompts = sum(len(prompt.tokens) for prompt in self.prompts.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.journal import AnswerJournal
 from penstock.contract.limits import RequestLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
@@ -27,11 +29,11 @@ from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.streams import Streams
 from penstock.server.http.access import Access
 from penstock.server.http.body import read_json
-from penstock.server.http.caller import caller_of
+from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import parse_leniently
 from penstock.server.http.own_timeout import own_timeout
 
-__all__ = ["Parse", "Serving"]
+__all__ = ["Parse", "Serving", "bound"]
 
 NOTHING_LEFT = 204
 """Tells whoever reads events not to come again (WHATWG HTML, section "Server-sent events")."""
@@ -48,7 +50,9 @@ class Serving:
     Attributes:
         streams: those that were begun, and may be resumed.
         memory: is told what the endpoints' stores take.
+        answers: where stored answers are written down; None keeps them in memory alone.
         stopping: set when the server begins to stop.
+        around: each is entered when the server begins to serve, and left when it ends.
     """
 
     client: EngineClient
@@ -58,7 +62,9 @@ class Serving:
     access: Access
     streams: Streams
     memory: MemoryBudget
+    answers: AnswerJournal | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    around: list[Callable[[], AbstractAsyncContextManager[None]]] = field(default_factory=list)
 
     async def parse(self, http_request: Request, prefix: str, parse: Parse) -> ParsedRequest:
         """Read a generating request; the response's id will begin with `prefix`.
@@ -110,11 +116,16 @@ class Serving:
         """
         caller = caller_of(http_request.scope)
         seconds = own_timeout(http_request.headers, self.access.request_seconds)
-        requests = tuple(replace(caller.bind(each), max_seconds=seconds) for each in parsed.requests)
-        return replace(parsed, requests=requests, concurrent=caller.concurrent)
+        return bound(parsed, caller, seconds)
 
     def respond(self, parsed: ParsedRequest, delivery: Delivery) -> Response:
         """The HTTP answer to a parsed request; an empty one where the client has the whole of a stream already."""
         if parsed.position == END:
             return Response(status_code=NOTHING_LEFT)
         return EngineResponse(self.live, self.streams, parsed, delivery)
+
+
+def bound(parsed: ParsedRequest, caller: Caller, max_seconds: float = 0.0) -> ParsedRequest:
+    """The same on a caller's behalf; without `max_seconds` it may take as long as the server allows."""
+    requests = tuple(replace(caller.bind(each), max_seconds=max_seconds) for each in parsed.requests)
+    return replace(parsed, requests=requests, concurrent=caller.concurrent)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.responses import Response
-from starlette.types import Send
+from starlette.types import Message, Send
 
 __all__ = ["EVENT_HEADERS", "TEXT_HEADERS", "ResponseWriter"]
 
@@ -14,11 +14,16 @@ TEXT_HEADERS = {"content-type": "text/plain; charset=utf-8", "cache-control": "n
 
 
 class ResponseWriter:
-    """Writes one HTTP answer, and remembers whether it has started."""
+    """Writes one HTTP answer, and remembers whether it has started.
+
+    Attributes:
+        before: awaited before anything is sent, where something must be done first.
+    """
 
     def __init__(self, send: Send) -> None:
         self.started = False
-        self._send = send
+        self.before: Callable[[], Awaitable[None]] | None = None
+        self._sink = send
 
     async def start(self, headers: Mapping[str, str]) -> None:
         """Send status 200 and the headers, once; later calls do nothing."""
@@ -42,3 +47,8 @@ class ResponseWriter:
         headers = response.raw_headers
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self._send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+    async def _send(self, message: Message) -> None:
+        if self.before is not None:
+            await self.before()
+        await self._sink(message)

@@ -67,7 +67,11 @@ CHAT_FIELDS = (
         "How long the answer is to be, for models that were trained to read it: none that is served here.",
         hint=True,
     ),
-    Field("store", BOOLEAN, "Keep the completion, in memory, for as long as there is room; false when left out."),
+    Field(
+        "store",
+        BOOLEAN,
+        "Keep the completion while there is room: in memory, with --journal on disk too. false when left out.",
+    ),
     *HINTS,
     *COMMON_FIELDS,
     *CHAT_SAMPLING_FIELDS,
@@ -227,7 +231,7 @@ class ChatFormatter:
 def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /v1/chat/completions`, and what is stored of its answers."""
     limits = serving.access.limits
-    store = CompletionStore(limits.max_stored_responses, limits.max_stored_bytes)
+    store = CompletionStore(limits.max_stored_responses, limits.max_stored_bytes, serving.answers)
     serving.memory.watch("stored_completions", lambda: store.bytes)
 
     async def chat_completions(http_request: Request) -> Response:

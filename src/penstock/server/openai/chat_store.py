@@ -6,8 +6,10 @@ keeps responses.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request, Response
 
@@ -15,6 +17,7 @@ from penstock.api_fields.fields import LABELS, Field, Neutrals, read_fields
 from penstock.api_fields.strict_json import JsonObject, encode, weight
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Usage
+from penstock.contract.journal import KeptAnswer
 from penstock.server.delivery.deliveries import Delivery, ResponseFormatter
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.serving import Serving
@@ -55,7 +58,11 @@ class StoredCompletion:
 
     def size(self) -> int:
         """Bytes of memory, nearly."""
-        return weight(encode([self.body, *self.messages]))
+        return weight(self.record())
+
+    def record(self) -> bytes:
+        """See `Stored.record`."""
+        return encode([self.body, *self.messages])
 
     def labelled(self, metadata: Mapping[str, str]) -> StoredCompletion:
         """The same with other labels."""
@@ -66,6 +73,11 @@ class CompletionStore(Store[StoredCompletion]):
     """The stored chat completions of one application."""
 
     kind = "completion"
+
+    def restored(self, kept: KeptAnswer) -> StoredCompletion:
+        """See `Store.restored`."""
+        body, *messages = json.loads(kept.content)
+        return StoredCompletion(kept.tenant, body, tuple(messages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +97,23 @@ class Storing:
     num_choices: int
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Deliver, then store."""
+        """Deliver; before the end of a complete answer is sent, store it."""
         outputs.kept = Transcript(self.num_choices)
+        writer.before = partial(self._keep, outputs)
         await self.inner.deliver(outputs, writer)
-        whole = self.formatter.whole(outputs.kept.choices(), outputs.usage)
-        self.store.put(replace(self.entry, body=whole | {"metadata": self.entry.body["metadata"]}))
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
         """As the delivery inside."""
         await self.inner.fail(error, usage, writer)
+
+    async def _keep(self, outputs: OutputStream) -> None:
+        """Store the completion once it is complete, and wait until it would survive the end of the server."""
+        if outputs.kept is None or not outputs.complete:
+            return
+        kept, outputs.kept = outputs.kept, None  # once, whatever comes of it
+        whole = self.formatter.whole(kept.choices(), outputs.usage)
+        self.store.put(replace(self.entry, body=whole | {"metadata": self.entry.body["metadata"]}))
+        await self.store.settled()
 
 
 def _labels(body: JsonObject) -> dict[str, str]:
@@ -129,11 +149,13 @@ def stored_routes(serving: Serving, store: CompletionStore) -> tuple[Route, ...]
         labels = await serving.read(http_request, _labels)
         changed = store.get(completion_id, caller_of(http_request.scope).name).labelled(labels)
         store.update(changed)
+        await store.settled()
         return json_response(200, changed.body)
 
     async def delete_completion(http_request: Request, completion_id: str) -> Response:
         """Forget a stored chat completion."""
         store.delete(completion_id, caller_of(http_request.scope).name)
+        await store.settled()
         return json_response(200, {"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
 
     async def list_messages(http_request: Request, completion_id: str) -> Response:

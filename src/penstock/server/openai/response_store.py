@@ -1,22 +1,28 @@
 """Stored answers: found again by id, by the API key that made them, until newer ones take their place.
 
 When the count or the bytes exceed the limits, the least recently used ones are dropped. That may be a response that is
-still being made: its answer goes on, but nobody finds it here. All are kept in memory only, so a restart loses them.
-Confined to one event loop.
+still being made: its answer goes on, but nobody finds it here. All are kept in memory. With a journal each state is
+also written down there, and what is there when the server starts is found again. Confined to one event loop.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from penstock.api_fields.strict_json import JsonObject, encode, weight
+from penstock.contract.journal import AnswerJournal, KeptAnswer
 from penstock.contract.request import ChatPrompt, Message
+from penstock.contract.tools import ToolCall
 from penstock.server.http.failures import HttpRefusal
 from penstock.server.openai.responses_request import ResponseRequest
 
-__all__ = ["ResponseStore", "SentStream", "Store", "StoredResponse"]
+__all__ = ["Asked", "ResponseStore", "SentStream", "Store", "StoredResponse"]
+
+log = logging.getLogger("penstock.server")
 
 POSITION_BYTES = 80
 
@@ -38,6 +44,10 @@ class Stored(Protocol):
         """Bytes, nearly."""
         ...
 
+    def record(self) -> bytes:
+        """All of it, as it is written down."""
+        ...
+
 
 S = TypeVar("S", bound=Stored)
 
@@ -51,16 +61,34 @@ class SentStream:
         positions: of each event that was sent, by its number, as in its id.
         renumbered: whether the events were sent once more since then as `responses_stored` makes them of the whole
             response: numbers are those of that stream now.
+        wanted: None where a server before this one sent it: what its numbers meant is not known any more.
     """
 
-    wanted: ResponseRequest
+    wanted: ResponseRequest | None
     positions: list[str] = field(default_factory=list)
     renumbered: bool = False
 
     def size(self) -> int:
         """Bytes, nearly: of the prompt and of the positions."""
-        prompt = self.wanted.parsed.requests[0].prompt
+        prompt = None if self.wanted is None else self.wanted.parsed.requests[0].prompt
         return POSITION_BYTES * len(self.positions) + (prompt.num_chars if isinstance(prompt, ChatPrompt) else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a response in the background is generated from again where the server ends before it has.
+
+    Attributes:
+        body: the request's.
+        before: how many messages of its conversation are those of `previous_response_id`.
+        starts: how often it was begun.
+        same_model: whether all that the answer depends on beside its request is as it was.
+    """
+
+    body: JsonObject
+    before: int
+    starts: int = 1
+    same_model: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +100,23 @@ class StoredResponse:
         body: the response object.
         history: the conversation up to and including its answer, without the instructions.
         stream: its events, where it was streamed.
+        asked: of one in the background, until it has ended, where it would be generated again after a restart.
     """
 
     tenant: str
     body: JsonObject
     history: tuple[Message, ...]
     stream: SentStream | None = None
+    asked: Asked | None = None
+
+    @classmethod
+    def restored(cls, kept: KeptAnswer) -> StoredResponse:
+        """The one that was written down as `kept`."""
+        known = json.loads(kept.content)
+        history = tuple(map(_read_turn, known["history"]))
+        stream = SentStream(None) if known["streamed"] else None
+        asked = Asked(**known["asked"], same_model=kept.same_model) if "asked" in known else None
+        return cls(kept.tenant, known["body"], history, stream, asked)
 
     @property
     def id(self) -> str:
@@ -86,9 +125,29 @@ class StoredResponse:
         return response_id
 
     def size(self) -> int:
-        """Bytes of memory, nearly: its object, the text of its history, and what is known of its stream."""
+        """Bytes of memory, nearly: its object, the text of its history, and what is known of its stream and request."""
         stream = 0 if self.stream is None else self.stream.size()
-        return weight(encode(self.body)) + sum(map(_bytes, self.history)) + stream
+        asked = 0 if self.asked is None else weight(encode(self.asked.body))
+        return weight(encode(self.body)) + sum(map(_bytes, self.history)) + stream + asked
+
+    def record(self) -> bytes:
+        """See `Stored.record`."""
+        known: JsonObject = {"body": self.body, "history": list(map(_turn, self.history))}
+        known["streamed"] = self.stream is not None
+        if self.asked is not None:
+            known["asked"] = {name: getattr(self.asked, name) for name in ("body", "before", "starts")}
+        return encode(known)
+
+
+def _turn(message: Message) -> JsonObject:
+    """A message as it is written down: what is not empty of it."""
+    return {name: value for name, value in asdict(message).items() if value}
+
+
+def _read_turn(turn: JsonObject) -> Message:
+    calls = tuple(ToolCall(**call) for call in turn.get("tool_calls", ()))
+    rest: dict[str, str] = {name: value for name, value in turn.items() if name != "tool_calls"}
+    return Message(**{"role": "", "content": ""} | rest, tool_calls=calls)
 
 
 def _bytes(turn: Message) -> int:
@@ -99,34 +158,57 @@ def _bytes(turn: Message) -> int:
 class Store(Generic[S]):
     """Answers of one kind; see the module.
 
+    Args:
+        max_count: how many are kept.
+        max_bytes: of all together, nearly.
+        answers: where they are written down; those that are there already are taken from there.
+
+    Raises:
+        ConfigError: what is there cannot be read.
+
     Attributes:
         kind: what one of them is called in errors, and in their codes.
+        bytes: of those that are kept, nearly.
     """
 
     kind = "answer"
 
-    def __init__(self, max_count: int, max_bytes: int) -> None:
+    def __init__(self, max_count: int, max_bytes: int, answers: AnswerJournal | None = None) -> None:
         self._max_count = max_count
         self._max_bytes = max_bytes
+        self._answers = answers
         self._entries: OrderedDict[str, tuple[S, int]] = OrderedDict()
         self.bytes = 0
+        for kept in () if answers is None else answers.load(self.kind):
+            self._restore(kept)
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def durable(self) -> bool:
+        """Whether answers outlive the server."""
+        return self._answers is not None
+
+    def restored(self, kept: KeptAnswer) -> S:
+        """The one that was written down as `kept`."""
+        raise NotImplementedError
+
     def put(self, stored: S) -> None:
         """Remember one, or its newer state."""
-        self._drop(stored.id)
-        size = stored.size()
-        self._entries[stored.id] = (stored, size)
-        self.bytes += size
-        while len(self._entries) > self._max_count or self.bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
+        if self._answers is not None:
+            self._answers.put(KeptAnswer(self.kind, stored.id, stored.tenant, stored.record()))
+        self._take(stored)
 
     def update(self, stored: S) -> None:
         """As `put`, unless it was deleted or dropped meanwhile."""
         if stored.id in self._entries:
             self.put(stored)
+
+    async def settled(self) -> None:
+        """Return when what was put and deleted so far would survive the end of this process, where anything does."""
+        if self._answers is not None:
+            await self._answers.settled()
 
     def all(self, tenant: str) -> list[S]:
         """Those that `tenant` made."""
@@ -141,7 +223,8 @@ class Store(Generic[S]):
         entry = self._entries.get(stored_id)
         if entry is None or entry[0].tenant != tenant:
             param = param or f"{self.kind}_id"
-            message = f"{param}: there is no such {self.kind} here. They are kept in memory, the latest ones only."
+            where = "in the journal" if self.durable else "in memory"
+            message = f"{param}: there is no such {self.kind} here. They are kept {where}, the latest ones only."
             raise HttpRefusal(404, message, code=f"{self.kind}_not_found", param=param)
         self._entries.move_to_end(stored_id)
         return entry[0]
@@ -153,9 +236,35 @@ class Store(Generic[S]):
             HttpRefusal: as `get`.
         """
         self.get(stored_id, tenant)
-        self._drop(stored_id)
+        self._forget(stored_id)
+        if self._answers is not None:
+            self._answers.delete(self.kind, stored_id)
+
+    def _restore(self, kept: KeptAnswer) -> None:
+        try:
+            stored = self.restored(kept)
+        except (KeyError, TypeError, ValueError) as error:
+            why = type(error).__name__  # its message may hold text
+            log.warning("a stored %s in the journal cannot be read and is removed: %s: %s", self.kind, kept.id, why)
+            self._drop(kept.id)
+        else:
+            self._take(stored)
 
     def _drop(self, stored_id: str) -> None:
+        if self._answers is not None:
+            self._answers.drop(self.kind, stored_id)
+
+    def _take(self, stored: S) -> None:
+        self._forget(stored.id)
+        size = stored.size()
+        self._entries[stored.id] = (stored, size)
+        self.bytes += size
+        while len(self._entries) > self._max_count or self.bytes > self._max_bytes:
+            oldest = next(iter(self._entries))
+            self._forget(oldest)
+            self._drop(oldest)
+
+    def _forget(self, stored_id: str) -> None:
         entry = self._entries.pop(stored_id, None)
         if entry is not None:
             self.bytes -= entry[1]
@@ -165,6 +274,14 @@ class ResponseStore(Store[StoredResponse]):
     """The responses of one application."""
 
     kind = "response"
+
+    def restored(self, kept: KeptAnswer) -> StoredResponse:
+        """See `Store.restored`."""
+        return StoredResponse.restored(kept)
+
+    def unfinished(self) -> list[StoredResponse]:
+        """Those that are being made, the oldest first."""
+        return [stored for stored, _ in self._entries.values() if stored.body["status"] == "in_progress"]
 
     def peek(self, response_id: str) -> StoredResponse | None:
         """The response of that id, whoever made it; None where there is none."""

@@ -6,12 +6,10 @@ cancelled; a background response goes on by itself.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import suppress
+from dataclasses import replace
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -19,32 +17,24 @@ from fastapi.responses import StreamingResponse
 from penstock.api_fields.fields import read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.strict_json import JsonObject
-from penstock.contract.errors import EngineFault, InvalidParameter, PenstockError, RequestError
-from penstock.contract.events import Usage
+from penstock.contract.errors import InvalidParameter, RequestError
 from penstock.contract.request import Message
-from penstock.server.delivery.deliveries import Delivery, WholeDelivery
+from penstock.server.delivery.deliveries import WholeDelivery
 from penstock.server.delivery.event_ids import END, HEADER
 from penstock.server.delivery.named_events import UNKNOWN, NamedEventDelivery, named_event
-from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import list_ignored
-from penstock.server.http.failures import (
-    HttpRefusal,
-    ShuttingDown,
-    error_object,
-    error_response,
-    json_response,
-    log_failure,
-)
+from penstock.server.http.failures import HttpRefusal, ShuttingDown, error_response, json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.query import PAGE, flag, page_of, read_query
-from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
+from penstock.server.http.response_writer import EVENT_HEADERS
 from penstock.server.http.route import Route
 from penstock.server.openai.response_store import ResponseStore, SentStream, StoredResponse
-from penstock.server.openai.responses_answer import ResponsesFormatter
+from penstock.server.openai.responses_background import BackgroundResponses
 from penstock.server.openai.responses_compact import CompactionFormatter, compacting
+from penstock.server.openai.responses_keeping import COMPLETE, Keeper, Kept
 from penstock.server.openai.responses_request import (
     COMPACT_FIELDS,
     COUNT_INPUT_FIELDS,
@@ -63,7 +53,6 @@ __all__ = ["Responses", "routes"]
 
 SHOWN = ("include", "include_obfuscation", "starting_after", "stream")
 MOST_DIGITS = 18
-COMPLETE = ("completed", "incomplete")
 
 
 class Responses:
@@ -71,41 +60,48 @@ class Responses:
 
     def __init__(self, serving: Serving) -> None:
         limits = serving.access.limits
-        self.store = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
+        self.store = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes, serving.answers)
         serving.memory.watch("stored_responses", lambda: self.store.bytes)
         self._serving = serving
-        self._background: dict[str, asyncio.Task[None]] = {}
+        self._background = BackgroundResponses(serving, self.store)
 
     async def create(self, http_request: Request) -> Response:
         """Make a response, or the rest of one: whole, in events, or in the background."""
         caller = caller_of(http_request.scope)
 
-        def parse(body: JsonObject, response_id: str) -> tuple[ParsedRequest, ResponseRequest]:
+        def parse(body: JsonObject, response_id: str) -> tuple[ParsedRequest, tuple[ResponseRequest, JsonObject]]:
             wanted = self._parse(body, response_id, caller)
-            return wanted.parsed, wanted
+            return wanted.parsed, (wanted, body)
 
-        parsed, wanted = await self._serving.accept(http_request, "resp_", parse)
+        parsed, (wanted, body) = await self._serving.accept(http_request, "resp_", parse)
         wanted = replace(wanted, parsed=parsed)
         if parsed.stream:
-            known = self.store.peek(parsed.id)
-            return self._stream(wanted, caller, (known and known.stream) or SentStream(wanted))
-        formatter = self._formatter(wanted, _Keeper(self.store, wanted, caller.name))
+            return self._stream(wanted, caller, self._sent_stream(wanted))
         if wanted.background:
             if (known := self.store.peek(parsed.id)) is not None:  # the same request, with the same idempotency key
+                await self.store.settled()
                 return json_response(200, known.body)
-            return json_response(200, self._start(parsed, formatter))
+            return json_response(200, await self._background.begin(wanted, body, caller.name))
+        formatter = Keeper(self.store, wanted, caller.name).formatter()
         formatter.begin()
-        return self._serving.respond(parsed, _Kept(WholeDelivery(formatter, parsed.num_choices), formatter))
+        return self._serving.respond(parsed, Kept(WholeDelivery(formatter, parsed.num_choices), formatter, self.store))
+
+    def _sent_stream(self, wanted: ResponseRequest) -> SentStream:
+        """What is known of the stream of a request that may have been sent before."""
+        known = self.store.peek(wanted.parsed.id)
+        if known is None or known.stream is None or known.stream.wanted is None:
+            return SentStream(wanted)
+        return known.stream
 
     def _stream(self, wanted: ResponseRequest, caller: Caller, stream: SentStream) -> Response:
         """The events of a response, those that the client has left out."""
         parsed = wanted.parsed
-        formatter = self._formatter(wanted, _Keeper(self.store, wanted, caller.name, stream))
+        formatter = Keeper(self.store, wanted, caller.name, stream).formatter()
         delivery = NamedEventDelivery(parsed, formatter, stream.positions)
         if parsed.position != END:
             stream.renumbered = False
             formatter.begin()
-        return self._serving.respond(parsed, _Kept(delivery, formatter))
+        return self._serving.respond(parsed, Kept(delivery, formatter, self.store))
 
     async def cancel(self, response_id: str, caller: Caller) -> JsonObject:
         """End a response that is being made; one that has ended stays as it is."""
@@ -114,6 +110,7 @@ class Responses:
             return stored.body
         self.store.put(StoredResponse(stored.tenant, stored.body | {"status": "cancelled"}, stored.history))
         await self._serving.live.abort_response(response_id, caller.name)
+        await self.store.settled()
         return self.store.get(response_id, caller.name).body
 
     async def count(self, http_request: Request) -> Response:
@@ -154,15 +151,13 @@ class Responses:
         """
         stored = self.store.get(response_id, caller.name)
         stream = stored.stream
-        if stream is not None and after < 0 and stored.body["status"] in COMPLETE:
+        if stream is not None and after < 0 and (stream.wanted is None or stored.body["status"] in COMPLETE):
             stream.renumbered = True
         if stream is not None and not stream.renumbered:
             return self._rest(stream, caller, after)
 
         async def events() -> AsyncGenerator[bytes, None]:
-            making = self._background.get(response_id)
-            if making is not None:
-                await asyncio.wait([making])
+            await self._background.ended(response_id)
             with suppress(HttpRefusal):  # it was deleted meanwhile
                 for event in stored_events(self.store.get(response_id, caller.name).body):
                     if event["sequence_number"] > after:
@@ -172,14 +167,13 @@ class Responses:
 
     def _rest(self, stream: SentStream, caller: Caller, after: int) -> Response:
         """The events of a stream that was sent before, from the one after this number on."""
+        if stream.wanted is None:
+            raise _from_before()
         position = "" if after < 0 else END if after >= len(stream.positions) else stream.positions[after]
         if position == END:
             return Response(headers=EVENT_HEADERS)
         if position == UNKNOWN:
-            message = (
-                f"starting_after: that event is from before this server's start; repeat the request with {HEADER}."
-            )
-            raise HttpRefusal(404, message, code="stream_not_found", param="starting_after")
+            raise _from_before()
         if self._serving.stopping.is_set():  # it is new work, though it is asked for with GET
             raise ShuttingDown
         return self._stream(
@@ -198,108 +192,10 @@ class Responses:
             raise InvalidParameter("previous_response_id", message)
         return stored.history
 
-    def _formatter(self, wanted: ResponseRequest, keeper: _Keeper) -> ResponsesFormatter:
-        return ResponsesFormatter(self._head(wanted), keeper.keep, logprobs=wanted.logprobs)
 
-    def _head(self, wanted: ResponseRequest) -> JsonObject:
-        return {
-            "id": wanted.parsed.id,
-            "object": "response",
-            "created_at": wanted.parsed.created,
-            "model": wanted.parsed.model,
-            "background": wanted.background,
-            "store": wanted.store,
-            "top_logprobs": 0,
-            "truncation": "disabled",
-            **wanted.repeated,
-        }
-
-    def _start(self, parsed: ParsedRequest, formatter: ResponsesFormatter) -> JsonObject:
-        """Begin to make a response that nobody waits for; the response as it is now.
-
-        Raises:
-            Overloaded: its caller has as many requests at once as it may.
-        """
-        outputs = OutputStream(self._serving.live, parsed)
-        with ExitStack() as undoing:
-            outputs.enter()
-            undoing.callback(outputs.leave)
-            body = formatter.begin()
-            self._background[parsed.id] = task = asyncio.create_task(_make(outputs, formatter))
-            task.add_done_callback(partial(self._end, outputs, parsed.id))
-            undoing.pop_all()
-        return body
-
-    def _end(self, outputs: OutputStream, response_id: str, _: asyncio.Task[None]) -> None:
-        outputs.leave()
-        del self._background[response_id]
-
-
-@dataclass(frozen=True, slots=True)
-class _Keeper:
-    """Puts each state of one response into the store.
-
-    One that is complete stays so while it is generated again for a client that came back.
-
-    Attributes:
-        stream: what becomes of its stream, where it is streamed.
-    """
-
-    store: ResponseStore
-    wanted: ResponseRequest
-    tenant: str
-    stream: SentStream | None = None
-
-    def keep(self, body: JsonObject, answer: Message) -> None:
-        if not self.wanted.store:
-            return
-        stored = StoredResponse(self.tenant, body, (*self.wanted.history, answer), self.stream)
-        known = self.store.peek(stored.id)
-        if known is not None and known.body["status"] in COMPLETE:
-            return
-        if body["status"] == "in_progress":
-            self.store.put(stored)
-        else:
-            self.store.update(stored)
-
-
-class _Kept:
-    """A delivery that leaves no response in progress behind."""
-
-    def __init__(self, inner: Delivery, formatter: ResponsesFormatter) -> None:
-        self._inner = inner
-        self._formatter = formatter
-
-    async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        try:
-            await self._inner.deliver(outputs, writer)
-        except asyncio.CancelledError:
-            self._formatter.cancel()
-            raise
-        except Exception as error:
-            if not writer.started:  # the caller gets an HTTP error, and the store what it says
-                self._formatter.fail(error_object(error)["error"]["message"], outputs.usage)
-            raise
-
-    async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        await self._inner.fail(error, usage, writer)
-
-
-async def _make(outputs: OutputStream, formatter: ResponsesFormatter) -> None:
-    """Make a response that nobody waits for."""
-    transcript = Transcript(1)
-    try:
-        async with aclosing(outputs.stream()) as stream:
-            async for output in stream:
-                transcript.take(output)
-        formatter.whole(transcript.choices(), outputs.usage)
-    except PenstockError as error:
-        formatter.fail(error_object(error)["error"]["message"], outputs.usage)
-    except Exception as error:
-        log_failure(error, "background response")
-        formatter.fail(error_object(EngineFault())["error"]["message"], outputs.usage)
-    finally:
-        formatter.cancel()
+def _from_before() -> HttpRefusal:
+    message = f"starting_after: that event is from before this server's start; repeat the request with {HEADER}."
+    return HttpRefusal(404, message, code="stream_not_found", param="starting_after")
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
@@ -336,6 +232,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     async def delete_response(http_request: Request, response_id: str) -> Response:
         """Forget a stored response."""
         responses.store.delete(response_id, caller_of(http_request.scope).name)
+        await responses.store.settled()
         return json_response(200, {"id": response_id, "object": "response", "deleted": True})
 
     async def cancel_response(http_request: Request, response_id: str) -> Response:

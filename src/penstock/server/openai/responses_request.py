@@ -133,7 +133,11 @@ RESPONSES_FIELDS = (
     Field("max_output_tokens", INTEGER, "Most tokens to generate; by default the rest of the model's context."),
     Field("stream", BOOLEAN, "Answer in events."),
     Field("background", BOOLEAN, "Answer at once and go on generating; needs store, and excludes stream."),
-    Field("store", BOOLEAN, "Keep the response, in memory, for as long as there is room; the default."),
+    Field(
+        "store",
+        BOOLEAN,
+        "Keep the response while there is room: in memory, with --journal on disk too; the default.",
+    ),
     *RESPONSE_TOOL_FIELDS,
     Field(
         "reasoning",
@@ -204,6 +208,7 @@ class ResponseRequest:
         history: the conversation without the instructions.
         repeated: the request's fields that the response object repeats.
         logprobs: whether messages have the log probabilities of their tokens.
+        recalled: how many messages of the conversation are those of the previous response.
     """
 
     parsed: ParsedRequest
@@ -212,6 +217,7 @@ class ResponseRequest:
     background: bool
     store: bool
     logprobs: bool = False
+    recalled: int = 0
 
 
 def parse_response(
@@ -245,7 +251,8 @@ def parse_response(
     form = _format(given)
     wanted |= _structured(form)
     options = read_options(wanted, {"max_tokens": None}, ALIASES, card, limits)
-    history = _history(given, limits, recall)
+    recalled = recall(given["previous_response_id"]) if "previous_response_id" in given else ()
+    history = _history(given, recalled, limits)
     effort, variables = _effort(given, card)
     chat = _chat(given, history, variables, card, limits)
     request = chat.applied(options.request(response_id, chat.prompt))
@@ -260,7 +267,7 @@ def parse_response(
     )
     repeated = _repeated(given) | {name: getattr(options.params, name) for name in SAMPLING}
     repeated |= {"reasoning": {"effort": effort, "summary": None}, "text": {"format": form}}
-    return ResponseRequest(parsed, history, repeated, background, store, "logprobs" in wanted)
+    return ResponseRequest(parsed, history, repeated, background, store, "logprobs" in wanted, len(recalled))
 
 
 def _way_of_answering(given: JsonObject) -> tuple[bool, bool, bool]:
@@ -304,16 +311,13 @@ def check_included(names: Sequence[str]) -> None:
             raise InvalidParameter("include", message, code="unsupported_parameter")
 
 
-def _history(
-    given: JsonObject, limits: RequestLimits, recall: Callable[[str], tuple[Message, ...]]
-) -> tuple[Message, ...]:
+def _history(given: JsonObject, recalled: tuple[Message, ...], limits: RequestLimits) -> tuple[Message, ...]:
     value = given.get("input")
     if value is None or value == []:
         raise InvalidParameter("input", "input is missing.", code="missing_value")
-    before = recall(given["previous_response_id"]) if "previous_response_id" in given else ()
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    return read_items(value, before, limits)
+    return read_items(value, recalled, limits)
 
 
 def _chat(

@@ -1,0 +1,169 @@
+"""The answers that callers asked to store, in a file of SQLite, with their texts.
+
+Decides when they are written: in the order in which they change, by one thread, and all that has changed meanwhile in
+one transaction; only the latest state of an answer is held until then, so a slow disk costs no more memory than the
+answers have. How many are kept is decided by who has them in memory (`Store`, in the server): the file follows.
+
+What is deleted is overwritten with zeros. What its owner deletes is also taken out of the write-ahead file at once; a
+file system, or a disk, may keep copies of its own.
+
+A journal that cannot be written any more is given up with one line in the log: the server goes on from memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+
+from penstock.contract.errors import ConfigError
+from penstock.contract.journal import KeptAnswer
+from penstock.journal.sqlite_file import OPTION, FileKind, open_file
+
+__all__ = ["AnswerJournal"]
+
+log = logging.getLogger("penstock.journal")
+
+ANSWERS = FileKind(
+    name="answers.sqlite",
+    application_id=0x50454E41,  # "PENA"
+    version=1,
+    schema="""
+CREATE TABLE kept (
+    number INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    model BLOB NOT NULL,
+    content BLOB NOT NULL,
+    UNIQUE (kind, id)
+)
+""",
+    erases=True,
+)
+
+
+class _Removal(Enum):
+    """How an answer is to go."""
+
+    DROP = "drop"
+    DELETE = "delete"
+
+
+Change = KeptAnswer | _Removal
+
+
+class AnswerJournal:
+    """Stored answers in a directory; see the module. All but `settled` may be called from any thread.
+
+    Args:
+        directory: made if it is not there.
+
+    Attributes:
+        model: digest of all that answers depend on beside their requests (`model_digest`). It is written with every
+            answer, so it must be set before the first.
+
+    Raises:
+        ConfigError: the directory or the file in it cannot be used.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.model = b""
+        self._path = directory / ANSWERS.name
+        self._open = True
+        self._failed = False
+        self._lock = threading.Lock()
+        self._changes: dict[tuple[str, str], Change] = {}  # in the order of the latest; guarded by the lock
+        self._latest: Future[None] | None = None  # writes everything that has changed so far
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._connection = self._thread.submit(open_file, directory, ANSWERS).result()
+
+    def load(self, kind: str) -> Sequence[KeptAnswer]:
+        """See `AnswerJournal.load`."""
+        try:
+            return self._thread.submit(self._select, kind).result()
+        except sqlite3.Error as error:
+            message = f"{self._path} cannot be used: {error}; move it away to begin a new one"
+            raise ConfigError(OPTION, message) from error
+
+    def put(self, answer: KeptAnswer) -> None:
+        """See `AnswerJournal.put`."""
+        self._change((answer.kind, answer.id), answer)
+
+    def drop(self, kind: str, answer_id: str) -> None:
+        """See `AnswerJournal.drop`."""
+        self._change((kind, answer_id), _Removal.DROP)
+
+    def delete(self, kind: str, answer_id: str) -> None:
+        """See `AnswerJournal.delete`."""
+        self._change((kind, answer_id), _Removal.DELETE)
+
+    async def settled(self) -> None:
+        """See `AnswerJournal.settled`."""
+        latest = self._latest
+        if latest is not None and not latest.done():
+            await asyncio.shield(asyncio.wrap_future(latest))  # who waits no longer does not keep it from being written
+
+    def close(self) -> None:
+        """Write what is left, and let go of the file. Nothing is written afterwards."""
+        with self._lock:
+            self._open = False
+        with contextlib.suppress(sqlite3.Error):  # a disk that failed; all that could be kept is kept
+            self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    def _change(self, key: tuple[str, str], change: Change) -> None:
+        with self._lock:
+            if self._failed or not self._open:
+                return
+            if not self._changes:  # else the one that will write the others takes this one too
+                self._latest = self._thread.submit(self._write)
+            self._changes.pop(key, None)
+            self._changes[key] = change
+
+    def _write(self) -> None:
+        with self._lock:
+            changes, self._changes = self._changes, {}
+        try:
+            with self._connection:
+                for (kind, answer_id), change in changes.items():
+                    self._apply(kind, answer_id, change)
+            if _Removal.DELETE in changes.values():
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def _apply(self, kind: str, answer_id: str, change: Change) -> None:
+        if isinstance(change, KeptAnswer):
+            self._connection.execute(
+                "INSERT OR REPLACE INTO kept (kind, id, tenant, model, content) VALUES (?, ?, ?, ?, ?)",
+                (kind, answer_id, change.tenant, self.model, change.content),
+            )
+        else:
+            self._connection.execute("DELETE FROM kept WHERE kind = ? AND id = ?", (kind, answer_id))
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        with self._lock:
+            self._failed = True
+            self._changes.clear()
+        log.error(
+            "the journal is given up: answers that are stored from now on end with this server, and what is deleted"
+            " from now on stays in %s: %s",
+            self._path,
+            error,
+        )
+
+    def _select(self, kind: str) -> list[KeptAnswer]:
+        rows = self._connection.execute(
+            "SELECT id, tenant, content, model FROM kept WHERE kind = ? ORDER BY number", (kind,)
+        )
+        return [
+            KeptAnswer(kind, answer_id, tenant, content, same_model=model == self.model)
+            for answer_id, tenant, content, model in rows
+        ]

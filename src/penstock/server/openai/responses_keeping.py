@@ -1,0 +1,95 @@
+"""How the states of a response reach the store while it is made, and its formatter, which tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.events import Usage
+from penstock.contract.request import Message
+from penstock.server.delivery.deliveries import Delivery
+from penstock.server.delivery.output_stream import OutputStream
+from penstock.server.http.failures import error_object
+from penstock.server.http.response_writer import ResponseWriter
+from penstock.server.openai.response_store import Asked, ResponseStore, SentStream, StoredResponse
+from penstock.server.openai.responses_answer import ResponsesFormatter
+from penstock.server.openai.responses_request import ResponseRequest
+
+__all__ = ["COMPLETE", "Keeper", "Kept"]
+
+COMPLETE = ("completed", "incomplete")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Puts each state of one response into the store.
+
+    One that is complete stays so while it is generated again for a client that came back.
+
+    Attributes:
+        stream: what becomes of its stream, where it is streamed.
+        asked: what it would be generated again from after a restart, where it would be.
+    """
+
+    store: ResponseStore
+    wanted: ResponseRequest
+    tenant: str
+    stream: SentStream | None = None
+    asked: Asked | None = None
+
+    def keep(self, body: JsonObject, answer: Message) -> None:
+        """The response is now `body`, and its answer so far is `answer`."""
+        if not self.wanted.store:
+            return
+        stored = StoredResponse(self.tenant, body, (*self.wanted.history, answer), self.stream)
+        known = self.store.peek(stored.id)
+        if known is not None and known.body["status"] in COMPLETE:
+            return
+        if body["status"] == "in_progress":
+            self.store.put(replace(stored, asked=self.asked))
+        else:
+            self.store.update(stored)
+
+    def formatter(self) -> ResponsesFormatter:
+        """Of the response, which is kept from now on."""
+        wanted = self.wanted
+        head = {
+            "id": wanted.parsed.id,
+            "object": "response",
+            "created_at": wanted.parsed.created,
+            "model": wanted.parsed.model,
+            "background": wanted.background,
+            "store": wanted.store,
+            "top_logprobs": 0,
+            "truncation": "disabled",
+            **wanted.repeated,
+        }
+        return ResponsesFormatter(head, self.keep, logprobs=wanted.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A delivery that leaves no response in progress behind, and sends nothing that would not be found again."""
+
+    inner: Delivery
+    formatter: ResponsesFormatter
+    store: ResponseStore
+
+    async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
+        """As the delivery inside."""
+        if self.store.durable:
+            writer.before = self.store.settled
+        try:
+            await self.inner.deliver(outputs, writer)
+        except asyncio.CancelledError:
+            self.formatter.cancel()
+            raise
+        except Exception as error:
+            if not writer.started:  # the caller gets an HTTP error, and the store what it says
+                self.formatter.fail(error_object(error)["error"]["message"], outputs.usage)
+            raise
+
+    async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
+        """As the delivery inside."""
+        await self.inner.fail(error, usage, writer)
