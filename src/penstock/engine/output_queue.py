@@ -87,6 +87,10 @@ class OutputQueue:
     Args:
         room: bounds what may lie here; None for any amount.
         abandon: ends the request, when its reader is given up.
+
+    Attributes:
+        lying: bytes that nobody has taken yet, nearly; 0 without a room.
+        closed: whether no more will come.
     """
 
     def __init__(self, room: WaitingRoom | None = None, abandon: Callable[[], None] = lambda: None) -> None:

@@ -218,6 +218,6 @@ class GrammarLibrary:
 
 
 def _size(grammar: Grammar, verdict: Verdict) -> int:
-    """Bytes of memory that a verdict takes beside its grammar's text, nearly."""
+    """Bytes of memory that a verdict takes, with its grammar's text, nearly."""
     words = len(grammar.source) + len(verdict.ending_text) + len(verdict.error)
     return ENTRY_BYTES + words + ID_BYTES * len(verdict.ids)
