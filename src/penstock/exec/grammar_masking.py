@@ -151,13 +151,13 @@ class GrammarMasking:
         for row, token in due.items():
             _leave_only(logits[row], token)
         sampled = sample(logits, samplings, positions, row_views, self._choose)
-        for row, slot in pending.thinking:
-            if not sampled.failed[row]:
-                self._think(slot, sampled.tokens[row])
         drawn = [each for each in masked if not sampled.failed[each[0]]]
         self._settle(drawn, sampled, (logits, samplings, positions), row_views)
         for row, slot, _ in pending.guided:
             sampled.failed[row] |= slot in self._broken
+        for row, slot in pending.thinking:
+            if not sampled.failed[row] and slot not in self._waiting:
+                self._think(slot, sampled.tokens[row])
         if before is not None:
             score_again(sampled, before, samplings, raw)
         if len(self._waiting) == len(samplings):  # nobody is kept from anything

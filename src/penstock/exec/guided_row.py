@@ -7,6 +7,7 @@ they come.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -19,6 +20,9 @@ from penstock.contract.ports import Matcher
 from penstock.exec.side_threads import SideThreads
 
 __all__ = ["GuidedRow"]
+
+_LONG_SECONDS = 0.005
+"""Of processor time."""
 
 _BITS = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(8, dtype=np.uint8) & 1  # [256, 8], lowest bit first
 _NUMBERS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))  # [256, 8]
@@ -40,9 +44,10 @@ class GuidedRow:
         self._matcher: Matcher | None = None
         self._refused: set[int] = set()  # after the tokens so far
         self._trying: tuple[int, Future[bool]] | None = None
+        self._long = False
         self._of: bytes = b""  # the mask that the bias was made of
         self._bias = np.empty((0, 8), dtype=np.float32)
-        self.mask: Future[bool] = threads.submit(lambda: self._begin(make))
+        self.mask: Future[bool] = self._submit(lambda: self._begin(make))
 
     @property
     def unknown(self) -> Future[bool]:
@@ -63,7 +68,7 @@ class GuidedRow:
             return _known(False)
         if self._trying is None:
             matcher = self._followed()
-            self._trying = token, self._threads.submit(lambda: matcher.take(token))
+            self._trying = token, self._submit(lambda: matcher.take(token))
         assert self._trying[0] == token, "what a row draws depends on the row alone"
         return self._trying[1]
 
@@ -74,13 +79,25 @@ class GuidedRow:
         self._trying = None
         if taken:
             self._refused.clear()
-            self.mask = self._threads.submit(self._fill)
+            self.mask = self._submit(self._fill)
         else:
             self._refused.add(token)
 
     def closing(self) -> int:
         """See `Matcher`."""
         return self._followed().closing()
+
+    def _submit(self, work: Callable[[], bool]) -> Future[bool]:
+        """Have something done; after something long, it is likely to be long too."""
+
+        def timed() -> bool:
+            began = time.thread_time()
+            try:
+                return work()
+            finally:
+                self._long = time.thread_time() - began > _LONG_SECONDS
+
+        return self._threads.submit(timed, long=self._long)
 
     def _followed(self) -> Matcher:
         assert self._matcher is not None, "a row without a mask draws nothing"

@@ -68,9 +68,13 @@ class SideThreads:
         self._first: _Worker | None = None
         self._long: set[Future[Any]] = set()  # what keeps its thread
 
-    def submit(self, work: Callable[[], _Result]) -> Future[_Result]:
-        """Have `work` done soon."""
+    def submit(self, work: Callable[[], _Result], *, long: bool = False) -> Future[_Result]:
+        """Have `work` done soon; if it is likely to be `long`, in a thread of its own that goes last."""
         job = _Job(work)
+        if long:
+            self._keep(job.future)
+            threading.Thread(target=_run_last, args=(job,), name=self._name, daemon=True).start()
+            return job.future
         with self._change:
             self._jobs.append(job)
             if self._first is None:
@@ -98,11 +102,14 @@ class SideThreads:
         with self._change:
             first, now = self._first, time.monotonic()
             if first is not None and first.job is not None and now - first.began >= _LONG_SECONDS:
-                self._long.add(first.job.future)
-                first.job.future.add_done_callback(self._long.discard)
+                self._keep(first.job.future)
                 _let_go_last(first.native_id)
                 self._begin()
             return future in self._long
+
+    def _keep(self, future: Future[Any]) -> None:
+        self._long.add(future)
+        future.add_done_callback(self._long.discard)
 
     def _begin(self) -> None:
         """Start a thread that is the first one from now on; for whoever holds the lock."""
@@ -128,6 +135,11 @@ class SideThreads:
 
     def _has_work(self) -> bool:
         return bool(self._jobs)
+
+
+def _run_last(job: _Job) -> None:
+    _let_go_last(threading.get_native_id())
+    job.run()
 
 
 def _let_go_last(native_id: int) -> None:
