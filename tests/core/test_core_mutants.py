@@ -514,8 +514,8 @@ def lose_the_checkpoint_of_one_who_left(patch):
     commit = StateKeeping.commit
 
     def forgetful(self, step, results):
-        here = [seq.holds(lease) for seq, lease in zip(step.seqs, step.leases, strict=True)]
-        rows = (replace(row, checkpoints=row.checkpoints if stays else ()) for row, stays in zip(step.plan.rows, here, strict=True))
+        each = zip(step.plan.rows, step.seqs, step.leases, strict=True)
+        rows = (row if seq.holds(lease) else replace(row, checkpoints=()) for row, seq, lease in each)
         commit(self, replace(step, plan=replace(step.plan, rows=tuple(rows))), results)
 
     patch(StateKeeping, "commit", forgetful)

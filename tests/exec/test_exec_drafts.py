@@ -153,7 +153,9 @@ def serve(asked, right=None, expected=None, count=3, model=None, made=Strict):
             for one in scheduler.draftable() if right is not None else ():
                 known = sum(isinstance(event, Generated) for event in events[one.seq_id])
                 coming = [event.token for event in expected[one.seq_id] if isinstance(event, Generated)][known:]
-                tokens = [t if rng.random() < right else (t + 1) % SHAPE.vocab_size for t in coming[: min(count, one.most)]]
+                tokens = [
+                    t if rng.random() < right else (t + 1) % SHAPE.vocab_size for t in coming[: min(count, one.most)]
+                ]
                 drafts += [Draft(one.seq_id, tuple(tokens))] if tokens else []
             plan = scheduler.plan(drafts)
             for event in scheduler.commit(plan, runner.run(plan)):

@@ -29,7 +29,7 @@ def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
 
 
 def _wrong_run(row: Row, result: RowResult) -> str:
-    """Why `result` cannot be the drafts of `row` that were right, and the token after them, a failure or a wait there."""
+    """Why `result` cannot be the right drafts of `row`, and the token after them, a failure or a wait there."""
     drawn = tuple(token.id for token in result.tokens)
     broken_off = bool(result.failure) or result.waits
     right = drawn if broken_off else drawn[:-1]

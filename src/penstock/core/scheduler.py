@@ -450,9 +450,7 @@ class Scheduler:
     def _fail(self, seq: Seq, message: str) -> Finished:
         return self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=message))
 
-    def _take_tokens(
-        self, seq: Seq, tokens: tuple[SampledToken, ...], right: int, events: list[SeqEvent]
-    ) -> None:
+    def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...], right: int, events: list[SeqEvent]) -> None:
         """What a row drew, until one of the tokens ends the sequence. The first `right` were drafts."""
         for index, token in enumerate(tokens):
             self._append(seq, token, events)

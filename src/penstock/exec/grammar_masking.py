@@ -122,9 +122,7 @@ class GrammarMasking:
         if not self._guided and not self._thinking:  # nearly every step
             return None
         guided = [
-            (index, row.slot, self._guided[row.slot])
-            for index, row in enumerate(sampling)
-            if row.slot in self._guided
+            (index, row.slot, self._guided[row.slot]) for index, row in enumerate(sampling) if row.slot in self._guided
         ]
         thinking = [(index, row.slot) for index, row in enumerate(sampling) if row.slot in self._thinking]
         return PendingMasks(guided, thinking) if guided or thinking else None
