@@ -21,8 +21,8 @@ __all__ = ["SideThreads"]
 _LONG_SECONDS = 0.01
 """Of work that keeps its thread."""
 _NICENESS = 10
-_IDLE_SECONDS = 2.0
-"""After which a thread ends that has nothing to do."""
+_IDLE_SECONDS = 0.2
+"""After which a thread ends that has nothing to do. Python waits for it when it ends: it must not unwind native code."""
 
 _Result = TypeVar("_Result")
 
@@ -73,7 +73,7 @@ class SideThreads:
         job = _Job(work)
         if long:
             self._keep(job.future)
-            threading.Thread(target=_run_last, args=(job,), name=self._name, daemon=True).start()
+            threading.Thread(target=_run_last, args=(job,), name=self._name).start()
             return job.future
         with self._change:
             self._jobs.append(job)
@@ -114,7 +114,7 @@ class SideThreads:
     def _begin(self) -> None:
         """Start a thread that is the first one from now on; for whoever holds the lock."""
         self._first = worker = _Worker()
-        threading.Thread(target=self._work, args=(worker,), name=self._name, daemon=True).start()
+        threading.Thread(target=self._work, args=(worker,), name=self._name).start()
 
     def _work(self, me: _Worker) -> None:
         me.native_id = threading.get_native_id()
