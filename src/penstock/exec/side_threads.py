@@ -22,7 +22,7 @@ _LONG_SECONDS = 0.01
 """Of work that keeps its thread."""
 _NICENESS = 10
 _IDLE_SECONDS = 0.2
-"""After which a thread ends that has nothing to do. Python waits for it when it ends: it must not unwind native code."""
+"""After which a thread ends that has nothing to do: Python, which waits for its threads, is not kept from ending."""
 
 _Result = TypeVar("_Result")
 
