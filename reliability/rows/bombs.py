@@ -1,4 +1,4 @@
-"""R28: forms of answers that are meant to cost much: refused or compiled in time, and nobody else waits for it."""
+"""R28: forms of answers and prompts that are meant to cost much: nobody else waits for them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from harness.server import APART, Server, serving
 __all__ = ["BOMBS", "grammar_bombs"]
 
 AT_ONCE = 8
+GIANT_CHARS = 500_000
+GIANTS = 16
+MOST_TOKENS = 7900
+ANSWER_SECONDS = 12.0
+"""Of a form that is followed: then its client leaves."""
 STALL_SECONDS = 0.2
 FORM_SECONDS = 2.0
 
@@ -26,6 +31,12 @@ def _nested(depth: int) -> dict[str, Any]:
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
     return schema
+
+
+def _required(of: dict[str, Any], count: int) -> dict[str, Any]:
+    """A document of thousands of tokens, each of its names required: costly to compile, or to find an ending in."""
+    names = {f"p{index}": of for index in range(count)}
+    return {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}
 
 
 def _bombs() -> tuple[dict[str, Any], ...]:
@@ -53,6 +64,11 @@ def _bombs() -> tuple[dict[str, Any], ...]:
         {"grammar": "start: " + " ".join(f"r{i}" for i in range(300)) + "\n" + _lark_rules(300)},
         {"grammar": 'root ::= root root | "a"?\n'},
         {"choice": [f"{'choice ' * 8}{index}" for index in range(990)]},
+        {"regex": "((.{0,40}x){0,40}y){0,40}"},
+        {"json": _required({"type": "string", "maxLength": 30}, 900)},
+        {"json": _required({"type": "string", "format": "uri"}, 800)},
+        {"json": _required({"type": "object", "properties": {"q": {"type": "number"}, "r": {"type": "number"}}}, 400)},
+        {"json": _required({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 99}, 500)},
     )
 
 
@@ -85,6 +101,7 @@ async def _measure(server: Server, rounds: int, progress: Progress) -> Measured:
         answers = await asyncio.gather(
             *(_bomb(server, room, form, round_, progress) for round_ in range(rounds) for form in BOMBS)
         )
+        answers += await asyncio.gather(*(_giant(server, room, number) for number in range(GIANTS)))
     await asyncio.to_thread(wait_until, server.idle, 60.0)
     await asyncio.sleep(1.0)
     used = processor_seconds(server.pid)
@@ -100,10 +117,24 @@ async def _bomb(
     anew = json.loads(json.dumps(form).replace("x", f"x{round_}x")) if round_ else form
     async with room:
         began = now()
-        body = {"prompt": "x", "max_tokens": 8, "structured_outputs": anew, "stream": True}
-        answer = await ask(server.url, COMPLETIONS, body, seconds=120)
+        long = "required" in str(form)  # no document of fewer tokens
+        body = {"prompt": "x", "structured_outputs": anew, "stream": True, "temperature": 1, "seed": round_}
+        body["max_tokens"] = MOST_TOKENS if long else 8
+        answer = await ask(server.url, COMPLETIONS, body, seconds=ANSWER_SECONDS if long else 120)
+        if long and answer.status == 200:
+            answer.broken = ""  # its client left
         progress.update()
         return (answer.began or answer.ended) - began, answer
+
+
+async def _giant(server: Server, room: asyncio.Semaphore, number: int) -> tuple[float, Answer]:
+    """A prompt as long as is tokenised at all: seconds to its tokens, or to a refusal."""
+    async with room:
+        began = now()
+        answer = await ask(
+            server.url, "/tokenize", {"prompt": f"{number} " + "word " * (GIANT_CHARS // 5)}, seconds=120
+        )
+        return answer.ended - began, answer
 
 
 def _judge_bombs(

@@ -22,6 +22,7 @@ from penstock.grammar import GrammarLibrary
 from penstock.model_text import grammars_of
 from penstock.remote import ProcessProfiler, ProcessRunner
 from penstock.text import TextModel
+from penstock.thread_turns import take_short_turns
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.pull import pull
 
@@ -90,15 +91,17 @@ def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: boo
         SetupError: there is no such model, or its files cannot be used.
     """
     apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
-    return (_Apart if apart else _Here)(config, cache_dir or default_cache_dir(os.environ))
+    cache_dir = cache_dir or default_cache_dir(os.environ)
+    return _Apart(config, cache_dir) if apart else _Here(config, cache_dir, serves)
 
 
 class _Here:
     """A runner in this process."""
 
-    def __init__(self, config: EngineConfig, cache_dir: Path) -> None:
+    def __init__(self, config: EngineConfig, cache_dir: Path, serves: bool) -> None:
         from penstock import building, loading  # which bring torch in
 
+        self._serves = serves
         self._building = building
         self._config = config
         self._cache_dir = cache_dir
@@ -114,6 +117,9 @@ class _Here:
         from penstock.nn.cost import cost
 
         runner, facts, loaded, grammars = self._building.load_runner(self._config, self._files, text, announce)
+        if self._serves:
+            take_short_turns()
+            grammars.prepare()  # else all streams would wait for it when the first grammar comes
         planned_cost = partial(cost, loaded.program, kv_dtype=loaded.kv_dtype)
         return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close, recovers=False)
 

@@ -17,12 +17,14 @@ from penstock.contract.model import ModelFacts
 from penstock.contract.ports import Profiler, Runner
 from penstock.remote import Build, Connection, serve_orders
 from penstock.remote.messages import Load, Order
+from penstock.thread_turns import take_short_turns
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Take orders from the engine at the other end of a socket."""
+    take_short_turns()
     faulthandler.enable()  # where it was when it crashed, or when it was ended because it hung
     connection: Connection[Order] = Connection(socket.socket(fileno=int(sys.argv[1])), Order)
     serve_orders(connection, _prepare)

@@ -21,7 +21,7 @@ from penstock.contract.limits import DEFAULT_LIMITS, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import EngineClient, Runner
-from penstock.engine import EngineLoop, LocalClient
+from penstock.engine import EngineLoop, LocalClient, QueueLimits
 from penstock.server import create_app
 from penstock.server.http.run import Server
 from penstock.sim.fake_runner import FakeRunner
@@ -222,7 +222,7 @@ def gated(max_queued: int = 64, **scheduler: Any) -> Iterator[GatedServer]:
         return gates[0]
 
     harness = build(around=around, **scheduler)
-    loop = NotedLoop(harness.engine, Ticks(), max_queued)
+    loop = NotedLoop(harness.engine, Ticks(), QueueLimits(max_queued))
     loop.start()
     try:
         with listening(LocalClient(harness.intake, loop), harness.card) as url:

@@ -200,6 +200,10 @@ class Harness:
         self.allowed_ends[seq_id] = FinishReason.ERROR
         self.runner.fail_sequence(seq_id, "planted")
 
+    def let_wait(self, seq_id: str, draws: int) -> None:
+        """Its form is not ready: what it would draw next comes later, and is the same."""
+        self.runner.let_wait(seq_id, draws)
+
     def plan(self) -> StepPlan:
         drafts, alone = self._drafts(), not self.flights
         if drafts:
@@ -449,7 +453,7 @@ def _run_episode(seed: int, moves: int) -> Harness:
     timing = random.Random(f"{seed} timing")
     rng, ahead = random.Random(seed), random.Random(f"{seed} ahead")
     broken, failing = random.Random(f"{seed} broken"), random.Random(f"{seed} failing")
-    killing = random.Random(f"{seed} killing")
+    killing, waiting = random.Random(f"{seed} killing"), random.Random(f"{seed} waiting")
     troubled = failing.random() < 0.3
     cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]), step_target_ms=timing.choice([0, 1, 2, 5]))
     drafter = random_drafter(ahead)
@@ -464,6 +468,8 @@ def _run_episode(seed: int, moves: int) -> Harness:
             harness.kill()
         if troubled and harness.live and failing.random() < 0.05:
             harness.poison(failing.choice(harness.live))
+        if harness.live and waiting.random() < 0.1:
+            harness.let_wait(waiting.choice(harness.live), waiting.randint(1, 3))
         move = rng.random()
         if move < 0.35:
             req = random_request(rng, number, harness.config.policy)

@@ -140,6 +140,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail(self, data):
         self.harness.fail(data.draw(st.sampled_from(self.harness.live)))
 
+    @precondition(lambda self: self.harness.live)
+    @rule(data=st.data(), draws=st.integers(1, 3))
+    def let_wait(self, data, draws):
+        self.harness.let_wait(data.draw(st.sampled_from(self.harness.live)), draws)
+
     @rule()
     def reset(self):
         self.harness.reset()

@@ -20,7 +20,7 @@ from penstock.core.checkpoints import Checkpoints
 from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
-from penstock.core.sequence import Seq
+from penstock.core.sequence import Seq, SeqState
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.suspects import Suspects
 from penstock.sim.fake_runner import FakeRunner
@@ -336,9 +336,9 @@ def go_on_behind_a_rejected_position(patch):
 def note_a_draft_too_many_as_computed(patch):
     take_tokens = Scheduler._take_tokens
 
-    def greedy(self, seq, tokens, events):
+    def greedy(self, seq, tokens, right, events):
         drafted = seq.drafted
-        take_tokens(self, seq, tokens, events)
+        take_tokens(self, seq, tokens, right, events)
         if drafted and seq.state is sequence.SeqState.RUNNING:
             self._advance(seq, 1)
 
@@ -346,7 +346,7 @@ def note_a_draft_too_many_as_computed(patch):
 
 
 def go_on_after_an_end_among_drafts(patch):
-    def deaf(self, seq, tokens, events):
+    def deaf(self, seq, tokens, right, events):
         for token in tokens:
             self._append(seq, token, events)
         seq.take_draw()
@@ -511,12 +511,45 @@ def keep_the_state_of_a_row_that_failed(patch):
 
 
 def lose_the_checkpoint_of_one_who_left(patch):
-    def commit(self, step, results):
-        for row, seq, lease in zip(step.plan.rows, step.seqs, step.leases, strict=True):
-            for each in row.checkpoints if seq.holds(lease) else ():
-                self._keep(seq, each)
+    commit = StateKeeping.commit
 
-    patch(StateKeeping, "commit", commit)
+    def forgetful(self, step, results):
+        each = zip(step.plan.rows, step.seqs, step.leases, strict=True)
+        rows = (row if seq.holds(lease) else replace(row, checkpoints=()) for row, seq, lease in each)
+        commit(self, replace(step, plan=replace(step.plan, rows=tuple(rows))), results)
+
+    patch(StateKeeping, "commit", forgetful)
+
+
+def keep_the_state_at_the_end_of_a_row_that_waits(patch):
+    commit = StateKeeping.commit
+
+    def hasty(self, step, results):
+        with suppress(IndexError):  # of a row behind one that waits, whose tokens are not known
+            commit(self, step, [None if result is None else result._replace(waits=False) for result in results])
+
+    patch(StateKeeping, "commit", hasty)
+
+
+def count_the_last_position_of_a_row_that_waits(patch):
+    advance, take_in = Scheduler._advance, Scheduler._take_in
+
+    def whole(self, row, seq, result, events):
+        take_in(self, row, seq, result, events)
+        if result is not None and result.waits and seq.state is SeqState.RUNNING and not seq.drawing:
+            advance(self, seq, 1)
+
+    patch(Scheduler, "_take_in", whole)
+
+
+def forget_that_the_last_position_of_a_row_that_waits_is_due_again(patch):
+    def take_draw(seq):
+        seq.drawing -= 1
+        if seq.drafted:
+            seq.drafted = False
+            seq.scheduled = seq.computed
+
+    patch(Seq, "take_draw", take_draw)
 
 
 def restore_the_state_of_another_sequence(patch):
@@ -624,10 +657,10 @@ def compute_others_beside_a_suspect(patch):
 def advance_a_state_twice(patch):
     carry = FakeRunner._carry_states
 
-    def twice(self, plan, slots):
-        carry(self, plan, slots)
-        if plan.step % 5 == 4:  # as if this step had been broken off and computed again
-            carry(self, plan, slots)
+    def twice(self, started):
+        carry(self, started)
+        if started.plan.step % 5 == 4:  # as if this step had been broken off and computed again
+            carry(self, started)
 
     patch(FakeRunner, "_carry_states", twice)
 
@@ -659,6 +692,9 @@ MUTANTS = [
     keep_a_state_under_the_block_before,
     keep_the_state_of_a_row_that_failed,
     lose_the_checkpoint_of_one_who_left,
+    keep_the_state_at_the_end_of_a_row_that_waits,
+    count_the_last_position_of_a_row_that_waits,
+    forget_that_the_last_position_of_a_row_that_waits_is_due_again,
     restore_the_state_of_another_sequence,
     take_a_hit_without_its_state,
     write_over_a_state_that_is_restored,

@@ -14,6 +14,8 @@ from penstock.core.trace import replay
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine import loop as loop_module
 from penstock.engine.admission import QueueLimits
+from penstock.engine.intake import GIANT_CHARS
+from penstock.text import Tokenizer
 
 
 class Running:
@@ -110,6 +112,36 @@ async def test_a_prompt_is_tokenised_as_it_would_be_generated_from():
         chat = await running.client.tokenize(ChatPrompt((Message("user", "hi"),)))
         assert chat.text == "hi<|end|>"
         assert (await running.client.tokenize(TokenPrompt((1, 2)))).pieces == (b"b", b"c")
+
+
+@pytest.mark.parametrize("tenant", ["", "one"])
+async def test_short_prompts_wait_for_no_long_ones_and_a_key_has_half_of_their_places(monkeypatch, tenant):
+    gate, under_way = threading.Event(), []
+    with Running() as running:
+        encode = Tokenizer.encode
+
+        def held_up(tokenizer, text, **given):
+            if len(text) >= GIANT_CHARS:
+                under_way.append(text[0])
+                assert gate.wait(30)
+                return (1,)
+            return encode(tokenizer, text, **given)
+
+        monkeypatch.setattr(Tokenizer, "encode", held_up)
+        monkeypatch.setattr(running.harness.intake, "_check_length", lambda _chars, _field: None)
+        giants = [asyncio.create_task(running.client.tokenize(TextPrompt("a" * GIANT_CHARS), tenant)) for _ in range(9)]
+        places = 1 if tenant else 2
+        while len(under_way) < places:
+            await asyncio.sleep(0.01)
+        assert (await running.client.tokenize(TextPrompt("hi!"), tenant)).token_ids == (7, 8, 29)
+        if tenant:
+            other = asyncio.create_task(running.client.tokenize(TextPrompt("b" * GIANT_CHARS), "another"))
+            while "b" not in under_way:
+                await asyncio.sleep(0.01)
+            giants.append(other)
+        assert under_way.count("a") == places
+        gate.set()
+        assert {each.token_ids for each in await asyncio.gather(*giants)} == {(1,)}
 
 
 async def test_ids_outside_the_vocabulary_are_refused():

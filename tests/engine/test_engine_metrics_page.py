@@ -11,6 +11,7 @@ from test_engine_metrics_collector import timed
 
 from penstock.contract.errors import RefusalCause
 from penstock.contract.limits import DEFAULT_LIMITS
+from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
 from penstock.server.admin.metrics import COUNTERS, GAUGES, HISTOGRAMS
@@ -42,6 +43,10 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
             labels = {key: value for key, value in sample.labels.items() if MODEL.get(key) != value}
             found[sample.name, tuple(sorted(labels.items()))] = sample.value
     return found
+
+
+STORES = ("requests", "resumable_streams", "stored_completions", "stored_responses")
+"""What an application keeps without a client that keeps grammars and output."""
 
 
 def scripted_run():
@@ -83,6 +88,7 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         "penstock:engine_steps_total": 4 + 2 + 2,
         "penstock:engine_steps_failed_total": 0,
         "penstock:runners_lost_total": 0,
+        "penstock:memory_limit_bytes": MemoryBudget().limit,
     }
     labelled = {key: value for key, value in found.items() if key[1] and "le" not in dict(key[1])}
     config = (("block_size", "4"), ("enable_prefix_caching", "True"), ("num_gpu_blocks", "64"))
@@ -97,6 +103,7 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         ("vllm:request_success_total", (("finished_reason", "abort"),)): 1,
         ("vllm:request_success_total", (("finished_reason", "error"),)): 0,
         ("vllm:admission_rejections_total", (("reason", "queue_full"),)): 1,
+        **{("penstock:memory_bytes", (("store", store),)): 0 for store in STORES},
         **{("penstock:requests_refused_total", (("reason", cause.value),)): 0 for cause in RefusalCause},
     }
 

@@ -8,6 +8,7 @@ held to a tolerance here, and to the bit with the default model (`test_e2e_draft
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.thinking import ThinkingBudget
 from penstock.core import Scheduler
-from penstock.exec import batch
+from penstock.exec import batch, grammar_masking, side_threads
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
 from penstock.sampling import SamplingParams
@@ -54,13 +55,32 @@ class Strict:
         return next(t for t in range(SHAPE.vocab_size) if self._allowed(t) and t % 5 != len(self.taken) % 5)
 
 
+class Unready(Strict):
+    """The same, but what is asked of it takes longer than a step may wait, now and then."""
+
+    def mask(self) -> bytes:
+        self._dawdle(3)
+        return super().mask()
+
+    def take(self, token: int) -> bool:
+        self._dawdle(2)
+        return super().take(token)
+
+    def _dawdle(self, every: int) -> None:
+        if len(self.taken) % every == 1:
+            time.sleep(0.12)
+
+
 class Grammars:
     def check(self, grammar, room, tenant=""):
         """All are served."""
         return grammar
 
+    def __init__(self, made=Strict) -> None:
+        self._made = made
+
     def matcher(self, grammar, room) -> Strict:
-        return Strict()
+        return self._made()
 
 
 class Counted:
@@ -114,28 +134,34 @@ def requests() -> list[SequenceRequest]:
     return made
 
 
-def serve(asked, right=None, expected=None, count=3, model=None):
+def serve(asked, right=None, expected=None, count=3, model=None, made=Strict):
     """Run all to their end: events by id, and how many steps it took; `right` is the share of right drafts."""
     kv = KVStore(CACHES, CONFIG.num_blocks, CONFIG.block_size, torch.float32, CPU)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(float("nan"))
-    runner = TorchRunner(model or ToyLM(), kv, 12, SHAPE.max_positions, Ticks(), BACKEND, Grammars(), Budgets())
+    runner = TorchRunner(model or ToyLM(), kv, 12, SHAPE.max_positions, Ticks(), BACKEND, Grammars(made), Budgets())
     scheduler, rng, steps = Scheduler(CONFIG), random.Random(1), 0
     events = {request.id: [] for request in asked}
     for request in asked:
         scheduler.submit(request)
-    while scheduler.has_work:
-        drafts = []
-        for one in scheduler.draftable() if right is not None else ():
-            known = sum(isinstance(event, Generated) for event in events[one.seq_id])
-            coming = [event.token for event in expected[one.seq_id] if isinstance(event, Generated)][known:]
-            tokens = [t if rng.random() < right else (t + 1) % SHAPE.vocab_size for t in coming[: min(count, one.most)]]
-            drafts += [Draft(one.seq_id, tuple(tokens))] if tokens else []
-        plan = scheduler.plan(drafts)
-        for event in scheduler.commit(plan, runner.run(plan)):
-            events[event.seq_id].append(event)
-        scheduler.check()
-        steps += 1
+    with pytest.MonkeyPatch.context() as patch:
+        if made is Strict:  # so that how many steps there are says nothing of how busy the machine is
+            patch.setattr(grammar_masking, "_PATIENCE_SECONDS", 30.0)
+            patch.setattr(side_threads, "_LONG_SECONDS", 30.0)
+        while scheduler.has_work:
+            drafts = []
+            for one in scheduler.draftable() if right is not None else ():
+                known = sum(isinstance(event, Generated) for event in events[one.seq_id])
+                coming = [event.token for event in expected[one.seq_id] if isinstance(event, Generated)][known:]
+                tokens = [
+                    t if rng.random() < right else (t + 1) % SHAPE.vocab_size for t in coming[: min(count, one.most)]
+                ]
+                drafts += [Draft(one.seq_id, tuple(tokens))] if tokens else []
+            plan = scheduler.plan(drafts)
+            for event in scheduler.commit(plan, runner.run(plan)):
+                events[event.seq_id].append(event)
+            scheduler.check()
+            steps += 1
     return events, steps
 
 
@@ -174,6 +200,13 @@ def test_every_kind_alone(number):
     one = requests()[number]
     events, _ = serve([one], 0.7, PLAIN)
     same(events, {one.id: PLAIN[one.id]})
+
+
+@pytest.mark.parametrize("right", [None, 0.7])
+def test_rows_whose_form_is_not_ready_draw_later_what_they_would_have_drawn(right):
+    events, steps = serve(requests(), right, PLAIN, made=Unready)
+    same(events, PLAIN)
+    assert steps > (PLAIN_STEPS if right is None else 0)
 
 
 def test_what_is_tested_reaches_masks_penalties_and_budgets():

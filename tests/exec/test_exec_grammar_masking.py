@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.plan import Admit, Row
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
+from penstock.exec import grammar_masking, side_threads
 from penstock.exec.grammar_masking import GrammarMasking
 from penstock.exec.sampler import RowSampling, sample
 from penstock.kernels import native
@@ -18,6 +22,17 @@ from penstock.kernels.cpu_backend import CpuBackend
 CHOOSE = CpuBackend().choose if native.available() else None
 WIDTH = 83  # no multiple of eight
 GRAMMAR = Grammar(GrammarKind.REGEX, "x")
+PATIENCE = 30.0
+STEPS = 600
+"""Each waits for up to a twentieth of a second where nobody draws."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch, request):
+    """Nobody waits for a form because the machine is busy, except where waiting is what is tried."""
+    if "form" not in request.node.name:
+        monkeypatch.setattr(grammar_masking, "_PATIENCE_SECONDS", PATIENCE)
+        monkeypatch.setattr(side_threads, "_LONG_SECONDS", PATIENCE)
 
 
 class Listed:
@@ -135,37 +150,137 @@ def test_after_many_refusals_the_known_ending_is_taken():
     assert sampled.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[0, order[-1]]), abs=1e-5)
 
 
-def test_masks_are_those_of_this_step_when_rows_move():
+def test_masks_are_those_of_their_rows_when_rows_move():
     one, two = Listed({4}), Listed({70})
     masking, rows = masked_rows([one, two])
     for order in (rows, rows[::-1], rows[1:], rows):
-        one.allowed, two.allowed = two.allowed, one.allowed
         draws, positions = [draw(temperature=0)] * len(order), [2] * len(order)
         sampled = masking.sample(logits_of(len(order)), draws, positions, masking.begin(order), row_views)
         assert sampled.tokens == [min((one, two)[row.slot].allowed) for row in order]
 
 
-def test_the_masks_of_the_next_step_are_begun_behind_this_one_and_used_if_its_rows_are_the_same():
+def test_each_mask_is_computed_once_from_when_the_token_before_it_is_known():
     class Asked(Listed):
-        masks = 0
+        def __init__(self, allowed: set[int]) -> None:
+            super().__init__(allowed)
+            self.seen = []
 
         def mask(self) -> bytes:
-            self.masks += 1
+            self.seen.append(len(self.taken))
             return super().mask()
 
     matchers = [Asked({1}), Asked({2}), Asked({3})]
     masking, rows = masked_rows(matchers)
     for _ in range(4):
-        sampled = masking.sample(logits_of(3), [draw(temperature=0)] * 3, [2] * 3, masking.begin(rows), row_views)
-        assert sampled.tokens == [1, 2, 3]
-    masking.release(1)
+        assert drawn_at_last(masking, rows, logits_of(3)).tokens == [1, 2, 3]
     left = [rows[0], rows[2]]
-    assert masking.sample(logits_of(2), [draw(temperature=0)] * 2, [2] * 2, masking.begin(left), row_views).tokens == [
-        1,
-        3,
-    ]
-    masking.begin(left).masks.result()  # all that was begun is done
-    assert [one.masks for one in matchers] == [4 + 1 + 1 + 1, 4 + 1, 4 + 1 + 1 + 1]  # one in vain when the rows changed
+    masking.release(1)
+    assert drawn_at_last(masking, left, logits_of(2)).tokens == [1, 3]
+    wait_until(lambda: [one.seen for one in matchers] == [list(range(6)), list(range(5)), list(range(6))])
+
+
+class Slow(Listed):
+    """A matcher that does one thing only when it is told to."""
+
+    def __init__(self, what: str, allowed: set[int], refused: set[int] = frozenset()) -> None:
+        super().__init__(allowed, refused)
+        self.what, self.gate = what, threading.Event()
+
+    def mask(self) -> bytes:
+        if self.what == "mask" and self.taken:
+            assert self.gate.wait(PATIENCE)
+        return super().mask()
+
+    def take(self, token: int) -> bool:
+        if self.what == "take":
+            assert self.gate.wait(PATIENCE)
+        return super().take(token)
+
+
+class SlowToMake(Given):
+    """Grammars of which the first takes long to compile."""
+
+    def __init__(self, matchers, gate: threading.Event) -> None:
+        super().__init__(matchers)
+        self.gate = gate
+
+    def matcher(self, grammar: Grammar, room: int) -> Listed:
+        made = super().matcher(grammar, room)
+        assert made.what != "make" or made.gate.wait(PATIENCE)
+        return made
+
+
+@pytest.mark.parametrize("what", ["make", "mask", "take"])
+def test_a_row_whose_form_takes_long_waits_and_draws_the_same_later_and_nobody_waits_for_it(what):
+    logits = logits_of(3)
+    best = [row.argsort(descending=True).tolist() for row in logits]
+    slow = Slow(what, set(best[0]), refused=set(best[0][:2]))
+    masking = GrammarMasking(SlowToMake([slow, Slow("", {9})], slow.gate), choose=CHOOSE)
+    for slot, grammar in enumerate((GRAMMAR, GRAMMAR, None)):
+        spec = SamplingSpec(())
+        masking.admit(
+            Admit(slot, f"s{slot}", (1, 2), (0,), 0, spec, 0, grammar=grammar, max_new_tokens=9, prompt_tokens=2)
+        )
+    rows = [Row(slot, 1, 1, (), True) for slot in range(3)]
+    expected, drawn, steps = best[0][2], [], 0
+    while len(drawn) < 2:  # the second draw waits too, where masks are slow
+        sampled = masking.sample(logits.clone(), [draw(temperature=0)] * 3, [2] * 3, masking.begin(rows), row_views)
+        assert not masking.waits(2)
+        assert sampled.tokens[1:] == [9, best[2][0]] if not masking.waits(1) else sampled.tokens[2] == best[2][0]
+        steps += 1
+        if not masking.waits(0):
+            drawn.append(sampled.tokens[0])
+        elif steps > 3:
+            slow.gate.set()
+    assert drawn == [expected, expected] == slow.taken[:2]
+    assert steps > 4
+
+
+def test_a_form_that_takes_long_is_not_waited_for_again_while_others_draw():
+    slow = Slow("make", {4})
+    masking = GrammarMasking(SlowToMake([slow], slow.gate), choose=CHOOSE)
+    masking.admit(
+        Admit(0, "s0", (1, 2), (0,), 0, SamplingSpec(()), 0, grammar=GRAMMAR, max_new_tokens=9, prompt_tokens=2)
+    )
+    rows = [Row(0, 1, 1, (), True), Row(1, 1, 1, (), True)]
+    for _ in range(200):  # each would wait for as long as a step may: ten seconds in all
+        masking.sample(logits_of(2), [draw(temperature=0)] * 2, [2] * 2, masking.begin(rows), row_views)
+        assert masking.waits(0)
+    slow.gate.set()
+    assert drawn_at_last(masking, rows[:1], logits_of(1)).tokens == [4]
+
+
+def test_a_sequence_that_leaves_while_its_form_is_made_is_forgotten():
+    slow = Slow("make", {4})
+    masking = GrammarMasking(SlowToMake([slow, Slow("", {5})], slow.gate), choose=CHOOSE)
+    row = [Row(0, 1, 1, (), True)]
+    for seq_id in ("first", "second"):
+        spec = SamplingSpec(())
+        masking.admit(Admit(0, seq_id, (1, 2), (0,), 0, spec, 0, grammar=GRAMMAR, max_new_tokens=9, prompt_tokens=2))
+        if seq_id == "first":
+            masking.sample(logits_of(1), [draw(temperature=0)], [2], masking.begin(row), row_views)
+            assert masking.waits(0)
+            masking.release(0)
+            assert not masking.waits(0)
+    assert drawn_at_last(masking, row, logits_of(1)).tokens == [5]
+    slow.gate.set()
+
+
+def drawn_at_last(masking, rows, logits):
+    """What the rows draw in the first step in which none of them waits."""
+    for _ in range(STEPS):
+        draws, positions = [draw(temperature=0)] * len(rows), [2] * len(rows)
+        sampled = masking.sample(logits.clone(), draws, positions, masking.begin(rows), row_views)
+        if not any(masking.waits(row.slot) for row in rows):
+            return sampled
+    raise AssertionError("a row waits for ever")
+
+
+def wait_until(holds) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_matcher_that_breaks_ends_its_row_alone():

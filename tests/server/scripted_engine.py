@@ -187,7 +187,7 @@ class ScriptedEngine:
         self.profiling = False
         return ("p-steps.json", "p-torch.json")
 
-    async def tokenize(self, prompt: Prompt) -> Tokenized:
+    async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
         """One token a character, its id the character's place in ASCII, from "!" = 1 on."""
         match prompt:
             case TokenPrompt(token_ids):

@@ -360,7 +360,7 @@ def test_what_the_engine_refuses_of_a_tool_is_named_in_anthropics_words(served, 
     engines = "tools.0.function.parameters"
     refusal = InvalidParameter(engines, f"{engines}: a $ref leads nowhere.")
 
-    async def refuse(prompt):
+    async def refuse(prompt, tenant):
         raise refusal
 
     engine = ScriptedEngine(script=always(refusal))

@@ -16,6 +16,12 @@ from penstock.rendering import Renderer
 from penstock.text import ChatTemplate, ControlTokens
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+GROWING = (
+    "{% set ns = namespace(x='x') %}{% for i in range(40) %}{% set ns.x = "
+    + " ~ ".join(["ns.x"] * 32)
+    + " %}{% endfor %}"
+)
+"""Beyond all memory in six rounds, of which the first five write little: the time for them must not be the limit."""
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HELLO = ChatPrompt((Message("user", "hi"),))
 BOMBS = 8
@@ -47,7 +53,7 @@ def template(source: str, renderer: Renderer) -> ChatTemplate:
         ("{{ '{:2000000000}'.format(messages[0].content) }}", "256 MiB of memory"),
         ("{{ messages[0].content | indent(2000000000, first=true) }}", "256 MiB of memory"),
         ("{{ messages * 1000000000 }}", "256 MiB of memory"),
-        ("{% set ns = namespace(x='x') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "memory"),
+        (GROWING, "memory"),
         (NESTED, "s of processor time"),
         ("{{ (messages | length + 8) ** 99999999 }}", "s of processor time"),
         ("{{ range(99999) | batch(1) | map('sum') | list | length }}" * 40, "s of processor time"),

@@ -55,7 +55,7 @@ class RefusalCause(StrEnum):
     OWN_TIMEOUT = "own_timeout"
     """It would not even begin in the time that its caller allows."""
     WORKERS = "workers"
-    """Too many wait for a grammar or for a chat template."""
+    """Too many wait for a grammar, for a chat template, or for a long prompt to be tokenised."""
     PROCESS_LOST = "process_lost"
     MEMORY = "memory"
     """Too many large requests are held: their share of `--memory-limit` is used up."""

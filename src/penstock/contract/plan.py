@@ -223,11 +223,14 @@ class RowResult(NamedTuple):
     Attributes:
         slot: whose row it was.
         tokens: what a sampling row drew, in order of position: the drafts that were right, and then one more, unless
-            the row failed there.
+            the row failed or waits there.
         prompt: scores of the prompt tokens that the row predicted; None where it predicted none or nobody asked.
         embedding: the vector of a prompt that this row completed, float32, little-endian; None where none is wanted.
         failure: why the sequence cannot go on (say, its logits are not finite), safe to show; "" where it can. The
             sequence ends with it, after `tokens`; other sequences are unharmed.
+        waits: whether a sampling row has no next token yet, because what its form allows is still being found out. Its
+            last known position then counts as not computed, and the next row starts there: it draws what this one
+            would have drawn. A row that was planned behind this one waits too.
     """
 
     slot: int
@@ -235,6 +238,7 @@ class RowResult(NamedTuple):
     prompt: PromptScores | None = None
     embedding: bytes | None = None
     failure: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,11 +204,16 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def tokenize(self, prompt: Prompt) -> Tokenized:
+    async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
         """The prompt as `generate` would read it; nothing is queued.
+
+        Args:
+            prompt: of any kind.
+            tenant: on whose behalf: long prompts take turns by it.
 
         Raises:
             RequestError: it cannot be read, or is longer than any context could hold.
+            Overloaded: too many long prompts wait, of all or of this tenant.
         """
         ...
 

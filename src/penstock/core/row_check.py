@@ -17,9 +17,9 @@ def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
     completes = request.embedding is not None and row.start + row.count == len(request.prompt)
     if result is None:
         return "nothing came of a row that samples or completes an embedding" if row.sample or completes else ""
-    if result.failure or row.drafts:
+    if result.failure or result.waits or row.drafts:
         fault = _wrong_run(row, result)
-        if fault or result.failure:
+        if fault or result.failure or result.waits:
             return fault
     elif len(result.tokens) != row.sample:
         return f"{len(result.tokens)} tokens came of a row that {'samples' if row.sample else 'does not sample'}"
@@ -29,13 +29,16 @@ def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
 
 
 def _wrong_run(row: Row, result: RowResult) -> str:
-    """Why `result` cannot be the drafts of `row` that were right, and the token after them or a failure there."""
+    """Why `result` cannot be the right drafts of `row`, and the token after them, a failure or a wait there."""
     drawn = tuple(token.id for token in result.tokens)
-    right = drawn if result.failure else drawn[:-1]
-    if result.failure and result.embedding is not None:
-        return "a row that failed has an embedding"
-    if not (result.failure or drawn) or right != row.drafts[: len(right)]:
+    broken_off = bool(result.failure) or result.waits
+    right = drawn if broken_off else drawn[:-1]
+    if broken_off and result.embedding is not None:
+        return "a row that failed or waits has an embedding"
+    if result.waits and (result.failure or not row.sample):
+        return "a row waits that failed, or does not sample"
+    if not (broken_off or drawn) or right != row.drafts[: len(right)]:
         return f"{drawn} came of a row with the drafts {row.drafts}"
-    if not result.failure and drawn[-1:] == row.drafts[len(right) : len(drawn)]:
+    if not broken_off and drawn[-1:] == row.drafts[len(right) : len(drawn)]:
         return f"the row stopped at {drawn[-1]}, which was drafted"
     return ""

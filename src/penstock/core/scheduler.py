@@ -229,7 +229,7 @@ class Scheduler:
             if seq.holds(lease):  # else it left while the step was being computed
                 self._take_in(row, seq, of_row, events)
         if self._suspects.remembers:
-            self._acquit(step)
+            self._acquit(step, results)
         for each in self._in_flight.let_go():
             self._give_back(each.lease, each.slot)
         return tuple(events)
@@ -433,12 +433,12 @@ class Scheduler:
         if result.failure and not result.tokens:
             events.append(self._fail(seq, result.failure))
             return
-        self._advance(seq, row.count - len(row.drafts))
+        self._advance(seq, row.count - len(row.drafts) - result.waits)
         if result.prompt is not None:
             of = result.prompt
             events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
         if row.sample:
-            self._take_tokens(seq, result.tokens, events)
+            self._take_tokens(seq, result.tokens, len(result.tokens) - (not result.waits), events)
         if result.failure and seq.state is SeqState.RUNNING:
             events.append(self._fail(seq, result.failure))
         if result.embedding is not None:
@@ -448,14 +448,13 @@ class Scheduler:
     def _fail(self, seq: Seq, message: str) -> Finished:
         return self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=message))
 
-    def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...], events: list[SeqEvent]) -> None:
-        """What a row drew, until one of the tokens ends the sequence. All but the last were drafts that were right."""
-        last = len(tokens) - 1
+    def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...], right: int, events: list[SeqEvent]) -> None:
+        """What a row drew, until one of the tokens ends the sequence. The first `right` were drafts."""
         for index, token in enumerate(tokens):
             self._append(seq, token, events)
             if seq.state is SeqState.FINISHED:
                 return
-            if index < last:
+            if index < right:
                 self._advance(seq, 1)  # computed as a draft
         seq.take_draw()
 
@@ -491,10 +490,11 @@ class Scheduler:
         if self.config.prefix_caching:
             seq.chain.follow(seq.tokens)
 
-    def _acquit(self, step: InFlightStep) -> None:
+    def _acquit(self, step: InFlightStep, results: Sequence[RowResult | None]) -> None:
         """Who has drawn a token alone is no suspect any more, and waits until the others have been tried."""
-        for row, seq in zip(step.plan.rows, step.seqs, strict=True):
-            if row.sample and self._suspects.acquit(seq) and self._suspects and seq.state is SeqState.RUNNING:
+        for row, seq, result in zip(step.plan.rows, step.seqs, results, strict=True):
+            drew = row.sample and not (result is not None and result.waits)
+            if drew and self._suspects.acquit(seq) and self._suspects and seq.state is SeqState.RUNNING:
                 self._requeue(seq)
 
     # ---- leaving

@@ -149,9 +149,12 @@ class Seq:
         self.drafted = True
 
     def take_draw(self) -> None:
-        """Note that a row that draws was committed: its drafts, if any, are accepted or forgotten now."""
+        """Note that a row that draws was committed: its drafts, if any, are accepted or forgotten now.
+
+        If it waits, so do those planned behind it, and after the last of them its last position is scheduled again.
+        """
         self.drawing -= 1
-        if self.drafted:
+        if self.drafted or not self.drawing:
             self.drafted = False
             self.scheduled = self.computed
 

@@ -53,13 +53,17 @@ class StateKeeping:
         self._checkpoints.unpin()
 
     def commit(self, step: InFlightStep, results: Sequence[RowResult | None]) -> None:
-        """Let what a step kept be found, if its sequence still runs and did not fail. `results` are its rows'."""
+        """Let what a step kept be found, if its sequence still runs and did not fail. `results` are its rows'.
+
+        What ends a row that waits is kept by the next row, which ends there again.
+        """
         for row, seq, lease, result in zip(step.plan.rows, step.seqs, step.leases, results, strict=True):
             if not row.checkpoints:
                 continue
             sound = seq.holds(lease) and not (result is not None and result.failure)
+            end = row.start + row.count - (result is not None and result.waits)  # what counts as computed
             for each in row.checkpoints:
-                if sound:
+                if sound and each.position <= end:
                     self._keep(seq, each)
                 else:
                     self._checkpoints.give_back(each.slot)

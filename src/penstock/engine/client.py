@@ -1,24 +1,27 @@
 """An engine in this process, behind the `EngineClient` port: what the HTTP server and `AsyncLLM` talk to.
 
 Tokenising and rendering happen in worker threads, off the event loop. Requests that may have to wait for a process have
-threads of their own: one with a grammar waits for its verdict, a conversation for its rendering. Closing an iterator
-aborts its request.
+threads of their own: one with a grammar waits for its verdict, a conversation for its rendering, a long prompt for its
+turn to be tokenised. Closing an iterator aborts its request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
-from penstock.contract.request import ChatPrompt, EngineRequest, Prompt
+from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
 from penstock.engine.engine import Engine
-from penstock.engine.intake import Intake, ResolvedRequest
+from penstock.engine.intake import GIANT_CHARS, Intake, ResolvedRequest
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
 from penstock.engine.output_queue import OutputQueue, WaitingRoom
 from penstock.engine.profile import Profile, Profiles
@@ -30,6 +33,27 @@ GUIDED_THREADS = 24
 """More than may wait for verdicts, so that some are left for grammars that are known."""
 CHAT_THREADS = 32
 """More than may wait for one API key's renderings."""
+GIANT_THREADS = 64
+"""As many long prompts as may wait and be tokenised at once, nearly: the next ones wait for a thread."""
+_NICENESS = 10
+"""Steps of the engine go first where processors are few."""
+
+
+def _chars(prompt: Prompt) -> int:
+    """Characters to be tokenised, before a template adds its own."""
+    match prompt:
+        case TextPrompt(text):
+            return len(text)
+        case ChatPrompt():
+            return prompt.num_chars
+        case TokenPrompt():
+            return 0
+
+
+def _go_last() -> None:
+    """Lower the priority of this thread, where the system has priorities of threads (Linux)."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _do_nothing(_: Engine) -> None:
@@ -55,6 +79,7 @@ class LocalClient:
         self._room = room
         self._guided = ThreadPoolExecutor(GUIDED_THREADS, thread_name_prefix="grammars")
         self._chats = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="chats")
+        self._giants = ThreadPoolExecutor(GIANT_THREADS, thread_name_prefix="giants", initializer=_go_last)
         self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
         self._aborted_early: set[str] = set()  # ids among them that were aborted meanwhile
 
@@ -91,7 +116,7 @@ class LocalClient:
     async def _resolve(self, request: EngineRequest) -> ResolvedRequest:
         self._resolving.add(request.id)
         try:
-            threads = self._threads_for(request.prompt) if request.grammar is None else self._guided
+            threads = self._threads_for(request.prompt, guided=request.grammar is not None)
             return await asyncio.get_running_loop().run_in_executor(threads, self._intake.resolve, request)
         except BaseException:
             self._aborted_early.discard(request.id)
@@ -99,7 +124,11 @@ class LocalClient:
         finally:
             self._resolving.discard(request.id)
 
-    def _threads_for(self, prompt: Prompt) -> ThreadPoolExecutor | None:
+    def _threads_for(self, prompt: Prompt, *, guided: bool = False) -> ThreadPoolExecutor | None:
+        if _chars(prompt) >= GIANT_CHARS:
+            return self._giants
+        if guided:
+            return self._guided
         return self._chats if isinstance(prompt, ChatPrompt) else None
 
     def _submit(self, resolved: ResolvedRequest) -> OutputQueue:
@@ -140,10 +169,10 @@ class LocalClient:
         await self._run(lambda engine: stopped.append(engine.stop_profile()))
         return await asyncio.to_thread(stopped[0].write)
 
-    async def tokenize(self, prompt: Prompt) -> Tokenized:
+    async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
         """See `EngineClient.tokenize`."""
         threads = self._threads_for(prompt)
-        return await asyncio.get_running_loop().run_in_executor(threads, self._intake.tokenize, prompt)
+        return await asyncio.get_running_loop().run_in_executor(threads, self._intake.tokenize, prompt, tenant)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """See `EngineClient.detokenize`."""
@@ -159,5 +188,5 @@ class LocalClient:
     def close(self) -> None:
         """Stop the engine; live requests fail."""
         self._loop.stop()
-        for threads in (self._guided, self._chats):
+        for threads in (self._guided, self._chats, self._giants):
             threads.shutdown(wait=False, cancel_futures=True)

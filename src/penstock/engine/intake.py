@@ -8,6 +8,7 @@ Safe to call from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from penstock.contract.embedding import EmbeddingSpec
@@ -30,8 +31,17 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReasoningUse, ReplyRules
 from penstock.engine.token_id_resolver import TokenIdResolver
 from penstock.text import ReasoningBudgets, ReplyReader, TextModel
+from penstock.workers import Turns
 
-__all__ = ["Intake", "ResolvedRequest"]
+__all__ = ["GIANT_CHARS", "Intake", "ResolvedRequest"]
+
+GIANT_CHARS = 64 * 1024
+"""Of a prompt that is tokenised only when it is its turn: it takes a processor for tens of milliseconds and more."""
+_GIANTS, _GIANTS_OF_A_KEY = 2, 1
+_MOST_WAITING, _MOST_WAITING_OF_A_KEY = 64, 24
+_WAIT_SECONDS = 60.0
+"""What is allowed to wait takes a minute only where each of them takes seconds."""
+_RETRY_SECONDS = 5
 
 _NO_TEXT = "model_does_not_generate"
 
@@ -92,6 +102,15 @@ class Intake:
         self._token_ids = TokenIdResolver(text.tokenizer, card.vocab_size, limits)
         self._grammars = grammars
         self._thinking = ReasoningBudgets(text)
+        self._giants = Turns(
+            "long prompts",
+            places=_GIANTS,
+            most_waiting=_MOST_WAITING,
+            key_places=_GIANTS_OF_A_KEY,
+            key_waiting=_MOST_WAITING_OF_A_KEY,
+            wait_seconds=_WAIT_SECONDS,
+            retry_after=_RETRY_SECONDS,
+        )
 
     def resolve(self, request: EngineRequest) -> ResolvedRequest:
         """Render, tokenise, check and complete.
@@ -160,9 +179,9 @@ class Intake:
         )
         return ResolvedRequest(request.id, (sequence,), prompt_text, answered=1, max_seconds=request.max_seconds)
 
-    def tokenize(self, prompt: Prompt) -> Tokenized:
+    def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
         """See `EngineClient.tokenize`."""
-        token_ids, text, _, _ = self._tokenise(EngineRequest("", prompt))
+        token_ids, text, _, _ = self._tokenise(EngineRequest("", prompt, tenant=tenant))
         return Tokenized(token_ids, tuple(map(self._text.tokenizer.token_bytes, token_ids)), text)
 
     def detokenize(self, token_ids: tuple[int, ...]) -> str:
@@ -277,7 +296,8 @@ class Intake:
                 return self._check_ids(token_ids)[: most or None], "", "prompt", None
             case TextPrompt(text):
                 self._check_length(len(text), "prompt")
-                token_ids = self._text.tokenizer.encode(text, most=most) or self._start_token()
+                with self._turn(len(text), request.tenant):
+                    token_ids = self._text.tokenizer.encode(text, most=most) or self._start_token()
                 return token_ids, text, "prompt", None
             case ChatPrompt() as chat:
                 token_ids, reader = self._tokenise_chat(chat, _rules(request), request.tenant)
@@ -291,7 +311,13 @@ class Intake:
             raise InvalidParameter("messages", f"must be 1..{self._limits.max_messages}, got {len(chat.messages)}")
         self._check_length(chat.num_chars, "messages")
         rendered = self._text.render(chat, tenant)
-        return self._text.tokenizer.encode_chat(rendered), self._text.reply_reader(chat, rules, rendered)
+        with self._turn(len(rendered.text), tenant):
+            token_ids = self._text.tokenizer.encode_chat(rendered)
+        return token_ids, self._text.reply_reader(chat, rules, rendered)
+
+    def _turn(self, chars: int, tenant: str) -> AbstractContextManager[None]:
+        """A turn to tokenise a text; at once where it is short."""
+        return self._giants.turn(tenant) if chars >= GIANT_CHARS else nullcontext()
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         if not token_ids:

@@ -161,6 +161,10 @@ class SlotTables:
         """The newest token was drafted, so its position is computed already."""
         self._computed[slot] += 1
 
+    def put_off_draw(self, slot: int) -> None:
+        """The draw of the sequence in `slot` waits: the next row computes its last known position once more."""
+        self._computed[slot] -= 1
+
     def next_draws(self, rows: Sequence[Row]) -> tuple[list[RowSampling], list[int]]:
         """How the sequence of each of `rows` chooses its next token, and where that will stand."""
         return [self._samplings[row.slot] for row in rows], [self._num_tokens[row.slot] for row in rows]

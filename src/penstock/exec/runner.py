@@ -85,6 +85,7 @@ class TorchRunner:
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
         self._masking = GrammarMasking(grammars, budgets, backend.choose)
         self._pools = Pools(self._embedding_layers)
+        self._held: dict[int, Tensor] = {}  # of slots whose draw waits, [H] of their last known position
         self._ahead = MemoryAhead((*kv.keys, *kv.values))
         self._clock = clock
 
@@ -96,6 +97,7 @@ class TorchRunner:
             slots.release(slot)
             self._masking.release(slot)
             self._pools.release(slot)
+            self._held.pop(slot, None)
         for admit in plan.admits:
             slots.admit(admit)
             self._masking.admit(admit)
@@ -116,6 +118,7 @@ class TorchRunner:
         """See `contract.ports.Runner`; keys and values stay."""
         self._slots = SlotTables(self._max_num_seqs, self._max_model_len, self._kv.block_size)
         self._masking.reset()
+        self._held.clear()
         if self._states is not None:
             self._states.reset()
         self._pools = Pools(self._embedding_layers)
@@ -142,20 +145,38 @@ class TorchRunner:
             self._slots = kept
 
     def _compute(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
-        """Forward all `rows`; score and embed prompts where that is asked for, draw the tokens of rows that sample."""
-        sampling = [row for row in rows if row.sample]
+        """Compute `rows`; score and embed prompts where that is asked for, draw the tokens of rows that sample.
+
+        Where a draw waited, nothing is computed again, which state would not bear: what it draws from was held.
+        """
+        waited = [row for row in rows if row.slot in self._held and not row.drafts] if self._held else []
+        fresh = [row for row in rows if row not in waited] if waited else rows
+        sampling = [*(row for row in fresh if row.sample), *waited]
         pending = self._masking.begin(sampling)
-        batch = self._slots.batch(rows, self._kv.device)
-        carried = () if self._states is None else (self._states.states, self._states.runs(rows))
-        attend = paged_attend(self._kv, batch, self._backend, *carried)
-        hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
-        prompts = self._prompt_scores(rows, batch, hidden) if self._slots.scores_prompts else {}
-        vectors = self._pools.take(rows, batch.q_start, hidden)
-        drawn = _Drawn(defaultdict(list), {})
+        prompts: dict[int, PromptScores] = {}
+        vectors: dict[int, bytes | None] = {}
+        draws_from = [self._held.pop(row.slot)[None] for row in waited]  # [., H] each
+        if fresh:
+            batch = self._slots.batch(fresh, self._kv.device)
+            carried = () if self._states is None else (self._states.states, self._states.runs(fresh))
+            attend = paged_attend(self._kv, batch, self._backend, *carried)
+            hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+            prompts = self._prompt_scores(fresh, batch, hidden) if self._slots.scores_prompts else {}
+            vectors = self._pools.take(fresh, batch.q_start, hidden)
+            if len(sampling) - len(waited) < hidden.shape[0]:
+                hidden = hidden[_sampled_places(fresh, batch.q_start)]
+            draws_from.insert(0, hidden)
+            for row in fresh if self._held else ():
+                self._held.pop(row.slot, None)  # it waited, and is computed again because it has drafts
+        for row in waited if self._states is not None else ():
+            self._states.keep(row)
+        drawn = _Drawn(defaultdict(list), {}, {})
         if sampling:
-            if len(sampling) < hidden.shape[0]:
-                hidden = hidden[_sampled_places(rows, batch.q_start)]
+            hidden = torch.cat(draws_from) if waited else draws_from[0]
             self._draw(sampling, self._model.logits(hidden), pending, drawn)  # of [S, V]
+            for slot, place in drawn.waiting.items():
+                self._held[slot] = hidden[place].clone()
+                self._slots.put_off_draw(slot)
         return _results(rows, drawn, prompts, vectors)
 
     def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None, drawn: _Drawn) -> None:
@@ -174,6 +195,9 @@ class TorchRunner:
         while True:
             here = logits if len(places) == logits.shape[0] else logits[places]
             sampled = self._draw_once(going, here, pending)
+            for row, place in zip(going, places, strict=True):
+                if self._masking.waits(row.slot):
+                    drawn.waiting[row.slot] = place
             right = [at for at, row in enumerate(going) if self._keep(row, drawn, sampled, at)]
             if not right:
                 return
@@ -191,6 +215,8 @@ class TorchRunner:
 
     def _keep(self, row: Row, drawn: _Drawn, sampled: Sampled, at: int) -> bool:
         """Take what entry `at` drew for `row`; whether it is the row's next draft."""
+        if row.slot in drawn.waiting:
+            return False
         if sampled.failed[at]:
             drawn.failures[row.slot] = _NOT_FOLLOWED if self._masking.is_broken(row.slot) else _NOT_FINITE
             return False
@@ -215,10 +241,17 @@ class TorchRunner:
 
 
 class _Drawn(NamedTuple):
-    """What the rows of a step drew: slot to tokens, in order of position, and slot to why its last draw failed."""
+    """What the rows of a step drew, by slot.
+
+    Attributes:
+        tokens: in order of position.
+        failures: why the last draw failed.
+        waiting: the place in the logits that a draw waits at.
+    """
 
     tokens: defaultdict[int, list[SampledToken]]
     failures: dict[int, str]
+    waiting: dict[int, int]
 
 
 def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
@@ -241,7 +274,8 @@ def _results(
         slot = row.slot
         if row.sample:
             failure = drawn.failures.get(slot, "")
-            results.append(RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure))
+            waits = slot in drawn.waiting
+            results.append(RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure, waits))
         elif slot in vectors:
             vector = vectors[slot]
             results.append(RowResult(slot, (), None, vector, "" if vector is not None else _NOT_FINITE))

@@ -101,6 +101,12 @@ class StateStore:
         """Forget every sequence; checkpoints stay."""
         self._sources.clear()
 
+    def keep(self, row: Row) -> None:
+        """Keep the state as `row` says, whose positions were computed before: it ends where its slot's state does."""
+        for kept in row.checkpoints:
+            for state in self.states:
+                state[self._num_slots + kept.slot] = state[row.slot]
+
     def runs(self, rows: Sequence[Row]) -> StateRuns:
         """The runs of a step; `rows` are computed now."""
         runs: list[tuple[int, int, int]] = []

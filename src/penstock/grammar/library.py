@@ -84,6 +84,7 @@ class GrammarLibrary:
         self._known_size = 0
         self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._size = 0
+        self._compiling: dict[Grammar, threading.Lock] = {}
 
     @property
     def cached_bytes(self) -> int:
@@ -195,18 +196,37 @@ class GrammarLibrary:
 
     def _compile(self, grammar: Grammar, size: int) -> LLMatcher:
         """A fresh matcher of a grammar that is known to compile within the limits."""
+        known = self._fresh(grammar)
+        if known is not None:
+            return known
+        with self._lock:
+            compiling = self._compiling.setdefault(grammar, threading.Lock())
+        with compiling:  # whoever wants the same waits, rather than do it too
+            known = self._fresh(grammar)
+            return known or self._compile_anew(grammar, size)
+
+    def _compile_anew(self, grammar: Grammar, size: int) -> LLMatcher:
+        """A matcher of a grammar that is kept from now on. Takes up to a second."""
+        try:
+            matcher = compile_grammar(grammar, self._ready())
+            with self._lock:
+                if grammar not in self._compiled:
+                    self._compiled[grammar] = _Compiled(matcher, size)
+                    self._size += size
+                self._forget()
+        finally:
+            with self._lock:
+                self._compiling.pop(grammar, None)
+        return matcher.deep_copy()
+
+    def _fresh(self, grammar: Grammar) -> LLMatcher | None:
+        """A matcher of a grammar whose compiled form is kept."""
         with self._lock:
             kept = self._compiled.get(grammar)
-            if kept is not None:
-                self._compiled.move_to_end(grammar)
-                return kept.matcher.deep_copy()
-        made = _Compiled(compile_grammar(grammar, self._ready()), size)  # takes up to seconds: nobody waits for it
-        with self._lock:
-            if grammar not in self._compiled:
-                self._compiled[grammar] = made
-                self._size += size
-            self._forget()
-        return made.matcher.deep_copy()
+            if kept is None:
+                return None
+            self._compiled.move_to_end(grammar)
+            return kept.matcher.deep_copy()
 
     def _forget(self) -> None:
         """Drop what was asked for longest ago and is too much. To be called under the lock."""

@@ -75,6 +75,7 @@ class _Started:
 
     plan: StepPlan
     slots: list[_Slot]
+    behind: set[int] = field(default_factory=set)  # slots whose row before this plan's waits, so that this one does
 
 
 class FakeRunner:
@@ -107,6 +108,7 @@ class FakeRunner:
         self._in_flight: deque[_Started] = deque()
         self._step = 0
         self._failing: dict[str, str] = {}
+        self._waits: dict[str, int] = {}
         self._crashes: set[int] = set()
         self._poisonous: set[str] = set()
         self._lost = False
@@ -120,6 +122,10 @@ class FakeRunner:
     def fail_sequence(self, seq_id: str, message: str) -> None:
         """Let the next row of this sequence fail."""
         self._failing[seq_id] = message
+
+    def let_wait(self, seq_id: str, draws: int) -> None:
+        """Let the next so many draws of this sequence wait."""
+        self._waits[seq_id] = draws
 
     def crash_at(self, step: int) -> None:
         """Let the whole of this step raise."""
@@ -173,23 +179,36 @@ class FakeRunner:
             PlanViolation: its rows do not continue what was computed.
             RuntimeError: one of them is poison.
         """
-        plan, slots = self._in_flight[0].plan, self._in_flight[0].slots
+        started = self._in_flight[0]
+        plan, slots = started.plan, started.slots
         for row, slot in zip(plan.rows, slots, strict=True):
-            self._check_continuation(row, slot)
+            if row.slot not in started.behind:
+                self._check_continuation(row, slot)
         if not self._poisonous.isdisjoint(slot.admit.seq_id for slot in slots):
             self.crashes += 1
             raise RuntimeError(f"a row of step {plan.step} is poison")
         self._in_flight.popleft()
         if self._stateful:
-            self._carry_states(plan, slots)
-        pairs = zip(plan.rows, slots, strict=True)
+            self._carry_states(started)
+        pairs = [(row, slot) for row, slot in zip(plan.rows, slots, strict=True) if row.slot not in started.behind]
         prefixes = [[] if slot.failure else self._read(slot, row.start, row.start) for row, slot in pairs]
-        each = zip(plan.rows, slots, prefixes, strict=True)
-        results = [self._compute(row, slot, prefix) for row, slot, prefix in each]
+        results = [RowResult(slot, waits=True) for slot in sorted(started.behind)]
+        for (row, slot), prefix in zip(pairs, prefixes, strict=True):
+            result = self._compute(row, slot, prefix)
+            if result is not None:
+                results.append(result)
+                if result.waits:
+                    self._let_those_behind_wait(row.slot, slot)
         seconds = self._cost.seconds(plan)
         if self._clock is not None:
             self._clock.advance(seconds)
-        return StepResult(plan.step, tuple(result for result in results if result is not None), seconds)
+        return StepResult(plan.step, tuple(results), seconds)
+
+    def _let_those_behind_wait(self, index: int, slot: _Slot) -> None:
+        for later in self._in_flight:
+            of_slot = zip(later.plan.rows, later.slots, strict=True)
+            if any(row.slot == index and other is slot for row, other in of_slot):
+                later.behind.add(index)
 
     def lose(self) -> None:
         """Let the next reset find keys, values and state lost, as where another process computes from now on."""
@@ -315,17 +334,18 @@ class FakeRunner:
         self._require(len(cells) == len(found), f"{slot.admit.seq_id}: reads a position that was never written")
         return [0] * first + cells
 
-    def _carry_states(self, plan: StepPlan, slots: list[_Slot]) -> None:
+    def _carry_states(self, started: _Started) -> None:
         """Take every row's state through its positions, and keep it where the plan says.
 
         What is written is poisoned first: a real runner computes the rows of a plan all at once.
         """
+        plan, slots = started.plan, started.slots
         written = [kept.slot for row in plan.rows for kept in row.checkpoints]
         self._require(len(set(written)) == len(written), "two rows write one checkpoint")
         for number in written:
             self._checkpoints[number] = None
         for row, slot in zip(plan.rows, slots, strict=True):
-            if slot.failure:
+            if slot.failure or row.slot in started.behind:
                 continue
             if not slot.states:
                 slot.states = [self._initial_state(slot.admit)]
@@ -357,7 +377,14 @@ class FakeRunner:
         slot.computed = known
         if slot.admit.embedding is not None:
             return self._embed(row, slot, cells, slot.admit.embedding.pooling)
-        return RowResult(row.slot, tuple(self._draw(row, slot, cells))) if row.sample else None
+        if not row.sample:
+            return None
+        if not self._waits.get(slot.admit.seq_id):
+            return RowResult(row.slot, tuple(self._draw(row, slot, cells)))
+        self._waits[slot.admit.seq_id] -= 1
+        slot.computed -= 1
+        del slot.states[-1:]
+        return RowResult(row.slot, waits=True)
 
     def _draw(self, row: Row, slot: _Slot, cells: list[int]) -> Iterator[SampledToken]:
         """The token after the known ones, and the one after each draft that was right."""

@@ -30,6 +30,7 @@ from penstock.server.delivery.deliveries import Delivery, WholeDelivery
 from penstock.server.delivery.named_events import NamedEventDelivery
 from penstock.server.delivery.places import START
 from penstock.server.delivery.serving import Serving
+from penstock.server.http.caller import caller_of
 from penstock.server.http.failures import error_response, json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
@@ -174,7 +175,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         delivery: Delivery
         if parsed.stream:
             try:
-                prompt = await client.tokenize(parsed.requests[0].prompt)
+                prompt = await client.tokenize(parsed.requests[0].prompt, caller_of(http_request.scope).name)
             except RequestError as error:
                 return error_response(error, parsed.aliases)
             delivery = NamedEventDelivery(parsed, MessageFormatter(parsed.id, parsed.model, len(prompt.token_ids)))
@@ -189,7 +190,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         """How many tokens a conversation has, as Anthropic's endpoint of this name."""
         chat = await serving.read(http_request, lambda body: parse_count(body, card, limits))
         try:
-            prompt = await client.tokenize(chat.prompt)
+            prompt = await client.tokenize(chat.prompt, caller_of(http_request.scope).name)
         except RequestError as error:
             return error_response(error, chat.offer.aliases)
         return json_response(200, {"input_tokens": len(prompt.token_ids)})

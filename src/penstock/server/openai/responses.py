@@ -123,7 +123,7 @@ class Responses:
 
         wanted = await self._serving.read(http_request, parse)
         try:
-            prompt = await self._serving.client.tokenize(wanted.parsed.requests[0].prompt)
+            prompt = await self._serving.client.tokenize(wanted.parsed.requests[0].prompt, caller.name)
         except RequestError as error:
             return error_response(error, wanted.parsed.aliases)
         return json_response(200, {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})

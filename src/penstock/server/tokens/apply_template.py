@@ -15,6 +15,7 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.request import Prompt
 from penstock.server.delivery.serving import Serving
+from penstock.server.http.caller import caller_of
 from penstock.server.http.failures import json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
@@ -51,6 +52,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     async def apply_template(http_request: Request) -> Response:
         """The text that the model would be given for a conversation."""
         prompt = await serving.read(http_request, lambda body: parse_template(body, card, limits))
-        return json_response(200, {"prompt": (await serving.client.tokenize(prompt)).text})
+        tokenized = await serving.client.tokenize(prompt, caller_of(http_request.scope).name)
+        return json_response(200, {"prompt": tokenized.text})
 
     return (Route("POST", "/apply-template", apply_template, answers("Rendered"), extra),)

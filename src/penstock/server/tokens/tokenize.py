@@ -20,6 +20,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.ports import Tokenized
 from penstock.contract.request import Prompt
 from penstock.server.delivery.serving import Serving
+from penstock.server.http.caller import caller_of
 from penstock.server.http.failures import json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
@@ -82,7 +83,8 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     async def tokenize(http_request: Request) -> Response:
         """The token ids of a prompt or conversation."""
         prompt, strings = await serving.read(http_request, lambda body: parse_tokenize(body, card, limits))
-        return json_response(200, _answer(await serving.client.tokenize(prompt), strings, card))
+        tokenized = await serving.client.tokenize(prompt, caller_of(http_request.scope).name)
+        return json_response(200, _answer(tokenized, strings, card))
 
     return (Route("POST", "/tokenize", tokenize, answers("Tokenized"), extra),)
 

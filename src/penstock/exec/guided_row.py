@@ -1,0 +1,133 @@
+"""One answer that has a form, in the runner: its matcher, the mask of its next token, and the tokens that were tried.
+
+All that may take long happens in side threads, one thing at a time: a matcher is made, or moved on, or asked for its
+mask. Until it has happened the row waits, and a step that comes later asks again: the answers are the same whenever
+they come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.contract.errors import EngineFault, PenstockError
+from penstock.contract.ports import Matcher
+from penstock.exec.side_threads import SideThreads
+
+__all__ = ["GuidedRow"]
+
+_LONG_SECONDS = 0.005
+"""Of processor time."""
+
+_BITS = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(8, dtype=np.uint8) & 1  # [256, 8], lowest bit first
+_NUMBERS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))  # [256, 8]
+
+
+class GuidedRow:
+    """The form of the sequence in one slot. Owned by `GrammarMasking`.
+
+    Args:
+        threads: where the work is done.
+        make: makes the matcher, past what was generated before a preemption; None if that cannot be followed.
+
+    Attributes:
+        mask: whether there is a mask of the next token, once that is known: else the row is broken.
+    """
+
+    def __init__(self, threads: SideThreads, make: Callable[[], Matcher | None]) -> None:
+        self._threads = threads
+        self._matcher: Matcher | None = None
+        self._refused: set[int] = set()  # after the tokens so far
+        self._trying: tuple[int, Future[bool]] | None = None
+        self._long = False
+        self._of: bytes = b""  # the mask that the bias was made of
+        self._bias = np.empty((0, 8), dtype=np.float32)
+        self.mask: Future[bool] = self._submit(lambda: self._begin(make))
+
+    @property
+    def unknown(self) -> Future[bool]:
+        """What is being found out; done already where nothing is."""
+        return self.mask if self._trying is None else self._trying[1]
+
+    def lower(self, logits: Tensor) -> None:
+        """Lower the logits `[V]` of what the mask rules out to -inf, in place; once `mask` is true.
+
+        A NaN stays one: such a row must fail, and not hide it. Not a `masked_fill_`, which takes twenty times as long.
+        """
+        bias = torch.from_numpy(self._bias).flatten()[: len(logits)].to(logits.device)
+        torch.minimum(logits, bias, out=logits)
+
+    def take(self, token: int) -> Future[bool]:
+        """Whether the matcher has gone on past `token`. Asked for a token again, it does not try again."""
+        if token in self._refused:
+            return _known(False)
+        if self._trying is None:
+            matcher = self._followed()
+            self._trying = token, self._submit(lambda: matcher.take(token))
+        assert self._trying[0] == token, "what a row draws depends on the row alone"
+        return self._trying[1]
+
+    def settle(self, token: int, taken: bool) -> None:
+        """Take in the result of `take`: go on to the next token, or remember that this one cannot come."""
+        if token in self._refused:  # said again: another one is being tried
+            return
+        self._trying = None
+        if taken:
+            self._refused.clear()
+            self.mask = self._submit(self._fill)
+        else:
+            self._refused.add(token)
+
+    def closing(self) -> int:
+        """See `Matcher`."""
+        return self._followed().closing()
+
+    def _submit(self, work: Callable[[], bool]) -> Future[bool]:
+        """Have something done; after something long, it is likely to be long too."""
+
+        def timed() -> bool:
+            began = time.thread_time()
+            try:
+                return work()
+            finally:
+                self._long = time.thread_time() - began > _LONG_SECONDS
+
+        return self._threads.submit(timed, long=self._long)
+
+    def _followed(self) -> Matcher:
+        assert self._matcher is not None, "a row without a mask draws nothing"
+        return self._matcher
+
+    def _begin(self, make: Callable[[], Matcher | None]) -> bool:
+        try:
+            self._matcher = make()
+        except PenstockError:
+            return False
+        return self._matcher is not None and self._fill()
+
+    def _fill(self) -> bool:
+        """Compute the mask, as numbers that logits are never above: +inf, or -inf where a token may not come.
+
+        Kept between steps, because most masks are those of the step before: a string goes on.
+        """
+        try:
+            mask = self._followed().mask()
+        except EngineFault:
+            return False
+        if mask != self._of:
+            if len(self._bias) != len(mask):
+                self._bias = np.empty((len(mask), 8), dtype=np.float32)
+            _NUMBERS.take(np.frombuffer(mask, dtype=np.uint8), axis=0, out=self._bias, mode="clip")
+            self._of = mask
+        return True
+
+
+def _known(result: bool) -> Future[bool]:
+    future: Future[bool] = Future()
+    future.set_result(result)
+    return future
