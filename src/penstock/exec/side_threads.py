@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -83,9 +83,9 @@ class SideThreads:
                 self._change.notify()
         return job.future
 
-    def wait_until(self, futures: Iterable[Future[Any]], deadline: float) -> None:
+    def wait_until(self, futures: Sequence[Future[Any]], deadline: float) -> None:
         """Wait for what is quick among `futures`: not for what takes long, nor beyond `deadline` (`time.monotonic`)."""
-        for future in futures:
+        for future in reversed(futures):  # after the last of them the others are done, most often: one wait for all
             while not (future.done() or self._keeps_its_thread(future)):
                 left = deadline - time.monotonic()
                 if left <= 0:
