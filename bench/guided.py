@@ -55,7 +55,7 @@ def answers(llm: LLM, streams: int, **options: Any) -> tuple[float, int]:
     """Seconds for an answer to each of the streams, and the tokens of all."""
     params = SamplingParams(temperature=0.8, seed=1, **options)
     began = time.perf_counter()
-    outputs = llm.generate([f"Write {number} items:" for number in range(streams)], params)
+    outputs = llm.generate([f"Write {number} items:" for number in range(streams)], params, use_tqdm=False)
     return time.perf_counter() - began, sum(len(each.outputs[0].token_ids) for each in outputs)
 
 
