@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -412,3 +414,32 @@ def test_the_default_model_keeps_the_published_facts(default_model):
     chat = model.encode_messages(vocabularies.user("Hi"))
     assert chat[:1] == (1,)
     assert tokenizer.decode(chat, skip_special_tokens=False).endswith("user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_long_text_has_the_ids_of_its_words_and_other_threads_go_on_meanwhile(models):
+    """`encode` of the tokenizers package keeps Python's lock until it is done; a stream beside it stood still."""
+    tokenizer = next(iter(models.values())).tokenizer
+    turns, over = [0], threading.Event()
+
+    def take_turns() -> None:
+        while not over.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(take_turns)
+        wait_until_turning(turns)
+        before = turns[0]
+        ids = tokenizer.encode("word " * 200_000)
+        after = turns[0]
+        over.set()
+        other.result(60)
+    assert after - before > 20
+    assert ids[1000:2000] == tokenizer.encode("word " * 2_000)[1000:2000]
+
+
+def wait_until_turning(turns: list[int]) -> None:
+    until = time.monotonic() + 30
+    while turns[0] < 10:
+        assert time.monotonic() < until
+        time.sleep(0.001)

@@ -39,6 +39,9 @@ __all__ = ["TextModel", "Tokenizer", "open_text", "twin_of"]
 _NONCHARACTERS = range(0xFDD0, 0xFDF0)
 _HAS_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
+_LONG_CHARS = 4096
+"""Of a text that is encoded as a batch of one: `encode` would keep Python's lock for a millisecond and more."""
+
 
 class Tokenizer:
     """One model's tokenizer.
@@ -200,7 +203,10 @@ class Tokenizer:
 
     @staticmethod
     def _encode(backend: Backend, text: str, param: str, *, add_special_tokens: bool) -> Encoding:
-        return backend.encode(require_unicode(text, param), add_special_tokens=add_special_tokens)
+        require_unicode(text, param)
+        if len(text) < _LONG_CHARS:
+            return backend.encode(text, add_special_tokens=add_special_tokens)
+        return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _cut(ids: tuple[int, ...], added: Sequence[int], most: int) -> tuple[int, ...]:
