@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import ssl
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ settings.load_profile("patient")  # how long an example takes says how busy the 
 def pytest_xdist_auto_num_workers() -> int:
     """A worker for each processor that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and have what tests start hear it, also where a shell began this in the background without it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

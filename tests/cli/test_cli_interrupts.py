@@ -183,7 +183,10 @@ def test_code_that_hears_no_interrupt_is_ended(body):
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        try:
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()  # one that hears nothing at all would be waited for without end
     assert (process.returncode, said.strip()) == (130, "interrupted")
 
 
