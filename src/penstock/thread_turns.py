@@ -1,12 +1,17 @@
-"""How long a thread of Python may go on while others wait for their turn."""
+"""Which thread goes on while others wait: for how long, and after whom."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+from contextlib import suppress
 
-__all__ = ["take_short_turns"]
+__all__ = ["go_last", "take_short_turns"]
 
 _TURN_SECONDS = 0.001
+_NICENESS = 10
+"""Steps of the engine go first where processors are few."""
 
 
 def take_short_turns() -> None:
@@ -16,3 +21,9 @@ def take_short_turns() -> None:
     turn, at each of them for the turns of others.
     """
     sys.setswitchinterval(_TURN_SECONDS)
+
+
+def go_last(native_id: int | None = None) -> None:
+    """Lower the priority of one thread, by default of this one, where the system has priorities of threads (Linux)."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id() if native_id is None else native_id, _NICENESS)

@@ -8,11 +8,8 @@ turn to be tokenised. Closing an iterator aborts its request.
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 
 from penstock.contract.errors import RequestError
@@ -25,6 +22,7 @@ from penstock.engine.intake import GIANT_CHARS, Intake, ResolvedRequest
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
 from penstock.engine.output_queue import OutputQueue, WaitingRoom
 from penstock.engine.profile import Profile, Profiles
+from penstock.thread_turns import go_last
 
 __all__ = ["LocalClient"]
 
@@ -35,8 +33,6 @@ CHAT_THREADS = 32
 """More than may wait for one API key's renderings."""
 GIANT_THREADS = 64
 """As many long prompts as may wait and be tokenised at once, nearly: the next ones wait for a thread."""
-_NICENESS = 10
-"""Steps of the engine go first where processors are few."""
 
 
 def _chars(prompt: Prompt) -> int:
@@ -48,12 +44,6 @@ def _chars(prompt: Prompt) -> int:
             return prompt.num_chars
         case TokenPrompt():
             return 0
-
-
-def _go_last() -> None:
-    """Lower the priority of this thread, where the system has priorities of threads (Linux)."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _do_nothing(_: Engine) -> None:
@@ -79,7 +69,7 @@ class LocalClient:
         self._room = room
         self._guided = ThreadPoolExecutor(GUIDED_THREADS, thread_name_prefix="grammars")
         self._chats = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="chats")
-        self._giants = ThreadPoolExecutor(GIANT_THREADS, thread_name_prefix="giants", initializer=_go_last)
+        self._giants = ThreadPoolExecutor(GIANT_THREADS, thread_name_prefix="giants", initializer=go_last)
         self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
         self._aborted_early: set[str] = set()  # ids among them that were aborted meanwhile
 

@@ -7,7 +7,6 @@ compete with a step as there can be.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -16,11 +15,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from penstock.thread_turns import go_last
+
 __all__ = ["SideThreads"]
 
 _LONG_SECONDS = 0.01
 """Of work that keeps its thread."""
-_NICENESS = 10
 _IDLE_SECONDS = 0.2
 """After which a thread ends that has nothing to do: Python, which waits for its threads, is not kept from ending."""
 
@@ -103,7 +103,7 @@ class SideThreads:
             first, now = self._first, time.monotonic()
             if first is not None and first.job is not None and now - first.began >= _LONG_SECONDS:
                 self._keep(first.job.future)
-                _let_go_last(first.native_id)
+                go_last(first.native_id)
                 self._begin()
             return future in self._long
 
@@ -138,11 +138,5 @@ class SideThreads:
 
 
 def _run_last(job: _Job) -> None:
-    _let_go_last(threading.get_native_id())
+    go_last()
     job.run()
-
-
-def _let_go_last(native_id: int) -> None:
-    """Lower the priority of one thread, where the system has priorities of threads (Linux)."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, native_id, _NICENESS)

@@ -1,4 +1,6 @@
-"""A runner with a paged KV memory and no tensors. Implements the port `Runner`.
+"""A runner with a paged KV memory and no tensors: one file, as what a plan writes and reads back must be seen together.
+
+Implements the port `Runner`.
 
 It does what a real one does with a plan, through the same block tables: it writes a value for each position, reads
 the whole prefix back and derives the next token from what it read. So a block that is stale, shared too early, aliased

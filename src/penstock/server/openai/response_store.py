@@ -57,11 +57,11 @@ class SentStream:
     """The stream of a response, for those who ask for its rest by an event's number. Confined to one event loop.
 
     Attributes:
-        wanted: the request, on its caller's behalf.
+        wanted: the request, on its caller's behalf; None where a server before this one sent the stream:
+            what its numbers meant is not known any more.
         positions: of each event that was sent, by its number, as in its id.
         renumbered: whether the events were sent once more since then as `responses_stored` makes them of the whole
             response: numbers are those of that stream now.
-        wanted: None where a server before this one sent it: what its numbers meant is not known any more.
     """
 
     wanted: ResponseRequest | None
