@@ -344,7 +344,8 @@ def _tiny() -> GgufVocabulary:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model": "bert"}, r"tokenizer\.ggml\.model: 'bert' is not implemented"),
+        ({"model": "t5"}, r"tokenizer\.ggml\.model: 't5' is not implemented"),
+        ({"model": "bert", "unknown": -1}, r"tokenizer\.ggml\.unknown_token_id: is missing"),
         ({"pre": "default"}, r"tokenizer\.ggml\.pre: unknown pre-tokenizer 'default'; known are .*llama-bpe.*smollm"),
         ({"pre": ""}, r"tokenizer\.ggml\.pre: unknown pre-tokenizer ''"),
         ({"token_types": (1, 1)}, r"tokenizer\.ggml\.token_type: has 2 entries for 4 tokens"),

@@ -8,6 +8,7 @@ RoBERTa, whose layers are the same, is built here too.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -20,8 +21,11 @@ from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, r
 from penstock.nn.operations import Activation, Embed, Heads, NormKind, Operations, Register
 from penstock.nn.program import OUT, STREAM, Head, Program
 from penstock.nn.weight_loader import WeightLoader
+from penstock.weights.gguf_decoder import heads_and_width
+from penstock.weights.gguf_dialect import GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["load", "load_encoder"]
+__all__ = ["GGUF", "load", "load_encoder"]
 
 _WORDS = "embeddings.word_embeddings.weight"
 _LAYER = "encoder.layer"
@@ -183,3 +187,43 @@ class _Parts:
 
     def _projection(self, name: str, outputs: int, inputs: int) -> Projection:
         return Projection.bind(self.weights, f"{self.root}{name}", outputs, inputs, bias=True)
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    """Files of RoBERTa are the same: their conversion leaves out the positions before a text's first."""
+    if keys.get("attention.causal") is not False:
+        raise keys.fail("attention.causal", "must be false in a bert file")
+    heads, width = heads_and_width(keys)
+    return {
+        "num_hidden_layers": keys.size("block_count"),
+        "hidden_size": width,
+        "intermediate_size": keys.size("feed_forward_length"),
+        "num_attention_heads": heads,
+        "max_position_embeddings": keys.size("context_length"),
+        "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
+        "type_vocab_size": keys.rows("token_types.weight"),
+        "hidden_act": "gelu",
+    }
+
+
+_GGUF_LAYER = f"{_LAYER}.{{layer}}"
+
+GGUF = GgufDialect(
+    architecture="bert",
+    model_type="bert",
+    tensors={
+        "token_embd": "embeddings.word_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "position_embd": "embeddings.position_embeddings",
+        "token_embd_norm": "embeddings.LayerNorm",
+        "blk.{layer}.attn_q": f"{_GGUF_LAYER}.attention.self.query",
+        "blk.{layer}.attn_k": f"{_GGUF_LAYER}.attention.self.key",
+        "blk.{layer}.attn_v": f"{_GGUF_LAYER}.attention.self.value",
+        "blk.{layer}.attn_output": f"{_GGUF_LAYER}.attention.output.dense",
+        "blk.{layer}.attn_output_norm": f"{_GGUF_LAYER}.attention.output.LayerNorm",
+        "blk.{layer}.ffn_up": f"{_GGUF_LAYER}.intermediate.dense",
+        "blk.{layer}.ffn_down": f"{_GGUF_LAYER}.output.dense",
+        "blk.{layer}.layer_output_norm": f"{_GGUF_LAYER}.output.LayerNorm",
+    },
+    metadata=_gguf_settings,
+)
