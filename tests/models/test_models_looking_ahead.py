@@ -231,6 +231,21 @@ def test_a_text_may_be_as_long_as_the_positions_behind_the_padding_tokens(tmp_pa
         LLM(str(directory), max_model_len=513)
 
 
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_a_directory_of_integers_points_where_the_checkpoint_points(tmp_path, family):
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256}
+    directory = write_encoder(tmp_path / "whole", family, next(iter(ENCODERS[family])), **sizes)
+    write_directory(plan_directory(open_model(directory, gguf_dialect), "INT8"), tmp_path / "int8", lambda _: None)
+    stored = load_file(tmp_path / "int8" / "model.safetensors")
+    assert sum(each.dtype == torch.int8 for each in stored.values()) == 6 * 3  # every projection of each layer
+    prompts, found = prompts_of(directory), []
+    for each in (directory, tmp_path / "int8"):
+        with LLM(str(each), dtype="float32", max_model_len=320) as llm:
+            found.append(embedded(llm, prompts))
+    for whole, rounded in zip(*found, strict=True):
+        assert 0.999 < torch.dot(whole, rounded) < 1 - 1e-7
+
+
 def test_names_of_the_first_release_mean_the_same(tmp_path):
     """As in bert-base-uncased: TensorFlow's names of norms, heads, and what the config determines."""
     directory = write_encoder(tmp_path / "new", "bert", "three_heads_two_types")
