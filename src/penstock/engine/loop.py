@@ -244,6 +244,10 @@ class EngineLoop:
                 self._engine.metrics.rejected()
             reader.refuse(error)
             return
+        except Exception:  # nothing of it is queued: all others go on
+            log.exception("request %s failed while it was admitted: a defect of the engine", resolved.id)
+            reader.refuse(EngineFault("An internal error of the engine ended this request before it began."))
+            return
         self._readers[resolved.id] = reader
 
     def _run_call(self, call: EngineCall) -> None:

@@ -3,9 +3,9 @@
 Decides what happens to a choice after which the answer could not end in time: it is struck out and the row chooses
 again, with the same randomness; after a few such choices the row takes the next token of the ending that is known. Raw
 log probabilities are the model's, before any mask.
-Matchers are made and asked for masks in side threads, each mask from the moment at which a row's last token is known;
-they are moved on there too where that takes a search. A step waits for them for a moment; a row whose form is not ready then waits itself, and draws in a later
-step what it would have drawn in this one.
+Matchers are made and asked for masks in side threads, each mask from the moment at which a row's last token is known,
+and moved on there too where that takes a search. A step waits for them for a moment; a row whose form is not ready then
+waits itself, and draws in a later step what it would have drawn in this one.
 Where reasoning has used up its budget, one token may be chosen: the next of the tag that closes it. Knows no grammar
 and no tag: it goes by matchers and `Thinking`s (`contract.ports`).
 
