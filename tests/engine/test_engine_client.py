@@ -77,8 +77,10 @@ async def test_a_defect_at_admission_ends_its_request_alone_and_leaves_nothing_o
         assert len(tokens_of(await other)) == 60
         again = await collect(client, harness.request_of("later", bench.text, "hello"))
         assert len(tokens_of(again)) == 8
-        health = client.health()
-        assert (health.alive, health.running, health.waiting) == (True, 0, 0)
+        async with asyncio.timeout(30):
+            while client.health().running:  # shown between steps
+                await asyncio.sleep(0.01)
+        assert (client.health().alive, client.health().waiting) == (True, 0)
         assert not engine._requests
         assert not engine._owners
 
