@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
+from penstock.contract.plan import Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.stats import SchedulerStats
@@ -392,26 +392,7 @@ class Scheduler:
         self._running.add(seq)
         self._waiting.charge_admission(seq)
         self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
-        request = seq.request
-        builder.admits.append(
-            Admit(
-                slot=seq.slot,
-                seq_id=seq.id,
-                tokens=tuple(seq.tokens),
-                blocks=tuple(lease.blocks),
-                computed=seq.computed,
-                sampling=request.sampling,
-                choice=request.choice,
-                prompt_tokens=len(request.prompt),
-                max_new_tokens=seq.limit - len(request.prompt),
-                grammar=request.grammar,
-                embedding=request.embedding,
-                thinking=request.thinking,
-                checkpoint=lease.checkpoint,
-            )
-        )
-        remaining = seq.remaining
-        builder.add(seq, lease, remaining, builder.room(seq.scheduled, remaining))
+        builder.admit(seq, lease)
 
     def _may_grow(self, seq: Seq) -> bool:
         """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.

@@ -51,6 +51,29 @@ class PlanBuilder:
             return count
         return self.limit.fit(start, count)
 
+    def admit(self, seq: Seq, lease: Lease) -> None:
+        """An admission, and its first row, out of the budget that is left."""
+        request = seq.request
+        self.admits.append(
+            Admit(
+                slot=seq.slot,
+                seq_id=seq.id,
+                tokens=tuple(seq.tokens),
+                blocks=tuple(lease.blocks),
+                computed=seq.computed,
+                sampling=request.sampling,
+                choice=request.choice,
+                prompt_tokens=len(request.prompt),
+                max_new_tokens=seq.limit - len(request.prompt),
+                grammar=request.grammar,
+                embedding=request.embedding,
+                thinking=request.thinking,
+                checkpoint=lease.checkpoint,
+            )
+        )
+        remaining = seq.remaining
+        self.add(seq, lease, remaining, self.room(seq.scheduled, remaining))
+
     def add(self, seq: Seq, lease: Lease, remaining: int, count: int, new_blocks: tuple[int, ...] = ()) -> None:
         """A row of `count` of the `remaining` positions of `seq`, which holds `lease`."""
         sample = count == remaining and seq.request.embedding is None
