@@ -35,7 +35,7 @@ from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.chunk_limit import chunk_limit
 from penstock.core.drafting import Draftable, add_drafts, draftable
-from penstock.core.fair_shares import FairQueue
+from penstock.core.fair_shares import GENERATED_WEIGHT, FairQueue
 from penstock.core.in_flight import InFlight, InFlightStep
 from penstock.core.invariants import check_plans, check_sequences
 from penstock.core.pending_blocks import PendingBlocks
@@ -64,7 +64,8 @@ class Scheduler:
         self._states = None if checkpoints is None else StateKeeping(config, self._pool, checkpoints)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
-        self._waiting: WaitingQueue = FairQueue() if config.policy == "fair" else OneQueue()
+        level = GENERATED_WEIGHT * config.max_num_batched_tokens  # what a step computes at most
+        self._waiting: WaitingQueue = FairQueue(level) if config.policy == "fair" else OneQueue()
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
@@ -139,7 +140,10 @@ class Scheduler:
     def backlog(self, request: SequenceRequest) -> Backlog:
         """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""
         ahead = self._waiting.before(request, self._rank(request, self._submitted))
-        return backlog_of(self.config, self._times, self._pool, list(self._running), ahead, len(request.prompt))
+        backlog = backlog_of(self.config, self._times, self._pool, list(self._running), ahead, len(request.prompt))
+        first = self.config.prefix_caching and not self._waiting.part_of(request.tenant).sequences
+        takes = first and bool(self._waiting.givers(request))  # a slot of another tenant, and waits for nobody's end
+        return backlog._replace(ends=0) if takes else backlog
 
     # ---- what comes in
 
@@ -202,12 +206,13 @@ class Scheduler:
         if self._suspects:
             stall = self._continue_suspect(builder)
         else:
-            self._continue_running(builder)
+            resting = self._admit_claims(builder)
+            self._continue_running(builder, resting)
             stall = self._admit_waiting(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
-            add_drafts(builder, drafts, self._pool, sum(self._may_grow(seq) for seq in self._running))
+            add_drafts(builder, drafts, self._pool, self._spare())
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -276,9 +281,14 @@ class Scheduler:
 
     # ---- planning: those who run
 
-    def _continue_running(self, builder: PlanBuilder) -> None:
-        """A row for each running sequence, eldest first. No chunk takes the token that a later one needs to decode."""
-        todo = [(seq, seq.remaining) for seq in self._running]
+    def _continue_running(self, builder: PlanBuilder, resting: Seq | None = None) -> None:
+        """A row for each running sequence but `resting`, and those that have one.
+
+        Eldest first, and prompts that need no more blocks last, in turn. No chunk takes the token that a later one
+        needs to decode.
+        """
+        todo = [(seq, seq.remaining) for seq in self._rows_in_turn() if seq is not resting]
+        todo = [(seq, remaining) for seq, remaining in todo if seq.last_step != builder.step]
         reserved = [remaining for _, remaining in todo].count(1)
         for seq, remaining in todo:
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
@@ -294,6 +304,21 @@ class Scheduler:
                 builder.add(seq, lease, remaining, count, new_blocks)
             elif seq.state is SeqState.RUNNING:  # the youngest is in flight: let it be preempted in the next plan
                 break
+
+    def _rows_in_turn(self) -> list[Seq]:
+        """Those who run, in the order in which they get rows: by age where blocks may lack, so the eldest gets on."""
+        if self.config.policy != "fair":
+            return list(self._running)
+        size = self.config.block_size
+        prompts = [
+            seq
+            for seq in self._running
+            if seq.remaining > 1 and seq.scheduled + seq.remaining <= len(seq.lease.blocks) * size
+        ]
+        if len(prompts) < 2:
+            return list(self._running)
+        later = set(prompts)
+        return [seq for seq in self._running if seq not in later] + self._waiting.in_turn(prompts)
 
     def _cover(self, seq: Seq, num_positions: int) -> tuple[int, ...] | None:
         """Extend the lease to `num_positions`, more than it has, at the cost of the youngest.
@@ -334,6 +359,61 @@ class Scheduler:
 
     # ---- planning: those who wait
 
+    def _admit_claims(self, builder: PlanBuilder) -> Seq | None:
+        """Admit who may have the slot or the blocks of a tenant that holds more, before prompts of others are read.
+
+        One of each tenant a plan at most, and nobody is stopped for one who is not admitted then. A head that lacks
+        blocks is passed as often as any.
+
+        Returns:
+            Who should have no row in this plan, as it is in flight and is to be stopped in the next; None for nobody.
+        """
+        resting: Seq | None = None
+        passed: list[Seq] = []  # heads that lack blocks
+        for seq in self._waiting.heads()[: self.config.max_num_seqs]:
+            if any(each.bypasses >= self.config.max_bypasses for each in passed):
+                break
+            givers = self._waiting.givers(seq.request)
+            builder.reserved = [each.remaining for each in self._running].count(1)
+            if givers and self._held_up(seq, builder) is None:
+                stoppable = [each for each in givers if not self._in_flight.uses(each)]
+                stopped = self._to_stop(seq, stoppable)
+                for each in stopped or ():
+                    self._preempt(each)
+                if stopped is not None and self._try_admit(seq, builder, self._spare()) is None:
+                    for each in passed:
+                        each.bypasses += 1
+                    continue
+                if not stoppable and not self._free_slots:
+                    resting = resting or givers[0]
+            if self._lacking(seq) > 0:
+                passed.append(seq)
+        builder.reserved = 0
+        return resting
+
+    def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
+        """Who of `stoppable` has to be stopped so that `seq` has a slot and blocks; None where all are not enough.
+
+        Without a prefix cache nobody: who is stopped would compute everything again.
+        """
+        lacking, stopped = self._lacking(seq), 0
+        while lacking > 0 or not (self._free_slots or stopped):
+            if stopped == len(stoppable) or not self.config.prefix_caching:
+                return None
+            lacking -= self._pool.freed_by(stoppable[stopped].lease, seq.chain.keys)
+            stopped += 1
+        return list(stoppable[:stopped])
+
+    def _lacking(self, seq: Seq) -> int:
+        """How many blocks an admission of `seq` lacks; none if it is 0 or less."""
+        keys = () if seq.request.fresh_prompt else seq.chain.keys
+        quote = self._pool.quote(keys, len(seq.tokens))
+        return quote.need + self._spare() - quote.have
+
+    def _spare(self) -> int:
+        """Blocks that an admission leaves for those who run."""
+        return sum(self._may_grow(seq) for seq in self._running)
+
     def _admit_waiting(self, builder: PlanBuilder) -> Stall | None:
         """Admit from the queue while there is room; says why its head, if any is left, was not admitted.
 
@@ -343,7 +423,7 @@ class Scheduler:
         lacking = 0
         head: Seq | None = None  # the first that lacks blocks
         first_stall: Stall | None = None
-        spare = sum(self._may_grow(seq) for seq in self._running)
+        spare = self._spare()
         for seq in self._waiting.in_order():
             if head is not None and head.bypasses + lacking > self.config.max_bypasses:
                 break
@@ -364,19 +444,10 @@ class Scheduler:
         """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed."""
         if not self._free_slots:
             return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
+        if (stall := self._held_up(seq, builder)) is not None:
+            return stall
         keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
-        least = known if self.config.looks_ahead else 1
-        budget = builder.prompt_budget
-        if budget < least:
-            return Stall(seq.id, StallReason.NO_BUDGET, need=least, have=budget)
         present = 0 if self._states is None else self._pool.present(keys, known)
-        if self._pending_blocks.makers:
-            cached = self._pool.quote(keys, known).cached if self._states is None else present
-            shared = self._pending_blocks.run_length(keys[cached : (known - 1) // self.config.block_size])
-            if shared:
-                if self._states is not None:
-                    self._states.branch_at(self._pending_blocks, keys[: cached + shared])
-                return Stall(seq.id, StallReason.SHARED_PREFIX, need=cached + shared, have=cached)
         lease = self._pool.acquire(keys, known, spare)
         if lease is None:
             quote = self._pool.quote(keys, known)
@@ -384,6 +455,23 @@ class Scheduler:
         if self._states is not None:
             self._states.begin(seq, lease.cached, present)
         self._admit(seq, lease, builder)
+        return None
+
+    def _held_up(self, seq: Seq, builder: PlanBuilder) -> Stall | None:
+        """What `seq` waits for even where there are a slot and blocks: budget, or a prefix that is being computed."""
+        keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
+        least = known if self.config.looks_ahead else 1
+        budget = builder.prompt_budget
+        if budget < least:
+            return Stall(seq.id, StallReason.NO_BUDGET, need=least, have=budget)
+        if self._pending_blocks.makers:
+            stateless = self._states is None
+            cached = self._pool.quote(keys, known).cached if stateless else self._pool.present(keys, known)
+            shared = self._pending_blocks.run_length(keys[cached : (known - 1) // self.config.block_size])
+            if shared:
+                if self._states is not None:
+                    self._states.branch_at(self._pending_blocks, keys[: cached + shared])
+                return Stall(seq.id, StallReason.SHARED_PREFIX, need=cached + shared, have=cached)
         return None
 
     def _admit(self, seq: Seq, lease: Lease, builder: PlanBuilder) -> None:
@@ -494,6 +582,7 @@ class Scheduler:
         """Give back what running takes: pending blocks, the lease, the slot; the last two once no plan uses them."""
         self._withdraw(seq)
         self._running.remove(seq)
+        self._waiting.stopped(seq)
         if self._in_flight.uses(seq):
             self._in_flight.keep(seq)
         else:

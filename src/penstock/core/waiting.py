@@ -5,7 +5,7 @@ Decides order only, never whether somebody fits. `core.fair_shares` has the queu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from penstock.contract.request import SequenceRequest
@@ -58,8 +58,24 @@ class WaitingQueue(Protocol):
         """The part of a tenant."""
         ...
 
+    def heads(self) -> list[Seq]:
+        """The first sequence of each tenant, in turn, where tenants may take slots from each other; else none."""
+        ...
+
+    def givers(self, request: SequenceRequest) -> list[Seq]:
+        """Running sequences that may be stopped for one more of the tenant of `request`, in the order to do so."""
+        ...
+
+    def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
+        """Running sequences, given by rank, in the order in which their prompts are read."""
+        ...
+
     def charge_admission(self, seq: Seq) -> None:
         """`seq` was admitted: its known tokens will be computed, but for those that were cached."""
+        ...
+
+    def stopped(self, seq: Seq) -> None:
+        """`seq` runs no more."""
         ...
 
     def charge(self, seq: Seq) -> None:
@@ -88,7 +104,22 @@ class OneQueue(SeqList):
         """See `WaitingQueue`."""
         return QueuePart(len(self), sum(len(seq.tokens) for seq in self), 1)
 
+    def heads(self) -> list[Seq]:
+        """See `WaitingQueue`."""
+        return []
+
+    def givers(self, request: SequenceRequest) -> list[Seq]:  # noqa: ARG002
+        """See `WaitingQueue`."""
+        return []
+
+    def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
+        """See `WaitingQueue`."""
+        return list(seqs)
+
     def charge_admission(self, seq: Seq) -> None:
+        """See `WaitingQueue`."""
+
+    def stopped(self, seq: Seq) -> None:
         """See `WaitingQueue`."""
 
     def charge(self, seq: Seq) -> None:
