@@ -32,19 +32,19 @@ def company(depth: Depth, progress: Progress) -> Measured:
     """R4: each request alone, then all together in a cache too small for them."""
     count = depth.of(500)
     progress.expect(2 * count)
-    requests = mixed_requests(count, 48, seed=21)
+    requests = mixed_requests(count, 96, seed=21)
     with serving(*SMALL, "--no-prefix-caching") as server:
         want = [_alone(server, each, progress) for each in requests]
-    with serving("--kv-cache-memory", "24MiB", "--max-model-len", "1024", "--max-num-batched-tokens", "96") as server:
+    with serving("--kv-cache-memory", "16MiB", "--max-model-len", "512", "--max-num-batched-tokens", "96") as server:
         answers = answers_to(server, requests, 48)
         preempted, hits = (server.metric(f"vllm:{name}_total") for name in ("num_preemptions", "prefix_cache_hits"))
         progress.update(count)
     misses = differences(requests, want, answers)
-    if not preempted:
-        misses.append("nobody was preempted, so the company was not hard enough")
     figure = (
         f"{count} requests, {len(misses) or 'none'} different; {preempted:.0f} preemptions, {hits:.0f} cached tokens"
     )
+    if not preempted:
+        misses.append("nobody was preempted, so the company was not hard enough")
     return judge(figure, misses, preemptions=preempted, cached_tokens=hits)
 
 

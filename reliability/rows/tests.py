@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.row import Depth, Measured, Progress, judge
 
-__all__ = ["corrupt_files", "planted_bugs", "random_episodes", "read_summary"]
+__all__ = ["corrupt_files", "planted_bugs", "random_episodes", "read_summary", "run_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _VERDICT = re.compile(r"(?P<test>\S+::.+?) (?P<verdict>PASSED|FAILED|ERROR|SKIPPED)\b")
@@ -21,7 +21,7 @@ _COUNT = re.compile(r"collected (\d+) items(?: / (\d+) deselected)?")
 def random_episodes(depth: Depth, progress: Progress) -> Measured:
     """R1."""
     episodes = depth.of(10_000)
-    counts, failed = _pytest(progress, ["tests/core/test_core_episodes.py"], {"PENSTOCK_EPISODES": str(episodes)})
+    counts, failed = run_tests(progress, ["tests/core/test_core_episodes.py"], {"PENSTOCK_EPISODES": str(episodes)})
     figure = f"{episodes} random episodes and as many of Hypothesis: {len(failed) or 'no'} violations"
     return judge(figure, failed, **counts)
 
@@ -31,7 +31,7 @@ def planted_bugs(depth: Depth, progress: Progress) -> Measured:
     seeds = depth.of(20, 1)
     files = ["tests/core/test_core_mutants.py"]
     files += ["tests/verify/test_verify_plants.py"] if depth is Depth.DEEP else []
-    counts, failed = _pytest(progress, files, {"PENSTOCK_PLANT_SEEDS": str(seeds)})
+    counts, failed = run_tests(progress, files, {"PENSTOCK_PLANT_SEEDS": str(seeds)})
     where = "the core and under `penstock verify`" if depth is Depth.DEEP else "the core"
     figure = f"{counts['passed']} tests of bugs planted in {where}, {len(failed) or 'none'} missed"
     return judge(figure, failed, **counts)
@@ -41,39 +41,42 @@ def corrupt_files(depth: Depth, progress: Progress) -> Measured:
     """R30."""
     marks = [] if depth is Depth.DEEP else ["-m", "not deep"]
     files = ["tests/weights/test_weights_corruption.py", "tests/weights/test_weights_mutations.py"]
-    counts, failed = _pytest(progress, [*files, *marks])
+    counts, failed = run_tests(progress, [*files, *marks])
     figure = f"{counts['passed']} tests of damaged files: {len(failed) or 'no'} crashes or wrong loads"
     return judge(figure, failed, **counts)
 
 
-def _pytest(
+def run_tests(
     progress: Progress, arguments: list[str], environment: Mapping[str, str] | None = None
 ) -> tuple[dict[str, int], list[str]]:
     """Run tests in one process; how many had which verdict, and the names of those that failed.
 
     Raises:
-        RuntimeError: pytest did not run them.
+        RuntimeError: pytest did not run them, or told of no test that passed or failed.
     """
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-v", "-rfE", "--tb=line", *arguments]
-    process = subprocess.Popen(
+    # The project's own options would take the verdict of each test out of the output again.
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-rfE", "--tb=line", *arguments]
+    lines = []
+    with subprocess.Popen(
         command,
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "250", **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if found := _COUNT.search(line):
-            progress.expect(int(found[1]) - int(found[2] or 0))
-        elif _VERDICT.search(line):
-            progress.update()
-    if process.wait() not in (0, 1):
+    ) as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            if found := _COUNT.search(line):
+                progress.expect(int(found[1]) - int(found[2] or 0))
+            elif _VERDICT.search(line):
+                progress.update()
+    if process.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with status {process.returncode}: {''.join(lines[-8:])}")
-    return read_summary(lines)
+    counts, failed = read_summary(lines)
+    if not counts["passed"] + counts["failed"]:
+        raise RuntimeError(f"pytest told of no test: {''.join(lines[-8:])}")
+    return counts, failed
 
 
 def read_summary(lines: list[str]) -> tuple[dict[str, int], list[str]]:

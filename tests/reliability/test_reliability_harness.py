@@ -30,7 +30,7 @@ from rows.overload import percentile
 from rows.soak import slope
 from rows.sockets import SEEDS, mutated, passed_the_guard
 from rows.table import ROWS, chosen
-from rows.tests import read_summary
+from rows.tests import read_summary, run_tests
 
 TEXTS = ("The", " sea", " was", " calm.")
 
@@ -187,6 +187,29 @@ def test_verdicts_of_pytest_are_read_once_each():
         "FAILED tests/core/test_a.py::test_two[a b] - AssertionError\n",
     ]
     assert read_summary(lines) == ({"passed": 1, "failed": 1, "skipped": 1}, ["tests/core/test_a.py::test_two[a b]"])
+
+
+def test_tests_are_counted_under_the_options_of_this_project(tmp_path):
+    file = tmp_path / "test_counted.py"
+    file.write_text("def test_right(): pass\ndef test_wrong(): assert False\n")
+    progress = Counted()
+    counts, failed = run_tests(progress, [str(file)])
+    assert (counts, len(failed)) == ({"passed": 1, "failed": 1, "skipped": 0}, 1)
+    assert (progress.expected, progress.done) == (2, 2)
+    file.write_text("import pytest\n@pytest.mark.skip\ndef test_skipped(): pass\n")
+    with pytest.raises(RuntimeError, match="told of no test"):
+        run_tests(progress, [str(file)])
+
+
+class Counted:
+    def __init__(self):
+        self.expected = self.done = 0
+
+    def expect(self, total):
+        self.expected += total
+
+    def update(self, count=1):
+        self.done += count
 
 
 # ---- the table

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
-from penstock.contract.errors import EngineDead, InvalidParameter, RequestError
+from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded, RequestError
 from penstock.contract.events import (
     ChoiceDelta,
     ChoiceFinished,
@@ -124,11 +124,12 @@ class ScriptedEngine:
     resets: int = 0
     profiling: bool = False
     stuck: bool = False
+    full: dict[str, Overloaded] = field(default_factory=dict)
 
     def reset(self) -> None:
         self.script, self.state, self.yielded = HELLO, HEALTHY, 0
         self.resets, self.stuck, self.profiling = 0, False, False
-        for record in (self.requests, self.live, self.left):
+        for record in (self.requests, self.live, self.left, self.full):
             record.clear()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Output]:
@@ -154,6 +155,10 @@ class ScriptedEngine:
             self.live.discard(request.id)
             if not ended:
                 self.left.append(request.id)
+
+    def check_queue(self, tenant: str) -> None:
+        if tenant in self.full:
+            raise self.full[tenant]
 
     async def abort(self, request_id: str) -> None:
         self.left.append(request_id)

@@ -166,6 +166,14 @@ class EngineClient(Protocol):
         """End a request; unknown and finished ids are no error. Its stream ends with finish reason `abort`."""
         ...
 
+    def check_queue(self, tenant: str) -> None:
+        """Make sure that the queue had room for the least request of this tenant a moment ago; waits for nothing.
+
+        Raises:
+            Overloaded: it had none.
+        """
+        ...
+
     def health(self) -> Health:
         """The present state, without waiting for the engine."""
         ...

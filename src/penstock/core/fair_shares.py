@@ -17,7 +17,7 @@ from penstock.contract.request import SequenceRequest
 from penstock.core.policy import Rank, SeqList
 from penstock.core.sequence import Seq
 from penstock.core.slot_shares import SlotShares
-from penstock.core.waiting import QueuePart
+from penstock.core.waiting import QueuePart, QueueParts
 
 __all__ = ["GENERATED_WEIGHT", "FairQueue"]
 
@@ -102,6 +102,11 @@ class FairQueue:
         """See `WaitingQueue`: each tenant that waits has a part, and one is kept free for whoever comes."""
         own = self._waiting.get(tenant, ())
         return QueuePart(len(own), sum(len(seq.tokens) for seq in own), len(self._waiting) + (not own) + 1)
+
+    def parts(self) -> QueueParts:
+        """See `WaitingQueue`."""
+        own = {tenant: self.part_of(tenant) for tenant in self._waiting}
+        return QueueParts(own, QueuePart(0, 0, len(own) + 2), shared=False)
 
     def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:
         """See `WaitingQueue`; about: of each other tenant one more than of its own."""

@@ -46,7 +46,7 @@ from penstock.core.state_keeping import StateKeeping
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
 from penstock.core.suspects import POISONED, Suspects
-from penstock.core.waiting import OneQueue, QueuePart, WaitingQueue
+from penstock.core.waiting import OneQueue, QueuePart, QueueParts, WaitingQueue
 
 __all__ = ["Scheduler"]
 
@@ -136,6 +136,10 @@ class Scheduler:
     def queue_part(self, tenant: str) -> QueuePart:
         """What waits in a tenant's part of the queue."""
         return self._waiting.part_of(tenant)
+
+    def queue_parts(self) -> QueueParts:
+        """What waits in every tenant's part of it. Costs all that waits."""
+        return self._waiting.parts()
 
     def backlog(self, request: SequenceRequest) -> Backlog:
         """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""

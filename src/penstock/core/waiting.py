@@ -5,14 +5,14 @@ Decides order only, never whether somebody fits. `core.fair_shares` has the queu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from penstock.contract.request import SequenceRequest
 from penstock.core.policy import Rank, SeqList
 from penstock.core.sequence import Seq
 
-__all__ = ["OneQueue", "QueuePart", "WaitingQueue"]
+__all__ = ["OneQueue", "QueuePart", "QueueParts", "WaitingQueue"]
 
 
 class QueuePart(NamedTuple):
@@ -27,6 +27,24 @@ class QueuePart(NamedTuple):
     sequences: int
     tokens: int
     parts: int
+
+
+class QueueParts(NamedTuple):
+    """Every tenant's part of the queue at one moment; a value that other threads may keep.
+
+    Attributes:
+        tenants: the parts of those that wait; empty where all tenants share one part.
+        other: the part of whoever is not among them.
+        shared: whether all share one.
+    """
+
+    tenants: Mapping[str, QueuePart]
+    other: QueuePart
+    shared: bool
+
+    def of(self, tenant: str) -> QueuePart:
+        """The part of a tenant."""
+        return self.tenants.get(tenant, self.other)
 
 
 class WaitingQueue(Protocol):
@@ -56,6 +74,10 @@ class WaitingQueue(Protocol):
 
     def part_of(self, tenant: str) -> QueuePart:
         """The part of a tenant."""
+        ...
+
+    def parts(self) -> QueueParts:
+        """The parts of all; costs all that waits."""
         ...
 
     def heads(self) -> list[Seq]:
@@ -103,6 +125,10 @@ class OneQueue(SeqList):
     def part_of(self, tenant: str) -> QueuePart:  # noqa: ARG002
         """See `WaitingQueue`."""
         return QueuePart(len(self), sum(len(seq.tokens) for seq in self), 1)
+
+    def parts(self) -> QueueParts:
+        """See `WaitingQueue`."""
+        return QueueParts({}, self.part_of(""), shared=True)
 
     def heads(self) -> list[Seq]:
         """See `WaitingQueue`."""

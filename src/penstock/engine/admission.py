@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from penstock.contract.errors import Overloaded, RefusalCause
 from penstock.contract.measurements import Timings
 from penstock.core import Scheduler
+from penstock.core.waiting import QueuePart, QueueParts
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.retry_after import LONGEST, EndRate
 
@@ -32,6 +33,28 @@ class QueueLimits:
     sequences: int = sys.maxsize
     tokens: int = sys.maxsize
     seconds: int = 0
+
+    def check(self, part: QueuePart, sequences: int, tokens: int, seconds_per_end: float) -> None:
+        """Make sure that `part` has room for so many sequences, of so many tokens together.
+
+        Args:
+            part: of the newcomer's tenant.
+            sequences: that come.
+            tokens: of all of them.
+            seconds_per_end: after which one of those that run ends; for `Retry-After`.
+
+        Raises:
+            Overloaded: it has not.
+        """
+        most_sequences, most_tokens = self.sequences // part.parts, self.tokens // part.parts
+        whose = "the queue takes" if part.parts == 1 else "your part of the queue takes"
+        until_empty = part.sequences * seconds_per_end
+        if part.sequences + sequences > max(most_sequences, 1):
+            message = f"{part.sequences} sequences are waiting already; {whose} {most_sequences}."
+            raise _overloaded(RefusalCause.QUEUE_SEQUENCES, message, until_empty)
+        if part.sequences and part.tokens + tokens > most_tokens:
+            message = f"{part.tokens} tokens are waiting already; {whose} {most_tokens}."
+            raise _overloaded(RefusalCause.QUEUE_TOKENS, message, until_empty)
 
 
 class Admission:
@@ -57,17 +80,14 @@ class Admission:
         Raises:
             Overloaded: it may not; says why, and when to try again.
         """
-        waiting, waiting_tokens, parts = self._scheduler.queue_part(resolved.sequences[0].tenant)
-        sequences, tokens = self._limits.sequences // parts, self._limits.tokens // parts
-        whose = "the queue takes" if parts == 1 else "your part of the queue takes"
-        if waiting + len(resolved.sequences) > max(sequences, 1):
-            message = f"{waiting} sequences are waiting already; {whose} {sequences}."
-            raise _overloaded(RefusalCause.QUEUE_SEQUENCES, message, self._seconds_until(waiting))
-        if waiting and waiting_tokens + _tokens(resolved) > tokens:
-            message = f"{waiting_tokens} tokens are waiting already; {whose} {tokens}."
-            raise _overloaded(RefusalCause.QUEUE_TOKENS, message, self._seconds_until(waiting))
+        part = self._scheduler.queue_part(resolved.tenant)
+        self._limits.check(part, len(resolved.sequences), resolved.num_tokens, self._seconds_until(1))
         if (self._limits.seconds or resolved.max_seconds) and self._scheduler.has_work:
             self._check_wait(resolved)
+
+    def look(self) -> tuple[QueueParts, float]:
+        """The queue as it is now, and the seconds after which one of those that run ends; for `RecentQueue`."""
+        return self._scheduler.queue_parts(), self._seconds_until(1)
 
     def _check_wait(self, resolved: ResolvedRequest) -> None:
         """Hold the wait to what the queue takes, and to what the caller allows for the whole answer."""
@@ -90,7 +110,3 @@ class Admission:
 
 def _overloaded(cause: RefusalCause, message: str, seconds: float) -> Overloaded:
     return Overloaded(message, retry_after=max(1, min(LONGEST, math.ceil(seconds))), cause=cause)
-
-
-def _tokens(resolved: ResolvedRequest) -> int:
-    return resolved.prompt_tokens * len(resolved.sequences)

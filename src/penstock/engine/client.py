@@ -122,12 +122,17 @@ class LocalClient:
         return self._chats if isinstance(prompt, ChatPrompt) else None
 
     def _submit(self, resolved: ResolvedRequest) -> OutputQueue:
+        aborted = resolved.id in self._aborted_early
+        self._aborted_early.discard(resolved.id)
         queue = OutputQueue(self._room, partial(self._loop.abort, resolved.id))
         self._loop.submit(resolved, Reader(queue, asyncio.get_running_loop()))
-        if resolved.id in self._aborted_early:
-            self._aborted_early.discard(resolved.id)
+        if aborted:
             self._loop.abort(resolved.id)
         return queue
+
+    def check_queue(self, tenant: str) -> None:
+        """See `EngineClient.check_queue`."""
+        self._loop.check_queue(tenant)
 
     def health(self) -> Health:
         """See `EngineClient.health`."""

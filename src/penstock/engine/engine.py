@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import deque
+from collections.abc import Callable
 
 from penstock.contract.errors import ConfigError, EngineDead, RequestError, RunnerLost
 from penstock.contract.events import (
@@ -91,6 +92,7 @@ class Engine:
     Attributes:
         scheduler: the decisions; open to anybody who wants to look at `scheduler.stats` between steps.
         metrics: what is measured.
+        on_planned: called in each step when what is to be computed is decided, and admitted, and before it is awaited.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Engine:
         self._rankers: dict[str, BestOfRanker] = {}
         self._steps = 0
         self._failed_in_a_row = 0  # steps
+        self.on_planned: Callable[[], None] = lambda: None
         self._num_computed = 0  # positions
         self._num_generated = 0  # tokens
         self._death = ""
@@ -245,6 +248,7 @@ class Engine:
                 self._runner.start(self._in_flight[-1])
             except Exception as error:
                 return self._fail_step(self._in_flight[-1], error)
+        self.on_planned()
         plan = self._in_flight[0]
         try:
             result = interruptible(self._finish_run)

@@ -75,6 +75,16 @@ class ResolvedRequest:
         """How many tokens the prompt has."""
         return len(self.prompt)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its sequences together, as they come."""
+        return self.prompt_tokens * len(self.sequences)
+
+    @property
+    def tenant(self) -> str:
+        """On whose behalf it comes."""
+        return self.sequences[0].tenant
+
 
 class Intake:
     """Resolves requests for one model. Immutable after construction.

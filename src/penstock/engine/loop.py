@@ -24,6 +24,7 @@ from penstock.engine.admission import Admission, QueueLimits
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.output_queue import OutputQueue
+from penstock.engine.recent_queue import RecentQueue
 from penstock.freed_memory import REST_SECONDS
 
 __all__ = ["EngineLoop"]
@@ -99,6 +100,9 @@ class EngineLoop:
         self._rest_at = math.inf  # when nothing was to be done for long enough
         self._told_death = False
         self._admission = Admission(engine.scheduler, limits)
+        self._recent = RecentQueue(limits)
+        self._taken: list[ResolvedRequest] = []  # from the inbox, since the queue was shown
+        engine.on_planned = self._show_queue
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
         self._inbox_lock = threading.Lock()
@@ -119,12 +123,27 @@ class EngineLoop:
             self._thread.join()
 
     def submit(self, resolved: ResolvedRequest, reader: Reader) -> None:
-        """Hand over a request; its outputs, or its refusal, arrive in the reader's queue."""
+        """Hand over a request; its outputs, or its refusal, arrive in the reader's queue.
+
+        Raises:
+            Overloaded: the queue was full a moment ago.
+        """
         with self._inbox_lock:  # held for one append, never for a step
             if not self._ended:
+                if self._health.alive:
+                    self._recent.add(resolved)
                 self._inbox.put(_Submit(resolved, reader))
                 return
         reader.refuse(EngineDead(self._health.reason))
+
+    def check_queue(self, tenant: str) -> None:
+        """Make sure that the queue had room for something of this tenant a moment ago. Waits for no step.
+
+        Raises:
+            Overloaded: it had none.
+        """
+        if self._health.alive:
+            self._recent.check(tenant)
 
     def abort(self, request_id: str) -> None:
         """End a request soon: before the next step begins."""
@@ -185,14 +204,24 @@ class EngineLoop:
         self._health = self._engine.health()
         self._measurements = self._engine.measurements()
 
+    def _show_queue(self) -> None:
+        """Let other threads know what waits: where a message or a plan may have changed it."""
+        refused = self._recent.show(*self._admission.look(), self._taken)
+        self._taken = []
+        if refused:
+            self._engine.metrics.rejected(refused)
+
     def _drain(self) -> None:
         """Take every message there is; with no work, wait for one."""
         if not self._engine.has_work:
+            self._show_queue()
             self._engine.scheduler.check()  # idle anyway: the cheapest moment to find a leak
             self._show()
             self._receive(self._await_message())
         while not self._inbox.empty():
             self._receive(self._inbox.get_nowait())
+        if self._taken:
+            self._show_queue()
 
     def _await_message(self) -> _Message:
         if self._rest_at < math.inf:
@@ -205,6 +234,7 @@ class EngineLoop:
     def _receive(self, message: _Message) -> None:
         match message:
             case _Submit(resolved, reader):
+                self._taken.append(resolved)
                 self._accept(resolved, reader)
             case _Abort(request_id):
                 self._publish(self._engine.abort(request_id))

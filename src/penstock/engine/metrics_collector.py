@@ -114,9 +114,9 @@ class MetricsCollector:
 
     # ---- what happens, in the order in which it can
 
-    def rejected(self) -> None:
-        """A request was refused because too many wait, or because it would wait too long."""
-        self._rejections += 1
+    def rejected(self, count: int = 1) -> None:
+        """So many requests were refused because too many wait, or because they would wait too long."""
+        self._rejections += count
 
     def step_failed(self) -> None:
         """The runner raised."""

@@ -23,6 +23,7 @@ from penstock.server import admin, anthropic, openai, page, tokens
 from penstock.server.admin.metrics import RequestCounter
 from penstock.server.admin.readiness import NoWatch, Readiness
 from penstock.server.anthropic.errors import AnthropicErrors
+from penstock.server.delivery.event_ids import HEADER as STREAM_POSITION
 from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.observation import Observe, Observer
 from penstock.server.delivery.serving import Serving
@@ -31,6 +32,7 @@ from penstock.server.http.access import Access, ApiKeys
 from penstock.server.http.drain import RefuseNewWork
 from penstock.server.http.envelope import Envelope
 from penstock.server.http.failures import error_response, http_error_response
+from penstock.server.http.full_queue import RefuseWhenFull
 from penstock.server.http.guard import Guard
 from penstock.server.http.held_requests import HeldBytes, HoldRequests
 from penstock.server.http.lifecycle import Lifecycle, set_lifecycle
@@ -85,14 +87,22 @@ def create_app(
     probes = admin.probe_routes(serving, counter, readiness)
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.lifespan_context = partial(_while_serving, serving)
+    routes = (*_routes(serving), *probes)
     # The middleware that is added last is outermost.
     app.add_middleware(HoldRequests, held=held, max_body_bytes=limits.max_body_bytes)
+    app.add_middleware(
+        RefuseWhenFull,
+        check=client.check_queue,
+        routes=routes,
+        resumes=STREAM_POSITION,
+        max_body_bytes=limits.max_body_bytes,
+    )
     app.add_middleware(RefuseNewWork, stopping=serving.stopping, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(Guard, access=access, is_public=is_page_path)
     app.add_middleware(Envelope)
     app.add_middleware(AnthropicErrors)  # outside the guard, so that its refusals are rewritten too
     app.add_middleware(Observe, observers=(counter, *observers))  # sees every answer
-    _add_routes(app, (*_routes(serving), *probes))
+    _add_routes(app, routes)
     set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck, counter.refused))
     app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     return app

@@ -44,5 +44,8 @@ def planes(packed: Tensor, run: int, shifts: Sequence[int], mask: int) -> Tensor
     Returns:
         uint8 `[B, bytes * len(shifts)]`.
     """
-    at = torch.tensor(shifts, dtype=torch.uint8).view(1, 1, -1, 1)
-    return ((packed.reshape(len(packed), -1, 1, run) >> at) & mask).flatten(1)
+    width = 8 if run % 8 == 0 else 1  # eight bytes are shifted as one word where no run ends inside one
+    words = packed.clone(memory_format=torch.contiguous_format).view(torch.int64 if width == 8 else torch.uint8)
+    wanted = int.from_bytes(bytes([mask] * width), "little")  # no bit of the byte beside it is left
+    each = [((words >> shift) & wanted).view(torch.uint8).view(len(packed), -1, run) for shift in shifts]
+    return torch.stack(each, 2).flatten(1)

@@ -196,6 +196,6 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         return json_response(200, {"input_tokens": len(prompt.token_ids)})
 
     return (
-        Route("POST", "/v1/messages", messages, described, extra),
+        Route("POST", "/v1/messages", messages, described, extra, queued=True),
         Route("POST", "/v1/messages/count_tokens", count_tokens, count_answers, count_extra),
     )

@@ -50,13 +50,17 @@ async def read_json(http_request: Request, limit: int) -> JsonObject:
     return await asyncio.to_thread(decode, body)
 
 
-async def discard_body(receive: Receive, limit: int) -> None:
+async def discard_body(receive: Receive, limit: int) -> bool:
     """Read the body of a request that is refused, for a moment and not much more than `limit` bytes; keep nothing.
 
     Whoever is still writing when the connection is closed sees a reset, and may never read why.
+
+    Returns:
+        Whether that was the whole body, so that the connection can go on.
     """
     with suppress(ClientLeft):
-        await _discard(_pieces(receive), limit)
+        return await _discard(_pieces(receive), limit)
+    return False
 
 
 def _check_media_type(content_type: str) -> None:
@@ -87,14 +91,15 @@ async def _collect(pieces: AsyncIterator[bytes], limit: int) -> bytes:
     return bytes(body)
 
 
-async def _discard(pieces: AsyncIterator[bytes], limit: int) -> None:
-    """Read on for a moment, keeping nothing, and never more than another `limit` bytes."""
+async def _discard(pieces: AsyncIterator[bytes], limit: int) -> bool:
+    """Read on for a moment, keeping nothing, and never more than another `limit` bytes; whether that was all."""
     size = 0
     try:
         async with asyncio.timeout(DISCARD_SECONDS):
             async for piece in pieces:
                 size += len(piece)
                 if size > limit:
-                    return
+                    return False
     except TimeoutError:
-        return
+        return False
+    return True

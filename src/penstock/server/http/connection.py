@@ -1,7 +1,7 @@
-"""Noticing that a client has gone, and ending the work that is done for it.
+"""Noticing that a client has gone, and ending the work that is done for it; and ending a connection after an answer.
 
-This holds for queueing, prefill and decode, streaming or not. The web framework does it for neither plain answers nor
-(from ASGI 2.4 on) streams.
+The first holds for queueing, prefill and decode, streaming or not. The web framework does it for neither plain answers
+nor (from ASGI 2.4 on) streams.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from starlette.types import Receive
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Send
 
-__all__ = ["ClientLeft", "while_connected"]
+__all__ = ["ClientLeft", "last_of_its_connection", "while_connected"]
 
 
 class ClientLeft(Exception):
@@ -42,3 +43,14 @@ async def while_connected(receive: Receive, work: Coroutine[None, None, None]) -
 async def _departure(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
+
+
+def last_of_its_connection(send: Send) -> Send:
+    """As `send`, but the connection is closed after this answer, and the client told so."""
+
+    async def send_last(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+        await send(message)
+
+    return send_last

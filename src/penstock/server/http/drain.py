@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.server.http.body import discard_body
+from penstock.server.http.connection import last_of_its_connection
 from penstock.server.http.failures import ShuttingDown, error_response
 
 __all__ = ["RefuseNewWork"]
@@ -37,7 +37,8 @@ class RefuseNewWork:
         if scope["type"] != "http" or not self._stopping.is_set():
             await self._app(scope, receive, send)
             return
-        last = _last_of_its_connection(send)
+        # So that the client's next request goes to another server.
+        last = last_of_its_connection(send)
         if not _is_work(scope):
             await self._app(scope, receive, last)
             return
@@ -48,14 +49,3 @@ class RefuseNewWork:
 def _is_work(scope: Scope) -> bool:
     path: str = scope["path"]
     return scope["method"] == "POST" and path not in ENDS_WORK and not path.endswith(CANCEL)
-
-
-def _last_of_its_connection(send: Send) -> Send:
-    """Close the connection after this answer, so that the client's next request goes to another server."""
-
-    async def send_last(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message)["connection"] = "close"
-        await send(message)
-
-    return send_last

@@ -31,6 +31,7 @@ class Route:
         answers: what the OpenAPI document says of the answers, by status; see `openapi.answers`.
         body: what it says of the request's body; see `openapi.request_body`.
         documented: whether the document has the endpoint at all.
+        queued: whether each of its requests waits in the engine's queue, so that a full queue refuses them unread.
 
     Wherever there is GET there is HEAD, with the same status and headers and no body (RFC 9110, section 9.3.2).
     """
@@ -41,6 +42,7 @@ class Route:
     answers: Mapping[int | str, dict[str, Any]] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     documented: bool = True
+    queued: bool = False
 
 
 def add_route(app: FastAPI, route: Route) -> None:

@@ -252,5 +252,5 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     body = request_body(fitted(CHAT_FIELDS, serving.card), NEUTRAL_CHAT, "messages")
     described = answers("ChatCompletion", stream="text/event-stream")
-    create = Route("POST", "/v1/chat/completions", chat_completions, described, body)
+    create = Route("POST", "/v1/chat/completions", chat_completions, described, body, queued=True)
     return (create, *stored_routes(serving, store))

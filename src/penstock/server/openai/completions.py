@@ -192,4 +192,4 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         fitted(COMPLETION_FIELDS, serving.card, LENGTHS | {"max_tokens": 0}), NEUTRAL_COMPLETION, "prompt"
     )
     described = answers("Completion", stream="text/event-stream")
-    return (Route("POST", "/v1/completions", completions, described, body),)
+    return (Route("POST", "/v1/completions", completions, described, body, queued=True),)

@@ -171,7 +171,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.live.seconds_for(parsed.requests[0]))
         return serving.respond(parsed, delivery)
 
-    return (Route("POST", "/v1/embeddings", embeddings, answers("Embeddings"), extra),)
+    return (Route("POST", "/v1/embeddings", embeddings, answers("Embeddings"), extra, queued=True),)
 
 
 async def wait_for_vectors(outputs: OutputStream, count: int, seconds: float) -> None:

@@ -103,4 +103,4 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         return serving.respond(parsed, delivery)
 
     body = request_body(fitted(GENERATE_FIELDS, serving.card), NEUTRAL_GENERATE, "prompt")
-    return (Route("POST", "/generate", generate, answers("Generated", stream="text/plain"), body),)
+    return (Route("POST", "/generate", generate, answers("Generated", stream="text/plain"), body, queued=True),)

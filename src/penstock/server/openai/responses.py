@@ -260,9 +260,9 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     compaction = request_body(fitted(COMPACT_FIELDS, serving.card), NEUTRAL_COMPACT, "input")
     return (
         Route("POST", "/v1/responses/input_tokens", count_input, answers("InputTokens"), counting),
-        Route("POST", "/v1/responses/compact", compact_response, answers("Compaction"), compaction),
+        Route("POST", "/v1/responses/compact", compact_response, answers("Compaction"), compaction, queued=True),
         Route("GET", "/v1/responses/{response_id}/input_items", list_input_items, answers("Page", 400, 401, 403, 404)),
-        Route("POST", "/v1/responses", create_response, described, extra),
+        Route("POST", "/v1/responses", create_response, described, extra, queued=True),
         Route("GET", "/v1/responses/{response_id}", get_response, found),
         Route("DELETE", "/v1/responses/{response_id}", delete_response, answers("Deleted", 401, 403, 404)),
         Route("POST", "/v1/responses/{response_id}/cancel", cancel_response, found),

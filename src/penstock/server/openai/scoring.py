@@ -270,9 +270,9 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     scoring = request_body(fitted(SCORE_FIELDS, card), NEUTRAL_SCORING, "text_1", "text_2")
     ranking = request_body(fitted(RERANK_FIELDS, card), NEUTRAL_SCORING, "query", "documents")
     return (
-        Route("POST", "/v1/score", score, answers("Scores"), scoring),
-        Route("POST", "/score", score, documented=False),
-        Route("POST", "/v1/rerank", rerank, answers("Ranking"), ranking),
-        Route("POST", "/rerank", rerank, documented=False),
-        Route("POST", "/v2/rerank", rerank, documented=False),
+        Route("POST", "/v1/score", score, answers("Scores"), scoring, queued=True),
+        Route("POST", "/score", score, documented=False, queued=True),
+        Route("POST", "/v1/rerank", rerank, answers("Ranking"), ranking, queued=True),
+        Route("POST", "/rerank", rerank, documented=False, queued=True),
+        Route("POST", "/v2/rerank", rerank, documented=False, queued=True),
     )

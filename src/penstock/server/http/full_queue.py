@@ -1,0 +1,55 @@
+"""Refusing requests while the queue is full: with 429 and `Retry-After`, before their bodies are parsed.
+
+The check is by the queue of a moment ago and for the least that a request may ask for; a request that passes is checked
+again with all that it asks for. Who reads on in a stream that was begun (`Last-Event-ID`) is left to that check: there
+may be nothing left to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.contract.errors import Overloaded
+from penstock.server.http.body import discard_body
+from penstock.server.http.caller import caller_of
+from penstock.server.http.connection import last_of_its_connection
+from penstock.server.http.failures import error_response
+from penstock.server.http.route import Route
+
+__all__ = ["RefuseWhenFull"]
+
+
+class RefuseWhenFull:
+    """ASGI middleware; see the module.
+
+    Args:
+        check: raises `Overloaded` if the queue had no room for anything of this tenant a moment ago.
+        routes: of the application; those that are `queued` have no captures in their paths.
+        resumes: the header of a request for the rest of a stream.
+        max_body_bytes: most bytes of a refused body that are read, so that the client reads the refusal and no reset.
+    """
+
+    def __init__(
+        self, app: ASGIApp, check: Callable[[str], None], routes: Iterable[Route], resumes: str, max_body_bytes: int
+    ) -> None:
+        self._app = app
+        self._check = check
+        self._routes = {(each.method, each.path): each for each in routes if each.queued}
+        self._resumes = resumes
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve as the application does, or answer 429."""
+        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if route is not None and self._resumes not in Headers(scope=scope):
+            try:
+                self._check(caller_of(scope).name)
+            except Overloaded as refusal:
+                scope["route"] = route  # for whoever counts, as of any other request
+                whole = await discard_body(receive, self._max_body_bytes)
+                await error_response(refusal)(scope, receive, send if whole else last_of_its_connection(send))
+                return
+        await self._app(scope, receive, send)
