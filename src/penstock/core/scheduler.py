@@ -1,11 +1,12 @@
-"""The scheduler: what each step computes, for whom, and where its KV goes. One file: plan, commit and abort must agree.
+"""The scheduler: what each step computes, for whom, and where its KV goes. Plan, commit and abort must agree.
 
     submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
 There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
 Where tokens look ahead (`config.looks_ahead`), it does so in one step, or waits until a whole step is free for it.
-Whoever runs goes on first, in policy order; then the queue is admitted from. When blocks run out, the youngest running
-sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
+Whoever runs goes on first, in policy order; then the queue is admitted from (`core.admission`). When blocks
+run out, the youngest running sequence gives up its blocks and recomputes later, so the eldest always gets on and
+everything ends.
 
 Up to `config.depth` plans may be in flight: planned and not committed. What such a plan reads or writes is given to
 nobody else. Drafts take what is left: they never displace a row, an admission or a block that somebody may need.
@@ -29,6 +30,7 @@ from penstock.contract.plan import Draft, Row, RowResult, SampledToken, Stall, S
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.stats import SchedulerStats
+from penstock.core.admission import Admission
 from penstock.core.backlog import Backlog, backlog_of
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
@@ -69,6 +71,9 @@ class Scheduler:
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
+        self._admission = Admission(
+            config, self._pool, self._states, self._waiting, self._running, self._pending_blocks, self._free_slots
+        )
         self._releases: list[int] = []  # slots given back since the last plan
         self._in_flight = InFlight(config.depth)
         self._suspects = Suspects()
@@ -212,11 +217,11 @@ class Scheduler:
         else:
             resting = self._admit_claims(builder)
             self._continue_running(builder, resting)
-            stall = self._admit_waiting(builder) if self._waiting else None
+            stall = self._admission.admit_in_order(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
-            add_drafts(builder, drafts, self._pool, self._spare())
+            add_drafts(builder, drafts, self._pool, self._admission.spare())
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -356,7 +361,7 @@ class Scheduler:
         suspect = self._suspects.first
         if suspect.state is SeqState.RUNNING:
             self._continue_running(builder)
-        elif stall := self._try_admit(suspect, builder, 0):
+        elif stall := self._admission.try_admit(suspect, builder, 0):
             return stall
         head = next(self._waiting.in_order(), None)
         return None if head is None else Stall(head.id, StallReason.SUSPECTS, need=0, have=len(self._suspects))
@@ -379,18 +384,18 @@ class Scheduler:
                 break
             givers = self._waiting.givers(seq.request)
             builder.reserved = [each.remaining for each in self._running].count(1)
-            if givers and self._held_up(seq, builder) is None:
+            if givers and self._admission.held_up(seq, builder) is None:
                 stoppable = [each for each in givers if not self._in_flight.uses(each)]
                 stopped = self._to_stop(seq, stoppable)
                 for each in stopped or ():
                     self._preempt(each)
-                if stopped is not None and self._try_admit(seq, builder, self._spare()) is None:
+                if stopped is not None and self._admission.try_admit(seq, builder, self._admission.spare()) is None:
                     for each in passed:
                         each.bypasses += 1
                     continue
                 if not stoppable and not self._free_slots:
                     resting = resting or givers[0]
-            if self._lacking(seq) > 0:
+            if self._admission.lacking(seq) > 0:
                 passed.append(seq)
         builder.reserved = 0
         return resting
@@ -400,98 +405,13 @@ class Scheduler:
 
         Without a prefix cache nobody: who is stopped would compute everything again.
         """
-        lacking, stopped = self._lacking(seq), 0
-        while lacking > 0 or not (self._free_slots or stopped):
+        lacking, stopped = self._admission.lacking(seq), 0
+        while lacking > 0 or not (self._admission.has_slot or stopped):
             if stopped == len(stoppable) or not self.config.prefix_caching:
                 return None
             lacking -= self._pool.freed_by(stoppable[stopped].lease, seq.chain.keys)
             stopped += 1
         return list(stoppable[:stopped])
-
-    def _lacking(self, seq: Seq) -> int:
-        """How many blocks an admission of `seq` lacks; none if it is 0 or less."""
-        keys = () if seq.request.fresh_prompt else seq.chain.keys
-        quote = self._pool.quote(keys, len(seq.tokens))
-        return quote.need + self._spare() - quote.have
-
-    def _spare(self) -> int:
-        """Blocks that an admission leaves for those who run."""
-        return sum(self._may_grow(seq) for seq in self._running)
-
-    def _admit_waiting(self, builder: PlanBuilder) -> Stall | None:
-        """Admit from the queue while there is room; says why its head, if any is left, was not admitted.
-
-        A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it. Who
-        waits for a shared prefix is passed freely: the blocks come with the next commit.
-        """
-        lacking = 0
-        head: Seq | None = None  # the first that lacks blocks
-        first_stall: Stall | None = None
-        spare = self._spare()
-        for seq in self._waiting.in_order():
-            if head is not None and head.bypasses + lacking > self.config.max_bypasses:
-                break
-            if (stall := self._try_admit(seq, builder, spare)) is None:
-                spare += self._may_grow(seq)
-                if head is not None:
-                    head.bypasses += 1
-                continue
-            first_stall = first_stall or stall
-            if stall.reason in (StallReason.NO_SLOT, StallReason.NO_BUDGET):
-                break
-            if stall.reason is StallReason.NO_BLOCKS:
-                head = head or seq
-                lacking += 1
-        return first_stall
-
-    def _try_admit(self, seq: Seq, builder: PlanBuilder, spare: int) -> Stall | None:
-        """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed."""
-        if not self._free_slots:
-            return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
-        if (stall := self._held_up(seq, builder)) is not None:
-            return stall
-        keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
-        present = 0 if self._states is None else self._pool.present(keys, known)
-        lease = self._pool.acquire(keys, known, spare)
-        if lease is None:
-            quote = self._pool.quote(keys, known)
-            return Stall(seq.id, StallReason.NO_BLOCKS, need=quote.need + spare, have=quote.have)
-        if self._states is not None:
-            self._states.begin(seq, lease.cached, present)
-        self._admit(seq, lease, builder)
-        return None
-
-    def _held_up(self, seq: Seq, builder: PlanBuilder) -> Stall | None:
-        """What `seq` waits for even where there are a slot and blocks: budget, or a prefix that is being computed."""
-        keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
-        least = known if self.config.looks_ahead else 1
-        budget = builder.prompt_budget
-        if budget < least:
-            return Stall(seq.id, StallReason.NO_BUDGET, need=least, have=budget)
-        if self._pending_blocks.makers:
-            stateless = self._states is None
-            cached = self._pool.quote(keys, known).cached if stateless else self._pool.present(keys, known)
-            shared = self._pending_blocks.run_length(keys[cached : (known - 1) // self.config.block_size])
-            if shared:
-                if self._states is not None:
-                    self._states.branch_at(self._pending_blocks, keys[: cached + shared])
-                return Stall(seq.id, StallReason.SHARED_PREFIX, need=cached + shared, have=cached)
-        return None
-
-    def _admit(self, seq: Seq, lease: Lease, builder: PlanBuilder) -> None:
-        self._waiting.remove(seq)
-        seq.admit(lease, heapq.heappop(self._free_slots), lease.cached * self.config.block_size)
-        self._running.add(seq)
-        self._waiting.charge_admission(seq)
-        self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
-        builder.admit(seq, lease)
-
-    def _may_grow(self, seq: Seq) -> bool:
-        """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.
-
-        Otherwise the newcomer would be the first to be preempted, a few steps later, with its work thrown away.
-        """
-        return len(seq.lease.blocks) < self._pool.blocks_for(seq.limit - 1)  # the last token is never computed
 
     # ---- committing
 
