@@ -127,7 +127,7 @@ class Harness:
         self.cut = 0  # plans in which a prompt got less than the token budget would have given it
 
     def _watch_takings(self) -> None:
-        to_stop = self.scheduler._to_stop
+        to_stop = self.scheduler._claims._to_stop
 
         def watched(seq, stoppable):
             stopped = to_stop(seq, stoppable)
@@ -140,7 +140,7 @@ class Harness:
                 require((has + 1) / own.share <= left / giver.share, "a taker has no more then than a giver")
             return stopped
 
-        self.scheduler._to_stop = watched
+        self.scheduler._claims._to_stop = watched
 
     @property
     def live(self) -> list[str]:

@@ -22,6 +22,7 @@ from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq, SeqState
+from penstock.core.slot_claims import SlotClaims
 from penstock.core.slot_shares import SlotShares
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.suspects import Suspects
@@ -692,7 +693,7 @@ def take_a_slot_from_whoever_has_any(patch):
 
 
 def stop_too_few_for_the_blocks(patch):
-    patch(Scheduler, "_to_stop", lambda self, seq, stoppable: list(stoppable[:1]))
+    patch(SlotClaims, "_to_stop", lambda self, seq, stoppable: list(stoppable[:1]))
 
 
 MUTANTS = [

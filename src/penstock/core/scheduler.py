@@ -44,6 +44,7 @@ from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
+from penstock.core.slot_claims import SlotClaims
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
@@ -76,6 +77,9 @@ class Scheduler:
         )
         self._releases: list[int] = []  # slots given back since the last plan
         self._in_flight = InFlight(config.depth)
+        self._claims = SlotClaims(
+            config, self._pool, self._waiting, self._running, self._in_flight, self._admission, self._preempt
+        )
         self._suspects = Suspects()
         self._times = StepTimes(config.window)
         self._submitted = 0
@@ -150,9 +154,7 @@ class Scheduler:
         """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""
         ahead = self._waiting.before(request, self._rank(request, self._submitted))
         backlog = backlog_of(self.config, self._times, self._pool, list(self._running), ahead, len(request.prompt))
-        first = self.config.prefix_caching and not self._waiting.part_of(request.tenant).sequences
-        takes = first and bool(self._waiting.givers(request))  # a slot of another tenant, and waits for nobody's end
-        return backlog._replace(ends=0) if takes else backlog
+        return backlog._replace(ends=0) if self._claims.would_take(request) else backlog
 
     # ---- what comes in
 
@@ -215,7 +217,7 @@ class Scheduler:
         if self._suspects:
             stall = self._continue_suspect(builder)
         else:
-            resting = self._admit_claims(builder)
+            resting = self._claims.admit(builder)
             self._continue_running(builder, resting)
             stall = self._admission.admit_in_order(builder) if self._waiting else None
         if self._states is not None:
@@ -365,53 +367,6 @@ class Scheduler:
             return stall
         head = next(self._waiting.in_order(), None)
         return None if head is None else Stall(head.id, StallReason.SUSPECTS, need=0, have=len(self._suspects))
-
-    # ---- planning: those who wait
-
-    def _admit_claims(self, builder: PlanBuilder) -> Seq | None:
-        """Admit who may have the slot or the blocks of a tenant that holds more, before prompts of others are read.
-
-        One of each tenant a plan at most, and nobody is stopped for one who is not admitted then. A head that lacks
-        blocks is passed as often as any.
-
-        Returns:
-            Who should have no row in this plan, as it is in flight and is to be stopped in the next; None for nobody.
-        """
-        resting: Seq | None = None
-        passed: list[Seq] = []  # heads that lack blocks
-        for seq in self._waiting.heads()[: self.config.max_num_seqs]:
-            if any(each.bypasses >= self.config.max_bypasses for each in passed):
-                break
-            givers = self._waiting.givers(seq.request)
-            builder.reserved = [each.remaining for each in self._running].count(1)
-            if givers and self._admission.held_up(seq, builder) is None:
-                stoppable = [each for each in givers if not self._in_flight.uses(each)]
-                stopped = self._to_stop(seq, stoppable)
-                for each in stopped or ():
-                    self._preempt(each)
-                if stopped is not None and self._admission.try_admit(seq, builder, self._admission.spare()) is None:
-                    for each in passed:
-                        each.bypasses += 1
-                    continue
-                if not stoppable and not self._free_slots:
-                    resting = resting or givers[0]
-            if self._admission.lacking(seq) > 0:
-                passed.append(seq)
-        builder.reserved = 0
-        return resting
-
-    def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
-        """Who of `stoppable` has to be stopped so that `seq` has a slot and blocks; None where all are not enough.
-
-        Without a prefix cache nobody: who is stopped would compute everything again.
-        """
-        lacking, stopped = self._admission.lacking(seq), 0
-        while lacking > 0 or not (self._admission.has_slot or stopped):
-            if stopped == len(stoppable) or not self.config.prefix_caching:
-                return None
-            lacking -= self._pool.freed_by(stoppable[stopped].lease, seq.chain.keys)
-            stopped += 1
-        return list(stoppable[:stopped])
 
     # ---- committing
 
