@@ -8,6 +8,7 @@ import pytest
 from core_harness import Harness, config, request
 
 from penstock.contract.stats import SchedulerStats
+from penstock.core.chunk_limit import LEAST, decodes
 
 
 def fair(**options) -> Harness:
@@ -47,16 +48,40 @@ def test_a_newcomer_takes_a_slot_of_one_that_has_all(depth):
     harness.drain()
 
 
-def test_a_newcomer_is_read_before_prompts_of_one_that_has_more():
-    harness = fair()
-    send(harness, "flood", 8, prompt=20)
-    harness.step()
-    send(harness, "calm", 1, prompt=6)
-    plan = harness.plan()
-    slot = next(admit.slot for admit in plan.admits if admit.seq_id.startswith("calm"))
-    assert [row.sample for row in plan.rows if row.slot == slot] == [True], "its prompt is read whole"
+@pytest.mark.parametrize("target", [0, 100])
+@pytest.mark.parametrize(("prompt", "steps"), [(6, 6), (50, 1), (50, 4)], ids=["decodes", "reads", "does both"])
+def test_a_newcomer_is_in_the_next_plan_that_is_made_with_its_whole_prompt(prompt, steps, target):
+    harness = fair(max_num_batched_tokens=64, step_target_ms=target)
+    send(harness, "flood", 20, prompt=prompt)
+    for _ in range(steps):
+        harness.step()
+    harness.plan()
+    send(harness, "calm", 1, prompt=40)  # while a plan is in flight
+    harness.commit()
+    assert read_of_the_newcomer(harness) == (40, True)
     harness.commit()
     harness.drain()
+
+
+@pytest.mark.parametrize(("prompt", "steps"), [(6, 6), (50, 6)], ids=["decodes", "does both"])
+def test_a_newcomer_gets_the_least_chunk_of_each_plan_where_decoding_takes_all_the_time(prompt, steps):
+    harness = fair(max_num_batched_tokens=64, step_target_ms=1)  # what the step itself takes
+    send(harness, "flood", 20, prompt=prompt)
+    for _ in range(steps):
+        harness.step()
+    assert any(decodes(seq) for seq in harness.scheduler._running), "somebody waits for the step's end"
+    send(harness, "calm", 1, prompt=40)
+    for last in (False, False, True):
+        assert read_of_the_newcomer(harness) == (40 - 2 * LEAST if last else LEAST, last)
+        harness.commit()
+    harness.drain()
+
+
+def read_of_the_newcomer(harness: Harness) -> tuple[int, bool]:
+    """How many positions of it the next plan computes, and whether it draws; the plan is then in flight."""
+    plan = harness.plan()
+    slot = next(seq.slot for seq in harness.scheduler._running if seq.request.tenant == "calm")
+    return next((row.count, row.sample) for row in plan.rows if row.slot == slot)
 
 
 @pytest.mark.parametrize(("share", "settled"), [(1.0, {"one": 4, "other": 4}), (3.0, {"one": 2, "other": 6})])
