@@ -11,7 +11,7 @@ from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded, ReaderTooSlow
+from penstock.contract.errors import EngineDead, EngineFault, InvalidParameter, Overloaded, ReaderTooSlow
 from penstock.contract.events import (
     ChoiceDelta,
     ChoiceFinished,
@@ -22,9 +22,11 @@ from penstock.contract.events import (
     Usage,
 )
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, TokenPrompt
+from penstock.core import Scheduler
 from penstock.engine import EngineLoop, LocalClient
-from penstock.engine.admission import QueueLimits
+from penstock.engine.admission import Admission, QueueLimits
 from penstock.engine.output_queue import TOKEN_BYTES, WaitingRoom, merge
+from penstock.engine.prompt_echo import PromptEcho
 from penstock.engine.retry_after import EndRate
 
 
@@ -50,6 +52,35 @@ async def eventually(condition, seconds=1.0):
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("place", ["check", "submit", "wanted", "submitted"])
+async def test_a_defect_at_admission_ends_its_request_alone_and_leaves_nothing_of_it(monkeypatch, caplog, place):
+    def planted(call):
+        def fails_for_the_second_sequence(*arguments):
+            one = arguments[-1]
+            if "broken" in one.id and getattr(one, "choice", 1) == 1:
+                raise ZeroDivisionError("planted")
+            return call(*arguments)
+
+        return fails_for_the_second_sequence
+
+    async with serving() as (bench, client):
+        engine = bench.engine
+        owners = {"check": Admission, "submit": Scheduler, "wanted": PromptEcho, "submitted": type(engine._recorder)}
+        owner = owners[place]
+        monkeypatch.setattr(owner, place, planted(getattr(owner, place)))
+        other = asyncio.create_task(collect(client, harness.request_of("other", bench.text, "hello", max_tokens=60)))
+        with pytest.raises(EngineFault, match="internal"):
+            await collect(client, harness.request_of("broken", bench.text, "hello", n=2))
+        assert "planted" in caplog.text
+        assert len(tokens_of(await other)) == 60
+        again = await collect(client, harness.request_of("later", bench.text, "hello"))
+        assert len(tokens_of(again)) == 8
+        health = client.health()
+        assert (health.alive, health.running, health.waiting) == (True, 0, 0)
+        assert not engine._requests
+        assert not engine._owners
 
 
 async def test_many_readers_each_get_their_own_answer():

@@ -27,6 +27,9 @@ class Shown:
         self.measurements = harness.engine.measurements
         self.health = harness.engine.health
 
+    def check_queue(self, tenant: str) -> None:
+        raise AssertionError(f"nobody asks for room, and {tenant!r} did")
+
 
 def scrape(app, accept: str = "") -> httpx.Response:
     async def get() -> httpx.Response:

@@ -51,6 +51,10 @@ class Strict:
         self.taken.append(token)
         return True
 
+    def take_at_once(self, token: int) -> bool | None:
+        """A refusal takes a search."""
+        return self.take(token) or None
+
     def closing(self) -> int:
         return next(t for t in range(SHAPE.vocab_size) if self._allowed(t) and t % 5 != len(self.taken) % 5)
 
@@ -65,6 +69,9 @@ class Unready(Strict):
     def take(self, token: int) -> bool:
         self._dawdle(2)
         return super().take(token)
+
+    def take_at_once(self, token: int) -> bool | None:
+        return None
 
     def _dawdle(self, every: int) -> None:
         if len(self.taken) % every == 1:

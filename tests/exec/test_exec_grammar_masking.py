@@ -13,7 +13,7 @@ from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.plan import Admit, Row
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
-from penstock.exec import grammar_masking, side_threads
+from penstock.exec import grammar_masking, guided_row, side_threads
 from penstock.exec.grammar_masking import GrammarMasking
 from penstock.exec.sampler import RowSampling, sample
 from penstock.kernels import native
@@ -52,6 +52,10 @@ class Listed:
             return False
         self.taken.append(token)
         return True
+
+    def take_at_once(self, token: int) -> bool | None:
+        """A refusal takes a search."""
+        return None if token in self.refused else self.take(token)
 
     def closing(self) -> int:
         return min(self.allowed - self.refused)
@@ -179,6 +183,41 @@ def test_each_mask_is_computed_once_from_when_the_token_before_it_is_known():
     wait_until(lambda: [one.seen for one in matchers] == [list(range(6)), list(range(5)), list(range(6))])
 
 
+def test_a_step_hands_all_its_masks_over_at_once_and_a_token_only_where_that_may_take_long(monkeypatch):
+    handed, hand_over = [], side_threads.SideThreads._hand_over
+    monkeypatch.setattr(
+        side_threads.SideThreads,
+        "_hand_over",
+        lambda self, jobs: (handed.append(len(jobs)), hand_over(self, jobs))[1],
+    )
+    best = logits_of(3)[0].argmax().item()
+    masking, rows = masked_rows([Listed(set(range(WIDTH)), refused={best}), Listed({2}), Listed({3})])
+    handed.clear()  # of what is admitted
+    assert drawn_at_last(masking, rows[1:], logits_of(2)).tokens == [2, 3]
+    assert handed == [2]
+    drawn_at_last(masking, rows, logits_of(3))
+    assert handed == [2, 1, 2, 1]  # a token to try, the masks of two rows, and of the one that chose again
+
+
+def test_a_form_whose_token_took_long_at_once_is_moved_on_in_side_threads_from_then_on(monkeypatch):
+    monkeypatch.setattr(guided_row, "_SLOW_SECONDS", -1.0)
+
+    class Where(Listed):
+        def __init__(self, allowed: set[int]) -> None:
+            super().__init__(allowed)
+            self.threads = []
+
+        def take(self, token: int) -> bool:
+            self.threads.append(threading.current_thread().name)
+            return super().take(token)
+
+    matcher, here = Where({4}), threading.current_thread().name
+    masking, rows = masked_rows([matcher])
+    for _ in range(3):
+        assert drawn_at_last(masking, rows, logits_of(1)).tokens == [4]
+    assert matcher.threads == [here, "penstock-forms", "penstock-forms"]
+
+
 class Slow(Listed):
     """A matcher that does one thing only when it is told to."""
 
@@ -195,6 +234,9 @@ class Slow(Listed):
         if self.what == "take":
             assert self.gate.wait(PATIENCE)
         return super().take(token)
+
+    def take_at_once(self, token: int) -> bool | None:
+        return None if self.what == "take" else super().take_at_once(token)
 
 
 class SlowToMake(Given):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import threading
 import time
@@ -162,6 +163,31 @@ def test_a_matcher_that_is_rebuilt_stands_where_the_old_one_stood(lib):
         token = next((one for one in choices[len(taken) :] if again.take(one)), first.closing())
         assert first.take(token)
         taken.append(token)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema('{"type":"object","properties":{"a":{"type":"string","minLength":3}},"required":["a"]}'),
+        schema('{"type":"array","items":{"enum":["one","two"]},"minItems":70}'),  # an ending that is long to check
+        Grammar(GrammarKind.REGEX, r"([A-Z][a-z]+( [a-z]+)*\. ?){3,30}"),
+    ],
+)
+def test_what_is_taken_at_once_leads_where_it_would_have_led_otherwise(lib, grammar):
+    rng, told = random.Random(3), []
+    for _ in range(6):
+        quick, thorough, token = lib.matcher(grammar, 600), lib.matcher(grammar, 600), -1
+        while token != END and len(told) < 2000:
+            token = rng.choice([rng.choice(allowed(quick.mask())), quick.closing()])
+            before = quick.mask(), quick.closing()
+            told.append(quick.take_at_once(token))
+            if told[-1] is None:
+                assert (quick.mask(), quick.closing()) == before
+            taken = quick.take(token) if told[-1] is None else told[-1]
+            assert taken == thorough.take(token)
+            assert (quick.mask(), quick.closing()) == (thorough.mask(), thorough.closing())
+            token = token if taken else -1
+    assert {True, None} <= set(told)
 
 
 @pytest.mark.parametrize("source", ['{"$ref": "#/$defs/nope"}', '{"type": "string", "pattern": "("}'])

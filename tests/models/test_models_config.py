@@ -102,7 +102,11 @@ class NoTensors:
         raise TouchedError
 
 
+ENCODER = {"num_key_value_heads": 4, "hidden_act": "gelu"}
 HYBRID = {
+    "bert": ENCODER,
+    "roberta": ENCODER,
+    "xlm_roberta": ENCODER,
     "modernbert": {"num_key_value_heads": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
     "deepseek_v2": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"], "num_experts_per_tok": 2},
@@ -180,10 +184,10 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     error = refusal({**LLAMA_LIKE, "model_type": name})
     assert error.key == "model_type"
     known = (
-        "deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
+        "bert, deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
         " granitemoehybrid, lfm2, llama, mistral, mixtral, modernbert,"
         " olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
-        " qwen3_moe, qwen3_next, smollm3, starcoder2"
+        " qwen3_moe, qwen3_next, roberta, smollm3, starcoder2, xlm_roberta"
     )
     assert known in str(error)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import load_model, write_checkpoint
-from tiny_encoders import encoder_cases, states_of, write_encoder, write_modules
+from tiny_encoders import ENCODERS, encoder_cases, states_of, write_encoder, write_modules
 
 from penstock import LLM
 from penstock.contract.config import EngineConfig
@@ -38,9 +38,11 @@ def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompts_of(directory: Path) -> list[list[int]]:
-    count = json.loads((directory / "config.json").read_text())["vocab_size"]
-    generator = torch.Generator().manual_seed(count)
-    return [torch.randint(count, (length,), generator=generator).tolist() for length in LENGTHS]
+    """Of all tokens but padding, which no tokenizer puts into a text."""
+    config = json.loads((directory / "config.json").read_text())
+    tokens = torch.tensor([each for each in range(config["vocab_size"]) if each != config.get("pad_token_id")])
+    generator = torch.Generator().manual_seed(len(tokens))
+    return [tokens[torch.randint(len(tokens), (length,), generator=generator)].tolist() for length in LENGTHS]
 
 
 def embedded(llm: LLM, prompts: list[list[int]], **options: object) -> list[torch.Tensor]:
@@ -78,10 +80,12 @@ def test_embeddings_are_the_pooled_states_of_transformers(encoder, backend, monk
 
 @pytest.mark.skipif(not native.available(), reason="torch's kernels are exact up to rounding only")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_depend_neither_on_the_batch_nor_on_threads(modernbert, dtype):
-    prompts, found = prompts_of(modernbert), []
+@pytest.mark.parametrize("family", ["modernbert", "bert", "xlm-roberta"])
+def test_bits_depend_neither_on_the_batch_nor_on_threads(family, dtype, tmp_path):
+    directory = write_encoder(tmp_path, family, next(iter(ENCODERS[family])))
+    prompts, found = prompts_of(directory), []
     for threads, options in ((1, {}), (3, {}), (2, {"max_num_seqs": 2}), (1, {"block_size": 5})):
-        with LLM(str(modernbert), dtype=dtype, threads=threads, max_model_len=320, **options) as llm:
+        with LLM(str(directory), dtype=dtype, threads=threads, max_model_len=320, **options) as llm:
             found += [embedded(llm, prompts), [embedded(llm, [prompt])[0] for prompt in prompts]]
     for one, other in pairwise(found):
         assert all(map(torch.equal, one, other))
@@ -189,23 +193,100 @@ def test_a_dense_module_that_is_not_understood_is_refused(tmp_path, changes, sai
         LLM(str(directory), max_model_len=64)
 
 
-def test_a_model_that_guesses_masked_tokens_is_read_without_its_head(tmp_path, modernbert):
+@pytest.mark.parametrize("family", list(ENCODERS))
+def test_a_model_that_guesses_masked_tokens_is_read_without_its_head(tmp_path, family):
     from transformers import AutoModelForMaskedLM
 
-    AutoModelForMaskedLM.from_pretrained(modernbert).save_pretrained(tmp_path)
-    prompt = torch.tensor(prompts_of(modernbert)[1])
+    directory = write_encoder(tmp_path / "bare", family, next(iter(ENCODERS[family])))
+    AutoModelForMaskedLM.from_pretrained(directory).save_pretrained(tmp_path / "headed")
+    prompt = torch.tensor(prompts_of(directory)[1])
     ours, bare = (
-        load_model(each).forward(prompt, torch.arange(len(prompt)), DenseAttention()) for each in (tmp_path, modernbert)
+        load_model(each).forward(prompt, torch.arange(len(prompt)), DenseAttention())
+        for each in (tmp_path / "headed", directory)
     )
     assert torch.equal(ours, bare)
 
 
-def test_a_classifiers_weights_are_not_passed_over(tmp_path, modernbert):
+@pytest.mark.parametrize("family", list(ENCODERS))
+def test_a_classifiers_weights_are_not_passed_over(tmp_path, family):
     from transformers import AutoModelForSequenceClassification
 
-    AutoModelForSequenceClassification.from_pretrained(modernbert).save_pretrained(tmp_path)
+    directory = write_encoder(tmp_path / "bare", family, next(iter(ENCODERS[family])))
+    AutoModelForSequenceClassification.from_pretrained(directory).save_pretrained(tmp_path / "headed")
     with pytest.raises(ModelFileError, match="classifier"):
-        load_model(tmp_path)
+        load_model(tmp_path / "headed")
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_a_text_may_be_as_long_as_the_positions_behind_the_padding_tokens(tmp_path, family):
+    directory = write_encoder(tmp_path, family, next(iter(ENCODERS[family])))
+    assert json.loads((directory / "config.json").read_text())["max_position_embeddings"] in (512, 514)
+    with LLM(str(directory), dtype="float32") as llm:
+        assert llm.card.max_model_len == 512
+        [whole] = embedded(llm, [[3, 4] * 256], normalize=False)
+        with pytest.raises(PromptTooLong, match="maximum context length is 512"):
+            embedded(llm, [[3] * 513])
+    torch.testing.assert_close(whole, states_of(directory, [3, 4] * 256).mean(0), atol=TOLERANCE, rtol=0)
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM(str(directory), max_model_len=513)
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_a_directory_of_integers_points_where_the_checkpoint_points(tmp_path, family):
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256}
+    directory = write_encoder(tmp_path / "whole", family, next(iter(ENCODERS[family])), **sizes)
+    write_directory(plan_directory(open_model(directory, gguf_dialect), "INT8"), tmp_path / "int8", lambda _: None)
+    stored = load_file(tmp_path / "int8" / "model.safetensors")
+    assert sum(each.dtype == torch.int8 for each in stored.values()) == 6 * 3  # every projection of each layer
+    prompts, found = prompts_of(directory), []
+    for each in (directory, tmp_path / "int8"):
+        with LLM(str(each), dtype="float32", max_model_len=320) as llm:
+            found.append(embedded(llm, prompts))
+    for whole, rounded in zip(*found, strict=True):
+        assert 0.999 < torch.dot(whole, rounded) < 1 - 1e-7
+
+
+def test_names_of_the_first_release_mean_the_same(tmp_path):
+    """As in bert-base-uncased: TensorFlow's names of norms, heads, and what the config determines."""
+    directory = write_encoder(tmp_path / "new", "bert", "three_heads_two_types")
+    old = tmp_path / "old"
+    old.mkdir()
+    for each in directory.iterdir():
+        (old / each.name).write_bytes(each.read_bytes())
+    renamed = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {"cls.predictions.bias": torch.zeros(101), "cls.seq_relationship.weight": torch.zeros(2, 60)}
+    tensors["bert.embeddings.position_ids"] = torch.arange(512)[None]
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        for now, before in renamed.items():
+            name = name.replace(now, before)
+        tensors[f"bert.{name}"] = tensor
+    save_file(tensors, old / "model.safetensors")
+    prompt = torch.tensor(prompts_of(directory)[1])
+    ours, before = (
+        load_model(each).forward(prompt, torch.arange(len(prompt)), DenseAttention()) for each in (directory, old)
+    )
+    assert torch.equal(ours, before)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("bert", {"hidden_act": "silu"}, "hidden_act: 'silu' is not implemented"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type: 'relative_key' is not"),
+        ("bert", {"is_decoder": True}, "is_decoder: True is not implemented"),
+        ("bert", {"add_cross_attention": True}, "add_cross_attention: True is not implemented"),
+        ("bert", {"num_key_value_heads": 1}, "num_attention_heads: this family has heads that add up"),
+        ("bert", {"type_vocab_size": 3}, "token_type_embeddings.weight: has shape"),
+        ("xlm-roberta", {"pad_token_id": 513}, "max_position_embeddings: must be above 514, got 514"),
+        ("xlm-roberta", {"pad_token_id": -1}, "pad_token_id: must lie in 0.."),
+    ],
+)
+def test_settings_of_berts_that_are_not_implemented_are_refused(tmp_path, family, changes, said):
+    directory = write_encoder(tmp_path, family, next(iter(ENCODERS[family])))
+    config = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=said):
+        load_model(directory)
 
 
 @pytest.mark.parametrize(

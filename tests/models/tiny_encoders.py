@@ -64,6 +64,80 @@ ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
             "vocab_size": 127,
         },
     },
+    "bert": {
+        "three_heads_two_types": {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "intermediate_size": 50,
+            "vocab_size": 101,
+        },
+        "one_head_tanh_one_type_large_eps": {
+            "hidden_size": 26,
+            "num_attention_heads": 1,
+            "num_hidden_layers": 4,
+            "intermediate_size": 65,
+            "hidden_act": "gelu_new",
+            "type_vocab_size": 1,
+            "layer_norm_eps": 0.01,
+            "vocab_size": 97,
+        },
+        "five_heads_relu_five_types_one_layer": {
+            "hidden_size": 80,
+            "num_attention_heads": 5,
+            "num_hidden_layers": 1,
+            "intermediate_size": 33,
+            "hidden_act": "relu",
+            "type_vocab_size": 5,
+            "vocab_size": 127,
+        },
+    },
+    "roberta": {
+        "padding_0": {
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "intermediate_size": 70,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "pad_token_id": 0,
+            "max_position_embeddings": 513,
+            "vocab_size": 89,
+        },
+    },
+    "xlm-roberta": {
+        "three_heads_padding_1": {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "intermediate_size": 64,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "pad_token_id": 1,
+            "max_position_embeddings": 514,
+            "vocab_size": 103,
+        },
+        "one_head_far_padding_two_types_tanh": {
+            "hidden_size": 22,
+            "num_attention_heads": 1,
+            "num_hidden_layers": 4,
+            "intermediate_size": 37,
+            "hidden_act": "gelu_pytorch_tanh",
+            "pad_token_id": 60,
+            "max_position_embeddings": 573,
+            "vocab_size": 77,
+        },
+        "seven_heads_large_eps": {
+            "hidden_size": 84,
+            "num_attention_heads": 7,
+            "num_hidden_layers": 2,
+            "intermediate_size": 128,
+            "layer_norm_eps": 0.01,
+            "pad_token_id": 1,
+            "max_position_embeddings": 514,
+            "vocab_size": 131,
+        },
+    },
 }
 """By `model_type`, the settings of each variant."""
 
@@ -96,6 +170,8 @@ LOOKING_AHEAD = [
 
 _IN_SHORT = {
     ("modernbert", "three_heads_small_window"),
+    ("bert", "three_heads_two_types"),
+    ("xlm-roberta", "three_heads_padding_1"),
     ("gemma3_text", "wide_heads_tied_small_window"),
     ("qwen2", "all_to_one_window"),
 }

@@ -306,7 +306,7 @@ def test_damage_that_makes_the_library_panic_is_refused_at_load(key, field, valu
 
 def test_a_tokenizer_whose_tokens_are_not_bytes_is_refused(saved, tmp_path):
     content = json.loads((Path(saved["gpt2"].directory) / "tokenizer.json").read_text())
-    for decoder in (None, {"type": "WordPiece", "prefix": "##", "cleanup": True}):
+    for decoder in (None, {"type": "BPEDecoder", "suffix": "</w>"}):
         (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"decoder": decoder}))
         with pytest.raises(ModelFileError, match="decoder"):
             open_text(HuggingFaceText(str(tmp_path)))
@@ -344,7 +344,8 @@ def _tiny() -> GgufVocabulary:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model": "bert"}, r"tokenizer\.ggml\.model: 'bert' is not implemented"),
+        ({"model": "t5"}, r"tokenizer\.ggml\.model: 't5' is not implemented"),
+        ({"model": "bert", "unknown": -1}, r"tokenizer\.ggml\.unknown_token_id: is missing"),
         ({"pre": "default"}, r"tokenizer\.ggml\.pre: unknown pre-tokenizer 'default'; known are .*llama-bpe.*smollm"),
         ({"pre": ""}, r"tokenizer\.ggml\.pre: unknown pre-tokenizer ''"),
         ({"token_types": (1, 1)}, r"tokenizer\.ggml\.token_type: has 2 entries for 4 tokens"),

@@ -373,8 +373,13 @@ WITHOUT_DIALECT = {
     "qwen3_5_moe_text",
     "deepseek_v3",
     "modernbert",
+    "roberta",
+    "xlm_roberta",
 }
-"""Families that are read as another: llama, gemma3, gemma4, qwen3_5, qwen3_5_moe, deepseek_v2; or not from GGUF."""
+"""Families that are read as another: llama, gemma3, gemma4, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
+
+Or not from GGUF.
+"""
 
 
 @pytest.mark.parametrize("family", families())
@@ -483,7 +488,8 @@ def test_an_unknown_architecture_is_refused_with_those_that_can_be_read(tmp_path
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        ModelFileError, match=r"general.architecture: 'mamba' cannot be read; deepseek2, gemma2, gemma3, gemma4, gpt"
+        ModelFileError,
+        match=r"general.architecture: 'mamba' cannot be read; bert, deepseek2, gemma2, gemma3, gemma4, gpt",
     ):
         open_gguf(tmp_path / "t.gguf", gguf_dialect)
 

@@ -123,12 +123,12 @@ class GgufVocabulary:
 
     Attributes:
         file: path, for error messages.
-        model: tokenizer kind: `gpt2` (byte-level BPE), `llama` (SentencePiece), or `gemma4` (SentencePiece's alphabet
-            and bytes, joined by merges).
+        model: tokenizer kind: `gpt2` (byte-level BPE), `llama` (SentencePiece), `gemma4` (SentencePiece's alphabet
+            and bytes, joined by merges), or `bert` (WordPiece).
         pre: name of the pre-tokenizer, such as `smollm` or `llama-bpe`; "" when the file has none.
         tokens: the vocabulary; the index is the token id.
         token_types: one a token (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
-        merges: BPE merges, "left right", best first; empty for `llama`.
+        merges: BPE merges, "left right", best first; empty for `llama` and `bert`.
         scores: one a token for `llama`; others do not read them.
         bos, eos, unknown: token ids, -1 when absent.
         add_bos: whether text is meant to start with `bos`.

@@ -279,6 +279,10 @@ class Matcher(Protocol):
         """Go on past `token`; false, and nothing has changed, if the answer could not be completed after it."""
         ...
 
+    def take_at_once(self, token: int) -> bool | None:
+        """`take`, as far as that takes microseconds; None, and nothing has changed, if it may take longer."""
+        ...
+
     def closing(self) -> int:
         """The next token of a known way to complete the answer; it can always be taken."""
         ...

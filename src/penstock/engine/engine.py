@@ -160,21 +160,21 @@ class Engine:
         """
         if self._death:
             raise EngineDead(self._death)
-        queued: list[str] = []
-        try:
-            for sequence in resolved.sequences:
-                self.scheduler.submit(sequence)
-                self._recorder.submitted(sequence)
-                queued.append(sequence.id)
-        except RequestError:
-            for seq_id in queued:
-                self._drop(seq_id)
-            raise
         tokenizer, reader = self._text.tokenizer, resolved.reader
         choices = [Choice(s.choice, s.stop, tokenizer, reader, s.id, s.prompt) for s in resolved.sequences]
         request = _LiveRequest(resolved, choices)
         if PromptEcho.wanted(resolved):
             request.echo = PromptEcho(resolved, self._text.tokenizer)
+        queued: list[str] = []
+        try:
+            for sequence in resolved.sequences:
+                self.scheduler.submit(sequence)
+                queued.append(sequence.id)
+                self._recorder.submitted(sequence)
+        except Exception:  # a refusal, or a defect of ours
+            for seq_id in queued:
+                self._drop(seq_id)
+            raise
         if resolved.answered < len(choices):
             self._rankers[resolved.id] = BestOfRanker(resolved.answered)
         self._requests[resolved.id] = request

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError
 from penstock.contract.events import Output, RequestFailed, RequestFinished
@@ -73,6 +74,26 @@ class _Stop:
     pass
 
 
+_END_SECONDS = 30.0
+"""What a step that hangs may take of the interpreter's end."""
+
+_STARTED: WeakSet[EngineLoop] = WeakSet()
+
+
+def _stop_all() -> None:
+    """Stop what is left running, before the interpreter ends.
+
+    A thread that asks for Python's lock after that is unwound by `pthread_exit` (Python before 3.14), which C++ between
+    its frames, kernels and torch, does not survive: "terminate called without an active exception". It comes before the
+    wait for side threads, which an engine with guided rows keeps alive: `atexit` would be too late.
+    """
+    for loop in list(_STARTED):
+        loop.stop(_END_SECONDS)
+
+
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined] # as `concurrent.futures.thread` does
+
+
 _Message = _Submit | _Abort | EngineCall | _Stop
 
 
@@ -113,14 +134,15 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. It is stopped before the interpreter ends, if nobody has stopped it by then."""
+        _STARTED.add(self)
         self._thread.start()
 
-    def stop(self) -> None:
-        """End every request, then the thread; returns when it has ended. Safe to call twice."""
+    def stop(self, seconds: float | None = None) -> None:
+        """End every request, then the thread; returns when it has ended, or after `seconds`. Safe to call twice."""
         self._inbox.put(_Stop())
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
 
     def submit(self, resolved: ResolvedRequest, reader: Reader) -> None:
         """Hand over a request; its outputs, or its refusal, arrive in the reader's queue.
@@ -251,6 +273,10 @@ class EngineLoop:
             if isinstance(error, Overloaded):
                 self._engine.metrics.rejected()
             reader.refuse(error)
+            return
+        except Exception:  # nothing of it is queued: all others go on
+            log.exception("request %s failed while it was admitted: a defect of the engine", resolved.id)
+            reader.refuse(EngineFault("An internal error of the engine ended this request before it began."))
             return
         self._readers[resolved.id] = reader
 

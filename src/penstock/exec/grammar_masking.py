@@ -3,9 +3,9 @@
 Decides what happens to a choice after which the answer could not end in time: it is struck out and the row chooses
 again, with the same randomness; after a few such choices the row takes the next token of the ending that is known. Raw
 log probabilities are the model's, before any mask.
-Matchers are made, moved on and asked for masks in side threads, each mask from the moment at which a row's last token
-is known. A step waits for them for a moment; a row whose form is not ready then waits itself, and draws in a later
-step what it would have drawn in this one.
+Matchers are made and asked for masks in side threads, each mask from the moment at which a row's last token is known,
+and moved on there too where that takes a search. A step waits for them for a moment; a row whose form is not ready then
+waits itself, and draws in a later step what it would have drawn in this one.
 Where reasoning has used up its budget, one token may be chosen: the next of the tag that closes it. Knows no grammar
 and no tag: it goes by matchers and `Thinking`s (`contract.ports`).
 
@@ -195,31 +195,33 @@ class GrammarMasking:
         """Move the forms of `drawn` rows on; let a row choose again where its answer could not be completed."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for rejections in range(1, _MOST_REJECTIONS + 2):
-            verdicts = [form.take(sampled.tokens[row]) for row, _, form in drawn]
+            with self._threads.together():
+                verdicts = [form.take(sampled.tokens[row]) for row, _, form in drawn]
             self._threads.wait_until(verdicts, deadline)
             refused: list[_Guided] = []
-            for (row, slot, form), verdict in zip(drawn, verdicts, strict=True):
-                if not verdict.done():
-                    self._waiting.add(slot)
-                    continue
-                form.settle(sampled.tokens[row], verdict.result())
-                if not verdict.result() and self._choose_again(row, form, rejections, sampled, given, row_views):
-                    refused.append((row, slot, form))
-            drawn = refused
+            with self._threads.together():
+                for (row, slot, form), verdict in zip(drawn, verdicts, strict=True):
+                    if not verdict.done():
+                        self._waiting.add(slot)
+                        continue
+                    form.settle(sampled.tokens[row], verdict.result())
+                    if not verdict.result():
+                        refused.append((row, slot, form))
+            drawn = [each for each in refused if self._choose_again(each, rejections, sampled, given, row_views)]
             if not drawn:
                 return
         self._broken.update(slot for _, slot, _ in drawn)
 
     def _choose_again(
         self,
-        row: int,
-        form: GuidedRow,
+        refused: _Guided,
         rejections: int,
         sampled: Sampled,
         given: tuple[Tensor, Sequence[RowSampling], Sequence[int]],
         row_views: ViewRows,
     ) -> bool:
-        """Strike out what `row` drew and draw again, after so many `rejections` the known ending; false if it fails."""
+        """Strike out what a row drew and draw again, after so many `rejections` the known ending; false if it fails."""
+        row, _, form = refused
         logits, samplings, positions = given
         logits[row, sampled.tokens[row]] = -torch.inf
         if rejections >= _MOST_REJECTIONS or bool(logits[row].amax() == -torch.inf):

@@ -1,8 +1,8 @@
 """One answer that has a form, in the runner: its matcher, the mask of its next token, and the tokens that were tried.
 
-All that may take long happens in side threads, one thing at a time: a matcher is made, or moved on, or asked for its
-mask. Until it has happened the row waits, and a step that comes later asks again: the answers are the same whenever
-they come.
+All that may take long happens in side threads, one thing at a time: a matcher is made, or moved on by a search for an
+ending, or asked for its mask. Until it has happened the row waits, and a step that comes later asks again: the answers
+are the same whenever they come. A token that needs no search is taken in the step's own thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from penstock.exec.side_threads import SideThreads
 __all__ = ["GuidedRow"]
 
 _LONG_SECONDS = 0.005
-"""Of processor time."""
+_SLOW_SECONDS = 0.001
+"""Of processor time: in a side thread, and in the step's own."""
 
 _BITS = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(8, dtype=np.uint8) & 1  # [256, 8], lowest bit first
 _NUMBERS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))  # [256, 8]
@@ -45,6 +46,7 @@ class GuidedRow:
         self._refused: set[int] = set()  # after the tokens so far
         self._trying: tuple[int, Future[bool]] | None = None
         self._long = False
+        self._slow = False  # once a token that was taken at once took long, for the rest of the answer
         self._of: bytes = b""  # the mask that the bias was made of
         self._bias = np.empty((0, 8), dtype=np.float32)
         self.mask: Future[bool] = self._submit(lambda: self._begin(make))
@@ -68,6 +70,9 @@ class GuidedRow:
             return _known(False)
         if self._trying is None:
             matcher = self._followed()
+            taken = self._take_at_once(matcher, token)
+            if taken is not None:
+                return _known(taken)
             self._trying = token, self._submit(lambda: matcher.take(token))
         assert self._trying[0] == token, "what a row draws depends on the row alone"
         return self._trying[1]
@@ -98,6 +103,15 @@ class GuidedRow:
                 self._long = time.thread_time() - began > _LONG_SECONDS
 
         return self._threads.submit(timed, long=self._long)
+
+    def _take_at_once(self, matcher: Matcher, token: int) -> bool | None:
+        """`Matcher.take_at_once`, in this thread; after something long it is likely to be long too, and not tried."""
+        if self._long or self._slow:
+            return None
+        began = time.thread_time()
+        taken = matcher.take_at_once(token)
+        self._slow = time.thread_time() - began > _SLOW_SECONDS
+        return taken
 
     def _followed(self) -> Matcher:
         assert self._matcher is not None, "a row without a mask draws nothing"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from penstock.thread_turns import go_last
@@ -64,6 +64,7 @@ class SideThreads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: deque[_Job] = deque()
+        self._gathered: list[_Job] | None = None
         self._change = threading.Condition()  # guards what follows, and the jobs
         self._first: _Worker | None = None
         self._long: set[Future[Any]] = set()  # what keeps its thread
@@ -74,14 +75,30 @@ class SideThreads:
         if long:
             self._keep(job.future)
             threading.Thread(target=_run_last, args=(job,), name=self._name).start()
-            return job.future
+        elif self._gathered is not None:
+            self._gathered.append(job)
+        else:
+            self._hand_over([job])
+        return job.future
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Hand what is submitted meanwhile over at the end: a thread wakes up once, and not while more is submitted."""
+        self._gathered = gathered = []
+        try:
+            yield
+        finally:
+            self._gathered = None
+            if gathered:
+                self._hand_over(gathered)
+
+    def _hand_over(self, jobs: list[_Job]) -> None:
         with self._change:
-            self._jobs.append(job)
+            self._jobs.extend(jobs)
             if self._first is None:
                 self._begin()
             else:
                 self._change.notify()
-        return job.future
 
     def wait_until(self, futures: Sequence[Future[Any]], deadline: float) -> None:
         """Wait for what is quick among `futures`: not for what takes long, nor beyond `deadline` (`time.monotonic`)."""

@@ -104,19 +104,23 @@ class Closer:
         One was `known` `written` bytes ago; `like` is another document of the grammar: what it opens, it closes. The
         `matcher` is left as it is.
         """
-        kept = place is not None and place.inside and known.text.startswith(b'"')  # a string that goes on
-        if kept:
-            yield known
-        if written <= len(known.text):  # the head of what is known, in other words
-            yield known.after(written, self._speller)
-        if not kept:  # nothing was opened
-            yield known
+        yield from self.kept(place, known, written)
         for model, start in ((known.text, written), (like, 0)):
             for text in self._near(matcher, place, model, start):
                 yield Ending.spelled(text, self._speller)
         found = self.ending(matcher, place)
         if found is not None:
             yield Ending.spelled(found, self._speller)
+
+    def kept(self, place: JsonPlace | None, known: Ending, written: int) -> Iterator[Ending]:
+        """Those of `endings` that need no search."""
+        goes_on = place is not None and place.inside and known.text.startswith(b'"')  # a string
+        if goes_on:
+            yield known
+        if written <= len(known.text):  # the head of what is known, in other words
+            yield known.after(written, self._speller)
+        if not goes_on:  # nothing was opened
+            yield known
 
     def _near(self, matcher: LLMatcher, place: JsonPlace | None, model: bytes, written: int) -> Iterator[bytes]:
         """Texts that complete the document and end as `model` does.

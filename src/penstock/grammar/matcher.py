@@ -7,7 +7,7 @@ limit and the tokens taken, so that a preempted sequence can rebuild it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from llguidance import LLMatcher
 
@@ -17,6 +17,9 @@ from penstock.grammar.ending import Ending
 from penstock.grammar.vocabulary import Speller
 
 __all__ = ["GuidedMatcher"]
+
+_MOST_CHECKED = 64
+"""Tokens of an ending that is tried without a search: within a tenth of a millisecond."""
 
 
 class GuidedMatcher:
@@ -60,23 +63,31 @@ class GuidedMatcher:
 
     def take(self, token: int) -> bool:
         """Go on past `token`; false, and nothing has changed, if the document could not be completed after it."""
+        return bool(self._take(token, self._ending_after))
+
+    def take_at_once(self, token: int) -> bool | None:
+        """`take`; None, and nothing has changed, if that needs a search for an ending."""
+        return self._take(token, self._kept_after)
+
+    def closing(self) -> int:
+        """The next token of the known ending; it can always be taken."""
+        return self._ending.ids[0] if self._ending.ids else self._speller.eos[0]
+
+    def _take(self, token: int, ending_after: Callable[[bytes, JsonPlace | None], Ending | None]) -> bool | None:
+        """Go on past `token`; None, and nothing has changed, if no ending was found after it."""
         if token in self._speller.eos:
             return self._left >= 1 and self._matcher.is_accepting() and bool(self._matcher.consume_token(token))
         if self._matcher.try_consume_tokens([token]) != 1:
             return False
         text = self._speller.tokens[token]
         place = self._placed_after(text)
-        ending = self._ending_after(text, place)
+        ending = ending_after(text, place)
         if ending is None:
             self._matcher.rollback(1)
-            return False
+            return None
         self._ending, self._place = ending, place
         self._left -= 1
         return True
-
-    def closing(self) -> int:
-        """The next token of the known ending; it can always be taken."""
-        return self._ending.ids[0] if self._ending.ids else self._speller.eos[0]
 
     def _placed_after(self, text: bytes) -> JsonPlace | None:
         if self._place is None:
@@ -88,12 +99,22 @@ class GuidedMatcher:
     def _ending_after(self, text: bytes, place: JsonPlace | None) -> Ending | None:
         """What completes the document after `text`, in the tokens that are left then."""
         known = self._ending
-        if known.text.startswith(text):  # a step on the way that is known: nothing to check but its length
-            rest = known.after(len(text), self._speller)
-            if len(rest.ids) + 1 < self._left:
-                return rest
         endings = self._closer.endings(self._matcher, place, known, len(text), self._document)
-        return next(filter(self._fits, endings), None)
+        return self._on_the_way(text) or next(filter(self._fits, endings), None)
+
+    def _kept_after(self, text: bytes, place: JsonPlace | None) -> Ending | None:
+        """What is left of the known ending after `text`, or that ending itself; of a long one only what is left."""
+        rest, known = self._on_the_way(text), self._ending
+        if rest is not None or len(known.ids) > _MOST_CHECKED:
+            return rest
+        return next(filter(self._fits, self._closer.kept(place, known, len(text))), None)
+
+    def _on_the_way(self, text: bytes) -> Ending | None:
+        """What is left of the known ending, where `text` is a step on its way: nothing to check but its length."""
+        if not self._ending.text.startswith(text):
+            return None
+        rest = self._ending.after(len(text), self._speller)
+        return rest if len(rest.ids) + 1 < self._left else None
 
     def _fits(self, ending: Ending) -> bool:
         """Whether the document ends with `ending`, in the tokens that are left."""

@@ -28,11 +28,13 @@ __all__ = [
     "MAX_VOCAB",
     "MAX_WIDTH",
     "MAX_WINDOW",
+    "PLAIN_ACTIVATIONS",
     "DecoderConfig",
     "DecoderParts",
     "bind_head",
     "layer_windows",
     "read_decoder",
+    "read_shape",
 ]
 
 # Beyond any published model, and small enough that nothing derived from a config alone can exhaust memory.
@@ -43,6 +45,14 @@ MAX_HEAD_DIM = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 22
 MAX_WINDOW = 1 << 30
+
+PLAIN_ACTIVATIONS = {
+    "gelu_new": Activation.GELU_NEW,
+    "gelu_pytorch_tanh": Activation.GELU_NEW,
+    "gelu": Activation.GELU,
+    "relu": Activation.RELU,
+}
+"""Of an MLP without a gate, by the name that a config has for it."""
 
 _SLIDING = "sliding_attention"
 
@@ -96,7 +106,7 @@ def read_decoder(
         rope: what reads the rotary embedding in a way of the family's own; None for the shared keys.
         inner_size: where the family has another rule than `intermediate_size`.
     """
-    shape = _read_shape(reader, head_dim)
+    shape = read_shape(reader, head_dim)
     if rope is None:
         read = read_rope(reader, shape.head_dim, shape.max_positions, partial=partial_rotary, theta=rope_theta)
     else:
@@ -113,6 +123,25 @@ def read_decoder(
         tied=reader.boolean("tie_word_embeddings", default=tied),
         windows=(None,) * shape.num_layers if windows is None else windows,
         norm=norm,
+    )
+
+
+def read_shape(reader: ConfigReader, head_dim: int | None = None) -> ModelShape:
+    """The sizes under their usual keys; `head_dim` as in `read_decoder`."""
+    positions = reader.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    hidden = reader.integer("hidden_size", 1, MAX_WIDTH)
+    heads = reader.integer("num_attention_heads", 1, MAX_HEADS)
+    kv_heads = reader.integer("num_key_value_heads", 1, MAX_HEADS, default=heads)
+    if heads % kv_heads:
+        raise reader.error("num_key_value_heads", f"must divide num_attention_heads ({heads}), got {kv_heads}")
+    return ModelShape(
+        num_layers=reader.integer("num_hidden_layers", 1, MAX_LAYERS),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_read_head_dim(reader, hidden, heads, head_dim),
+        vocab_size=reader.integer("vocab_size", 1, MAX_VOCAB),
+        max_positions=positions,
     )
 
 
@@ -291,24 +320,6 @@ def bind_head(weights: WeightLoader, table_name: str, table: Weight, shape: Mode
 
 def _layer_types(reader: ConfigReader, layers: int) -> tuple[str, ...]:
     return reader.choices("layer_types", LAYER_TYPES, layers)
-
-
-def _read_shape(reader: ConfigReader, head_dim: int | None) -> ModelShape:
-    positions = reader.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    hidden = reader.integer("hidden_size", 1, MAX_WIDTH)
-    heads = reader.integer("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = reader.integer("num_key_value_heads", 1, MAX_HEADS, default=heads)
-    if heads % kv_heads:
-        raise reader.error("num_key_value_heads", f"must divide num_attention_heads ({heads}), got {kv_heads}")
-    return ModelShape(
-        num_layers=reader.integer("num_hidden_layers", 1, MAX_LAYERS),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=_read_head_dim(reader, hidden, heads, head_dim),
-        vocab_size=reader.integer("vocab_size", 1, MAX_VOCAB),
-        max_positions=positions,
-    )
 
 
 def _read_head_dim(reader: ConfigReader, hidden: int, heads: int, default: int | None) -> int:

@@ -1,8 +1,8 @@
 """Finds the family file that knows a checkpoint's `model_type`, and has it build the model.
 
-Decides which file that is: the module of this package whose name is the `model_type`. Does not know any family; adding
-one is adding a file with a function `load(reader: ConfigReader, weights: WeightLoader) -> Program` and, for a family
-that has GGUF files of its own, their dialect as a constant `GGUF`.
+Decides which file that is: the module of this package whose name is the `model_type`, with `_` for `-`. Does not know
+any family; adding one is adding a file with a function `load(reader: ConfigReader, weights: WeightLoader) -> Program`
+and, for a family that has GGUF files of its own, their dialect as a constant `GGUF`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FinishingLoader(WeightLoader, Protocol):
 
 
 def families() -> list[str]:
-    """Every `model_type` there is a file for, sorted."""
+    """Every `model_type` there is a file for, with `_` for `-`, sorted."""
     found = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
     return sorted(found - _SHARED)
 
@@ -80,12 +80,13 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_mode
         config = {**config, "tie_word_embeddings": True}
     reader = ConfigReader(config, file, max_model_len=max_model_len)
     name = reader.text("model_type")
-    if name not in families():
+    family = name.replace("-", "_")
+    if family not in families():
         raise reader.error("model_type", f"{name!r} is not implemented; there are {', '.join(families())}")
     read_quantisation(config, file)
     causal = reader.boolean("is_causal", default=True)
     weights = PartLoader(binder, {"model.": ""}) if bare else binder
-    program: Program = importlib.import_module(f"penstock.models.{name}").load(reader, weights)
+    program: Program = importlib.import_module(f"penstock.models.{family}").load(reader, weights)
     binder.finish()
     if causal or program.looks_ahead:
         return program

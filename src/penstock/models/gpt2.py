@@ -13,7 +13,7 @@ from typing import Any
 from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models.config_reader import ConfigReader
-from penstock.models.decoder import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, bind_head
+from penstock.models.decoder import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, PLAIN_ACTIVATIONS, bind_head
 from penstock.nn.blocks import Attention, Normalization, PlainMlp, Projection, residual
 from penstock.nn.operations import Activation, Embed, Heads, Operations, Register
 from penstock.nn.program import OUT, STREAM, Head, Program
@@ -23,13 +23,6 @@ from penstock.weights.gguf_dialect import Arrangement, GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
 __all__ = ["GGUF", "GPT2Config", "load"]
-
-_ACTIVATIONS = {
-    "gelu_new": Activation.GELU_NEW,
-    "gelu_pytorch_tanh": Activation.GELU_NEW,
-    "gelu": Activation.GELU,
-    "relu": Activation.RELU,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,7 @@ class GPT2Config:
         return cls(
             shape=shape,
             inner_size=reader.integer("n_inner", 1, MAX_WIDTH, default=4 * shape.hidden_size),
-            activation=_ACTIVATIONS[reader.expect("activation_function", list(_ACTIVATIONS), "gelu_new")],
+            activation=PLAIN_ACTIVATIONS[reader.expect("activation_function", list(PLAIN_ACTIVATIONS), "gelu_new")],
             eps=reader.number("layer_norm_epsilon", 0.0, 1.0, default=1e-5),
             tied=reader.boolean("tie_word_embeddings", default=True),
         )

@@ -8,6 +8,9 @@ others are found by merging alone. Gemma 4's files depart from that in two ways,
 to see seven control tokens, and its converter types added tokens of the vocabulary as ordinary ones: `VISIBLE_CONTROL`
 are control tokens whatever their type, and runs of newlines that no merge makes are added tokens.
 
+WordPiece's files mark the first piece of a word with U+2581, and do not say whether text is put into lower case before
+it is cut: it is where no token has a capital letter.
+
 End of sequence is the file's own `eos` and every control token by one of the names in `END_NAMES`: files often name
 only one, yet a chat model ends its turn with one and a document with another (Llama 3: `<|eot_id|>` and
 `<|end_of_text|>`). A name is trusted only where the file says that the token is control. `<|end|>` is not in the list:
@@ -135,6 +138,8 @@ def _check(vocabulary: GgufVocabulary) -> None:
         raise _refuse(vocabulary, "model", f"{vocabulary.model!r} is not implemented; known are {known}")
     if vocabulary.model == "gemma4" and not vocabulary.merges:
         raise _refuse(vocabulary, "merges", "is missing")
+    if vocabulary.model == "bert" and vocabulary.unknown < 0:
+        raise _refuse(vocabulary, "unknown_token_id", "is missing")
     if len(vocabulary.token_types) != count:
         raise _refuse(vocabulary, "token_type", f"has {len(vocabulary.token_types)} entries for {count} tokens")
     if vocabulary.model == "llama" and len(vocabulary.scores) != count:
@@ -153,6 +158,8 @@ def _check(vocabulary: GgufVocabulary) -> None:
 
 
 def _spellings(vocabulary: GgufVocabulary) -> list[str]:
+    if vocabulary.model == "bert":
+        return [_piece(*each) for each in zip(vocabulary.tokens, vocabulary.token_types, strict=True)]
     if vocabulary.model != "llama":
         return list(vocabulary.tokens)
     # An added token is looked for in the text itself, where a space is a space.
@@ -218,10 +225,29 @@ def _gemma4(vocabulary: GgufVocabulary) -> Backend:
     return backend
 
 
+def _wordpiece(vocabulary: GgufVocabulary) -> Backend:
+    ids = _ids(vocabulary)
+    backend = Backend(models.WordPiece(vocab=ids, unk_token=_spellings(vocabulary)[vocabulary.unknown]))
+    pairs = zip(vocabulary.tokens, vocabulary.token_types, strict=True)
+    cased = any(token != token.lower() for token, type_ in pairs if type_ == _NORMAL)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def _piece(token: str, type_: int) -> str:
+    """A token of a `bert` file as `vocab.txt` has it."""
+    if type_ == _CONTROL:
+        return token
+    return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}"
+
+
 _MODELS: dict[str, Callable[[GgufVocabulary], Backend]] = {
     "gpt2": _byte_level_bpe,
     "llama": _sentencepiece,
     "gemma4": _gemma4,
+    "bert": _wordpiece,
 }
 """What builds each kind of `tokenizer.ggml.model`."""
 

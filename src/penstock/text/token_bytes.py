@@ -3,7 +3,10 @@
 Decides how a vocabulary's spellings map to bytes, from the decoder that the tokenizer declares:
 
 - byte-level BPE writes each byte as one printable character (GPT-2's table, Radford et al. 2019, `bytes_to_unicode`);
-- SentencePiece writes a space as U+2581 and, with byte fallback, a lone byte as `<0xAB>`.
+- SentencePiece writes a space as U+2581 and, with byte fallback, a lone byte as `<0xAB>`;
+- WordPiece, of encoders, marks every piece of a word but the first (`##`). The first stands for a space and itself:
+  what was between words is not kept, nor are capitals and accents where the model has none, so a decoded text reads
+  like the one that was encoded, and differs from it.
 
 Added tokens are spelled plainly. Any other decoder is refused: its tokens are not bytes, so neither streaming nor
 per-token logprobs could be exact.
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -40,14 +45,11 @@ def token_byte_table(backend: Backend, file: str) -> tuple[bytes, ...]:
     """The bytes of every token; the index is the id, ids that name no token have none.
 
     Raises:
-        ModelFileError: the decoder is neither byte-level nor SentencePiece; or the ids are too sparse to be real.
+        ModelFileError: the decoder is of another kind; or the ids are too sparse to be real.
     """
     added = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items()}
     spelled = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
-    decoders = _decoder_types(backend)
-    if "ByteLevel" not in decoders and not {"Metaspace", "Replace"} & set(decoders):
-        raise ModelFileError(file, "decoder", f"only byte-level BPE and SentencePiece are read, this is {decoders}")
-    to_bytes = _from_byte_level if "ByteLevel" in decoders else _from_sentencepiece
+    to_bytes = _reading(_decoders(backend), file)
     size = max(spelled, default=-1) + 1
     if size > 16 * len(spelled) + 1024:
         raise ModelFileError(file, "model.vocab", f"has {len(spelled)} tokens but ids up to {size - 1}")
@@ -64,7 +66,22 @@ def strips_leading_space(backend: Backend) -> bool:
             return True
         if decoder["type"] == "Metaspace" and decoder.get("prepend_scheme", "always") != "never":
             return True
+        if decoder["type"] == "WordPiece":
+            return True
     return False
+
+
+def _reading(decoders: list[dict[str, Any]], file: str) -> Callable[[str], bytes]:
+    """What makes bytes of a vocabulary's spellings."""
+    by_type = {str(decoder["type"]): decoder for decoder in decoders}
+    if "ByteLevel" in by_type:
+        return _from_byte_level
+    if "WordPiece" in by_type:
+        return partial(_from_wordpiece, prefix=str(by_type["WordPiece"].get("prefix", "##")))
+    if {"Metaspace", "Replace"} & by_type.keys():
+        return _from_sentencepiece
+    message = f"only byte-level BPE, SentencePiece and WordPiece are read, this is {list(by_type)}"
+    raise ModelFileError(file, "decoder", message)
 
 
 def _from_byte_level(token: str) -> bytes:
@@ -78,8 +95,8 @@ def _from_sentencepiece(token: str) -> bytes:
     return bytes([int(byte.group(1), 16)]) if byte else token.replace(_SPACE, " ").encode()
 
 
-def _decoder_types(backend: Backend) -> list[str]:
-    return [str(decoder["type"]) for decoder in _decoders(backend)]
+def _from_wordpiece(token: str, prefix: str) -> bytes:
+    return (token.removeprefix(prefix) if token.startswith(prefix) else f" {token}").encode()
 
 
 def _decoders(backend: Backend) -> list[dict[str, Any]]:

@@ -35,6 +35,12 @@ def read_vocabulary(header: GgufHeader, vocab_size: int) -> GgufVocabulary:
     model = reader.scalar("model", str, "")
     if not model:
         raise reader.fail("model", "is missing")
+    # WordPiece's texts always stand between two tokens, which older conversions name by other keys than newer ones
+    between = model == "bert"
+    bos, eos = (reader.token(f"{name}_token_id", len(tokens)) for name in ("bos", "eos"))
+    if between:
+        first, last = (reader.token(f"{name}_token_id", len(tokens)) for name in ("cls", "seperator"))
+        bos, eos = (bos if first < 0 else first), (eos if last < 0 else last)
     types = reader.array("token_type", int) or (_NORMAL,) * len(tokens)
     scores = tuple(float(score) for score in reader.array("scores", float))
     for key, values in (("token_type", types), ("scores", scores)):
@@ -48,16 +54,16 @@ def read_vocabulary(header: GgufHeader, vocab_size: int) -> GgufVocabulary:
         token_types=types,
         merges=reader.array("merges", str),
         scores=scores,
-        bos=reader.token("bos_token_id", len(tokens)),
-        eos=reader.token("eos_token_id", len(tokens)),
+        bos=bos,
+        eos=eos,
         unknown=reader.token("unknown_token_id", len(tokens)),
         # llama.cpp's defaults where a file does not say: SentencePiece models begin with BOS and a dummy space
         # and Gemma 4's texts begin with BOS, whatever early conversions say
-        add_bos=reader.scalar("add_bos_token", bool, model == "llama") or model == "gemma4",
+        add_bos=reader.scalar("add_bos_token", bool, model == "llama") or model == "gemma4" or between,
         add_space_prefix=reader.scalar("add_space_prefix", bool, model == "llama"),
         chat_template=reader.template(),
         # a model that generates must not find an end behind its prompt, whatever its file says
-        add_eos=embeds(header) and reader.scalar("add_eos_token", bool, False),
+        add_eos=between or (embeds(header) and reader.scalar("add_eos_token", bool, False)),
     )
 
 
