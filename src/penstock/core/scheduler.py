@@ -4,9 +4,9 @@
 
 There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
 Where tokens look ahead (`config.looks_ahead`), it does so in one step, or waits until a whole step is free for it.
-Whoever runs goes on first, in policy order; then the queue is admitted from (`core.admission`). When blocks
-run out, the youngest running sequence gives up its blocks and recomputes later, so the eldest always gets on and
-everything ends.
+Whoever runs goes on first, in policy order; then the queue is admitted from (`core.admission`). Under `fair`, a tenant
+that may take another's slot is admitted before that (`core.slot_claims`). When blocks run out, the youngest running
+sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
 
 Up to `config.depth` plans may be in flight: planned and not committed. What such a plan reads or writes is given to
 nobody else. Drafts take what is left: they never displace a row, an admission or a block that somebody may need.
@@ -293,7 +293,7 @@ class Scheduler:
     # ---- planning: those who run
 
     def _continue_running(self, builder: PlanBuilder, resting: Seq | None = None) -> None:
-        """A row for each running sequence but `resting`, and those that have one.
+        """A row for each running sequence, except `resting` and those that have one already.
 
         Eldest first, and prompts that need no more blocks last, in turn. No chunk takes the token that a later one
         needs to decode.
